@@ -1,0 +1,9 @@
+// The C++ API of fattn, whole. Header-only over the C ABI in fattn.h.
+#pragma once
+
+#include "fattn/attention.hpp"
+#include "fattn/error.hpp"
+#include "fattn/plan.hpp"
+#include "fattn/problem.hpp"
+#include "fattn/system.hpp"
+#include "fattn/types.hpp"

@@ -1,0 +1,69 @@
+// A plan: made once for shapes, strides and options, executed many times without allocating.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "fattn/problem.hpp"
+
+namespace fattn {
+
+class Plan {
+ public:
+  // Throws Error: kInvalidArgument, kUnsupported (with the reason), kOutOfMemory.
+  explicit Plan(const fattn_problem& problem) {
+    fattn_plan* raw = nullptr;
+    check(fattn_plan_create(&problem, &raw));
+    raw_.reset(raw);
+  }
+  Plan(const ForwardTensors& tensors, const Options& options) : Plan(describe(tensors, options)) {}
+  Plan(const BackwardTensors& tensors, const Options& options) : Plan(describe(tensors, options)) {}
+
+  fattn_plan_info info() const {
+    fattn_plan_info info{};
+    info.struct_size = sizeof info;
+    check(fattn_plan_query(raw_.get(), &info));
+    return info;
+  }
+  size_t workspace_bytes() const { return info().workspace_bytes; }
+
+  // `workspace`: at least workspace_bytes() bytes, aligned to 64; shapes and strides of the tensors are the plan's.
+  void execute(const ForwardTensors& t, void* workspace, size_t workspace_bytes) const {
+    fattn_buffers b = buffers(workspace, workspace_bytes);
+    b.q = t.q.data();
+    b.k = t.k.data();
+    b.v = t.v.data();
+    b.o = t.o.data();
+    b.lse = t.lse.data();
+    b.weights = t.weights.data();
+    check(fattn_plan_execute(raw_.get(), &b));
+  }
+  void execute(const BackwardTensors& t, void* workspace, size_t workspace_bytes) const {
+    fattn_buffers b = buffers(workspace, workspace_bytes);
+    b.q = t.q.data();
+    b.k = t.k.data();
+    b.v = t.v.data();
+    b.o = t.o.data();
+    b.lse = t.lse.data();
+    b.dout = t.dout.data();
+    b.dq = t.dq.data();
+    b.dk = t.dk.data();
+    b.dv = t.dv.data();
+    check(fattn_plan_execute(raw_.get(), &b));
+  }
+
+ private:
+  static fattn_buffers buffers(void* workspace, size_t workspace_bytes) {
+    fattn_buffers b{};
+    b.struct_size = sizeof b;
+    b.workspace = workspace;
+    b.workspace_bytes = workspace_bytes;
+    return b;
+  }
+  struct Destroy {
+    void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }
+  };
+  std::unique_ptr<fattn_plan, Destroy> raw_;
+};
+
+}  // namespace fattn

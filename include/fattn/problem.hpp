@@ -1,0 +1,92 @@
+// What to compute: the options and tensors of a forward or backward pass, as the C ABI wants them.
+#pragma once
+
+#include <optional>
+
+#include "fattn/types.hpp"
+
+namespace fattn {
+
+struct Options {
+  bool causal = false;                  // bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q
+  std::optional<double> softmax_scale;  // default 1 / sqrt(headdim)
+  Backend backend = Backend::kAuto;
+  Algorithm algorithm = Algorithm::kAuto;
+  Isa cpu_isa = Isa::kAuto;
+  int num_threads = 0;                       // 0: all that affinity and the control group allow
+  const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
+};
+
+// q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
+// o (batch, seqlen_q, nheads, headdim_v), lse (batch, nheads, seqlen_q) or absent,
+// weights (batch, nheads, seqlen_q, seqlen_k) with Algorithm::kStandard only, or absent.
+struct ForwardTensors {
+  Tensor q, k, v, o, lse, weights;
+};
+
+// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v.
+struct BackwardTensors {
+  Tensor q, k, v, o, lse, dout, dq, dk, dv;
+};
+
+namespace detail {
+inline fattn_problem describe(const Options& options) {
+  fattn_problem p{};
+  p.struct_size = sizeof p;
+  p.abi_version = FATTN_ABI_VERSION;
+  p.backend = static_cast<int32_t>(options.backend);
+  p.algorithm = static_cast<int32_t>(options.algorithm);
+  p.cpu_isa = static_cast<int32_t>(options.cpu_isa);
+  p.causal = options.causal ? 1 : 0;
+  p.has_softmax_scale = options.softmax_scale.has_value() ? 1 : 0;
+  p.softmax_scale = options.softmax_scale.value_or(0.0);
+  p.num_threads = options.num_threads;
+  p.executor = options.executor;
+  return p;
+}
+}  // namespace detail
+
+inline fattn_problem describe(const ForwardTensors& t, const Options& options) {
+  fattn_problem p = detail::describe(options);
+  p.pass = FATTN_FORWARD;
+  p.q = t.q.raw();
+  p.k = t.k.raw();
+  p.v = t.v.raw();
+  p.o = t.o.raw();
+  p.lse = t.lse.raw();
+  p.weights = t.weights.raw();
+  return p;
+}
+
+inline fattn_problem describe(const BackwardTensors& t, const Options& options) {
+  fattn_problem p = detail::describe(options);
+  p.pass = FATTN_BACKWARD;
+  p.q = t.q.raw();
+  p.k = t.k.raw();
+  p.v = t.v.raw();
+  p.o = t.o.raw();
+  p.lse = t.lse.raw();
+  p.dout = t.dout.raw();
+  p.dq = t.dq.raw();
+  p.dk = t.dk.raw();
+  p.dv = t.dv.raw();
+  return p;
+}
+
+// Yes, or the reason why not.
+struct Support {
+  bool ok = false;
+  std::string reason;
+  explicit operator bool() const { return ok; }
+};
+
+// Throws Error only for input that no configuration accepts.
+inline Support supported(const fattn_problem& problem) {
+  char reason[1024] = "";
+  const fattn_status status = fattn_supported(&problem, reason, sizeof reason);
+  if (status == FATTN_OK) return {true, {}};
+  if (status == FATTN_ERROR_UNSUPPORTED) return {false, reason};
+  throw Error(static_cast<ErrorCode>(status), fattn_last_error());
+}
+
+}  // namespace fattn

@@ -1,0 +1,86 @@
+// What one instruction set offers to the CPU backend: a table of functions over plain tasks. Each instruction set has a
+// translation unit of its own, built with its own flags; so this header, and all that those units include, uses no
+// standard-library templates (the linker might keep a copy that an older processor cannot run).
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace fattn::core {
+
+enum KernelDType : int { kKernelF32 = 0, kKernelF16 = 1, kKernelBF16 = 2, kKernelDTypes = 3 };
+
+// Shape of a task, for its scratch size. Rows are query rows.
+struct KernelShape {
+  int64_t rows;         // most query rows of a task
+  int64_t task_k;       // most keys of a task (backward, decode)
+  int64_t block_k;      // keys of one inner step
+  int headdim, headdim_v;
+};
+
+// Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in
+// elements between rows. Row i sees the keys [0, min(seqlen_k, i + diagonal)); not causal: diagonal >= seqlen_k.
+struct ForwardTask {
+  const void *q, *k, *v;
+  void* o;
+  float* lse;  // null if not wanted
+  int64_t q_stride, k_stride, v_stride, o_stride, lse_stride;
+  int64_t row_begin, row_end, seqlen_k, diagonal;
+  int64_t block_k;
+  int headdim, headdim_v;
+  float scale;    // softmax_scale
+  void* scratch;  // aligned to 64 bytes
+};
+
+// Few query rows against the keys [key_begin, key_end) of one key head: rows are all (head of the group, query) pairs.
+// Row r is query r % seqlen_q of head r / seqlen_q of the group. Writes unnormalised partial results.
+struct DecodeTask {
+  const void *q, *k, *v;  // q at the group's first head
+  int64_t q_stride, q_head_stride, k_stride, v_stride;
+  int64_t rows, seqlen_q, key_begin, key_end, diagonal;
+  int headdim, headdim_v;
+  float scale;
+  float* max;  // (rows): largest score in log2 units (score * scale * log2(e)); -inf if none
+  float* sum;  // (rows): sum of exp2(score - max)
+  float* acc;  // (rows, headdim_v): sum of exp2(score - max) v
+  void* scratch;
+};
+
+// The keys [key_begin, key_end) of one key head against all rows of the query heads that share it.
+// dq is accumulated in fp32 (added to what is there), dk and dv are written.
+struct BackwardTask {
+  const void *q, *k, *v, *dout;  // q, dout at the group's first head
+  const float *lse, *delta;      // delta = rowsum(o * dout), (head, row) with the strides below
+  float* dq;
+  void *dk, *dv;
+  int64_t q_stride, k_stride, v_stride, dout_stride, lse_stride, delta_stride, dq_stride, dk_stride, dv_stride;  // rows
+  int64_t q_head_stride, dout_head_stride, lse_head_stride, delta_head_stride, dq_head_stride;
+  int64_t group, seqlen_q, seqlen_k, key_begin, key_end, diagonal;
+  int64_t block_k;
+  int headdim, headdim_v;
+  float scale;
+  void* scratch;
+};
+
+struct CpuKernels {
+  size_t (*forward_scratch)(KernelDType, const KernelShape&);
+  void (*forward)(KernelDType, const ForwardTask&);
+  size_t (*decode_scratch)(KernelDType, const KernelShape&);
+  void (*decode)(KernelDType, const DecodeTask&);
+  size_t (*backward_scratch)(KernelDType, const KernelShape&);
+  void (*backward)(KernelDType, const BackwardTask&);
+  // to[i] = sum over d of a[i][d] * b[i][d], rows x headdim: delta of the backward pass
+  void (*row_dots)(KernelDType, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to, int64_t to_stride);
+  // to (in dtype) = sum of `parts` fp32 rows, in order
+  void (*sum_rows)(KernelDType, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to);
+};
+
+// One a translation unit; null where the compiler or the architecture lacks it.
+const CpuKernels* kernels_scalar();
+const CpuKernels* kernels_avx2();
+const CpuKernels* kernels_avx512();
+const CpuKernels* kernels_avx512_bf16();
+const CpuKernels* kernels_amx();
+const CpuKernels* kernels_neon();
+
+}  // namespace fattn::core

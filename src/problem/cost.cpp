@@ -1,0 +1,24 @@
+#include "problem/problem.h"
+
+namespace fattn::core {
+
+Cost cost_of(const Problem& p) {
+  const double heads = static_cast<double>(p.batch) * static_cast<double>(p.nheads);
+  const double per_pair = 2.0 * static_cast<double>(p.headdim + p.headdim_v) * (p.backward ? 2.5 : 1.0);
+  const double all_pairs = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+  Cost cost;
+  cost.flops = heads * p.mask().visible_pairs() * per_pair;
+  cost.flops_nominal = heads * all_pairs * per_pair * (p.causal ? 0.5 : 1.0);
+
+  const double element = static_cast<double>(size_of(p.dtype));
+  const double rows_q = heads * static_cast<double>(p.seqlen_q);
+  const double rows_k = static_cast<double>(p.batch) * static_cast<double>(p.nheads_k) * static_cast<double>(p.seqlen_k);
+  const double q = rows_q * static_cast<double>(p.headdim) * element, o = rows_q * static_cast<double>(p.headdim_v) * element;
+  const double k = rows_k * static_cast<double>(p.headdim) * element, v = rows_k * static_cast<double>(p.headdim_v) * element;
+  const double lse = rows_q * (p.dtype == DType::kF64 ? 8.0 : 4.0);
+  cost.bytes = p.backward ? 2 * (q + k + v + o) + lse : q + k + v + o + (p.want_lse ? lse : 0.0);
+  if (p.want_weights) cost.bytes += heads * all_pairs * element;
+  return cost;
+}
+
+}  // namespace fattn::core

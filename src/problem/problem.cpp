@@ -1,0 +1,256 @@
+#include "problem/problem.h"
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "problem/overlap.h"
+#include "shared/text.h"
+
+namespace fattn::core {
+namespace {
+
+[[noreturn]] void invalid(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
+
+std::string shape_text(const fattn_tensor& t) {
+  std::string s = "(";
+  for (int i = 0; i < t.ndim; ++i) s += (i ? ", " : "") + std::to_string(t.shape[i]);
+  return s + ")";
+}
+
+bool known_dtype(int32_t dtype) { return dtype >= FATTN_F32 && dtype <= FATTN_F64; }
+
+Extent extent_of(const fattn_tensor& t) {
+  Extent e;
+  e.ndim = t.ndim;
+  for (int i = 0; i < t.ndim; ++i) {
+    e.shape[i] = t.shape[i];
+    e.strides[i] = t.strides[i];
+  }
+  e.element_size = static_cast<int64_t>(size_of(static_cast<DType>(t.dtype)));
+  return e;
+}
+
+// What holds for every tensor alone: rank, dtype, device, shape, strides, size.
+void check_tensor(const char* name, const fattn_tensor& t, int ndim, bool output) {
+  if (t.ndim == 0)
+    invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
+  if (t.ndim != ndim)
+    invalid(text(name, " has ", t.ndim, " dimensions; allowed: ", ndim, ndim == 4 ? " (batch, seqlen, heads, headdim)" : " (batch, heads, seqlen_q)",
+                 ". Add a dimension of 1 where one is missing"));
+  if (!known_dtype(t.dtype)) invalid(text(name, " has the unknown dtype ", t.dtype, "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
+  if (t.device_type != FATTN_DEVICE_CPU || t.device_index != 0)
+    invalid(text(name, " is on device type ", t.device_type, ", index ", t.device_index, "; allowed: CPU (0), index 0"));
+  for (int i = 0; i < ndim; ++i) {
+    if (t.shape[i] < 0) invalid(text(name, " has the shape ", shape_text(t), "; every dimension must be at least 0"));
+    if (t.strides[i] < 0)
+      invalid(text(name, " has the stride ", t.strides[i], " in dimension ", i, "; strides must be at least 0. Copy the tensor first"));
+  }
+  if (span_bytes(extent_of(t)) < 0)
+    invalid(text(name, " of shape ", shape_text(t), " spans more than 2^63 - 1 bytes with its strides; use a smaller tensor"));
+  if (output && overlaps_itself(extent_of(t)))
+    invalid(text(name, " is an output whose strides reach one element by two indices (an expanded view?); pass a tensor of its own memory"));
+}
+
+void check_rows(const char* name, const fattn_tensor& t, bool output) {
+  check_tensor(name, t, 4, output);
+  if (t.shape[3] > 1 && t.strides[3] != 1)
+    invalid(text(name, " has the stride ", t.strides[3], " in its last dimension (headdim); it must be 1. Make that dimension contiguous"));
+}
+
+void check_shape(const char* name, const fattn_tensor& t, std::array<int64_t, 4> wanted, const char* because) {
+  for (int i = 0; i < t.ndim; ++i)
+    if (t.shape[i] != wanted[static_cast<size_t>(i)]) {
+      fattn_tensor w = t;
+      for (int j = 0; j < t.ndim; ++j) w.shape[j] = wanted[static_cast<size_t>(j)];
+      invalid(text(name, " has the shape ", shape_text(t), "; expected ", shape_text(w), ", ", because));
+    }
+}
+
+void check_same_dtype(const char* name, const fattn_tensor& t, int32_t dtype) {
+  if (t.dtype != dtype)
+    invalid(text(name, " is ", name_of(static_cast<DType>(t.dtype)), " but q is ", name_of(static_cast<DType>(dtype)),
+                 "; all tensors of a call share one dtype. Cast one of them"));
+}
+
+Strides row_strides(const fattn_tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
+
+template <class Range>
+void check_enum(const char* name, int32_t value, Range allowed, const char* names) {
+  for (int32_t a : allowed)
+    if (a == value) return;
+  invalid(text(name, " is ", value, "; allowed: ", names));
+}
+
+void check_options(const fattn_problem& g) {
+  using A = std::initializer_list<int32_t>;
+  check_enum("pass", g.pass, A{FATTN_FORWARD, FATTN_BACKWARD}, "forward (0), backward (1)");
+  check_enum("backend", g.backend, A{FATTN_BACKEND_AUTO, FATTN_BACKEND_REFERENCE, FATTN_BACKEND_CPU}, "auto (0), reference (1), cpu (2)");
+  check_enum("algorithm", g.algorithm, A{FATTN_ALGORITHM_AUTO, FATTN_ALGORITHM_STANDARD, FATTN_ALGORITHM_V2}, "auto (0), standard (1), v2 (2)");
+  check_enum("causal", g.causal, A{0, 1}, "0, 1");
+  check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
+  if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON)
+    invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
+  if (g.reserved != 0) throw Error(ErrorCode::kAbi, text("reserved is ", g.reserved, "; it must be 0. Zero the whole struct before filling it"));
+  if (g.has_softmax_scale && !std::isfinite(g.softmax_scale))
+    invalid(text("softmax_scale is ", g.softmax_scale, "; it must be finite. Leave it unset for 1 / sqrt(headdim)"));
+  if (g.has_softmax_scale && !std::isfinite(static_cast<float>(g.softmax_scale)))
+    invalid(text("softmax_scale is ", g.softmax_scale, "; it must be within the range of fp32"));
+  if (g.num_threads < 0 || g.num_threads > 4096)
+    invalid(text("num_threads is ", g.num_threads, "; allowed: 0 (as many as usable) to 4096"));
+  if (g.executor) {
+    if (g.executor->struct_size != sizeof(fattn_executor))
+      throw Error(ErrorCode::kAbi, text("executor.struct_size is ", g.executor->struct_size, "; this library knows ", sizeof(fattn_executor),
+                                        ". Build the caller against this library's fattn.h"));
+    if (!g.executor->parallel || g.executor->concurrency < 1)
+      invalid(text("executor has concurrency ", g.executor->concurrency, g.executor->parallel ? "" : " and a null parallel",
+                   "; it needs a function and a concurrency of at least 1"));
+  }
+}
+
+constexpr int64_t kMaxHeaddim = 576;
+
+}  // namespace
+
+Problem validate(const fattn_problem& g) {
+  if (g.abi_version != FATTN_ABI_VERSION)
+    throw Error(ErrorCode::kAbi, text("the problem is of ABI version ", g.abi_version, "; this library has version ", FATTN_ABI_VERSION,
+                                      ". Set abi_version to FATTN_ABI_VERSION and build against this library's fattn.h"));
+  check_options(g);
+  const bool backward = g.pass == FATTN_BACKWARD;
+
+  check_rows("q", g.q, false);
+  check_rows("k", g.k, false);
+  check_rows("v", g.v, false);
+  check_same_dtype("k", g.k, g.q.dtype);
+  check_same_dtype("v", g.v, g.q.dtype);
+
+  Problem p;
+  p.backward = backward;
+  p.dtype = static_cast<DType>(g.q.dtype);
+  p.batch = g.q.shape[0];
+  p.seqlen_q = g.q.shape[1];
+  p.nheads = g.q.shape[2];
+  p.headdim = g.q.shape[3];
+  p.seqlen_k = g.k.shape[1];
+  p.nheads_k = g.k.shape[2];
+  p.headdim_v = g.v.shape[3];
+  if (p.nheads < 1) invalid(text("nheads is ", p.nheads, " (q has the shape ", shape_text(g.q), "); it must be at least 1"));
+  if (p.nheads_k < 1 || p.nheads % p.nheads_k != 0)
+    invalid(text("nheads is ", p.nheads, " and nheads_k is ", p.nheads_k, "; nheads must be a multiple of nheads_k (GQA, MQA)"));
+  if (p.headdim < 1 || p.headdim > kMaxHeaddim) invalid(text("headdim of q is ", p.headdim, "; allowed: 1 to ", kMaxHeaddim));
+  if (p.headdim_v < 1 || p.headdim_v > kMaxHeaddim) invalid(text("headdim of v is ", p.headdim_v, "; allowed: 1 to ", kMaxHeaddim));
+  check_shape("k", g.k, {p.batch, p.seqlen_k, p.nheads_k, p.headdim}, "from q's batch and headdim");
+  check_shape("v", g.v, {p.batch, p.seqlen_k, p.nheads_k, p.headdim_v}, "from k's batch, seqlen and heads");
+  p.q = row_strides(g.q);
+  p.k = row_strides(g.k);
+  p.v = row_strides(g.v);
+
+  check_rows("o", g.o, !backward);
+  check_same_dtype("o", g.o, g.q.dtype);
+  check_shape("o", g.o, {p.batch, p.seqlen_q, p.nheads, p.headdim_v}, "from q's batch, seqlen and heads and v's headdim");
+  p.o = row_strides(g.o);
+
+  if (g.lse.ndim != 0 || backward) {
+    check_tensor("lse", g.lse, 3, !backward);
+    const int32_t wanted = g.q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    if (g.lse.dtype != wanted)
+      invalid(text("lse is ", name_of(static_cast<DType>(g.lse.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ",
+                   name_of(p.dtype), " tensors"));
+    check_shape("lse", g.lse, {p.batch, p.nheads, p.seqlen_q, 0}, "(batch, nheads, seqlen_q)");
+    p.want_lse = true;
+    p.lse = {g.lse.strides[0], g.lse.strides[2], g.lse.strides[1]};
+  }
+  if (g.weights.ndim != 0) {
+    if (backward) invalid("weights are an output of the forward pass only; leave them absent in a backward problem");
+    check_tensor("weights", g.weights, 4, true);
+    check_same_dtype("weights", g.weights, g.q.dtype);
+    check_shape("weights", g.weights, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, "(batch, nheads, seqlen_q, seqlen_k)");
+    if (g.weights.shape[3] > 1 && g.weights.strides[3] != 1)
+      invalid(text("weights has the stride ", g.weights.strides[3], " in its last dimension (seqlen_k); it must be 1"));
+    p.want_weights = true;
+    for (int i = 0; i < 4; ++i) p.weights_strides[i] = g.weights.strides[i];
+  }
+  if (backward) {
+    struct Gradient {
+      const char* name;
+      const fattn_tensor& tensor;
+      const fattn_tensor& like;
+      const char* because;
+      Strides& strides;
+      bool output;
+    };
+    for (const Gradient& d : {Gradient{"dout", g.dout, g.o, "the shape of o", p.dout, false}, Gradient{"dq", g.dq, g.q, "the shape of q", p.dq, true},
+                              Gradient{"dk", g.dk, g.k, "the shape of k", p.dk, true}, Gradient{"dv", g.dv, g.v, "the shape of v", p.dv, true}}) {
+      check_rows(d.name, d.tensor, d.output);
+      check_same_dtype(d.name, d.tensor, g.q.dtype);
+      check_shape(d.name, d.tensor, {d.like.shape[0], d.like.shape[1], d.like.shape[2], d.like.shape[3]}, d.because);
+      d.strides = row_strides(d.tensor);
+    }
+  }
+
+  p.causal = g.causal != 0;
+  p.softmax_scale = g.has_softmax_scale ? g.softmax_scale : 1.0 / std::sqrt(static_cast<double>(p.headdim));
+  p.backend = static_cast<Backend>(g.backend);
+  p.algorithm = static_cast<Algorithm>(g.algorithm);
+  p.cpu_isa = static_cast<Isa>(g.cpu_isa);
+  p.num_threads = g.num_threads;
+  if (g.executor) p.executor = *g.executor;
+  return p;
+}
+
+namespace {
+
+struct Operand {
+  const char* name;
+  const void* data;
+  Extent extent;
+  bool output;
+};
+
+Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t heads, int64_t headdim) {
+  return {4, {p.batch, seqlen, heads, headdim}, {s.batch, s.row, s.head, 1}, static_cast<int64_t>(size_of(p.dtype))};
+}
+
+}  // namespace
+
+void validate_buffers(const Problem& p, const fattn_buffers& b) {
+  std::array<Operand, 10> operands{};
+  size_t n = 0;
+  const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) {
+    operands[n++] = {name, data, extent, output};
+  };
+  add("q", b.q, rows_extent(p, p.q, p.seqlen_q, p.nheads, p.headdim), false);
+  add("k", b.k, rows_extent(p, p.k, p.seqlen_k, p.nheads_k, p.headdim), false);
+  add("v", b.v, rows_extent(p, p.v, p.seqlen_k, p.nheads_k, p.headdim_v), false);
+  add("o", b.o, rows_extent(p, p.o, p.seqlen_q, p.nheads, p.headdim_v), !p.backward);
+  if (p.want_lse)
+    add("lse", b.lse, {3, {p.batch, p.nheads, p.seqlen_q}, {p.lse.batch, p.lse.head, p.lse.row}, p.dtype == DType::kF64 ? 8 : 4}, !p.backward);
+  if (p.want_weights) {
+    const int64_t* s = p.weights_strides;
+    add("weights", b.weights,
+        {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))}, true);
+  }
+  if (p.backward) {
+    add("dout", b.dout, rows_extent(p, p.dout, p.seqlen_q, p.nheads, p.headdim_v), false);
+    add("dq", b.dq, rows_extent(p, p.dq, p.seqlen_q, p.nheads, p.headdim), true);
+    add("dk", b.dk, rows_extent(p, p.dk, p.seqlen_k, p.nheads_k, p.headdim), true);
+    add("dv", b.dv, rows_extent(p, p.dv, p.seqlen_k, p.nheads_k, p.headdim_v), true);
+  }
+
+  for (size_t i = 0; i < n; ++i) {
+    const Operand& x = operands[i];
+    if (span_bytes(x.extent) == 0) continue;
+    if (!x.data) invalid(text(x.name, " is a null pointer, but its shape has elements; pass its memory"));
+    if (reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(x.extent.element_size) != 0)
+      invalid(text(x.name, " points to ", x.data, ", which is not aligned to its element size of ", x.extent.element_size, " bytes"));
+  }
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = i + 1; j < n; ++j)
+      if ((operands[i].output || operands[j].output) &&
+          may_overlap(operands[i].data, operands[i].extent, operands[j].data, operands[j].extent))
+        invalid(text(operands[i].output ? operands[i].name : operands[j].name, " overlaps ", operands[i].output ? operands[j].name : operands[i].name,
+                     " in memory; an output needs memory of its own"));
+}
+
+}  // namespace fattn::core

@@ -1,0 +1,26 @@
+// Every environment variable that the library reads, in one place (at most six).
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace fattn::core {
+
+struct EnvVar {
+  const char* name;
+  const char* meaning;
+};
+
+inline constexpr EnvVar kEnvCpuIsa{"FATTN_CPU_ISA",
+                                   "instruction set of the CPU kernels where a call leaves the choice to the library: "
+                                   "scalar, avx2, avx512, avx512_bf16, amx or neon"};
+inline constexpr EnvVar kEnvNumThreads{"FATTN_NUM_THREADS",
+                                       "threads of the CPU backend where a call asks for none in particular"};
+inline constexpr EnvVar kEnvOpenBlas{"FATTN_OPENBLAS", "file name or path of the OpenBLAS library to open"};
+
+inline constexpr EnvVar kEnvironment[] = {kEnvCpuIsa, kEnvNumThreads, kEnvOpenBlas};
+
+// The value, or an empty string if the variable is unset or empty.
+std::string env_value(const EnvVar& variable);
+
+}  // namespace fattn::core
