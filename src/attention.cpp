@@ -7,7 +7,17 @@
 
 namespace fattn::core {
 
-Plan prepare(const fattn_problem& problem) { return make_plan(validate(problem), cpu_info()); }
+Plan prepare(const fattn_problem& problem) {
+  Plan plan = make_plan(validate(problem), cpu_info());
+  if (plan.backend == Backend::kReference) return plan;
+  if (plan.algorithm == Algorithm::kStandard) {
+    if (const std::string why = standard_unsupported(plan.problem); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
+    plan.workspace_bytes = standard_workspace_bytes(plan.problem, plan.cpu.threads);
+  } else {
+    plan.workspace_bytes = cpu_workspace_bytes(plan);
+  }
+  return plan;
+}
 
 void execute(const Plan& plan, const fattn_buffers& buffers) {
   validate_buffers(plan.problem, buffers);

@@ -1,24 +1,135 @@
 #include "plan/plan.h"
 
-#include "backend/standard/standard.h"
+#include <algorithm>
+#include <string>
+
+#include "shared/env.h"
+#include "shared/text.h"
 
 namespace fattn::core {
+namespace {
 
-Plan make_plan(const Problem& problem, const CpuInfo& cpu) {
+[[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, reason); }
+
+std::string available_isas(const CpuInfo& cpu) {
+  std::string names;
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
+    if (cpu.available(isa)) names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
+  return names;
+}
+
+// The call's choice, else the environment's, else the processor's best.
+Isa choose_isa(const Problem& p, const CpuInfo& cpu) {
+  Isa isa = p.cpu_isa;
+  std::string from = "cpu_isa";
+  if (isa == Isa::kAuto) {
+    const std::string name = env_value(kEnvCpuIsa);
+    if (!name.empty()) {
+      isa = isa_from_name(name);
+      from = kEnvCpuIsa.name;
+    }
+  }
+  if (isa == Isa::kAuto) return cpu.isa_default;
+  if (!cpu.available(isa))
+    unsupported(text("instruction set ", name_of(isa), " (from ", from, ") cannot run on this processor; available: ", available_isas(cpu)));
+  return isa;
+}
+
+int choose_threads(const Problem& p, const CpuInfo& cpu) {
+  if (p.num_threads > 0) return p.num_threads;
+  return p.executor ? p.executor->concurrency : cpu.usable_threads;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t kTile = 64;  // query rows of a tile of the CPU kernels
+
+// Enough tasks to keep many cores busy; a constant, so that the split does not depend on the machine.
+constexpr int64_t kTasksWanted = 64;
+
+// Blocks of up to 4 tiles share each K/V block (widening of 16-bit K and V is then a few per cent of the work).
+void split_forward(const Problem& p, CpuPlan& plan) {
+  plan.path = CpuPlan::Path::kForward;
+  const int64_t tiles = ceil_div(p.seqlen_q, kTile);
+  const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
+  const int64_t most = amx ? 8 : 4;
+  const int64_t per_task = std::clamp<int64_t>(p.batch * p.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
+  plan.rows = kTile * per_task;
+  plan.block_k = amx ? 128 : 96;
+}
+
+// Few queries: all heads of a group share each read of K and V. Chunks of 256 to 2048 keys.
+void split_decode(const Problem& p, CpuPlan& plan) {
+  plan.path = CpuPlan::Path::kDecode;
+  plan.rows = p.group() * p.seqlen_q;
+  const int64_t wanted = ceil_div(p.batch * p.nheads_k * p.seqlen_k, 2 * kTasksWanted);
+  plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
+  plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.task_k));
+  plan.block_k = 64;
+}
+
+// K, V, dK and dV of a super-block stay in a 1 MB L2 cache in fp32: 384 keys at headdim 64.
+void split_backward(const Problem& p, CpuPlan& plan) {
+  plan.path = CpuPlan::Path::kBackward;
+  plan.rows = kTile;
+  plan.block_k = 96;
+  const int64_t width = std::max(p.headdim, p.headdim_v);
+  plan.task_k = std::clamp<int64_t>(384 * 64 / std::max<int64_t>(width, 1) / 96 * 96, 96, 768);
+  // Key heads are independent; where they are few, up to 8 partial dq are summed at the end, in a fixed order.
+  const int64_t units = p.batch * p.nheads_k, blocks = ceil_div(p.seqlen_k, plan.task_k);
+  plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
+}
+
+constexpr int64_t kDecodeRows = 8;  // seqlen_q up to which the decode kernels are used
+
+void plan_cpu(const Problem& p, Plan& plan) {
+  CpuPlan& c = plan.cpu;
+  if (p.backward)
+    split_backward(p, c);
+  else if (p.seqlen_q <= kDecodeRows)
+    split_decode(p, c);
+  else
+    split_forward(p, c);
+  const char* path = c.path == CpuPlan::Path::kForward ? "forward" : c.path == CpuPlan::Path::kDecode ? "decode" : "backward";
+  plan.kernel = text("cpu v2 ", path, " ", name_of(p.dtype), " ", name_of(c.isa));
+  switch (c.path) {
+    case CpuPlan::Path::kForward:
+      plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys");
+      break;
+    case CpuPlan::Path::kDecode:
+      plan.why = text("seqlen_q ", p.seqlen_q, " <= ", kDecodeRows, ": the ", c.rows, " rows of a key head together, ", c.splits, " chunks of ", c.task_k, " keys");
+      break;
+    case CpuPlan::Path::kBackward:
+      plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
+      break;
+  }
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& p, const CpuInfo& cpu) {
   Plan plan;
-  plan.problem = problem;
-  plan.cost = cost_of(problem);
-  plan.cpu.threads = problem.num_threads > 0 ? problem.num_threads : cpu.usable_threads;
-  if (problem.backend == Backend::kCpu && problem.algorithm == Algorithm::kStandard) {
-    const std::string why = standard_unsupported(problem);
-    if (!why.empty()) throw Error(ErrorCode::kUnsupported, why);
-    plan.backend = Backend::kCpu;
-    plan.algorithm = Algorithm::kStandard;
-    plan.workspace_bytes = standard_workspace_bytes(problem, plan.cpu.threads);
+  plan.problem = p;
+  plan.cost = cost_of(p);
+
+  plan.backend = p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
+  if (plan.backend == Backend::kReference) {
+    if (p.algorithm == Algorithm::kV2) unsupported("backend reference has algorithm standard only; ask for standard or auto, or for backend cpu");
+    plan.kernel = "reference float64";
+    plan.why = p.backend == Backend::kReference ? "asked for" : "fp64 runs on backend reference only";
     return plan;
   }
-  if (problem.backend == Backend::kCpu) throw Error(ErrorCode::kUnsupported, "backend cpu is being built");
-  plan.kernel = "reference float64";
+
+  if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
+  plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
+  plan.cpu.isa = choose_isa(p, cpu);
+  plan.cpu.threads = choose_threads(p, cpu);
+  if (plan.algorithm == Algorithm::kStandard) {
+    plan.kernel = text("cpu standard ", p.backward ? "backward " : "forward ", name_of(p.dtype));
+    plan.why = p.algorithm == Algorithm::kStandard ? "asked for" : "the weights are wanted, which only standard attention has";
+    return plan;
+  }
+  if (p.want_weights) unsupported("algorithm v2 never has the weights in memory; ask for algorithm standard to get them");
+  plan_cpu(p, plan);
   return plan;
 }
 

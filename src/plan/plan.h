@@ -1,4 +1,5 @@
-// A plan: which backend and kernel computes a problem, how the work is split, how much workspace that takes, or why not.
+// A plan: which backend and kernel computes a problem and how the work is split, or why nothing can. The only place
+// where that is decided; backends obey, and say how much workspace it takes.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +18,10 @@ struct CpuPlan {
   Path path = Path::kForward;
   Isa isa = Isa::kScalar;
   int threads = 1;
-  int64_t block_q = 0;  // query rows of one forward task; of one inner step backward
+  int64_t rows = 0;     // query rows of a task: a block forward, all rows of a key head in decode
   int64_t block_k = 0;  // keys of one inner step
-  int64_t task_k = 0;   // keys of one task: decode chunk, backward super-block
-  int64_t splits = 1;   // independent parts of one (batch, key head): decode chunks, backward partial dq
-  size_t scratch_bytes = 0;  // of one worker
+  int64_t task_k = 0;   // keys of a task: decode chunk, backward super-block
+  int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
 };
 
 struct Plan {
@@ -34,7 +34,7 @@ struct Plan {
   std::string kernel, why;
 };
 
-// Throws Error(kUnsupported) with the reason if nothing here can run the problem.
+// Throws Error(kUnsupported) with the reason if nothing here can run the problem. Leaves workspace_bytes to the backend.
 Plan make_plan(const Problem& problem, const CpuInfo& cpu);
 
 }  // namespace fattn::core

@@ -1,4 +1,348 @@
+// The CPU backend's tasks: cuts a problem into tasks as the plan says, lays out the workspace and hands the tasks to the
+// workers. Every task writes memory of its own, so the results do not depend on who runs it or when.
 #include "backend/cpu/cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/executor.h"
+#include "backend/cpu/kernels.h"
+#include "shared/text.h"
+
 namespace fattn::core {
-void execute_cpu(const Plan&, const fattn_buffers&) {}
+namespace {
+
+const CpuKernels& kernels_of(Isa isa) {
+  const CpuKernels* kernels = nullptr;
+  switch (isa) {
+#if defined(__x86_64__)
+    case Isa::kAvx2: kernels = kernels_avx2(); break;
+    case Isa::kAvx512: kernels = kernels_avx512(); break;
+    case Isa::kAvx512Bf16: kernels = kernels_avx512_bf16(); break;
+    case Isa::kAmx: kernels = kernels_amx(); break;
+#elif defined(__aarch64__)
+    case Isa::kNeon: kernels = kernels_neon(); break;
+#endif
+    default: kernels = kernels_scalar(); break;
+  }
+  if (!kernels) throw Error(ErrorCode::kInternal, text("no kernels for instruction set ", name_of(isa)));
+  return *kernels;
+}
+
+KernelDType kernel_dtype(DType dtype) {
+  return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16;
+}
+
+template <class T>
+T* at(T* base, int64_t element, size_t element_size) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return static_cast<T*>(static_cast<Byte*>(base) + element * static_cast<int64_t>(element_size));
+}
+
+// Grows a workspace piece by piece; every piece is aligned to 64 bytes. Refuses sizes beyond an address.
+class Layout {
+ public:
+  size_t add(std::initializer_list<int64_t> factors) {
+    const size_t begin = total_;
+    size_t bytes = 1;
+    for (int64_t f : factors)
+      if (__builtin_mul_overflow(bytes, static_cast<size_t>(f), &bytes)) too_large();
+    if (__builtin_add_overflow(bytes, size_t{63}, &bytes) || __builtin_add_overflow(total_, bytes / 64 * 64, &total_) ||
+        total_ > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
+      too_large();
+    return begin;
+  }
+  size_t total() const { return total_; }
+
+ private:
+  [[noreturn]] static void too_large() {
+    throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem");
+  }
+  size_t total_ = 0;
+};
+
+constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
+
+// Where the pieces of the workspace begin.
+struct Workspace {
+  size_t scratch = 0, scratch_of_worker = 0;       // all paths
+  size_t largest = 0, sum = 0, acc = 0;            // decode: (batch, nheads_k, chunk, row[, headdim_v])
+  size_t delta = 0, dq = 0;                        // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim)
+  bool dq_in_output = false;                       // backward: dq accumulates in the output itself
+  size_t total = 0;
+};
+
+constexpr int64_t kRowsOfDelta = 256;  // rows of a task of the passes before and after the backward kernel
+
+int workers_of(const Plan& plan, int64_t tasks) {
+  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks)));
+}
+
+int64_t main_tasks(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const CpuPlan& c = plan.cpu;
+  switch (c.path) {
+    case CpuPlan::Path::kForward: return p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
+    case CpuPlan::Path::kDecode: return p.batch * p.nheads_k * c.splits;
+    case CpuPlan::Path::kBackward: return p.batch * p.nheads_k * c.splits;
+  }
+  return 0;
+}
+
+Workspace lay_out(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const CpuPlan& c = plan.cpu;
+  const CpuKernels& kernels = kernels_of(c.isa);
+  const KernelDType dtype = kernel_dtype(p.dtype);
+  const KernelShape shape{c.rows, c.task_k, c.block_k, static_cast<int>(p.headdim), static_cast<int>(p.headdim_v)};
+  Workspace w;
+  Layout layout;
+  size_t scratch = 0;
+  switch (c.path) {
+    case CpuPlan::Path::kForward: scratch = kernels.forward_scratch(dtype, shape); break;
+    case CpuPlan::Path::kDecode: {
+      scratch = kernels.decode_scratch(dtype, shape);
+      const int64_t rows = c.rows;
+      w.largest = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});
+      w.sum = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});
+      w.acc = layout.add({p.batch, p.nheads_k, c.splits, rows, p.headdim_v, kFloat});
+      break;
+    }
+    case CpuPlan::Path::kBackward:
+      scratch = kernels.backward_scratch(dtype, shape);
+      w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
+      w.delta = layout.add({p.batch, p.nheads, p.seqlen_q, kFloat});
+      if (!w.dq_in_output) w.dq = layout.add({c.splits, p.batch, p.nheads, p.seqlen_q, p.headdim, kFloat});
+      break;
+  }
+  w.scratch_of_worker = (scratch + 63) / 64 * 64;
+  w.scratch = layout.add({workers_of(plan, main_tasks(plan)), static_cast<int64_t>(w.scratch_of_worker)});
+  w.total = layout.total();
+  return w;
+}
+
+// Runs task(index, worker) for every index in [0, tasks), each taken by the next free worker.
+template <class Task>
+void run_tasks(const Plan& plan, int64_t tasks, const Task& task) {
+  if (tasks <= 0) return;
+  std::atomic<int64_t> next{0};
+  run_workers(plan.problem.executor, workers_of(plan, tasks), [&](int worker) {
+    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) task(i, worker);
+  });
+}
+
+struct Call {
+  const Plan& plan;
+  const Problem& p;
+  const CpuPlan& c;
+  const fattn_buffers& b;
+  const CpuKernels& kernels;
+  KernelDType dtype;
+  size_t element;
+  Workspace w;
+  char* workspace;
+  int64_t diagonal;  // row i sees keys below min(seqlen_k, i + diagonal)
+
+  void* scratch(int worker) const { return workspace + w.scratch + static_cast<size_t>(worker) * w.scratch_of_worker; }
+  float* floats(size_t offset) const { return reinterpret_cast<float*>(workspace + offset); }
+};
+
+void forward(const Call& call) {
+  const Problem& p = call.p;
+  const int64_t blocks = (p.seqlen_q + call.c.rows - 1) / call.c.rows;
+  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int worker) {
+    const int64_t block = blocks - 1 - i % blocks;  // a causal mask makes the last rows the longest: first
+    const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads, hk = h / p.group();
+    ForwardTask t{};
+    t.q = at(call.b.q, n * p.q.batch + h * p.q.head, call.element);
+    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
+    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
+    t.o = at(call.b.o, n * p.o.batch + h * p.o.head, call.element);
+    t.lse = p.want_lse ? static_cast<float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head : nullptr;
+    t.q_stride = p.q.row;
+    t.k_stride = p.k.row;
+    t.v_stride = p.v.row;
+    t.o_stride = p.o.row;
+    t.lse_stride = p.lse.row;
+    t.row_begin = block * call.c.rows;
+    t.row_end = std::min(p.seqlen_q, t.row_begin + call.c.rows);
+    t.seqlen_k = p.seqlen_k;
+    t.diagonal = call.diagonal;
+    t.block_k = call.c.block_k;
+    t.headdim = static_cast<int>(p.headdim);
+    t.headdim_v = static_cast<int>(p.headdim_v);
+    t.scale = static_cast<float>(p.softmax_scale);
+    t.scratch = call.scratch(worker);
+    call.kernels.forward(call.dtype, t);
+  });
+}
+
+// Merges the chunks of one row: o = sum(2^(m_c - m) acc_c) / sum(2^(m_c - m) l_c), lse = (m + log2(l)) ln 2.
+void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, float* lse) {
+  const int64_t chunks = call.c.splits, rows = call.c.rows, dv = call.p.headdim_v;
+  const float* largest = call.floats(call.w.largest);
+  const float* sum = call.floats(call.w.sum);
+  float* acc = call.floats(call.w.acc);
+  const auto index = [&](int64_t chunk) { return (first_chunk + chunk) * rows + row; };
+  float m = -std::numeric_limits<float>::infinity();
+  for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
+  const float safe = m == -std::numeric_limits<float>::infinity() ? 0.0f : m;
+  float total = 0;
+  for (int64_t c = 0; c < chunks; ++c) total += std::exp2(largest[index(c)] - safe) * sum[index(c)];
+  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+  float* merged = acc + index(0) * dv;
+  const float first = std::exp2(largest[index(0)] - safe) * inverse;
+  for (int64_t d = 0; d < dv; ++d) merged[d] *= first;
+  for (int64_t c = 1; c < chunks; ++c) {
+    const float factor = std::exp2(largest[index(c)] - safe) * inverse;
+    const float* part = acc + index(c) * dv;
+    for (int64_t d = 0; d < dv; ++d) merged[d] += factor * part[d];
+  }
+  call.kernels.sum_rows(call.dtype, merged, 0, 1, dv, o);
+  if (lse) *lse = total == 0.0f ? -std::numeric_limits<float>::infinity() : 0.69314718055994530942f * (m + std::log2(total));
+}
+
+void decode(const Call& call) {
+  const Problem& p = call.p;
+  const int64_t chunks = call.c.splits, rows = call.c.rows;
+  run_tasks(call.plan, p.batch * p.nheads_k * chunks, [&](int64_t i, int worker) {
+    const int64_t chunk = i % chunks, n = i / chunks / p.nheads_k, hk = i / chunks % p.nheads_k;
+    DecodeTask t{};
+    t.q = at(call.b.q, n * p.q.batch + hk * p.group() * p.q.head, call.element);
+    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
+    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
+    t.q_stride = p.q.row;
+    t.q_head_stride = p.q.head;
+    t.k_stride = p.k.row;
+    t.v_stride = p.v.row;
+    t.rows = rows;
+    t.seqlen_q = p.seqlen_q;
+    t.key_begin = chunk * call.c.task_k;
+    t.key_end = std::min(p.seqlen_k, t.key_begin + call.c.task_k);
+    t.diagonal = call.diagonal;
+    t.headdim = static_cast<int>(p.headdim);
+    t.headdim_v = static_cast<int>(p.headdim_v);
+    t.scale = static_cast<float>(p.softmax_scale);
+    t.max = call.floats(call.w.largest) + i * rows;
+    t.sum = call.floats(call.w.sum) + i * rows;
+    t.acc = call.floats(call.w.acc) + i * rows * p.headdim_v;
+    t.scratch = call.scratch(worker);
+    call.kernels.decode(call.dtype, t);
+  });
+  run_tasks(call.plan, p.batch * p.nheads_k, [&](int64_t i, int) {
+    const int64_t n = i / p.nheads_k, hk = i % p.nheads_k;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t h = hk * p.group() + row / p.seqlen_q, q = row % p.seqlen_q;
+      float* lse = p.want_lse ? static_cast<float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head + q * p.lse.row : nullptr;
+      merge_row(call, i * chunks, row, at(call.b.o, n * p.o.batch + h * p.o.head + q * p.o.row, call.element), lse);
+    }
+  });
+}
+
+void backward(const Call& call) {
+  const Problem& p = call.p;
+  // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim).
+  Strides dq{p.nheads * p.seqlen_q * p.headdim, p.headdim, p.seqlen_q * p.headdim};
+  int64_t dq_split = p.batch * dq.batch;
+  float* dq_base = call.floats(call.w.dq);
+  if (call.w.dq_in_output) {
+    dq = p.dq;
+    dq_split = 0;
+    dq_base = static_cast<float*>(call.b.dq);
+  }
+  float* delta = call.floats(call.w.delta);
+
+  // delta = rowsum(o * dout), and zeros where dq accumulates.
+  const int64_t blocks = (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta;
+  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
+    const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
+    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(p.seqlen_q, begin + kRowsOfDelta);
+    call.kernels.row_dots(call.dtype, at(static_cast<const void*>(call.b.o), n * p.o.batch + h * p.o.head + begin * p.o.row, call.element), p.o.row,
+                          at(call.b.dout, n * p.dout.batch + h * p.dout.head + begin * p.dout.row, call.element), p.dout.row, end - begin,
+                          static_cast<int>(p.headdim_v), delta + (n * p.nheads + h) * p.seqlen_q + begin, 1);
+    for (int64_t split = 0; split < call.c.splits; ++split)
+      for (int64_t row = begin; row < end; ++row)
+        std::fill_n(dq_base + split * dq_split + n * dq.batch + h * dq.head + row * dq.row, p.headdim, 0.0f);
+  });
+
+  // One unit a (batch, key head, split): its super-blocks one after the other, each adding to the unit's dq.
+  run_tasks(call.plan, p.batch * p.nheads_k * call.c.splits, [&](int64_t i, int worker) {
+    const int64_t split = i % call.c.splits, n = i / call.c.splits / p.nheads_k, hk = i / call.c.splits % p.nheads_k;
+    const int64_t h = hk * p.group();
+    BackwardTask t{};
+    t.q = at(call.b.q, n * p.q.batch + h * p.q.head, call.element);
+    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
+    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
+    t.dout = at(call.b.dout, n * p.dout.batch + h * p.dout.head, call.element);
+    t.lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+    t.delta = delta + (n * p.nheads + h) * p.seqlen_q;
+    t.dq = dq_base + split * dq_split + n * dq.batch + h * dq.head;
+    t.dk = at(call.b.dk, n * p.dk.batch + hk * p.dk.head, call.element);
+    t.dv = at(call.b.dv, n * p.dv.batch + hk * p.dv.head, call.element);
+    t.q_stride = p.q.row;
+    t.k_stride = p.k.row;
+    t.v_stride = p.v.row;
+    t.dout_stride = p.dout.row;
+    t.lse_stride = p.lse.row;
+    t.delta_stride = 1;
+    t.dq_stride = dq.row;
+    t.dk_stride = p.dk.row;
+    t.dv_stride = p.dv.row;
+    t.q_head_stride = p.q.head;
+    t.dout_head_stride = p.dout.head;
+    t.lse_head_stride = p.lse.head;
+    t.delta_head_stride = p.seqlen_q;
+    t.dq_head_stride = dq.head;
+    t.group = p.group();
+    t.seqlen_q = p.seqlen_q;
+    t.seqlen_k = p.seqlen_k;
+    t.diagonal = call.diagonal;
+    t.block_k = call.c.block_k;
+    t.headdim = static_cast<int>(p.headdim);
+    t.headdim_v = static_cast<int>(p.headdim_v);
+    t.scale = static_cast<float>(p.softmax_scale);
+    t.scratch = call.scratch(worker);
+    // Super-blocks in turn to the splits, so that a causal mask loads them alike.
+    for (int64_t begin = split * call.c.task_k; begin < p.seqlen_k; begin += call.c.splits * call.c.task_k) {
+      t.key_begin = begin;
+      t.key_end = std::min(p.seqlen_k, begin + call.c.task_k);
+      call.kernels.backward(call.dtype, t);
+    }
+  });
+
+  if (call.w.dq_in_output) return;
+  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
+    const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
+    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(p.seqlen_q, begin + kRowsOfDelta);
+    for (int64_t row = begin; row < end; ++row)
+      call.kernels.sum_rows(call.dtype, dq_base + n * dq.batch + h * dq.head + row * dq.row, dq_split, call.c.splits, p.headdim,
+                            at(call.b.dq, n * p.dq.batch + h * p.dq.head + row * p.dq.row, call.element));
+  });
+}
+
+}  // namespace
+
+size_t cpu_workspace_bytes(const Plan& plan) { return lay_out(plan).total; }
+
+void execute_cpu(const Plan& plan, const fattn_buffers& buffers) {
+  const Problem& p = plan.problem;
+  const Call call{plan,
+                  p,
+                  plan.cpu,
+                  buffers,
+                  kernels_of(plan.cpu.isa),
+                  kernel_dtype(p.dtype),
+                  size_of(p.dtype),
+                  lay_out(plan),
+                  static_cast<char*>(buffers.workspace),
+                  p.causal ? p.mask().diagonal() : p.seqlen_k};
+  switch (plan.cpu.path) {
+    case CpuPlan::Path::kForward: return forward(call);
+    case CpuPlan::Path::kDecode: return decode(call);
+    case CpuPlan::Path::kBackward: return backward(call);
+  }
+}
+
 }  // namespace fattn::core

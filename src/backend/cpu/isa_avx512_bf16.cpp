@@ -1,4 +1,21 @@
-#include "backend/cpu/kernels.h"
+// CPU kernels, instruction set avx512_bf16.
+#define FATTN_ISA avx512_bf16
+#define FATTN_DOT
+#include "backend/cpu/vec_avx512.h"
+//
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/rows.h"
+//
+#include "backend/cpu/operands.h"
+//
+#include "backend/cpu/forward.h"
+//
+#include "backend/cpu/backward.h"
+#include "backend/cpu/decode.h"
+#include "backend/cpu/table.h"
+
 namespace fattn::core {
-const CpuKernels* kernels_avx512_bf16() { return nullptr; }
-}
+
+const CpuKernels* kernels_avx512_bf16() { return &FATTN_ISA::kTable; }
+
+}  // namespace fattn::core

@@ -1,4 +1,20 @@
-#include "backend/cpu/kernels.h"
+// CPU kernels, instruction set neon.
+#define FATTN_ISA neon
+#include "backend/cpu/vec_neon.h"
+//
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/rows.h"
+//
+#include "backend/cpu/operands.h"
+//
+#include "backend/cpu/forward.h"
+//
+#include "backend/cpu/backward.h"
+#include "backend/cpu/decode.h"
+#include "backend/cpu/table.h"
+
 namespace fattn::core {
-const CpuKernels* kernels_neon() { return nullptr; }
-}
+
+const CpuKernels* kernels_neon() { return &FATTN_ISA::kTable; }
+
+}  // namespace fattn::core

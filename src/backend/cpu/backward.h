@@ -1,0 +1,268 @@
+// Backward pass of the CPU backend (FlashAttention-2, algorithm 2, with K/V blocks outside): a task owns a range of keys
+// and their dK and dV, walks over all tiles of query rows that see them, and adds its part of dQ.
+//   P = exp(S - lse)   dV += P^T dO   dP = dO V^T   dS = P * (dP - delta)   dQ += scale dS K   dK += scale dS^T Q
+#pragma once
+
+#include "backend/cpu/kernels.h"
+
+namespace fattn::core::FATTN_ISA {
+
+template <class T, class Ops>
+struct BackwardScratch {
+  using Element = typename Ops::Element;
+  Element *k_rows, *v_rows, *k_columns;  // K and V of the task's keys, where they need a buffer
+  float *dk, *dv;                        // [task_k][headdim rounded up]
+  Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile]: operands of S^T and dP^T
+  Element *q_columns, *dout_columns;     // [elements(kTile)][headdim rounded up]: operands of dK and dV
+  float* dq;                             // [headdim][kTile]
+  float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
+  Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
+  Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
+
+  size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v) {
+    Scratch a{base};
+    const int64_t width = round_up(headdim, kLanes), width_v = round_up(headdim_v, kLanes);
+    k_rows = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k, headdim));
+    v_rows = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k, headdim_v));
+    dk = a.take<float>(task_k * width);
+    dv = a.take<float>(task_k * width_v);
+    q_lanes = a.take<Element>(elements<Ops>(headdim) * kTile);
+    dout_lanes = a.take<Element>(elements<Ops>(headdim_v) * kTile);
+    q_columns = a.take<Element>(elements<Ops>(kTile) * width);
+    dout_columns = a.take<Element>(elements<Ops>(kTile) * width_v);
+    dq = a.take<float>(static_cast<int64_t>(headdim) * kTile);
+    s = a.take<float>(block_k * kTile);
+    ds = a.take<float>(block_k * kTile);
+    if constexpr (Ops::kPair == 1) {
+      k_columns = k_rows;
+      p_rows = s;
+      ds_rows = ds_columns = ds;
+    } else {
+      k_columns = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k + 1, headdim));
+      p_rows = a.take<Element>(block_k * elements<Ops>(kTile));
+      ds_rows = a.take<Element>(block_k * elements<Ops>(kTile));
+      ds_columns = a.take<Element>(elements<Ops>(block_k) * kTile);
+    }
+    return a.used;
+  }
+};
+
+// Row-major tile of query rows as the vector operand of a product along the queries; rows beyond `rows` are 0.
+template <class T>
+FATTN_INLINE void pack_columns(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float* to) {
+  const int64_t width = round_up(n, kLanes);
+  copy_rows(from, stride, rows, n, to, width);
+  for (int64_t i = rows * width; i < kTile * width; i += kLanes) store(to + i, zero());
+}
+#ifdef FATTN_DOT
+FATTN_INLINE void pack_columns(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* to) {
+  const int64_t width = round_up(n, kLanes);
+  Operand<bf16, OpsDot>::column_scalars(from, stride, rows, n, to);
+  for (int64_t i = elements<OpsDot>(rows) * width; i < elements<OpsDot>(kTile) * width; ++i) to[i] = 0;
+}
+#endif
+
+// P and dS of a block from S^T (log2 units after `factor`) and dP^T, in the layouts that the products want. Lane i sees
+// the keys below first_hidden + i.
+FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, float*, int64_t keys, int64_t whole,
+                                   int64_t first_hidden, float, const float* lse, const float* delta) {
+  F32 l[kTileVecs], d[kTileVecs];
+  for (int w = 0; w < kTileVecs; ++w) {
+    l[w] = load(lse + w * kLanes);
+    d[w] = load(delta + w * kLanes);
+  }
+  for (int64_t key = 0; key < keys; ++key) {
+    const bool masked = key >= whole;
+    FATTN_UNROLL
+    for (int w = 0; w < kTileVecs; ++w) {
+      const int64_t at = key * kTile + w * kLanes;
+      F32 p = exp2(sub(load(s + at), l[w]));
+      F32 g = mul(p, sub(load(ds + at), d[w]));
+      if (masked) {
+        const int first = static_cast<int>(key - first_hidden + 1 - w * kLanes);
+        p = keep_from(p, first, zero());
+        g = keep_from(g, first, zero());
+      }
+      store(s + at, p);
+      store(ds + at, g);
+    }
+  }
+}
+#ifdef FATTN_DOT
+FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns, int64_t keys, int64_t whole,
+                                   int64_t first_hidden, float factor, const float* lse, const float* delta) {
+  F32 l[kTileVecs], d[kTileVecs];
+  const F32 f = set1(factor);
+  for (int w = 0; w < kTileVecs; ++w) {
+    l[w] = sub(zero(), load(lse + w * kLanes));
+    d[w] = load(delta + w * kLanes);
+  }
+  bf16* p_out = reinterpret_cast<bf16*>(p_rows);
+  bf16* ds_out = reinterpret_cast<bf16*>(ds_rows);
+  for (int64_t key = 0; key < keys; key += 2) {
+    FATTN_UNROLL
+    for (int w = 0; w < kTileVecs; ++w) {
+      F32 p[2], g[2];
+      for (int j = 0; j < 2; ++j) {
+        if (key + j >= keys) {
+          p[j] = g[j] = zero();
+          continue;
+        }
+        const int64_t at = (key + j) * kTile + w * kLanes;
+        p[j] = exp2_coarse(fma(load(s + at), f, l[w]));
+        g[j] = mul(p[j], sub(load(ds + at), d[w]));
+        if (key + j >= whole) {
+          const int first = static_cast<int>(key + j - first_hidden + 1 - w * kLanes);
+          p[j] = keep_from(p[j], first, zero());
+          g[j] = keep_from(g[j], first, zero());
+        }
+        store_rounded(p_out + at, p[j]);
+        store_rounded(ds_out + at, g[j]);
+      }
+      store_pairs(ds_columns + key / 2 * kTile + w * kLanes, make_pairs(g[0], g[1]));
+    }
+  }
+}
+FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_float(reinterpret_cast<const bf16*>(rows)[i].bits); }
+#endif
+FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
+
+// The three products of a block that the diagonal crosses where an operand holds an Inf or NaN: pairs that the mask hides
+// must not meet it. Rare, hence scalar.
+template <class T, class Element>
+void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, int64_t keys,
+                        int64_t first_hidden, int64_t rows, float* dq, float* dk, float* dv) {
+  const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
+  for (int64_t key = 0; key < keys; ++key)
+    for (int64_t row = 0; row < rows; ++row) {
+      if (key >= first_hidden + row) continue;
+      const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
+      for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
+      for (int64_t d = 0; d < task.headdim; ++d) {
+        dk[key * width + d] += gradient * to_float(q[row * task.q_stride + d]);
+        dq[d * kTile + row] += gradient * to_float(k[key * task.k_stride + d]);
+      }
+    }
+}
+
+template <class T, class Ops>
+void backward_task(const BackwardTask& task) {
+  BackwardScratch<T, Ops> scratch;
+  const int64_t task_keys = task.key_end - task.key_begin;
+  scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v);
+  const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
+  for (int64_t i = 0; i < task_keys * width; i += kLanes) store(scratch.dk + i, zero());
+  for (int64_t i = 0; i < task_keys * width_v; i += kLanes) store(scratch.dv + i, zero());
+
+  // As in the forward pass: fp32 products take the scale in Q, bf16 products with the exponentials.
+  const bool zero_scale = task.scale == 0.0f;
+  const float factor = Ops::kPair == 1 || zero_scale ? 1.0f : (task.scale < 0 ? -task.scale : task.scale) * kLog2E;
+  const float q_factor = Ops::kPair == 1 ? task.scale * kLog2E : zero_scale ? 0.0f : task.scale < 0 ? -1.0f : 1.0f;
+
+  const T* k = static_cast<const T*>(task.k) + task.key_begin * task.k_stride;
+  const T* v = static_cast<const T*>(task.v) + task.key_begin * task.v_stride;
+  const Scalars k_rows = Operand<T, Ops>::row_scalars(k, task.k_stride, task_keys, task.headdim, scratch.k_rows);
+  const Scalars v_rows = Operand<T, Ops>::row_scalars(v, task.v_stride, task_keys, task.headdim_v, scratch.v_rows);
+  Scalars k_columns = k_rows;
+  if constexpr (Ops::kPair == 2) k_columns = Operand<T, Ops>::column_scalars(k, task.k_stride, task_keys, task.headdim, scratch.k_columns);
+
+  F32 one[kTileVecs], unused[kTileVecs];
+  for (int w = 0; w < kTileVecs; ++w) one[w] = unused[w] = set1(1.0f);
+
+  const int64_t first_row = task.key_begin - task.diagonal + 1;  // the first row that sees a key of this task
+  const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0;
+  for (int64_t head = 0; head < task.group; ++head)
+    for (int64_t row0 = begin; row0 < task.seqlen_q; row0 += kTile) {
+      const int64_t rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
+      const T* q = static_cast<const T*>(task.q) + head * task.q_head_stride + row0 * task.q_stride;
+      const T* dout = static_cast<const T*>(task.dout) + head * task.dout_head_stride + row0 * task.dout_stride;
+      pack_lanes(Ops{}, q, task.q_stride, rows, task.headdim, q_factor, scratch.q_lanes);
+      pack_lanes(Ops{}, dout, task.dout_stride, rows, task.headdim_v, 1.0f, scratch.dout_lanes);
+      pack_columns(Ops{}, q, task.q_stride, rows, task.headdim, scratch.q_columns);
+      pack_columns(Ops{}, dout, task.dout_stride, rows, task.headdim_v, scratch.dout_columns);
+      for (int64_t i = 0; i < static_cast<int64_t>(task.headdim) * kTile; i += kLanes) store(scratch.dq + i, zero());
+      // Rows that see nothing and lanes beyond the tensor get lse = +inf, so that P is 0.
+      float lse[kTile], delta[kTile];
+      for (int64_t i = 0; i < kTile; ++i) {
+        const float l = i < rows ? task.lse[head * task.lse_head_stride + (row0 + i) * task.lse_stride] : minus_infinity();
+        lse[i] = l == minus_infinity() ? __builtin_inff() : l * kLog2E;
+        delta[i] = i < rows ? task.delta[head * task.delta_head_stride + (row0 + i) * task.delta_stride] : 0.0f;
+      }
+
+      const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
+      const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
+      for (int64_t key0 = 0; key0 < keys_seen; key0 += task.block_k) {
+        const int64_t keys = keys_seen - key0 < task.block_k ? keys_seen - key0 : task.block_k;
+        const int64_t first_hidden = row0 + task.diagonal - task.key_begin - key0;
+        const int64_t whole = first_hidden < 0 ? 0 : first_hidden < keys ? first_hidden : keys;
+        const auto from = [&](Scalars a) { return Scalars{a.data + key0 * a.stride, a.stride}; };
+        for_panels(0, kTileVecs, [&](int w, auto count) {
+          constexpr int kVecs = decltype(count)::value;
+          product_by_row<Ops, kVecs>(from(k_rows), keys, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), scratch.s + w * kLanes, kTile, unused);
+          product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes, kTile,
+                                     unused);
+        });
+        softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden, factor, lse,
+                         delta);
+        float* dk = scratch.dk + key0 * width;
+        float* dv = scratch.dv + key0 * width_v;
+        if (whole < keys && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
+                             any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
+          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, keys, first_hidden, rows, scratch.dq, dk, dv);
+          continue;
+        }
+        const int64_t p_stride = elements<Ops>(kTile) * 4;
+        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.p_rows), p_stride}, keys, scratch.dout_columns, width_v,
+                                    elements<Ops>(kTile), dv, width_v, width_v / kLanes);
+        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.ds_rows), p_stride}, keys, scratch.q_columns, width, elements<Ops>(kTile),
+                                    dk, width, width / kLanes);
+        const Scalars kc{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride};
+        for_panels(0, kTileVecs, [&](int w, auto count) {
+          product_by_column<Ops, decltype(count)::value>(kc, task.headdim, scratch.ds_columns + w * kLanes, kTile, elements<Ops>(keys),
+                                                         scratch.dq + w * kLanes, one);
+        });
+      }
+
+      float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
+      const F32 scale = set1(task.scale);
+      unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
+        float* at = dq + row * task.dq_stride + d;
+        store_n(at, fma(x, scale, load_n(at, columns)), columns);
+      });
+    }
+
+  const F32 scale = set1(task.scale);
+  for (int64_t key = 0; key < task_keys; ++key) {
+    T* dk = static_cast<T*>(task.dk) + (task.key_begin + key) * task.dk_stride;
+    T* dv = static_cast<T*>(task.dv) + (task.key_begin + key) * task.dv_stride;
+    for (int64_t d = 0; d < task.headdim; d += kLanes) store_n(dk + d, mul(load(scratch.dk + key * width + d), scale), task.headdim - d);
+    for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(dv + d, load(scratch.dv + key * width_v + d), task.headdim_v - d);
+  }
+}
+
+template <class T, class Ops>
+size_t backward_scratch_bytes(const KernelShape& shape) {
+  BackwardScratch<T, Ops> scratch;
+  return scratch.lay_out(nullptr, shape.task_k, shape.block_k, shape.headdim, shape.headdim_v);
+}
+
+template <class T>
+void row_dots_of(const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to, int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    F32 total = zero();
+    for (int64_t d = 0; d < headdim; d += kLanes)
+      total = fma(load_n(static_cast<const T*>(a) + r * a_stride + d, headdim - d), load_n(static_cast<const T*>(b) + r * b_stride + d, headdim - d), total);
+    to[r * to_stride] = sum(total);
+  }
+}
+
+template <class T>
+void sum_rows_of(const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to) {
+  for (int64_t d = 0; d < headdim; d += kLanes) {
+    F32 total = load_n(parts + d, headdim - d);
+    for (int64_t i = 1; i < nparts; ++i) total = add(total, load_n(parts + i * part_stride + d, headdim - d));
+    store_n(static_cast<T*>(to) + d, total, headdim - d);
+  }
+}
+
+}  // namespace fattn::core::FATTN_ISA

@@ -1,0 +1,26 @@
+// 2^x for x <= 0 over a Vec layer; included by the vec_*.h after their arithmetic.
+#pragma once
+
+namespace fattn::core::FATTN_ISA {
+
+// 2^f for f in [-0.5, 0.5], relative error 2e-7 (minimax, degree 5; exactly 1 at 0).
+FATTN_INLINE F32 exp2_polynomial(F32 f) {
+  F32 p = set1(0.00133335581f);
+  p = fma(p, f, set1(0.00961812911f));
+  p = fma(p, f, set1(0.0555041087f));
+  p = fma(p, f, set1(0.240226507f));
+  p = fma(p, f, set1(0.693147182f));
+  return fma(p, f, set1(1.0f));
+}
+
+// Adding 1.5 * 2^23 + 127 rounds x to the integer n and leaves n + 127, the exponent of 2^n, in the lowest bits. At
+// n = -127 that is the exponent of 0. The clamp passes NaN on (max returns its second operand), and NaN * anything is NaN.
+FATTN_INLINE F32 exp2_by_magic(F32 x) {
+  const F32 magic = set1(12582912.0f + 127.0f);
+  const F32 clamped = max(set1(-127.0f), x);
+  const F32 shifted = add(clamped, magic);
+  const F32 n = sub(shifted, magic);
+  return mul(exp2_polynomial(sub(clamped, n)), shift_exponent(shifted));
+}
+
+}  // namespace fattn::core::FATTN_ISA

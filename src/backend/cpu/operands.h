@@ -1,0 +1,105 @@
+// What a product reads besides the tile: keys and values as broadcast scalars, and the scratch memory they may need.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace fattn::core::FATTN_ISA {
+
+// Hands out pieces of a worker's scratch, 64-byte aligned. From a null base it only counts.
+struct Scratch {
+  char* base;
+  size_t used = 0;
+  template <class T>
+  T* take(int64_t count) {
+    T* p = reinterpret_cast<T*>(base + used);
+    used += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
+    return base ? p : nullptr;
+  }
+};
+
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr float kLn2 = 0.69314718055994530942f;
+FATTN_INLINE float minus_infinity() { return -__builtin_inff(); }
+
+template <class Ops>
+constexpr int64_t elements(int64_t n) {
+  return (n + Ops::kPair - 1) / Ops::kPair;
+}
+
+// Operands of type T for products of kind Ops. `row_scalars`: A(r, i) = from[r][i], reduced along the row (K in Q K^T).
+// `column_scalars`: reduced along the rows (V in P V). Both use the tensor itself where its layout allows, else `buffer`.
+template <class T, class Ops>
+struct Operand;
+
+template <>
+struct Operand<float, OpsF32> {
+  static constexpr int64_t buffer_elements(int64_t, int64_t) { return 0; }
+  FATTN_INLINE Scalars row_scalars(const float* from, int64_t stride, int64_t, int64_t, float*) {
+    return {reinterpret_cast<const char*>(from), stride * 4};
+  }
+  FATTN_INLINE Scalars column_scalars(const float* from, int64_t stride, int64_t, int64_t, float*) {
+    return {reinterpret_cast<const char*>(from), stride * 4};
+  }
+};
+
+// 16-bit tensors are widened to fp32 once per block and task.
+template <class T>
+struct Operand<T, OpsF32> {
+  static constexpr int64_t buffer_elements(int64_t rows, int64_t n) { return rows * round_up(n, kLanes); }
+  FATTN_INLINE Scalars row_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
+    copy_rows(from, stride, rows, n, buffer, round_up(n, kLanes));
+    return {reinterpret_cast<const char*>(buffer), round_up(n, kLanes) * 4};
+  }
+  FATTN_INLINE Scalars column_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
+    return row_scalars(from, stride, rows, n, buffer);
+  }
+};
+
+// to[d][lane] for d < n, kTile lanes, times factor: Q^T and dO^T as the vector operand of a product along d.
+template <class T>
+FATTN_INLINE void pack_lanes(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float factor, float* to) {
+  pack_transposed(from, stride, rows, n, factor, to);
+}
+
+#ifdef FATTN_DOT
+// bf16 rows are already pairs along the row; an odd width needs a copy with a zero behind. Along the rows, two rows are
+// interleaved.
+template <>
+struct Operand<bf16, OpsDot> {
+  static constexpr int64_t buffer_elements(int64_t rows, int64_t n) { return elements<OpsDot>(rows) * 2 * round_up(n, kLanes); }
+  FATTN_INLINE Scalars row_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
+    if (n % 2 == 0) return {reinterpret_cast<const char*>(from), stride * 2};
+    const int64_t width = elements<OpsDot>(n);
+    for (int64_t r = 0; r < rows; ++r) {
+      buffer[r * width + width - 1] = from[r * stride + n - 1].bits;
+      __builtin_memcpy(buffer + r * width, from + r * stride, static_cast<size_t>(n - 1) * 2);
+    }
+    return {reinterpret_cast<const char*>(buffer), width * 4};
+  }
+  FATTN_INLINE Scalars column_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
+    const int64_t width = round_up(n, kLanes);
+    for (int64_t r = 0; r < rows; r += 2)
+      for (int64_t d = 0; d < n; d += kLanes) {
+        const F32 lo = load_n(from + r * stride + d, n - d);
+        const F32 hi = r + 1 < rows ? load_n(from + (r + 1) * stride + d, n - d) : zero();
+        store_pairs(buffer + r / 2 * width + d, make_pairs_exact(lo, hi));
+      }
+    return {reinterpret_cast<const char*>(buffer), width * 4};
+  }
+};
+
+// to[d / 2][lane]: pairs along d. `factor` is 1 or -1, which keeps the values exact.
+FATTN_INLINE void pack_lanes(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, float factor, uint32_t* to) {
+  const F32 f = set1(factor);
+  for (int lane = 0; lane < kTile; lane += kLanes)
+    for (int64_t d = 0; d < n; d += kLanes) {
+      F32 block[kLanes];
+      for (int i = 0; i < kLanes; ++i) block[i] = lane + i < rows ? mul(load_n(from + (lane + i) * stride + d, n - d), f) : zero();
+      transpose(block);
+      for (int64_t i = 0; i < kLanes && d + i < n; i += 2) store_pairs(to + (d + i) / 2 * kTile + lane, make_pairs_exact(block[i], block[i + 1]));
+    }
+}
+#endif
+
+}  // namespace fattn::core::FATTN_ISA

@@ -1,0 +1,91 @@
+// Moving rows between tensors of any dtype and the fp32 (or bf16-pair) layouts that the products want.
+#pragma once
+
+#include <stdint.h>
+
+namespace fattn::core::FATTN_ISA {
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// The first n of kLanes elements, the rest 0; reads nothing beyond them.
+template <class T>
+FATTN_INLINE F32 load_n(const T* p, int64_t n) {
+  if (n >= kLanes) return load(p);
+  T some[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) some[i] = p[i];
+  return load(some);
+}
+template <class T>
+FATTN_INLINE void store_n(T* p, F32 v, int64_t n) {
+  if (n >= kLanes) {
+    store(p, v);
+    return;
+  }
+  T some[kLanes];
+  store(some, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = some[i];
+}
+
+// to[row][0, padded) = from[row][0, n), zeros behind, as fp32.
+template <class T>
+FATTN_INLINE void copy_rows(const T* from, int64_t from_stride, int64_t rows, int64_t n, float* to, int64_t padded) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t d = 0; d < padded; d += kLanes) store(to + r * padded + d, load_n(from + r * from_stride + d, n - d));
+}
+
+// to[d][lane] = from[lane][d] * factor for kTile lanes; lanes beyond `rows` are 0.
+template <class T>
+void pack_transposed(const T* from, int64_t from_stride, int64_t rows, int64_t n, float factor, float* to) {
+  const F32 f = set1(factor);
+  for (int lane = 0; lane < kTile; lane += kLanes)
+    for (int64_t d = 0; d < n; d += kLanes) {
+      F32 block[kLanes];
+      for (int i = 0; i < kLanes; ++i) block[i] = lane + i < rows ? mul(load_n(from + (lane + i) * from_stride + d, n - d), f) : zero();
+      transpose(block);
+      const int64_t columns = n - d < kLanes ? n - d : kLanes;
+      for (int64_t i = 0; i < columns; ++i) store(to + (d + i) * kTile + lane, block[i]);
+    }
+}
+
+// Calls take(lane, d, vector of row `lane` from column d, columns) for every row of the transposed tile from[d][lane].
+template <class Take>
+FATTN_INLINE void unpack_transposed(const float* from, int64_t rows, int64_t n, const Take& take) {
+  for (int lane = 0; lane < rows; lane += kLanes)
+    for (int64_t d = 0; d < n; d += kLanes) {
+      F32 block[kLanes];
+      const int64_t columns = n - d < kLanes ? n - d : kLanes;
+      for (int i = 0; i < kLanes; ++i) block[i] = i < columns ? load(from + (d + i) * kTile + lane) : zero();
+      transpose(block);
+      for (int i = 0; i < kLanes && lane + i < rows; ++i) take(lane + i, d, block[i], columns);
+    }
+}
+
+// Is a value in rows x n not finite? Inf - Inf and NaN - NaN are NaN, x - x is 0 otherwise.
+template <class T>
+FATTN_INLINE bool any_nonfinite(const T* from, int64_t stride, int64_t rows, int64_t n) {
+  F32 bad = zero();
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t d = 0; d < n; d += kLanes) {
+      const F32 x = load_n(from + r * stride + d, n - d);
+      bad = add(bad, sub(x, x));
+    }
+  const float s = sum(bad);
+  return !(s == 0.0f);
+}
+
+// log2(x) for normal x > 0, Inf and NaN, relative error below 2e-7 away from 1; -Inf for 0.
+static inline float log2_of(float x) {
+  if (x == 0.0f) return -__builtin_inff();
+  if (!(x < __builtin_inff())) return x;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  // mantissa in [sqrt(0.5), sqrt(2))
+  const uint32_t shifted = bits - 0x3f3504f3u;
+  const float exponent = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
+  const float mantissa = __builtin_bit_cast(float, (shifted & 0x7fffffu) + 0x3f3504f3u);
+  // log2(m) = 2 / ln 2 * atanh((m - 1) / (m + 1))
+  const float s = (mantissa - 1.0f) / (mantissa + 1.0f), s2 = s * s;
+  const float series = s * (2.88539008f + s2 * (0.961796694f + s2 * (0.577078016f + s2 * (0.412198583f + s2 * 0.320598898f))));
+  return exponent + series;
+}
+
+}  // namespace fattn::core::FATTN_ISA

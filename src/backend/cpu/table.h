@@ -1,0 +1,58 @@
+// The kernel table of one instruction set; last include of each isa_*.cpp.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+
+namespace fattn::core::FATTN_ISA {
+
+#ifdef FATTN_DOT
+typedef OpsDot OpsBf16;
+#else
+typedef OpsF32 OpsBf16;
+#endif
+
+static inline size_t forward_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelF32   ? forward_scratch_bytes<float, OpsF32>(shape)
+         : dtype == kKernelF16 ? forward_scratch_bytes<f16, OpsF32>(shape)
+                               : forward_scratch_bytes<bf16, OpsBf16>(shape);
+}
+static inline void forward(KernelDType dtype, const ForwardTask& task) {
+  if (dtype == kKernelF32) return forward_task<float, OpsF32>(task);
+  if (dtype == kKernelF16) return forward_task<f16, OpsF32>(task);
+  return forward_task<bf16, OpsBf16>(task);
+}
+static inline size_t decode_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelF32   ? decode_scratch_bytes<float>(shape)
+         : dtype == kKernelF16 ? decode_scratch_bytes<f16>(shape)
+                               : decode_scratch_bytes<bf16>(shape);
+}
+static inline void decode(KernelDType dtype, const DecodeTask& task) {
+  if (dtype == kKernelF32) return decode_task<float>(task);
+  if (dtype == kKernelF16) return decode_task<f16>(task);
+  return decode_task<bf16>(task);
+}
+static inline size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelF32   ? backward_scratch_bytes<float, OpsF32>(shape)
+         : dtype == kKernelF16 ? backward_scratch_bytes<f16, OpsF32>(shape)
+                               : backward_scratch_bytes<bf16, OpsBf16>(shape);
+}
+static inline void backward(KernelDType dtype, const BackwardTask& task) {
+  if (dtype == kKernelF32) return backward_task<float, OpsF32>(task);
+  if (dtype == kKernelF16) return backward_task<f16, OpsF32>(task);
+  return backward_task<bf16, OpsBf16>(task);
+}
+static inline void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
+                            int64_t to_stride) {
+  if (dtype == kKernelF32) return row_dots_of<float>(a, a_stride, b, b_stride, rows, headdim, to, to_stride);
+  if (dtype == kKernelF16) return row_dots_of<f16>(a, a_stride, b, b_stride, rows, headdim, to, to_stride);
+  return row_dots_of<bf16>(a, a_stride, b, b_stride, rows, headdim, to, to_stride);
+}
+static inline void sum_rows(KernelDType dtype, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to) {
+  if (dtype == kKernelF32) return sum_rows_of<float>(parts, part_stride, nparts, headdim, to);
+  if (dtype == kKernelF16) return sum_rows_of<f16>(parts, part_stride, nparts, headdim, to);
+  return sum_rows_of<bf16>(parts, part_stride, nparts, headdim, to);
+}
+
+static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch, decode, backward_scratch, backward, row_dots, sum_rows};
+
+}  // namespace fattn::core::FATTN_ISA

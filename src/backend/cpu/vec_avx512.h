@@ -1,0 +1,124 @@
+// Vec layer for AVX-512 (F, BW, VL, DQ); with FATTN_DOT also VDPBF16PS. Names: vec_types.h.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "backend/cpu/vec_types.h"
+
+namespace fattn::core::FATTN_ISA {
+
+typedef __m512 F32;
+constexpr int kLanes = 16;
+constexpr int kPanelVecs = 4;  // 6 x 4 accumulators of 32 registers
+
+#define FATTN_INLINE static inline __attribute__((always_inline))
+
+FATTN_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
+FATTN_INLINE F32 zero() { return _mm512_setzero_ps(); }
+FATTN_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
+FATTN_INLINE void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
+FATTN_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+FATTN_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+FATTN_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+FATTN_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+FATTN_INLINE F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x); }
+FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) {
+  const __mmask16 keep = first <= 0 ? 0xffffu : first >= 16 ? 0u : static_cast<__mmask16>(0xffffu << first);
+  return _mm512_mask_blend_ps(keep, other, x);
+}
+FATTN_INLINE F32 keep_below(F32 x, int end, F32 other) {
+  const __mmask16 keep = end <= 0 ? 0u : end >= 16 ? 0xffffu : static_cast<__mmask16>((1u << end) - 1u);
+  return _mm512_mask_blend_ps(keep, other, x);
+}
+FATTN_INLINE float sum(F32 v) { return _mm512_reduce_add_ps(v); }
+FATTN_INLINE F32 load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+FATTN_INLINE F32 load(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+FATTN_INLINE void store(f16* p, F32 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// fp32 bits rounded to bf16, in the high half of each lane; NaN becomes a quiet NaN.
+FATTN_INLINE __m512i round_bf16(F32 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+}
+FATTN_INLINE void store(bf16* p, F32 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(v), 16)));
+}
+FATTN_INLINE F32 shift_exponent(F32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
+
+}  // namespace fattn::core::FATTN_ISA
+
+#include "backend/cpu/exp2.h"
+
+namespace fattn::core::FATTN_ISA {
+
+// Rounds to nearest and scales by the exponent: a shift less than exp2_by_magic, and no multiplication.
+FATTN_INLINE F32 exp2(F32 x) {
+  const F32 clamped = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
+  const F32 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_scalef_ps(exp2_polynomial(sub(clamped, n)), n);
+}
+FATTN_INLINE void transpose(F32 (&r)[16]) {
+  F32 t[16];
+  for (int i = 0; i < 16; i += 4) {  // 4 x 4 blocks inside 128-bit lanes
+    const F32 a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    const F32 c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+    t[i] = _mm512_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {  // 4 x 4 lanes of 128 bits
+    const F32 a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x44), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee);
+    const F32 c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee);
+    r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+    r[i + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    r[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
+    r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+}
+
+#ifdef FATTN_DOT
+constexpr bool kHasDot = true;
+typedef __m512i Pairs;
+FATTN_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+FATTN_INLINE void store_pairs(uint32_t* p, Pairs v) { _mm512_storeu_si512(p, v); }
+FATTN_INLINE Pairs set1_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+FATTN_INLINE F32 dot(F32 acc, Pairs a, Pairs b) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+// Lane i: (lo[i], hi[i]) as bf16, lo in the low half; exact for values that are bf16 already, truncating otherwise.
+FATTN_INLINE Pairs make_pairs_exact(F32 lo, F32 hi) {
+  const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(lo), 16), _mm512_and_si512(_mm512_castps_si512(hi), high_half));
+}
+// The same, rounded to nearest even (subnormal values become 0, as VDPBF16PS takes them anyway).
+FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);  // 16 low values, then 16 high values
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(interleave, both);
+}
+FATTN_INLINE void store_rounded(bf16* p, F32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
+// exp2 with a polynomial of degree 3: relative error 1e-4, below half a unit in the last place of bf16.
+FATTN_INLINE F32 exp2_coarse(F32 x) {
+  const F32 clamped = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
+  const F32 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const F32 f = sub(clamped, n);
+  F32 p = set1(0.0556337f);
+  p = fma(p, f, set1(0.2402281f));
+  p = fma(p, f, set1(0.6931294f));
+  p = fma(p, f, set1(1.0000003f));
+  return _mm512_scalef_ps(p, n);
+}
+#else
+constexpr bool kHasDot = false;
+#endif
+
+}  // namespace fattn::core::FATTN_ISA

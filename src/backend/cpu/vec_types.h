@@ -1,0 +1,31 @@
+// Storage types of the CPU kernels, and what a Vec layer (vec_portable.h, vec_avx2.h, ...) offers in namespace FATTN_ISA:
+//   F32, kLanes             a vector of fp32
+//   kPanelVecs              vectors in a row of the matrix micro-kernel
+//   set1 zero load store    unaligned; load and store convert from and to f16 and bf16 (round to nearest even)
+//   add sub mul div fma     fma(a, b, c) = a * b + c
+//   max(a, b)               a > b ? a : b, so b if either is NaN
+//   where_equal(a, b, x, y) a == b ? x : y
+//   keep_from(x, i, other)  lanes >= i from x, the rest from other; i of any size
+//   keep_below(x, i, other) lanes < i from x, the rest from other
+//   sum                     of all lanes
+//   exp2                    2^x for x <= 0, exact 0 below -127, NaN kept; relative error below 2e-7
+//   transpose               of kLanes vectors
+// and, where kHasDot:
+//   Pairs                   a vector of kLanes (bf16, bf16) pairs
+//   dot(acc, a, b)          acc + a.lo * b.lo + a.hi * b.hi
+#pragma once
+
+#include <stdint.h>
+
+#include "shared/half.h"
+
+namespace fattn::core::FATTN_ISA {
+
+struct f16 {
+  uint16_t bits;
+};
+struct bf16 {
+  uint16_t bits;
+};
+
+}  // namespace fattn::core::FATTN_ISA

@@ -1,0 +1,146 @@
+// Backward pass of algorithm standard (Dao 2022, appendix B, with the matrices in memory).
+#include <limits>
+
+#include "backend/standard/matrices.h"
+#include "backend/standard/passes.h"
+
+namespace fattn::core {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// delta = rowsum(o dout)
+template <class E>
+void delta_rows(const Problem& p, const E* o, Matrix dout, int64_t rows, float* line, float* delta) {
+  for (int64_t r = 0; r < rows; ++r) {
+    row_passes<E>().load(o + r * p.o.row, line, p.headdim_v);
+    const float* dout_row = dout.data + r * dout.ld;
+    double sum = 0;
+    for (int64_t d = 0; d < p.headdim_v; ++d) sum += static_cast<double>(line[d]) * static_cast<double>(dout_row[d]);
+    delta[r] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace
+
+template <class E>
+void standard_backward_rows(const StandardCall& call, int64_t task, float* scratch) {
+  const Problem& p = call.p;
+  const Layout& at = call.at;
+  const int64_t blocks = at.row_tasks / (p.batch * p.nheads);
+  const int64_t b = task / blocks / p.nheads, h = task / blocks % p.nheads, row = task % blocks * at.block_q;
+  const int64_t rows = std::min(at.block_q, p.seqlen_q - row);
+  const int64_t hk = h / p.group();
+  const E* q = at_offset<const E>(call.buffers.q, b * p.q.batch + h * p.q.head + row * p.q.row);
+  const E* k = at_offset<const E>(call.buffers.k, b * p.k.batch + hk * p.k.head);
+  const E* v = at_offset<const E>(call.buffers.v, b * p.v.batch + hk * p.v.head);
+  const E* o = at_offset<const E>(call.buffers.o, b * p.o.batch + h * p.o.head + row * p.o.row);
+  const E* dout = at_offset<const E>(call.buffers.dout, b * p.dout.batch + h * p.dout.head + row * p.dout.row);
+  const float* lse = at_offset<const float>(call.buffers.lse, b * p.lse.batch + h * p.lse.head + row * p.lse.row);
+  E* dq = at_offset<E>(call.buffers.dq, b * p.dq.batch + h * p.dq.head + row * p.dq.row);
+  E* weights = call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k;
+  E* dscores = call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k;
+  float* delta = scratch + at.row_values;
+  float* line = scratch + at.line;
+
+  const Scale scale(p.softmax_scale);
+  const Matrix q_rows = matrix_of(q, p.q.row, rows, p.headdim, scratch + at.block[0]);
+  const Matrix dout_rows = matrix_of(dout, p.dout.row, rows, p.headdim_v, scratch + at.block[1]);
+  delta_rows(p, o, dout_rows, rows, line, delta);
+  OutputRows<E> out(dq, p.dq.row, rows, p.headdim, scratch + at.output[0]);
+  if (p.seqlen_k == 0) out.clear();
+
+  for (int64_t key = 0; key < p.seqlen_k; key += at.tile_k) {
+    const int64_t keys = std::min(at.tile_k, p.seqlen_k - key);
+    const Matrix k_rows = matrix_of(k + key * p.k.row, p.k.row, keys, p.headdim, scratch + at.tile[0]);
+    const Matrix v_rows = matrix_of(v + key * p.v.row, p.v.row, keys, p.headdim_v, scratch + at.tile[1]);
+    // s = scale q k^T; dp = dout v^T. The softmax's gradient turns them into p and ds.
+    OutputRows<E> s(weights + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
+    OutputRows<E> dp(dscores + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
+    multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim, scale.product, q_rows, k_rows, 0.0f, s.data, s.ld);
+    scale.finish(s.data, s.ld, rows, keys);
+    multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim_v, 1.0f, dout_rows, v_rows, 0.0f, dp.data, dp.ld);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t visible = std::clamp<int64_t>(p.mask().visible_end(row + r) - key, 0, keys);
+      row_passes<E>().gradient(s.row(r), dp.row(r), weights + r * p.seqlen_k + key, dscores + r * p.seqlen_k + key, visible, keys, lse[r * p.lse.row],
+                               delta[r], scale.after);
+    }
+    // dq = scale ds k
+    multiply(call.blas, Side::kPlain, Side::kPlain, rows, p.headdim, keys, scale.product, {dp.data, dp.ld}, k_rows, key == 0 ? 0.0f : 1.0f, out.data,
+             out.ld);
+  }
+  // As in the forward pass: a NaN may come from a key that the row does not see.
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!out.has_nan(r)) continue;
+    const int64_t visible = lse[r * p.lse.row] == -kInf ? 0 : p.mask().visible_end(row + r);
+    if (visible == p.seqlen_k) continue;
+    std::fill_n(out.row(r), p.headdim, 0.0f);
+    for (int64_t j = 0; j < visible; ++j) add_scaled(dscores[r * p.seqlen_k + j], scale.product, k + j * p.k.row, p.headdim, line, out.row(r));
+  }
+  out.finish();
+}
+
+template <class E>
+void standard_backward_keys(const StandardCall& call, int64_t task, float* scratch) {
+  const Problem& p = call.p;
+  const Layout& at = call.at;
+  const int64_t blocks = at.key_tasks / (p.batch * p.nheads_k);
+  const int64_t b = task / blocks / p.nheads_k, hk = task / blocks % p.nheads_k, key = task % blocks * at.block_k;
+  const int64_t keys = std::min(at.block_k, p.seqlen_k - key);
+  const int64_t first_head = hk * p.group(), end_head = first_head + p.group();
+  const E* q_batch = at_offset<const E>(call.buffers.q, b * p.q.batch);
+  const E* dout_batch = at_offset<const E>(call.buffers.dout, b * p.dout.batch);
+  const float* lse_batch = at_offset<const float>(call.buffers.lse, b * p.lse.batch);
+  OutputRows<E> dk(at_offset<E>(call.buffers.dk, b * p.dk.batch + hk * p.dk.head + key * p.dk.row), p.dk.row, keys, p.headdim,
+                   scratch + at.output[0]);
+  OutputRows<E> dv(at_offset<E>(call.buffers.dv, b * p.dv.batch + hk * p.dv.head + key * p.dv.row), p.dv.row, keys, p.headdim_v,
+                   scratch + at.output[1]);
+  if (p.seqlen_q == 0) {
+    dk.clear();
+    dv.clear();
+  }
+
+  const Scale scale(p.softmax_scale);
+  float beta = 0.0f;  // the first product sets, the others add
+  for (int64_t h = first_head; h < end_head; ++h)
+    for (int64_t row = 0; row < p.seqlen_q; row += at.tile_q) {
+      const int64_t rows = std::min(at.tile_q, p.seqlen_q - row);
+      const Matrix weights = matrix_of<E>(call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
+      const Matrix dscores = matrix_of<E>(call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
+      const Matrix q_rows = matrix_of(q_batch + h * p.q.head + row * p.q.row, p.q.row, rows, p.headdim, scratch + at.tile[0]);
+      const Matrix dout_rows = matrix_of(dout_batch + h * p.dout.head + row * p.dout.row, p.dout.row, rows, p.headdim_v, scratch + at.tile[1]);
+      // dv = p^T dout; dk = scale ds^T q
+      multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim_v, rows, 1.0f, weights, dout_rows, beta, dv.data, dv.ld);
+      multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim, rows, scale.product, dscores, q_rows, beta, dk.data, dk.ld);
+      beta = 1.0f;
+    }
+
+  // A NaN may come from a row that does not see the key: such a key is computed again from the rows that see it.
+  float* line = scratch + at.line;
+  for (int64_t j = 0; j < keys; ++j) {
+    const bool again_k = dk.has_nan(j), again_v = dv.has_nan(j);
+    if (!again_k && !again_v) continue;
+    if (again_k) std::fill_n(dk.row(j), p.headdim, 0.0f);
+    if (again_v) std::fill_n(dv.row(j), p.headdim_v, 0.0f);
+    for (int64_t h = first_head; h < end_head; ++h)
+      for (int64_t row = p.mask().first_row(key + j); row < p.seqlen_q; ++row) {
+        if (lse_batch[h * p.lse.head + row * p.lse.row] == -kInf) continue;
+        const int64_t at_pair = row * p.seqlen_k + key + j;
+        if (again_k)
+          add_scaled(call.head_matrix<E>(at.dscores, b, h)[at_pair], scale.product, q_batch + h * p.q.head + row * p.q.row, p.headdim, line, dk.row(j));
+        if (again_v)
+          add_scaled(call.head_matrix<E>(at.weights, b, h)[at_pair], 1.0f, dout_batch + h * p.dout.head + row * p.dout.row, p.headdim_v, line, dv.row(j));
+      }
+  }
+  dk.finish();
+  dv.finish();
+}
+
+template void standard_backward_rows<float>(const StandardCall&, int64_t, float*);
+template void standard_backward_rows<Half>(const StandardCall&, int64_t, float*);
+template void standard_backward_rows<Brain>(const StandardCall&, int64_t, float*);
+template void standard_backward_keys<float>(const StandardCall&, int64_t, float*);
+template void standard_backward_keys<Half>(const StandardCall&, int64_t, float*);
+template void standard_backward_keys<Brain>(const StandardCall&, int64_t, float*);
+
+}  // namespace fattn::core

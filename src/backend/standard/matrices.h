@@ -1,0 +1,95 @@
+// Tensors as BLAS sees them: fp32 matrices, in place where that is possible and through a copy where it is not.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "backend/standard/layout.h"
+#include "backend/standard/row_passes.h"
+#include "device/libraries.h"
+
+namespace fattn::core {
+
+struct Matrix {
+  const float* data;
+  int ld;
+};
+
+// `count` rows of `width` elements. `copy` has room for them, if a copy is needed.
+template <class E>
+Matrix matrix_of(const E* rows, int64_t stride, int64_t count, int64_t width, float* copy) {
+  if constexpr (std::is_same_v<E, float>)
+    if (blas_can_use(stride, count, width)) return {rows, static_cast<int>(count <= 1 ? width : stride)};
+  for (int64_t r = 0; r < count; ++r) row_passes<E>().load(rows + r * stride, copy + r * width, width);
+  return {copy, static_cast<int>(width)};
+}
+
+// Rows of an output. BLAS writes `data`; finish() takes a copy to its place.
+template <class E>
+class OutputRows {
+ public:
+  OutputRows(E* rows, int64_t stride, int64_t count, int64_t width, float* copy) : rows_(rows), stride_(stride), count_(count), width_(width) {
+    data = copy;
+    ld = static_cast<int>(width);
+    if constexpr (std::is_same_v<E, float>)
+      if (blas_can_use(stride, count, width)) {
+        data = rows;
+        if (count > 1) ld = static_cast<int>(stride);
+      }
+  }
+  float* row(int64_t r) const { return data + r * ld; }
+  void clear() {
+    for (int64_t r = 0; r < count_; ++r) std::fill_n(row(r), width_, 0.0f);
+  }
+  bool has_nan(int64_t r) const { return std::any_of(row(r), row(r) + width_, [](float x) { return std::isnan(x); }); }
+  void finish() const {
+    if constexpr (std::is_same_v<E, float>)
+      if (data == rows_) return;
+    for (int64_t r = 0; r < count_; ++r) row_passes<E>().store(row(r), rows_ + r * stride_, width_);
+  }
+
+  float* data;
+  int ld;
+
+ private:
+  E* rows_;
+  int64_t stride_, count_, width_;
+};
+
+enum class Side { kPlain = 111, kTransposed = 112 };  // CBLAS's CblasNoTrans and CblasTrans
+
+// c (m, n) = alpha a b + beta c, row-major; a is stored (k, m) and b (n, k) where they are transposed. m, n, k >= 1.
+inline void multiply(const OpenBlas& blas, Side side_a, Side side_b, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b, float beta,
+                     float* c, int ldc) {
+  constexpr int kRowMajor = 101;
+  blas.sgemm(kRowMajor, static_cast<int>(side_a), static_cast<int>(side_b), static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a.data,
+             a.ld, b.data, b.ld, beta, c, ldc);
+}
+
+// BLAS does not look at its operands when alpha is 0, and a NaN in them would be lost. So a scale of 0 is applied after.
+struct Scale {
+  explicit Scale(double softmax_scale) {
+    const auto scale = static_cast<float>(softmax_scale);
+    product = scale == 0.0f ? 1.0f : scale;
+    after = scale == 0.0f ? 0.0f : 1.0f;
+  }
+  // The rest of the scale, on a product of (rows, width).
+  void finish(float* data, int64_t ld, int64_t rows, int64_t width) const {
+    if (after == 1.0f) return;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t j = 0; j < width; ++j) data[r * ld + j] *= after;
+  }
+  float product, after;
+};
+
+// sum += factor * weight * row; `line` is scratch of the same width.
+template <class E>
+void add_scaled(const E& weight, float factor, const E* row, int64_t width, float* line, float* sum) {
+  float w;
+  row_passes<E>().load(&weight, &w, 1);
+  row_passes<E>().load(row, line, width);
+  for (int64_t d = 0; d < width; ++d) sum[d] += factor * w * line[d];
+}
+
+}  // namespace fattn::core
