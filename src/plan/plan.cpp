@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <cstdlib>
 
 #include "shared/env.h"
 #include "shared/text.h"
@@ -54,7 +55,7 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   const int64_t most = amx ? 8 : 4;
   const int64_t per_task = std::clamp<int64_t>(p.batch * p.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
-  plan.block_k = amx ? 128 : 96;
+  plan.block_k = getenv("BK")?atoi(getenv("BK")):96; if(getenv("RT"))plan.rows=64*atoi(getenv("RT"));
 }
 
 // Few queries: all heads of a group share each read of K and V. Chunks of 256 to 2048 keys.

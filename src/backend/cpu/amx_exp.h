@@ -7,20 +7,33 @@ namespace fattn::core::amx {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kFixed = 8388608.0f;  // 2^23: scores are held as fixed-point exponents, so that adding bits is multiplying by 2^x
+// Scores are scaled to fixed point with 15 fractional bits, so that adding bits is multiplying by a power of 2.
+constexpr float kFixed = 32768.0f;
 constexpr float kSmallestExponent = -126.0f * kFixed;
 
-// 2^(u / 2^23) for -126 * 2^23 <= u < 127 * 2^23, relative error 1.1e-4 (the weights are rounded to bf16, 2e-3).
-// With u = n + f (f in [0, 1), in units of 2^23) the bits of 2^n (1 + f) are those of u plus the exponent bias; what is
-// missing, 2^f - 1 - f, is a cubic q in g = 1 + f around 1.0, whose bits carry both the correction and the bias.
-FATTN_AMX_INLINE __m512 exp2_fixed(__m512 u) {
-  const __m512i i = _mm512_cvtps_epi32(u);
+// 2^(s * scale / 2^15 + shift) for exponents within [-126, 60), relative error 1.2e-4 (weights are rounded to bf16, 2e-3).
+// Adding 1.5 * 2^23 leaves the fixed-point number n + f (f in [0, 1)) in the low bits; a byte shuffle moves it to where a
+// float keeps exponent and mantissa: these are the bits of 2^n (1 + f). What is missing, the bias of the exponent and
+// 2^f - 1 - f, comes with the bits of a cubic in g = 1 + f around -2^64. The additional 64 of the magic number and that
+// scale cancel the magic number's own bits.
+// A product of AMX takes the second floating-point port from the vector units: hence so few floating-point operations.
+constexpr float kMagic = 12582912.0f + 64.0f * kFixed;
+
+FATTN_AMX_INLINE __m512 exp2_of_magic(__m512 t) {
+  const __m512i up = _mm512_set4_epi32(0x0e0d0cff, 0x0a0908ff, 0x060504ff, 0x020100ff);  // shifts every 32-bit lane left by 8
+  const __m512i i = _mm512_shuffle_epi8(_mm512_castps_si512(t), up);
   const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
   const __m512 g = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(i, mantissa, one, 0xea));  // (i & mantissa) | one
-  __m512 q = _mm512_fmadd_ps(g, _mm512_set1_ps(0.039133985f), _mm512_set1_ps(-0.0042481143f));
-  q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(-0.26119354f));
-  q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(1.2263076f));
+  constexpr float scale = -18446744073709551616.0f;                                        // -2^64
+  __m512 q = _mm512_fmadd_ps(g, _mm512_set1_ps(0.039133985f * scale), _mm512_set1_ps(-0.0042481143f * scale));
+  q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(-0.26119354f * scale));
+  q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(1.2263076f * scale));
   return _mm512_castsi512_ps(_mm512_add_epi32(i, _mm512_castps_si512(q)));
+}
+
+// 2^((s * scale - shift) / 2^15), at least 2^-126; NaN gives nonsense.
+FATTN_AMX_INLINE __m512 exp2_fixed(__m512 u) {
+  return exp2_of_magic(_mm512_add_ps(_mm512_max_ps(u, _mm512_set1_ps(kSmallestExponent)), _mm512_set1_ps(kMagic)));
 }
 
 // 2^x to fp32 accuracy for any x; -inf gives 0, NaN stays. For rescaling, where errors would add up.

@@ -1,11 +1,13 @@
 // FlashAttention-2 forward in bf16 on AMX: query rows in lanes.
 //
-// Query rows are cut into tiles of 16. For a block of keys and one query tile three stages run:
+// Query rows are cut into tiles of 16, keys into blocks that are packed for AMX once a task and stay in the L2 cache. A
+// query tile goes through a block in steps of 64 or 128 keys, in three stages:
 //   scores    S^T[key][q] = K Q^T           A = K rows, B = Q^T; on AMX
 //   weights   P^T = exp2(S^T - max), sums   lane-wise over keys on the vector units; pairs of keys make B tiles
 //   product   O^T[d][q] += V^T P^T          A = V^T; on AMX
-// AMX works asynchronously to the vector units, so the loop computes the weights of one tile while it feeds AMX with the
-// scores of the next tile and the product of the previous one, in small portions that the out-of-order window can hold.
+// AMX works asynchronously to the vector units, so the loop computes the weights of one step while it feeds AMX with the
+// scores of the next step and the product of the previous one, in small portions that the out-of-order window can hold.
+// All that is written in between stays in the L1 cache, where AMX is four times as fast to store as in L2.
 //
 // Without a bound on the scores a running maximum is needed (Milakov and Gimelshein 2018). |s| <= |q| |k| (Cauchy and
 // Schwarz) often proves that exp2 can neither overflow nor lose a weight; then the shift is 0, which softmax permits,
@@ -43,8 +45,8 @@ struct ForwardLayout {
     bytes = 0;
     k = take(units * 2 * depth * kTileBytes);
     v = take(units * values * kTileBytes);
-    s = take(2 * units * 2 * kTileBytes);
-    p = take(2 * units * kTileBytes);
+    s = take(2 * step() * 2 * kTileBytes);
+    p = take(2 * step() * kTileBytes);
     q = take(tiles * depth * kTileBytes);
     acc = take(tiles * values * kTileBytes);
     sum = take(tiles * kTileRow);
@@ -52,6 +54,8 @@ struct ForwardLayout {
     norm = take(tiles * static_cast<int64_t>(sizeof(float)));
     softmax = take(tiles * static_cast<int64_t>(sizeof(Softmax)));
   }
+
+  int64_t step() const { return groups == 1 ? 2 : 4; }  // units of a step: accumulators that do not stay in tiles want longer ones
 
  private:
   int64_t take(int64_t size) {
@@ -66,7 +70,7 @@ template <int kDepth>
 struct ScoreStream {
   const char *q, *k;
   char* s;
-  int64_t run_depth, units;
+  int64_t run_depth, units = 0;
 
   FATTN_AMX_INLINE_MEMBER int64_t depth() const { return kDepth ? kDepth : run_depth; }
 
@@ -99,11 +103,14 @@ struct ScoreStream {
 struct ProductStream {
   const char *v, *p;
   char* acc;
-  int64_t units, value_stride, groups, left = 0;  // units of keys; bytes between units of v; groups to do; units to do of this one
+  int64_t units, value_stride, groups;  // units of keys; bytes between units of v; groups to do
+  bool load, store;                     // whether the accumulators come from and go to memory, or stay in the tiles
+  int64_t left = 0;                     // units to do of this group
 
   FATTN_AMX_INLINE_MEMBER void start() {
     if (groups == 0) return;
     left = units;
+    if (!load) return;
     _tile_loadd(0, acc, kTileRow);
     _tile_loadd(1, acc + kTileBytes, kTileRow);
     _tile_loadd(2, acc + 2 * kTileBytes, kTileRow);
@@ -123,10 +130,12 @@ struct ProductStream {
     p += kTileBytes;
     v += value_stride;
     if (--left > 0) return;
-    _tile_stored(0, acc, kTileRow);
-    _tile_stored(1, acc + kTileBytes, kTileRow);
-    _tile_stored(2, acc + 2 * kTileBytes, kTileRow);
-    _tile_stored(3, acc + 3 * kTileBytes, kTileRow);
+    if (store) {
+      _tile_stored(0, acc, kTileRow);
+      _tile_stored(1, acc + kTileBytes, kTileRow);
+      _tile_stored(2, acc + 2 * kTileBytes, kTileRow);
+      _tile_stored(3, acc + 3 * kTileBytes, kTileRow);
+    }
     p -= units * kTileBytes;
     v += 4 * kTileBytes - units * value_stride;
     acc += 4 * kTileBytes;
@@ -175,14 +184,13 @@ class Forward {
   float& norm(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.norm)[tile]; }
   Softmax& softmax(int64_t tile) const { return reinterpret_cast<Softmax*>(scratch_ + at_.softmax)[tile]; }
   char* acc(int64_t tile) const { return scratch_ + at_.acc + tile * at_.values * kTileBytes; }
-  char* scores(int64_t tile) const { return scratch_ + at_.s + (tile & 1) * at_.units * 2 * kTileBytes; }
-  char* weights(int64_t tile) const { return scratch_ + at_.p + (tile & 1) * at_.units * kTileBytes; }
+  char* scores(int64_t parity) const { return scratch_ + at_.s + parity * at_.step() * 2 * kTileBytes; }
+  char* weights(int64_t parity) const { return scratch_ + at_.p + parity * at_.step() * kTileBytes; }
   int64_t value_stride() const { return at_.values * kTileBytes; }
 
   // Keys of the block at `key` that the last, or the first, row of a tile sees.
   int64_t most_keys(int64_t tile, int64_t key) const { return max_of(0, min_of(limit(last_row(tile)) - key, block_keys_)); }
   int64_t least_keys(int64_t tile, int64_t key) const { return max_of(0, min_of(limit(first_row(tile)) - key, block_keys_)); }
-  int64_t units_of(int64_t tile, int64_t key) const { return ceil_div(most_keys(tile, key), kUnit); }
 
   void load_queries() {
     const uint16_t* q = static_cast<const uint16_t*>(t_.q);
@@ -242,41 +250,63 @@ class Forward {
     return wanted < softmax(tile) ? softmax(tile) : wanted;
   }
 
+  // One step of a query tile: units [unit, unit + units) of the block at `key`. Buffers alternate.
+  struct Step {
+    int64_t tile, key, unit, units, parity;
+    bool last;  // of this tile in this block
+  };
+
+  Step step_at(int64_t tile, int64_t key, int64_t unit, int64_t parity) const {
+    if (tile >= at_.tiles) return {tile, key, 0, 0, parity, true};
+    const int64_t end = ceil_div(most_keys(tile, key), kUnit), units = min_of(at_.step(), end - unit);
+    return {tile, key, unit, units, parity, unit + units == end};
+  }
+  Step step_after(const Step& s) const {
+    return s.last ? step_at(s.tile + 1, s.key, 0, 1 - s.parity) : step_at(s.tile, s.key, s.unit + s.units, 1 - s.parity);
+  }
+
   template <int kDepth>
-  ScoreStream<kDepth> score_stream(int64_t tile, int64_t key) const {
-    const int64_t units = tile < at_.tiles ? units_of(tile, key) : 0;
-    return {scratch_ + at_.q + tile * at_.depth * kTileBytes, scratch_ + at_.k, scores(tile), at_.depth, units};
+  ScoreStream<kDepth> score_stream(const Step& s) const {
+    return {scratch_ + at_.q + s.tile * at_.depth * kTileBytes, scratch_ + at_.k + s.unit * 2 * at_.depth * kTileBytes, scores(s.parity), at_.depth,
+            s.units};
+  }
+  ProductStream product_stream(const Step& s) const {
+    const bool stay = at_.groups == 1 && softmax(s.tile) == Softmax::kBounded && !element_wise(s.tile, s.key);
+    return {scratch_ + at_.v + s.unit * value_stride(), weights(s.parity), acc(s.tile), s.units, value_stride(), at_.groups, !stay || s.unit == 0,
+            !stay || s.last};
   }
 
-  ProductStream product_stream(int64_t tile, int64_t key) const {
-    return {scratch_ + at_.v, weights(tile), acc(tile), units_of(tile, key), value_stride(), at_.groups};
-  }
-
-  // The block of keys at `key` against the tiles from `first` on: the three stages, one tile apart.
+  // The block of keys at `key` against the tiles from `first` on: the three stages, one step apart.
   template <int kDepth, int kGroups>
   void attend(int64_t key, int64_t first) {
-    score_stream<kDepth>(first, key).finish();
+    Step step = step_at(first, key, 0, 0);
+    score_stream<kDepth>(step).finish();
     ProductStream product{};
-    for (int64_t tile = first; tile < at_.tiles; ++tile) {
-      const Softmax kind = choose(tile);
-      if (kind != Softmax::kBounded && softmax(tile) == Softmax::kBounded) leave_bounded(tile);
-      softmax(tile) = kind;
-      const ScoreStream<kDepth> next = score_stream<kDepth>(tile + 1, key);
-      switch (kind) {
-        case Softmax::kBounded: weigh<Softmax::kBounded, kDepth, kGroups>(tile, key, next, product); break;
-        case Softmax::kOnline: weigh<Softmax::kOnline, kDepth, kGroups>(tile, key, next, product); break;
-        case Softmax::kPropagate: weigh<Softmax::kPropagate, kDepth, kGroups>(tile, key, next, product); break;
+    while (step.units > 0) {
+      const Step next = step_after(step);
+      if (step.unit == 0) {
+        const Softmax kind = choose(step.tile);
+        if (kind != Softmax::kBounded && softmax(step.tile) == Softmax::kBounded) leave_bounded(step.tile);
+        softmax(step.tile) = kind;
       }
-      product = product_stream(tile, key);
-      // 0 * inf is NaN: values that are not finite must not meet the zero weights of keys that a row does not see.
-      if (value_bits_ >= kInfinityBits && least_keys(tile, key) < most_keys(tile, key)) {
-        add_visible(tile, key);
+      switch (softmax(step.tile)) {
+        case Softmax::kBounded: weigh<Softmax::kBounded, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
+        case Softmax::kOnline: weigh<Softmax::kOnline, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
+        case Softmax::kPropagate: weigh<Softmax::kPropagate, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
+      }
+      product = product_stream(step);
+      if (element_wise(step.tile, key)) {
+        add_visible(step);
         product.groups = 0;
       }
+      step = next;
     }
     product.start();
     product.finish();
   }
+
+  // 0 * inf is NaN: values that are not finite must not meet the zero weights of keys that a row does not see.
+  bool element_wise(int64_t tile, int64_t key) const { return value_bits_ >= kInfinityBits && least_keys(tile, key) < most_keys(tile, key); }
 
   // Rows that have seen a key are shifted by 0, the others by nothing yet.
   void leave_bounded(int64_t tile) {
@@ -284,18 +314,21 @@ class Forward {
     _mm512_store_ps(max(tile), _mm512_mask_blend_ps(seen, _mm512_set1_ps(-__builtin_inff()), _mm512_setzero_ps()));
   }
 
-  // Keys of the block that each row of a tile sees.
-  __m512i visible_keys(int64_t tile, int64_t key) const {
+  // Keys of the block, less `skipped` ones, that each row of a tile sees.
+  __m512i visible_keys(int64_t tile, int64_t key, int64_t skipped) const {
     alignas(64) int32_t n[kLanes];
     for (int64_t i = 0; i < kLanes; ++i)
-      n[i] = static_cast<int32_t>(max_of(0, min_of(limit(min_of(first_row(tile) + i, t_.row_end - 1)) - key, block_keys_)));
+      n[i] = static_cast<int32_t>(max_of(0, min_of(limit(min_of(first_row(tile) + i, t_.row_end - 1)) - key, block_keys_) - skipped));
     return _mm512_load_si512(n);
   }
 
-  // Raises the maximum of a tile if the block's scores exceed it by much, and rescales what was summed so far.
-  void raise_max(int64_t tile, int64_t key) {
-    const float* s = reinterpret_cast<const float*>(scores(tile));
-    const int64_t full = least_keys(tile, key), most = most_keys(tile, key);
+  // Raises the maximum of a tile if the step's scores exceed it by much, and rescales what was summed so far: all earlier
+  // products must be in memory, so they are finished first.
+  void raise_max(const Step& step, ProductStream& product) {
+    const int64_t tile = step.tile, begin = step.unit * kUnit;
+    const float* s = reinterpret_cast<const float*>(scores(step.parity));
+    const int64_t full = max_of(0, min_of(least_keys(tile, step.key) - begin, step.units * kUnit));
+    const int64_t most = min_of(most_keys(tile, step.key) - begin, step.units * kUnit);
     const __m512 none = _mm512_set1_ps(-__builtin_inff());
     __m512 a = none, b = none;
     const int64_t full_pairs = full / 32 * 32;
@@ -303,11 +336,12 @@ class Forward {
       a = _mm512_max_ps(_mm512_load_ps(s + r * kLanes), a);
       b = _mm512_max_ps(_mm512_load_ps(s + (r + 1) * kLanes), b);
     }
-    const __m512i visible = visible_keys(tile, key);
+    const __m512i visible = visible_keys(tile, step.key, begin);
     for (int64_t r = full_pairs; r < most; ++r)
       a = _mm512_mask_max_ps(a, _mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(static_cast<int>(r))), _mm512_load_ps(s + r * kLanes), a);
     const __m512 block = _mm512_mul_ps(_mm512_max_ps(a, b), fixed_scale_), old = _mm512_load_ps(max(tile));
     if (!_mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(kLazy)), _CMP_GT_OQ)) return;
+    product.finish();
     const __m512 raised = _mm512_max_ps(block, old);
     _mm512_store_ps(max(tile), raised);
     // Rows without a key so far have nothing to scale, and -inf - -inf would be NaN.
@@ -322,7 +356,7 @@ class Forward {
   // Weight of a vector of scores.
   template <Softmax kind>
   FATTN_AMX_INLINE __m512 weight(__m512 s, __m512 scale, __m512 shift) {
-    if (kind == Softmax::kBounded) return exp2_fixed(_mm512_mul_ps(s, scale));
+    if (kind == Softmax::kBounded) return exp2_of_magic(_mm512_fmadd_ps(s, scale, _mm512_set1_ps(kMagic)));
     const __m512 u = _mm512_fmsub_ps(s, scale, shift);
     const __m512 w = exp2_fixed(_mm512_max_ps(u, _mm512_set1_ps(kSmallestExponent)));
     if (kind == Softmax::kOnline) return w;
@@ -360,22 +394,23 @@ class Forward {
 
   // Weights and sums of a tile in the block at `key`, with the scores of the next and the product of the previous tile.
   template <Softmax kind, int kDepth, int kGroups>
-  __attribute__((noinline)) void weigh(int64_t tile, int64_t key, ScoreStream<kDepth> next, ProductStream product) {
-    if (kind != Softmax::kBounded) raise_max(tile, key);
-    const float* s = reinterpret_cast<const float*>(scores(tile));
-    char* p = weights(tile);
+  __attribute__((noinline)) void weigh(const Step& step, ScoreStream<kDepth> next, ProductStream product) {
+    const int64_t tile = step.tile;
+    product.start();
+    if (kind != Softmax::kBounded) raise_max(step, product);
+    const float* s = reinterpret_cast<const float*>(scores(step.parity));
+    char* p = weights(step.parity);
     __m512 shift = _mm512_load_ps(max(tile));
     if (kind != Softmax::kBounded)  // a row without a key has no maximum: its scores are all -inf or not visible
       shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(shift, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ), shift);
     const __m512 scale = fixed_scale_;
     __m512 sum0 = _mm512_load_ps(sum(tile)), sum1 = _mm512_setzero_ps();
-    const int64_t full = least_keys(tile, key) / kUnit, units = units_of(tile, key);
-    product.start();
+    const int64_t full = max_of(0, min_of(least_keys(tile, step.key) / kUnit - step.unit, step.units));
     for (int64_t unit = 0; unit < full; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
       weigh_unit<kind, false, kDepth, kGroups>(s, p, scale, shift, _mm512_setzero_si512(), sum0, sum1, next, product);
-    if (full < units) {
-      const __m512i visible = visible_keys(tile, key);
-      for (int64_t unit = full; unit < units; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
+    if (full < step.units) {
+      const __m512i visible = visible_keys(tile, step.key, step.unit * kUnit);
+      for (int64_t unit = full; unit < step.units; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
         weigh_unit<kind, true, kDepth, kGroups>(s, p, scale, shift, _mm512_sub_epi32(visible, _mm512_set1_epi32(static_cast<int>(unit * kUnit))), sum0,
                                                 sum1, next, product);
     }
@@ -386,12 +421,13 @@ class Forward {
   }
 
   // The product stage with visible keys only, element by element.
-  void add_visible(int64_t tile, int64_t key) {
-    const uint16_t* p = reinterpret_cast<const uint16_t*>(weights(tile));
-    const uint16_t* v = reinterpret_cast<const uint16_t*>(scratch_ + at_.v);
+  void add_visible(const Step& step) {
+    const int64_t tile = step.tile, key = step.key + step.unit * kUnit;
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(weights(step.parity));
+    const uint16_t* v = reinterpret_cast<const uint16_t*>(scratch_ + at_.v + step.unit * value_stride());
     float* o = reinterpret_cast<float*>(acc(tile));
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t n = min_of(limit(min_of(first_row(tile) + lane, t_.row_end - 1)) - key, block_keys_);
+      const int64_t n = min_of(limit(min_of(first_row(tile) + lane, t_.row_end - 1)) - key, step.units * kUnit);
       for (int64_t j = 0; j < n; ++j) {
         const int64_t unit = j / kUnit, r = j % 16, half = j % kUnit / 16;
         const float w = bf16(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);

@@ -111,16 +111,17 @@ void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename O
 }
 
 // A block of keys [0, keys) for one panel of kVecs vectors of query rows, the first of which is lane 0 here. Lane i sees
-// the keys below first_hidden + i.
+// the keys below first_hidden + i. `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch, Scalars k,
-                                             Scalars v, const T* v_rows, int64_t keys, int64_t first_hidden, float factor) {
+                                             Scalars v, const T* v_rows, int64_t keys, int64_t first_hidden, bool poisoned, float factor) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const int64_t last = first_hidden + kStride - 1;  // keys that the panel's last row sees
   const int64_t n = keys < last ? keys : last;
   if (n <= 0) return;
-  const int64_t whole = first_hidden < 0 ? 0 : first_hidden < n ? first_hidden : n;  // keys that every row sees
+  // Keys that every row sees; at the diagonal a multiple of the micro-kernel's 6 rows.
+  const int64_t whole = first_hidden < 0 ? 0 : first_hidden < n ? first_hidden / 6 * 6 : n;
 
   F32 top[kVecs], old[kVecs], unused[kVecs];
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
@@ -151,8 +152,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     float* sum = tile.sum + lane0 + w * kLanes;
     store(sum, fma(load(sum), alpha[w], block_sum[w]));
   }
-  const int64_t met = elements<Ops>(n) * Ops::kPair < keys ? elements<Ops>(n) * Ops::kPair : keys;  // rows of V that enter, hidden ones too
-  if (whole < met && any_nonfinite(v_rows + whole * task.v_stride, task.v_stride, met - whole, task.headdim_v)) {
+  if (poisoned) {
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
     weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, n, first_hidden, kStride, alphas, tile.o + lane0);
@@ -217,8 +217,11 @@ void forward_task(const ForwardTask& task) {
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
       const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
       const int64_t first_hidden = row0 + task.diagonal - key0;  // for the tile's first row
+      const int64_t seen_by_all = first_hidden < 0 ? 0 : first_hidden;
+      const bool poisoned = seen_by_all < block && any_nonfinite(v_rows + seen_by_all * task.v_stride, task.v_stride, block - seen_by_all, task.headdim_v);
       const auto panel = [&](int w, auto count) {
-        forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_hidden + w * kLanes, factor);
+        forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_hidden + w * kLanes, poisoned,
+                                                      factor);
       };
       if (kPanelVecs == 4 && first_hidden < block) {
         // Half panels at the diagonal, which need fewer keys each.

@@ -9,23 +9,43 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
+#include "backend/cpu/amx_backward.h"
 #include "backend/cpu/amx_forward.h"
 
 namespace fattn::core {
 namespace amx {
-static void forward(KernelDType dtype, const ForwardTask& task) {
-  if (dtype == kKernelBF16) return forward_bf16(task);
-  kernels_avx512_bf16()->forward(dtype, task);
+namespace {
+
+// Where the tiles have nothing to offer; every processor with AMX has these.
+const CpuKernels* vectors() { return kernels_avx512_bf16(); }
+
+size_t forward_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelBF16 ? forward_scratch_bytes(shape) : vectors()->forward_scratch(dtype, shape);
 }
-static size_t forward_scratch(KernelDType dtype, const KernelShape& shape) {
-  if (dtype == kKernelBF16) return forward_scratch_bytes(shape);
-  return kernels_avx512_bf16()->forward_scratch(dtype, shape);
+void forward(KernelDType dtype, const ForwardTask& task) { dtype == kKernelBF16 ? forward_bf16(task) : vectors()->forward(dtype, task); }
+
+size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelBF16 ? backward_scratch_bytes(shape) : vectors()->backward_scratch(dtype, shape);
 }
+void backward(KernelDType dtype, const BackwardTask& task) { dtype == kKernelBF16 ? backward_bf16(task) : vectors()->backward(dtype, task); }
+
+size_t decode_scratch(KernelDType dtype, const KernelShape& shape) { return vectors()->decode_scratch(dtype, shape); }
+void decode(KernelDType dtype, const DecodeTask& task) { vectors()->decode(dtype, task); }
+void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
+              int64_t to_stride) {
+  vectors()->row_dots(dtype, a, a_stride, b, b_stride, rows, headdim, to, to_stride);
+}
+void sum_rows(KernelDType dtype, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to) {
+  vectors()->sum_rows(dtype, parts, part_stride, nparts, headdim, to);
+}
+
+}  // namespace
 }  // namespace amx
 
 const CpuKernels* kernels_amx() {
-  static const CpuKernels table = {amx::forward_scratch, amx::forward, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
-  return &table;
+  static constexpr CpuKernels kTable = {amx::forward_scratch, amx::forward,          amx::decode_scratch, amx::decode,
+                                        amx::backward_scratch, amx::backward, amx::row_dots,       amx::sum_rows};
+  return &kTable;
 }
 
 }  // namespace fattn::core

@@ -60,17 +60,25 @@ FATTN_INLINE void unpack_transposed(const float* from, int64_t rows, int64_t n, 
     }
 }
 
-// Is a value in rows x n not finite? Inf - Inf and NaN - NaN are NaN, x - x is 0 otherwise.
+// Is a value in rows x n not finite? Inf - Inf and NaN - NaN are NaN, x - x is 0 otherwise. Four sums hide the latency.
 template <class T>
-FATTN_INLINE bool any_nonfinite(const T* from, int64_t stride, int64_t rows, int64_t n) {
-  F32 bad = zero();
-  for (int64_t r = 0; r < rows; ++r)
+bool any_nonfinite(const T* from, int64_t stride, int64_t rows, int64_t n) {
+  F32 bad[4] = {zero(), zero(), zero(), zero()};
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4)
+    for (int64_t d = 0; d < n; d += kLanes) {
+      FATTN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const F32 x = load_n(from + (r + i) * stride + d, n - d);
+        bad[i] = add(bad[i], sub(x, x));
+      }
+    }
+  for (; r < rows; ++r)
     for (int64_t d = 0; d < n; d += kLanes) {
       const F32 x = load_n(from + r * stride + d, n - d);
-      bad = add(bad, sub(x, x));
+      bad[0] = add(bad[0], sub(x, x));
     }
-  const float s = sum(bad);
-  return !(s == 0.0f);
+  return !(sum(add(add(bad[0], bad[1]), add(bad[2], bad[3]))) == 0.0f);
 }
 
 // log2(x) for normal x > 0, Inf and NaN, relative error below 2e-7 away from 1; -Inf for 0.

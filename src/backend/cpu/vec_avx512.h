@@ -59,11 +59,12 @@ FATTN_INLINE F32 shift_exponent(F32 t) { return _mm512_castsi512_ps(_mm512_slli_
 
 namespace fattn::core::FATTN_ISA {
 
-// Rounds to nearest and scales by the exponent: a shift less than exp2_by_magic, and no multiplication.
+// Rounds to nearest and scales by the exponent. Below 2^-125 the mask gives 0, because an underflow in VSCALEFPS costs
+// some hundred cycles (and -inf - -inf in the argument of the polynomial is masked too); NaN is not below.
+FATTN_INLINE __mmask16 has_exp2(F32 x) { return _mm512_cmp_ps_mask(x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ); }
 FATTN_INLINE F32 exp2(F32 x) {
-  const F32 clamped = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
-  const F32 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return _mm512_scalef_ps(exp2_polynomial(sub(clamped, n)), n);
+  const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_maskz_scalef_ps(has_exp2(x), exp2_polynomial(sub(x, n)), n);
 }
 FATTN_INLINE void transpose(F32 (&r)[16]) {
   F32 t[16];
@@ -108,14 +109,13 @@ FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
 FATTN_INLINE void store_rounded(bf16* p, F32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
 // exp2 with a polynomial of degree 3: relative error 1e-4, below half a unit in the last place of bf16.
 FATTN_INLINE F32 exp2_coarse(F32 x) {
-  const F32 clamped = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
-  const F32 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const F32 f = sub(clamped, n);
+  const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const F32 f = sub(x, n);
   F32 p = set1(0.0556337f);
   p = fma(p, f, set1(0.2402281f));
   p = fma(p, f, set1(0.6931294f));
   p = fma(p, f, set1(1.0000003f));
-  return _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(has_exp2(x), p, n);
 }
 #else
 constexpr bool kHasDot = false;

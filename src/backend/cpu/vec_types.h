@@ -8,7 +8,7 @@
 //   keep_from(x, i, other)  lanes >= i from x, the rest from other; i of any size
 //   keep_below(x, i, other) lanes < i from x, the rest from other
 //   sum                     of all lanes
-//   exp2                    2^x for x <= 0, exact 0 below -127, NaN kept; relative error below 2e-7
+//   exp2                    2^x for x <= 0, exact 0 below -127 (AVX-512: -125), NaN kept; relative error below 2e-7
 //   transpose               of kLanes vectors
 // and, where kHasDot:
 //   Pairs                   a vector of kLanes (bf16, bf16) pairs
