@@ -23,14 +23,13 @@ using fattn::Error;
 using fattn::ErrorCode;
 using fattn::core::text;
 
-thread_local std::string last_error;
+// A plain array: a destructor would keep the library loaded until every thread that saw an error has ended.
+thread_local char last_error[2048] = "";
 
 fattn_status fail(fattn_status status, const char* message) noexcept {
-  try {
-    last_error = message;
-  } catch (...) {
-    last_error.clear();
-  }
+  const size_t n = std::min(std::strlen(message), sizeof last_error - 1);
+  std::memcpy(last_error, message, n);
+  last_error[n] = '\0';
   return status;
 }
 
@@ -83,7 +82,7 @@ extern "C" {
 
 const char* fattn_version(void) { return FATTN_VERSION_STRING; }
 uint32_t fattn_abi_version(void) { return FATTN_ABI_VERSION; }
-const char* fattn_last_error(void) { return last_error.c_str(); }
+const char* fattn_last_error(void) { return last_error; }
 
 const char* fattn_status_name(fattn_status status) {
   switch (status) {
@@ -101,9 +100,9 @@ const char* fattn_status_name(fattn_status status) {
 fattn_status fattn_supported(const fattn_problem* problem, char* reason, size_t reason_size) {
   const fattn_status status = guarded([&] { fattn::core::prepare(sized(problem, "problem")); });
   if (reason && reason_size > 0) {
-    const std::string message = status == FATTN_OK ? "" : last_error;
-    const size_t n = std::min(message.size(), reason_size - 1);
-    std::memcpy(reason, message.data(), n);
+    const char* message = status == FATTN_OK ? "" : last_error;
+    const size_t n = std::min(std::strlen(message), reason_size - 1);
+    std::memcpy(reason, message, n);
     reason[n] = '\0';
   }
   return status;

@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <utility>
-
 namespace fattn::core {
 
 DynamicLibrary::DynamicLibrary(const std::string& name) {
@@ -21,9 +19,6 @@ DynamicLibrary::DynamicLibrary(const std::string& name) {
 DynamicLibrary::~DynamicLibrary() {
   if (handle_) dlclose(handle_);
 }
-
-DynamicLibrary::DynamicLibrary(DynamicLibrary&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)), reason_(std::move(other.reason_)) {}
 
 void* DynamicLibrary::address(const char* symbol) const { return handle_ ? dlsym(handle_, symbol) : nullptr; }
 

@@ -11,10 +11,8 @@ class DynamicLibrary {
   // refused, so that the working directory never decides what is loaded. Check with operator bool; reason() says why not.
   explicit DynamicLibrary(const std::string& name);
   ~DynamicLibrary();
-  DynamicLibrary(DynamicLibrary&& other) noexcept;
   DynamicLibrary(const DynamicLibrary&) = delete;
   DynamicLibrary& operator=(const DynamicLibrary&) = delete;
-  DynamicLibrary& operator=(DynamicLibrary&&) = delete;
 
   explicit operator bool() const { return handle_ != nullptr; }
   const std::string& reason() const { return reason_; }

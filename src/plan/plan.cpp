@@ -52,7 +52,7 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kForward;
   const int64_t tiles = ceil_div(p.seqlen_q, kTile);
   const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
-  const int64_t most = amx ? 8 : 4;
+  const int64_t most = amx ? 8 : 4;  // AMX packs V anew for every task
   const int64_t per_task = std::clamp<int64_t>(p.batch * p.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
   plan.block_k = getenv("BK")?atoi(getenv("BK")):96; if(getenv("RT"))plan.rows=64*atoi(getenv("RT"));
@@ -68,13 +68,15 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   plan.block_k = 64;
 }
 
-// K, V, dK and dV of a super-block stay in a 1 MB L2 cache in fp32: 384 keys at headdim 64.
+// K, V, dK and dV of a super-block take up to 640 KB in fp32, so that they stay in an L2 cache of 1 MB with the query
+// tile: 576 keys at headdim 64.
 void split_backward(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kBackward;
   plan.rows = kTile;
-  plan.block_k = 96;
+  const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
+  plan.block_k = amx ? 128 : 96;
   const int64_t width = std::max(p.headdim, p.headdim_v);
-  plan.task_k = std::clamp<int64_t>(384 * 64 / std::max<int64_t>(width, 1) / 96 * 96, 96, 768);
+  plan.task_k = std::clamp<int64_t>(640 * 1024 / 16 / width / plan.block_k * plan.block_k, plan.block_k, 6 * plan.block_k);
   // Key heads are independent; where they are few, up to 8 partial dq are summed at the end, in a fixed order.
   const int64_t units = p.batch * p.nheads_k, blocks = ceil_div(p.seqlen_k, plan.task_k);
   plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));

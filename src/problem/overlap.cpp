@@ -88,6 +88,13 @@ bool may_overlap(const void* a, const Extent& ea, const void* b, const Extent& e
     dims[n++] = {ea.shape[i] != 1 ? ea.strides[i] : eb.strides[i], ea.shape[i], eb.shape[i]};
   }
   sort_dims(dims, n);
+  // The search below is exact only if what the smaller strides reach stays below each stride.
+  int64_t reach = 0, other_reach = 0;
+  for (int i = n; i-- > 0;) {
+    if (dims[i].stride <= reach || dims[i].stride <= other_reach) return true;
+    reach += (dims[i].n - 1) * dims[i].stride;
+    other_reach += (dims[i].other_n - 1) * dims[i].stride;
+  }
   const auto bytes = static_cast<int64_t>(pb - pa);
   if (bytes % ea.element_size != 0) return true;
   return reachable(dims, n, 0, bytes / ea.element_size);

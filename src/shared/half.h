@@ -2,7 +2,7 @@
 // for other instruction sets include this too, and the linker must not share their copies.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace fattn::core {
 

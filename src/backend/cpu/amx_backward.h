@@ -11,6 +11,7 @@
 
 #include "backend/cpu/amx_exp.h"
 #include "backend/cpu/amx_pack.h"
+#include "shared/half.h"
 
 namespace fattn::core::amx {
 
@@ -93,7 +94,7 @@ class Backward {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t d = 0; d < headdim; d += 32)
         largest = _mm512_max_epu16(largest, _mm512_and_si512(load_row(x, stride, r, rows, d, headdim), _mm512_set1_epi32(0x7fff7fff)));
-    return largest_epu16(largest) < 0x7f80;
+    return largest_epu16(largest) < kInfinityBits;
   }
 
   void clear(int64_t offset, int64_t tiles) const {
@@ -313,15 +314,9 @@ class Backward {
     }
   }
 
-  static float bf16(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float x;
-    __builtin_memcpy(&x, &wide, sizeof x);
-    return x;
-  }
   static float dot(const uint16_t* a, const uint16_t* b, int n) {
     float sum = 0;
-    for (int d = 0; d < n; ++d) sum += bf16(a[d]) * bf16(b[d]);
+    for (int d = 0; d < n; ++d) sum += bf16_to_float(a[d]) * bf16_to_float(b[d]);
     return sum;
   }
 
@@ -336,10 +331,10 @@ class Backward {
         const uint16_t* v = static_cast<const uint16_t*>(t_.v) + (t_.key_begin + j) * t_.v_stride;
         const float w = _mm512_cvtss_f32(exp2_accurate(_mm512_set1_ps(dot(q, k, t_.headdim) * t_.scale * kLog2E - lse_[i] / kFixed)));
         const float ds = w * (dot(dout, v, t_.headdim_v) - delta_[i]);
-        for (int d = 0; d < t_.headdim_v; ++d) values(at_.dv, j / 16 * 2 * at_.depth_v + d / 16)[j % 16 * 16 + d % 16] += w * bf16(dout[d]);
+        for (int d = 0; d < t_.headdim_v; ++d) values(at_.dv, j / 16 * 2 * at_.depth_v + d / 16)[j % 16 * 16 + d % 16] += w * bf16_to_float(dout[d]);
         for (int d = 0; d < t_.headdim; ++d) {
-          values(at_.dk, j / 16 * 2 * at_.depth + d / 16)[j % 16 * 16 + d % 16] += ds * bf16(q[d]);
-          values(at_.dq, i / 16 * 2 * at_.depth + d / 16)[d % 16 * 16 + i % 16] += ds * bf16(k[d]);
+          values(at_.dk, j / 16 * 2 * at_.depth + d / 16)[j % 16 * 16 + d % 16] += ds * bf16_to_float(q[d]);
+          values(at_.dq, i / 16 * 2 * at_.depth + d / 16)[d % 16 * 16 + i % 16] += ds * bf16_to_float(k[d]);
         }
       }
     memory_barrier();

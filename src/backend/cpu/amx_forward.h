@@ -16,6 +16,7 @@
 
 #include "backend/cpu/amx_exp.h"
 #include "backend/cpu/amx_pack.h"
+#include "shared/half.h"
 
 namespace fattn::core::amx {
 
@@ -24,7 +25,6 @@ constexpr float kBoundedScore = 40.0f;      // of |score| in log2 units: weights
 constexpr int kBoundedValue = 187 << 7;     // 2^60 as bf16: products with such weights stay finite
 constexpr float kFiniteScore = 1e30f;       // scores below cannot overflow to infinity or NaN on the way
 constexpr float kLazy = 8.0f * kFixed;      // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
-constexpr int kInfinityBits = 0x7f80;       // of bf16
 
 enum class Softmax {
   kBounded,    // shift 0
@@ -430,19 +430,12 @@ class Forward {
       const int64_t n = min_of(limit(min_of(first_row(tile) + lane, t_.row_end - 1)) - key, step.units * kUnit);
       for (int64_t j = 0; j < n; ++j) {
         const int64_t unit = j / kUnit, r = j % 16, half = j % kUnit / 16;
-        const float w = bf16(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);
+        const float w = bf16_to_float(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);
         for (int64_t d = 0; d < t_.headdim_v; ++d)
-          o[d * kLanes + lane] += w * bf16(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
+          o[d * kLanes + lane] += w * bf16_to_float(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
       }
     }
     memory_barrier();
-  }
-
-  static float bf16(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float x;
-    __builtin_memcpy(&x, &wide, sizeof x);
-    return x;
   }
 
   // Normalises a tile, transposes it back and stores its rows and their lse.

@@ -6,6 +6,8 @@
 
 namespace fattn::core::amx {
 
+constexpr int kInfinityBits = 0x7f80;  // of bf16
+
 FATTN_AMX_INLINE __m512i load_row(const uint16_t* x, int64_t stride, int64_t row, int64_t rows, int64_t d, int64_t headdim) {
   if (row >= rows) return _mm512_setzero_si512();
   if (d + 32 <= headdim) return _mm512_loadu_si512(x + row * stride + d);

@@ -83,8 +83,10 @@ void forward(const Problem& p, const fattn_buffers& b) {
         const bool empty = lse == -std::numeric_limits<double>::infinity();
         Vector o(static_cast<size_t>(p.headdim_v), 0.0);
         if (!empty)
-          for (size_t j = 0; j < s.size(); ++j)
-            for (size_t d = 0; d < o.size(); ++d) o[d] += std::exp(s[j] - lse) * v[j][d];
+          for (size_t j = 0; j < s.size(); ++j) {
+            const double weight = std::exp(s[j] - lse);
+            for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[j][d];
+          }
         for (int64_t d = 0; d < p.headdim_v; ++d)
           store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
         if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head, lse);

@@ -9,9 +9,9 @@
 namespace fattn::core {
 namespace {
 
-// 256 rows against 1024 keys: the fp32 scores take 1 MiB, which a second-level cache of 2 MiB holds with the operands,
-// and sgemm runs at its full speed.
-constexpr int64_t kBlock = 256, kTile = 1024;
+// 128 rows against 1024 keys: the fp32 scores take 512 KiB, which a second-level cache of 1 MiB holds with the operands,
+// and sgemm still runs at its full speed.
+constexpr int64_t kBlock = 128, kTile = 1024;
 
 constexpr size_t kLimit = std::numeric_limits<int64_t>::max();
 

@@ -24,13 +24,13 @@ struct Layout {
 
   // Floats from the start of a worker's scratch: fp32 copies of tensors that BLAS cannot read or write where they are
   // (16-bit ones; fp32 ones with strides that BLAS does not know), and rows.
-  size_t block[2] = {};    // (block, headdim): q, dout
-  size_t tile[2] = {};     // (tile, headdim): k, v; q, dout
-  size_t scores[2] = {};   // (block, tile) of the two matrices
-  size_t output[2] = {};   // (block, headdim): o; dq; dk, dv
-  size_t score_row = 0;    // (seqlen_k)
-  size_t row_values = 0;   // (block_q): lse forward, delta backward
-  size_t line = 0;         // (headdim)
+  size_t block[2] = {};   // (block, headdim): q, dout
+  size_t tile[2] = {};    // (tile, headdim): k, v; q, dout
+  size_t scores[2] = {};  // (block, tile) of the two matrices
+  size_t output[2] = {};  // (block, headdim): o; dq; dk, dv
+  size_t score_row = 0;   // (seqlen_k)
+  size_t row_values = 0;  // (block_q): lse forward, delta backward
+  size_t line = 0;        // (headdim)
 };
 
 // Throws Error(kOutOfMemory) if the workspace exceeds 2^63 - 1 bytes.

@@ -1,0 +1,43 @@
+# The commands of the project. `make help` lists them; each is a thin call of a script in tools/.
+BUILD := build
+JOBS ?= $(shell nproc)
+CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test test-all bench lint format setup clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+run: build ## set up, build, check GPT-2's attention (batch 8, seqlen 1024, causal) and race it against standard attention
+	$(BUILD)/cli/fattn compare --preset gpt2-small --batch 8 --seqlen 1024 --causal
+
+build: ## set up what is missing and build the library and the command line in release mode, in build/
+	@tools/setup.sh build
+	@$(CONFIGURE) --log-level=WARNING
+	cmake --build $(BUILD) --parallel $(JOBS) --target fattn fattn_cli
+
+test: ## set up, build and pass everything; ends with the line "N passed, N failed"
+	@tools/setup.sh test
+	@python3 tools/test.py --jobs $(JOBS)
+
+test-all: ## the stages of `make test` and the long ones (whole table under sanitizers, longer fuzzing)
+	@tools/setup.sh test
+	@python3 tools/test.py --jobs $(JOBS) --long
+
+bench: build ## the speed table of this machine, as shares of its peak measured in the same run
+	$(BUILD)/cli/fattn bench --suite cpu
+
+lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
+	@tools/setup.sh lint
+	@tools/lint.sh
+
+format: ## rewrite the C and C++ sources with clang-format
+	@tools/setup.sh lint
+	@tools/lint.sh --fix
+
+setup: ## install what the tests and lint need (`make run` and `make test` set up what they need by themselves)
+	@tools/setup.sh build test lint
+
+clean: ## remove build/
+	rm -rf $(BUILD)

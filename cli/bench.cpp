@@ -1,0 +1,121 @@
+// One contestant, checked first, then timed.
+#include "cli/bench.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "cli/json_output.h"
+#include "cli/oracle_check.h"
+#include "cli/problem_flags.h"
+#include "cli/progress.h"
+#include "cli/provider_flags.h"
+#include "cli/race.h"
+#include "cli/report.h"
+#include "cli/sanitize.h"
+#include "cli/suite.h"
+#include "cli/table.h"
+#include "cli/usage_error.h"
+#include "fattn/system.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using namespace measure;
+
+struct BenchFlags {
+  ProblemFlags problem;
+  ProviderFlags providers;
+  std::string suite;
+  bool quick = false;
+};
+
+void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
+  const Row& first = result.rows.front();
+  fmt::print(out, "{}: backend {}, algorithm {}, {} thread{}\n", describe(spec), first.who.backend, first.who.algorithm, first.who.threads,
+             first.who.threads == 1 ? "" : "s");
+  if (!first.who.kernel.empty()) fmt::print(out, "kernel: {}\n", printable(first.who.kernel));
+  for (const Row& row : result.rows)
+    if (row.pass != Pass::kForwardBackward)
+      for (const TensorCheck& c : row.checks)
+        fmt::print(out, "check: {:<4} error {:>8}, allowed {:>8}  {}  ({})\n", c.tensor, short_text(c.error), short_text(c.allowed), c.pass ? "ok" : "FAILED", c.where);
+  fmt::print(out, "\n");
+  Table table({"<pass", "median", "95 % interval", "min", "mean", "max", "stddev", "samples", "GFLOP/s", "nominal", "of peak", "of read bw", "extra memory"});
+  for (const Row& row : result.rows) {
+    if (!row.ok() || !row.time) {
+      table.add({name_of(row.pass), name_of(row.status)});
+      table.note(status_text(row));
+      continue;
+    }
+    const Statistics& t = *row.time;
+    table.add({name_of(row.pass), seconds_text(t.median), seconds_text(t.ci_low) + " - " + seconds_text(t.ci_high), seconds_text(t.min), seconds_text(t.mean),
+               seconds_text(t.max), seconds_text(t.stddev), std::to_string(t.samples), giga_text(*row.flops_per_s), giga_text(*row.flops_nominal_per_s),
+               row.peak_fraction ? percent_text(*row.peak_fraction) : "", row.bandwidth_fraction ? percent_text(*row.bandwidth_fraction) : "",
+               bytes_text(static_cast<double>(row.memory->extra_bytes))});
+  }
+  table.print(out);
+  fmt::print(out, "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace.\n");
+  print_peaks(out, result.before, result.after);
+  if (first.peak_fraction) fmt::print(out, "of peak: of {}\n", first.peak_name);
+  print_warnings(out, result.rows);
+}
+
+int bench_one(const BenchFlags& flags) {
+  const ProblemFlags& problem = flags.problem;
+  const ProblemSpec spec = problem.spec();
+  RaceOptions options;
+  options.grad = problem.grad();
+  options.passes = problem.passes();
+  options.sampling = problem.sampling();
+  options.memory_limit = problem.memory_limit();
+  options.oracle_flops = kOracleFlops;
+  const Options library = problem.options();
+  options.isa = library.cpu_isa;
+  options.threads = library.num_threads;
+  // Sizes and settings that cannot be are refused before anything is measured.
+  cost_of(spec, Pass::kForward);
+  require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
+  options.read_bytes_per_s = measure_read_bandwidth(options.threads > 0 ? options.threads : cpu_info().usable_threads);
+
+  const std::unique_ptr<Contestant> contestant = make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library);
+  RaceResult result;
+  {
+    Progress progress("bench", race_steps(1, options));
+    options.step = [&progress] { progress.step(); };
+    result = race(spec, {contestant.get()}, options);
+  }
+  for (Row& row : result.rows) row.speedup_over_standard.reset();  // nothing was compared
+  print(text_stream(problem.json()), spec, result);
+  if (!problem.json().empty()) {
+    Record record{"bench", problem.repeating_flags(), result.before, result.after, result.rows, nullptr};
+    write_json(to_json(record), problem.json());
+  }
+  return exit_code_of(result.rows);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("bench", "Time one problem: rate, share of this machine's peak, memory");
+  auto flags = std::make_shared<BenchFlags>();
+  flags->problem.add_to(*command);
+  command->add_option("--suite", flags->suite, "Instead of one problem: the speed table of a device, against providers that are there")
+      ->check(CLI::IsMember({"cpu"}))
+      ->type_name("NAME");
+  command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples");
+  flags->providers.add_to(*command);
+  command->footer(
+      "The result is checked against the float64 oracle before anything is timed (large problems: in samples); exit 1 if it fails,\n"
+      "or if a time cannot be true for the shape. Exit 2 if the problem needs more memory than there is.\n"
+      "Passes: fwd, bwd (alone), fwdbwd. The peak is measured in the same run, before and after, with the same threads.\n\n"
+      "Examples:  fattn bench --preset gpt2-small\n"
+      "           fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
+      "           fattn bench --suite cpu --json results.json");
+  command->callback([flags, &exit_code] {
+    exit_code = flags->suite.empty() ? bench_one(*flags)
+                                     : run_suite({flags->quick, flags->problem.options(), flags->problem.json(), flags->problem.memory_limit()}, flags->providers);
+  });
+}
+
+}  // namespace fattn::cli

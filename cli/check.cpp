@@ -1,0 +1,211 @@
+// Cases are prepared and run by several threads, and reported in the table's order.
+#include "cli/check.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/interrupt.h"
+#include "cli/json_output.h"
+#include "cli/progress.h"
+#include "cli/sanitize.h"
+#include "cli/target_flags.h"
+#include "cli/usage_error.h"
+#include "cli/verdicts.h"
+#include "fattn/fattn.hpp"
+#include "measure/environment.h"
+#include "testing/check.h"
+
+namespace fattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::Case;
+using testing::CaseResult;
+
+struct CheckFlags {
+  TargetFlags target;
+  std::string dtype = "all", filter, json;
+  bool list = false;
+};
+
+std::vector<const Case*> chosen(const CheckFlags& flags) {
+  std::vector<const Case*> cases;
+  for (const Case& c : testing::all_cases())
+    if ((flags.dtype == "all" || flags.dtype == name_of(c.dtype)) && c.name.find(flags.filter) != std::string::npos) cases.push_back(&c);
+  if (cases.empty())
+    throw std::runtime_error(fmt::format("none of the {} cases has dtype {} and '{}' in its name; `fattn check --list` shows them", testing::all_cases().size(),
+                                         flags.dtype, printable(flags.filter, 100)));
+  return cases;
+}
+
+// Runs every case on a few threads (the oracle is serial) and hands the results over in order.
+class Runner {
+ public:
+  Runner(const std::vector<const Case*>& cases, const testing::Target& target, int threads) : cases_(cases), target_(target), results_(cases.size()) {
+    const SignalsBlocked blocked;
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~Runner() {
+    {
+      const std::lock_guard lock(mutex_);
+      next_ = cases_.size();
+    }
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  CaseResult wait_for(size_t index) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return results_[index].has_value(); });
+    return *results_[index];
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      size_t index;
+      {
+        const std::lock_guard lock(mutex_);
+        if (next_ >= cases_.size()) return;
+        index = next_++;
+      }
+      CaseResult result = run(*cases_[index]);
+      const std::lock_guard lock(mutex_);
+      results_[index] = std::move(result);
+      changed_.notify_all();
+    }
+  }
+
+  CaseResult run(const Case& c) const {
+    CaseResult result;
+    try {
+      return testing::run_case(c, target_);
+    } catch (const std::exception& error) {
+      result.failure = error.what();
+    }
+    return result;
+  }
+
+  const std::vector<const Case*>& cases_;
+  const testing::Target target_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t next_ = 0;
+  std::vector<std::optional<CaseResult>> results_;
+  std::vector<std::thread> threads_;
+};
+
+enum class Outcome { kPassed, kFailed, kSkipped };
+
+Outcome outcome_of(const CaseResult& result) {
+  if (!result.skipped.empty()) return Outcome::kSkipped;
+  return result.passed() ? Outcome::kPassed : Outcome::kFailed;
+}
+
+const char* word_for(Outcome outcome) { return outcome == Outcome::kPassed ? "passed" : outcome == Outcome::kFailed ? "failed" : "skipped"; }
+
+void print(std::FILE* text, const Case& c, const CaseResult& result) {
+  const Outcome outcome = outcome_of(result);
+  fmt::print(text, "{:<8}{}{}\n", outcome == Outcome::kFailed ? "FAILED" : word_for(outcome), c.name, outcome == Outcome::kSkipped ? ": " + printable(result.skipped) : "");
+  for (const testing::TensorVerdict& verdict : result.tensors) fmt::print(text, "          {}\n", as_text(verdict));
+  if (!result.failure.empty()) fmt::print(text, "          {}\n", printable(result.failure));
+}
+
+Json case_json(const Case& c, const CaseResult& result) {
+  return {{"case", c.name},
+          {"outcome", word_for(outcome_of(result))},
+          {"reason", !result.skipped.empty() ? Json(printable(result.skipped)) : !result.failure.empty() ? Json(printable(result.failure)) : Json(nullptr)},
+          {"verdicts", as_json(result.tensors)}};
+}
+
+int list(const std::vector<const Case*>& cases, const std::string& json) {
+  Json names = Json::array();
+  for (const Case* c : cases) {
+    names.push_back(c->name);
+    if (json != "-") fmt::print("{}\n", c->name);
+  }
+  if (!json.empty()) write_json({{"fattn_check", 1}, {"status", "ok"}, {"cases", names}}, json);
+  return kExitFine;
+}
+
+int check_cases(const CheckFlags& flags) {
+  const std::vector<const Case*> cases = chosen(flags);
+  if (flags.list) return list(cases, flags.json);
+  Options options;
+  flags.target.apply_to(options);
+  const testing::Target target{options.backend, options.algorithm, options.cpu_isa, options.num_threads};
+
+  std::FILE* text = text_stream(flags.json);
+  int64_t passed = 0, failed = 0, skipped = 0;
+  std::string first_reason;
+  Json results = Json::array();
+  {
+    // Where the lines themselves go to the terminal, they are the progress.
+    std::optional<Progress> progress;
+    if (isatty(fileno(text)) != 1) progress.emplace("check", static_cast<int64_t>(cases.size()));
+    Runner runner(cases, target, std::min(cpu_info().usable_threads, 16));
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const CaseResult result = runner.wait_for(i);
+      const Outcome outcome = outcome_of(result);
+      ++(outcome == Outcome::kPassed ? passed : outcome == Outcome::kFailed ? failed : skipped);
+      if (outcome == Outcome::kSkipped && first_reason.empty()) first_reason = printable(result.skipped);
+      print(text, *cases[i], result);
+      if (!flags.json.empty()) results.push_back(case_json(*cases[i], result));
+      if (progress) progress->step();
+    }
+  }
+  const bool nothing_ran = passed + failed == 0;
+  const std::string where = fmt::format("backend {}, algorithm {}, isa {}", flags.target.backend, flags.target.algorithm, flags.target.isa);
+  fmt::print(text, "\n{} cases on {}: {} passed, {} failed, {} skipped\n", cases.size(), where, passed, failed, skipped);
+  if (!flags.json.empty())
+    write_json({{"fattn_check", 1},
+                {"status", failed > 0 ? "check_failed" : nothing_ran ? "unsupported" : "ok"},
+                {"reason", nothing_ran ? Json(first_reason) : Json(nullptr)},
+                {"backend", flags.target.backend},
+                {"algorithm", flags.target.algorithm},
+                {"isa", flags.target.isa},
+                {"threads", flags.target.threads},
+                {"passed", passed},
+                {"failed", failed},
+                {"skipped", skipped},
+                {"environment", measure::environment()},
+                {"cases", results}},
+               flags.json);
+  if (nothing_ran) throw std::runtime_error("no case could run, so nothing was checked: " + first_reason);
+  return failed > 0 ? kExitCheckFailed : kExitFine;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("check", "Run the table of cases and judge every output against the float64 oracle");
+  auto flags = std::make_shared<CheckFlags>();
+  flags->target.add_to(*command);
+  command->add_option("--dtype", flags->dtype, "Only cases of this dtype")
+      ->check(CLI::IsMember({"all", name_of(DType::kF32), name_of(DType::kF16), name_of(DType::kBF16)}))
+      ->capture_default_str();
+  command->add_option("--filter", flags->filter, "Only cases with this text in their name")->type_name("TEXT");
+  command->add_flag("--list", flags->list, "Print the names of the cases and run none");
+  command->add_option("--json", flags->json, "Write the verdicts as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->footer(
+      "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention\n"
+      "computed in the same dtype, plus one unit in the last place. NaN never passes where the oracle has none.\n"
+      "A case that the backend does not support is skipped, with the reason. Exit 1 if a case fails.\n\n"
+      "Example:  fattn check --dtype bf16 --filter causal");
+  command->callback([flags, &exit_code] { exit_code = check_cases(*flags); });
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,156 @@
+// Several contestants take turns on the same inputs.
+#include "cli/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "cli/json_output.h"
+#include "cli/oracle_check.h"
+#include "cli/problem_flags.h"
+#include "cli/progress.h"
+#include "cli/provider_flags.h"
+#include "cli/race.h"
+#include "cli/report.h"
+#include "cli/sanitize.h"
+#include "cli/table.h"
+#include "fattn/system.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using namespace measure;
+
+struct CompareFlags {
+  ProblemFlags problem;
+  ProviderFlags providers;
+  std::vector<std::string> names;
+};
+
+std::vector<std::string> chosen(const CompareFlags& flags) {
+  if (!flags.names.empty()) return flags.names;
+  std::vector<std::string> names = {"fattn", "standard"};
+  for (const ProviderProgram& provider : flags.providers.found()) names.push_back(provider.name);
+  return names;
+}
+
+std::unique_ptr<Contestant> make_contestant(const std::string& name, const CompareFlags& flags) {
+  Options options = flags.problem.options();
+  if (name == "standard") {
+    options.algorithm = Algorithm::kStandard;
+    // The textbook algorithm is a CPU one; its ISA is that of the matrix library.
+    options.backend = Backend::kCpu;
+    options.cpu_isa = Isa::kAuto;
+  }
+  if (name == "fattn" || name == "standard") return make_library_contestant(name, options);
+  return flags.providers.make(name, options.num_threads);
+}
+
+std::string names_of(const std::vector<Row>& rows, const Winner& winner) {
+  if (winner.index < 0) return "none";
+  std::string text = label_of(rows[static_cast<size_t>(winner.index)]);
+  for (int other : winner.undecided_with) text += ", " + label_of(rows[static_cast<size_t>(other)]);
+  return winner.undecided_with.empty() ? text : "undecided between " + text;
+}
+
+nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& winner) {
+  nlohmann::ordered_json json = {{"name", nullptr}, {"undecided_with", nlohmann::ordered_json::array()}};
+  if (winner.index >= 0) json["name"] = label_of(rows[static_cast<size_t>(winner.index)]);
+  for (int other : winner.undecided_with) json["undecided_with"].push_back(label_of(rows[static_cast<size_t>(other)]));
+  return json;
+}
+
+void print_pass(std::FILE* out, const std::vector<Row>& rows) {
+  fmt::print(out, "\n{}\n", rows.front().pass == Pass::kForward ? "forward (fwd)" : rows.front().pass == Pass::kBackward ? "backward (bwd)" : "forward and backward (fwdbwd)");
+  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "<  worst error against the oracle", "max diff to standard"});
+  const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
+  for (const Row& row : rows) {
+    const std::string name = printable(label_of(row), 60), difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
+    if (!row.ok() || !row.time) {
+      table.add({name, name_of(row.status), "", "", "", "", "", "  " + worst_check(row)});
+      table.note(printable(row.reason, 600));
+      continue;
+    }
+    std::string speedup;
+    if (row.speedup_over_standard && &row != &*standard) speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
+    table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high), giga_text(*row.flops_per_s),
+               row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup, row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "",
+               "  " + worst_check(row), row.who.provider == "standard" ? "" : difference});
+  }
+  table.print(out);
+  fmt::print(out, "fastest: {}; leanest: {}\n", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows))));
+}
+
+int compare(const CompareFlags& flags) {
+  const ProblemFlags& problem = flags.problem;
+  const ProblemSpec spec = problem.spec();
+  RaceOptions options;
+  options.grad = problem.grad();
+  options.passes = problem.passes();
+  options.sampling = problem.sampling();
+  options.memory_limit = problem.memory_limit();
+  options.oracle_flops = kOracleFlops;
+  options.isa = problem.options().cpu_isa;
+  options.threads = problem.options().num_threads;
+  cost_of(spec, Pass::kForward);
+  require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
+
+  std::vector<std::unique_ptr<Contestant>> owned;
+  std::vector<Contestant*> contestants;
+  for (const std::string& name : chosen(flags)) {
+    owned.push_back(make_contestant(name, flags));
+    contestants.push_back(owned.back().get());
+  }
+  options.read_bytes_per_s = measure_read_bandwidth(options.threads > 0 ? options.threads : cpu_info().usable_threads);
+
+  RaceResult result;
+  {
+    Progress progress("compare", race_steps(contestants.size(), options));
+    options.step = [&progress] { progress.step(); };
+    result = race(spec, contestants, options);
+  }
+
+  std::FILE* out = text_stream(problem.json());
+  fmt::print(out, "{}, {} threads: checked against the float64 oracle, then timed in turns\n", describe(spec), result.before.threads);
+  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
+  for (size_t p = 0; p < options.passes.size(); ++p) {
+    const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
+    const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    print_pass(out, rows);
+    summary.push_back({{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
+  }
+  fmt::print(out, "\n");
+  print_peaks(out, result.before, result.after);
+  print_warnings(out, result.rows);
+  if (!problem.json().empty()) {
+    std::vector<std::string> repeating = problem.repeating_flags();
+    for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
+    const std::vector<std::string> more = flags.providers.repeating_flags();
+    repeating.insert(repeating.end(), more.begin(), more.end());
+    for (std::string& flag : repeating) flag = printable(flag);
+    write_json(to_json(Record{"compare", repeating, result.before, result.after, result.rows, summary}), problem.json());
+  }
+  return exit_code_of(result.rows);
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("compare", "Race the library against standard attention and other implementations");
+  auto flags = std::make_shared<CompareFlags>();
+  flags->problem.add_to(*command);
+  command->add_option("--provider", flags->names, "A contestant: fattn, standard, or a provider as NAME or NAME:VARIANT; may be repeated [all, each with its first variant]")
+      ->type_name("NAME");
+  flags->providers.add_to(*command);
+  command->footer(
+      "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the\n"
+      "machine hits all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
+      "extra memory: the peak that the call adds over q, k, v (and dout), outputs included.\n"
+      "Exit 1 if a check fails, 2 if nothing could run.\n\n"
+      "Examples:  fattn compare --preset gpt2-small\n"
+      "           fattn compare --seqlen 2048 --dtype bf16 --python venv/bin/python --provider fattn --provider torch-sdpa:flash");
+  command->callback([flags, &exit_code] { exit_code = compare(*flags); });
+}
+
+}  // namespace fattn::cli

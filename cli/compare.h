@@ -1,0 +1,11 @@
+// `fattn compare`: the library, the standard algorithm and providers on one problem.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace fattn::cli {
+
+// Registers the command; when it runs, it sets exit_code or throws.
+void add_compare(CLI::App& app, int& exit_code);
+
+}  // namespace fattn::cli

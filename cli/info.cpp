@@ -1,0 +1,168 @@
+// Asks the library, and explains its answer with what the system says.
+#include "cli/info.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/sanitize.h"
+#include "fattn/fattn.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr Isa kIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon};
+
+int affinity_cpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+}
+
+std::string plural(int n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
+
+// The library counts; what it counted less than follows from affinity and the variable.
+std::string why_threads(const fattn_cpu_info& cpu, const std::vector<fattn_env_info>& variables) {
+  for (const fattn_env_info& variable : variables)
+    if (variable.is_set && std::string(variable.name) == "FATTN_NUM_THREADS") return "FATTN_NUM_THREADS is set";
+  const int affinity = affinity_cpus();
+  if (affinity > 0 && cpu.usable_threads < affinity)
+    return fmt::format("affinity allows {}, the control group's CPU quota {}", plural(affinity, "CPU"), cpu.usable_threads);
+  if (affinity > 0 && affinity < cpu.logical_cpus) return fmt::format("affinity allows {} of {}", affinity, plural(cpu.logical_cpus, "logical CPU"));
+  return "no limit by affinity or control group";
+}
+
+std::string size(int64_t bytes) {
+  if (bytes <= 0) return "unknown";
+  return bytes < (int64_t{1} << 20) ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// What a plan picks for a plain problem: the default, or what FATTN_CPU_ISA says.
+Json picked() {
+  Json all = Json::object();
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Tensor tensor(nullptr, dtype, {1, 1024, 1, 64});
+    try {
+      const Plan plan(ForwardTensors{tensor, tensor, tensor, tensor, {}, {}}, Options());
+      const fattn_plan_info info = plan.info();  // its strings live as long as the plan
+      all[name_of(dtype)] = {{"backend", name_of(static_cast<Backend>(info.backend))},
+                             {"isa", name_of(static_cast<Isa>(info.cpu_isa))},
+                             {"kernel", printable(info.kernel)},
+                             {"reason", nullptr}};
+    } catch (const Error& error) {
+      all[name_of(dtype)] = {{"backend", nullptr}, {"isa", nullptr}, {"kernel", nullptr}, {"reason", printable(error.what())}};
+    }
+  }
+  return all;
+}
+
+Json known(int64_t bytes) { return bytes > 0 ? Json(bytes) : Json(nullptr); }
+
+// Devices and drivers that the system shows, whether or not this build could use them.
+std::vector<std::string> gpu_traces() {
+  std::vector<std::string> found;
+  std::error_code ignored;
+  int devices = 0;
+  while (devices < 64 && std::filesystem::exists(fmt::format("/dev/nvidia{}", devices), ignored)) ++devices;
+  if (devices > 0) found.push_back(plural(devices, "NVIDIA device") + " (/dev/nvidia0 ...)");
+  std::ifstream version("/proc/driver/nvidia/version");
+  std::string line;
+  if (std::getline(version, line)) found.push_back("NVIDIA driver: " + printable(line, 120));
+  if (std::filesystem::exists("/dev/kfd", ignored)) found.emplace_back("AMD device (/dev/kfd)");
+  return found;
+}
+
+constexpr const char* kNoGpu = "this build of fattn has no GPU backend; everything runs on the CPU";
+
+Json as_json() {
+  const fattn_cpu_info cpu = cpu_info();
+  const auto variables = environment();
+  Json isas = Json::array();
+  for (Isa isa : kIsas)
+    if (available(cpu, isa)) isas.push_back(name_of(isa));
+  Json found_libraries = Json::array(), found_variables = Json::array();
+  for (const fattn_library_info& library : libraries())
+    found_libraries.push_back({{"name", printable(library.name)},
+                               {"purpose", printable(library.purpose)},
+                               {"loaded", library.loaded != 0},
+                               {"path", library.loaded ? Json(printable(library.path)) : Json(nullptr)},
+                               {"reason", library.loaded ? Json(nullptr) : Json(printable(library.reason))}});
+  for (const fattn_env_info& variable : variables)
+    found_variables.push_back({{"name", printable(variable.name)},
+                               {"meaning", printable(variable.meaning)},
+                               {"value", variable.is_set ? Json(printable(variable.value)) : Json(nullptr)}});
+  return {{"fattn_info", 1},
+          {"version", fattn_version()},
+          {"abi_version", fattn_abi_version()},
+          {"cpu",
+           {{"vendor", printable(cpu.vendor)},
+            {"model", printable(cpu.model)},
+            {"logical_cpus", cpu.logical_cpus},
+            {"usable_threads", cpu.usable_threads},
+            {"usable_threads_why", why_threads(cpu, variables)},
+            {"isas_available", isas},
+            {"isa_default", name_of(static_cast<Isa>(cpu.isa_default))},
+            {"picked", picked()},
+            {"l1d_bytes", known(cpu.l1d_bytes)},
+            {"l2_bytes", known(cpu.l2_bytes)},
+            {"l3_bytes", known(cpu.l3_bytes)}}},
+          {"memory", {{"total_bytes", known(cpu.memory_bytes)}, {"available_bytes", known(cpu.memory_available_bytes)}}},
+          {"gpu", {{"available", false}, {"reason", kNoGpu}, {"seen", gpu_traces()}}},
+          {"libraries", found_libraries},
+          {"environment_variables", found_variables}};
+}
+
+// The text says what the JSON says.
+void print(const Json& info) {
+  const auto text = [](const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
+  const auto bytes = [](const Json& value) { return size(value.is_number() ? value.get<int64_t>() : 0); };
+  const Json& cpu = info["cpu"];
+  std::string isas;
+  for (const Json& isa : cpu["isas_available"]) isas += (isas.empty() ? "" : ", ") + text(isa);
+  fmt::print("fattn {} (ABI {})\n\n", text(info["version"]), text(info["abi_version"]));
+  fmt::print("CPU       {} ({})\n", cpu["model"] == "" ? "unknown" : text(cpu["model"]), cpu["vendor"] == "" ? "unknown vendor" : text(cpu["vendor"]));
+  fmt::print("ISAs      {}; default: {}\n", isas, text(cpu["isa_default"]));
+  for (const auto& [dtype, pick] : cpu["picked"].items())
+    fmt::print("          {}: {}\n", dtype, pick["reason"].is_null() ? fmt::format("backend {}, isa {}: {}", text(pick["backend"]), text(pick["isa"]), text(pick["kernel"])) : text(pick["reason"]));
+  fmt::print("Caches    L1d {} and L2 {} a core, L3 {} a package\n", bytes(cpu["l1d_bytes"]), bytes(cpu["l2_bytes"]), bytes(cpu["l3_bytes"]));
+  fmt::print("Memory    {}, {} available\n", bytes(info["memory"]["total_bytes"]), bytes(info["memory"]["available_bytes"]));
+  fmt::print("Threads   {} of {} usable: {}\n", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"), text(cpu["usable_threads_why"]));
+  fmt::print("GPU       none: {}\n", text(info["gpu"]["reason"]));
+  for (const Json& seen : info["gpu"]["seen"]) fmt::print("          seen, not used: {}\n", text(seen));
+  if (info["gpu"]["seen"].empty()) fmt::print("          the system shows no GPU device either\n");
+
+  fmt::print("\nLibraries, opened at run time if present\n");
+  for (const Json& library : info["libraries"])
+    fmt::print("  {:<17} {}: {}\n  {:<17} {}\n", text(library["name"]), library["loaded"] == true ? "found" : "not found",
+               text(library["loaded"] == true ? library["path"] : library["reason"]), "", text(library["purpose"]));
+  if (info["libraries"].empty()) fmt::print("  none\n");
+
+  fmt::print("\nEnvironment variables\n");
+  for (const Json& variable : info["environment_variables"])
+    fmt::print("  {:<17} {}\n  {:<17} {}\n", text(variable["name"]), variable["value"].is_null() ? "not set" : "= '" + text(variable["value"]) + "'", "",
+               text(variable["meaning"]));
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, int&) {
+  CLI::App* command = app.add_subcommand("info", "Show the processor, memory, libraries and settings as fattn sees them");
+  auto json = std::make_shared<std::string>();
+  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->callback([json] {
+    const Json info = as_json();
+    if (*json != "-") print(info);
+    if (!json->empty()) write_json(info, *json);
+  });
+}
+
+}  // namespace fattn::cli

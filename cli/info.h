@@ -1,0 +1,11 @@
+// `fattn info`: what fattn sees on this machine.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace fattn::cli {
+
+// Registers the command; when it runs, it sets exit_code or throws.
+void add_info(CLI::App& app, int& exit_code);
+
+}  // namespace fattn::cli

@@ -1,0 +1,17 @@
+// Where a command's JSON goes: the flag --json FILE|-, and the stream that is left for text.
+#pragma once
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace fattn::cli {
+
+// Writes `value` with two spaces of indent to the file, whole (whole_file.h), or to stdout if it is "-". NaN and infinities
+// become null; a plain nlohmann::json converts. Throws std::runtime_error with the reason.
+void write_json(const nlohmann::ordered_json& value, const std::string& file_or_dash);
+
+// For people: stdout, or stderr when stdout is to hold nothing but the JSON.
+inline std::FILE* text_stream(const std::string& json_target) { return json_target == "-" ? stderr : stdout; }
+
+}  // namespace fattn::cli

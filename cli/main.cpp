@@ -1,0 +1,67 @@
+// The command line `fattn`: registers the commands, runs the one that was asked for, and turns errors into exit codes.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "cli/bench.h"
+#include "cli/check.h"
+#include "cli/compare.h"
+#include "cli/info.h"
+#include "cli/interrupt.h"
+#include "cli/run.h"
+#include "cli/sanitize.h"
+#include "cli/usage_error.h"
+#include "fattn/fattn.h"
+
+namespace fattn::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 fine, 1 a check failed, 2 bad usage or input, 130 interrupted.\n"
+    "Every command takes --json FILE to write what it found as a record; with --json - stdout holds nothing else.\n"
+    "`fattn COMMAND --help` is the manual of a command.";
+
+int run_command_line(int argc, char** argv) {
+  int exit_code = kExitFine;
+  CLI::App app("Exact, IO-aware attention (FlashAttention) on this machine.", "fattn");
+  app.set_version_flag("--version", std::string("fattn ") + fattn_version(), "Print the version and exit");
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  add_info(app, exit_code);
+  add_run(app, exit_code);
+  add_check(app, exit_code);
+  add_bench(app, exit_code);
+  add_compare(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return report_parse_error(app, error);
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace fattn::cli
+
+int main(int argc, char** argv) {
+  using namespace fattn::cli;
+  install_interrupt_handlers();
+  int exit_code = kExitBadInput;
+  try {
+    exit_code = run_command_line(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "fattn: out of memory; use a smaller problem or free memory\n");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fattn: {}\n", printable(error.what()));
+  }
+  // Text that did not reach its reader (a full disk) is no success.
+  if (std::fflush(stdout) != 0 && exit_code == kExitFine) {
+    fmt::print(stderr, "fattn: cannot write to stdout\n");
+    exit_code = kExitBadInput;
+  }
+  return exit_code;
+}

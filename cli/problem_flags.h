@@ -1,0 +1,46 @@
+// The flags that bench and compare share: the problem, where and how to compute it, and how to sample.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/target_flags.h"
+#include "measure/problem.h"
+#include "measure/sampling.h"
+
+namespace fattn::cli {
+
+class ProblemFlags {
+ public:
+  void add_to(CLI::App& command);
+
+  // After parsing: the preset's values where a flag was not given. Throws CLI::ValidationError where flags contradict.
+  measure::ProblemSpec spec() const;
+  bool grad() const;
+  std::vector<measure::Pass> passes() const;
+  measure::SamplingOptions sampling() const;
+  Options options() const;  // of the library; causal is the problem's
+  int64_t memory_limit() const { return static_cast<int64_t>(memory_limit_); }
+  const std::string& json() const { return json_; }
+  // The flags, every one with its value, that repeat this run whatever defaults or presets later say.
+  std::vector<std::string> repeating_flags() const;
+
+  TargetFlags target;
+
+ private:
+  struct Integer {
+    int64_t value = 0;
+    CLI::Option* option = nullptr;
+    int64_t or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
+  };
+  Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
+  bool causal_ = false, no_grad_ = false;
+  CLI::Option* causal_option_ = nullptr;
+  std::string dtype_ = "fp32", preset_, json_;
+  int repeats_ = 20, warmup_ = -1;
+  double min_seconds_ = 0.3;
+  uint64_t memory_limit_ = 0, seed_ = 1;
+};
+
+}  // namespace fattn::cli

@@ -1,0 +1,29 @@
+// Where providers (peers in processes of their own) and the Python for them are found: --providers, --python, --timeout.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "measure/provider.h"
+
+namespace fattn::cli {
+
+class ProviderFlags {
+ public:
+  void add_to(CLI::App& command);
+
+  std::vector<measure::ProviderProgram> found() const;
+  // `name` is one of found(), with ":VARIANT" or without. Throws CLI::ValidationError, naming those that exist.
+  std::unique_ptr<measure::Contestant> make(const std::string& name, int threads) const;
+  std::vector<std::string> repeating_flags() const;
+
+ private:
+  std::string directory() const;
+
+  std::string directory_, python_;
+  double timeout_ = 300;
+};
+
+}  // namespace fattn::cli

@@ -1,0 +1,178 @@
+// The conductor of bench, compare and the suite.
+#include "cli/race.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/oracle_check.h"
+#include "cli/usage_error.h"
+#include "fattn/system.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using namespace measure;
+
+// What a contestant has in common over all passes.
+struct Entry {
+  Contestant* contestant = nullptr;
+  std::vector<Row*> rows;  // one a pass
+  bool running = true;
+
+  void fail(const Failure& failure) {
+    running = false;
+    for (Row* row : rows) row->fail(failure);
+  }
+  template <typename Body>
+  void guarded(const Body& body) {
+    if (!running) return;
+    try {
+      body();
+    } catch (const std::exception& e) {
+      fail(as_failure(e));
+    }
+  }
+};
+
+bool concerns(const TensorCheck& check, Pass pass) {
+  const bool gradient = check.tensor == "dq" || check.tensor == "dk" || check.tensor == "dv";
+  return pass == Pass::kForwardBackward || gradient == (pass == Pass::kBackward);
+}
+
+// The largest difference to the standard algorithm's result in the same dtype, over the tensors that the pass returns.
+double difference(const Outputs& mine, const Outputs& standard, const ProblemSpec& s, Pass pass) {
+  double largest = 0;
+  auto tensor = [&](const Pages& a, const Pages& b, int64_t bytes) {
+    if (bytes > 0) largest = std::max(largest, max_difference(a.data(), b.data(), s.dtype, bytes / static_cast<int64_t>(size_of(s.dtype))));
+  };
+  if (pass != Pass::kBackward) tensor(mine.o, standard.o, s.o_bytes());
+  if (pass != Pass::kForward) {
+    tensor(mine.dq, standard.dq, s.q_bytes());
+    tensor(mine.dk, standard.dk, s.k_bytes());
+    tensor(mine.dv, standard.dv, s.v_bytes());
+  }
+  return largest;
+}
+
+Outputs copy_of(const Outputs& from) {
+  Outputs to;
+  auto copy = [](Pages& a, const Pages& b) {
+    a = Pages(b.size());
+    std::copy_n(static_cast<const char*>(b.data()), b.size(), static_cast<char*>(a.data()));
+  };
+  copy(to.o, from.o);
+  copy(to.dq, from.dq);
+  copy(to.dk, from.dk);
+  copy(to.dv, from.dv);
+  return to;
+}
+
+void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const RaceOptions& options, Outputs& standard) {
+  const Outputs* outputs = nullptr;
+  const std::vector<TensorCheck> checks = check_against_oracle(*entry.contestant, spec, inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
+  const Identity who = entry.contestant->identity();
+  if (who.provider == "standard") standard = copy_of(*outputs);
+  for (Row* row : entry.rows) {
+    row->who = who;
+    for (const TensorCheck& c : checks)
+      if (concerns(c, row->pass)) row->checks.push_back(c);
+    if (standard.o.data()) row->max_difference_to_standard = difference(*outputs, standard, spec, row->pass);
+  }
+  const auto bad = std::find_if(checks.begin(), checks.end(), [](const TensorCheck& c) { return !c.pass; });
+  if (bad != checks.end())
+    throw Failure(Status::kCheckFailed, fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
+}
+
+void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options) {
+  std::vector<Sampler> samplers;
+  std::vector<Entry*> running;
+  for (Entry& entry : entries) {
+    if (!entry.running) continue;
+    running.push_back(&entry);
+    samplers.push_back([&entry, pass](int samples, int warmup) { return entry.contestant->time(pass, samples, warmup); });
+  }
+  const auto samples = sample_in_turns(samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
+  for (size_t i = 0; i < running.size(); ++i)
+    if (!samples[i].empty()) running[i]->rows[pass_index]->time = summarize(samples[i]);
+}
+
+}  // namespace
+
+int64_t race_steps(size_t contestants, const RaceOptions& options) {
+  const auto n = static_cast<int64_t>(contestants), passes = static_cast<int64_t>(options.passes.size());
+  return n + passes * n * (1 + std::max(1, std::min(options.sampling.rounds, options.sampling.repeats)));
+}
+
+RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
+  std::vector<Cost> costs;
+  for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
+  require_memory(spec.input_bytes(options.grad), options.memory_limit, "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
+  const int threads = options.threads > 0 ? options.threads : cpu_info().usable_threads;
+
+  RaceResult result;
+  result.before = measure_peaks(options.isa, threads);
+  result.before.read_bytes_per_s = options.read_bytes_per_s;
+  result.rows.resize(options.passes.size() * contestants.size());
+  std::vector<Entry> entries(contestants.size());
+  for (size_t c = 0; c < contestants.size(); ++c) {
+    entries[c].contestant = contestants[c];
+    for (size_t p = 0; p < options.passes.size(); ++p) {
+      Row& row = result.rows[p * contestants.size() + c];
+      row.spec = spec;
+      row.pass = options.passes[p];
+      row.cost = costs[p];
+      row.who = contestants[c]->identity();
+      entries[c].rows.push_back(&row);
+    }
+  }
+
+  const Inputs inputs = make_inputs(spec, options.grad);
+  {
+    // Standard first: the others are compared with its result.
+    std::vector<Entry*> order;
+    for (Entry& entry : entries) order.push_back(&entry);
+    std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return entry->contestant->identity().provider == "standard"; });
+    Outputs standard;
+    for (Entry* entry : order) {
+      entry->guarded([&] { check(*entry, spec, inputs, options, standard); });
+      // One at a time, each with a peak of its own.
+      entry->guarded([&] {
+        for (Row* row : entry->rows) row->memory = entry->contestant->memory(row->pass);
+      });
+      entry->guarded([&] { entry->contestant->release(); });
+      options.step();
+    }
+  }
+  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options);
+  for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
+
+  result.after = measure_peaks(options.isa, threads);
+  result.after.read_bytes_per_s = options.read_bytes_per_s;
+  const Peaks peaks = higher(result.before, result.after);
+  for (Row& row : result.rows) {
+    set_rates(row, peaks);
+    compare_memory(row);
+  }
+  const double drift = result.after.fma.rate / std::max(result.before.fma.rate, 1.0);
+  if (!(drift > 0.9 && drift < 1.1))
+    for (Row& row : result.rows)
+      row.warnings.push_back(fmt::format("the machine's peak changed from {:.0f} to {:.0f} GFLOP/s during the measurement: something else was running or the clock "
+                                         "changed; shares of the peak are of the higher",
+                                         result.before.fma.rate / 1e9, result.after.fma.rate / 1e9));
+  for (size_t p = 0; p < options.passes.size(); ++p) {
+    const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
+    std::vector<Row> pass(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    set_speedups(pass);
+    std::copy(pass.begin(), pass.end(), begin);
+  }
+  return result;
+}
+
+int exit_code_of(const std::vector<Row>& rows) {
+  const bool bad = std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.status == Status::kCheckFailed || r.status == Status::kRefused; });
+  if (bad) return kExitCheckFailed;
+  return std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.ok(); }) ? kExitFine : kExitBadInput;
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,39 @@
+// One problem, any number of contestants: check, memory, times in turns, rows.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "measure/contestant.h"
+#include "measure/record.h"
+
+namespace fattn::cli {
+
+struct RaceOptions {
+  bool grad = true;
+  std::vector<measure::Pass> passes;
+  measure::SamplingOptions sampling;
+  int64_t memory_limit = 0;
+  Isa isa = Isa::kAuto;         // whose peaks are measured; kAuto: the library's choice here
+  int threads = 0;              // 0: as many as the library uses
+  double read_bytes_per_s = 0;  // measured once by the caller
+  double oracle_flops = 0;
+  std::function<void()> step = [] {};  // progress
+};
+
+// How many steps of progress a race takes.
+int64_t race_steps(size_t contestants, const RaceOptions& options);
+
+struct RaceResult {
+  std::vector<measure::Row> rows;  // by pass, then by contestant
+  measure::Peaks before, after;
+};
+
+// A contestant's failure is its rows' status. Throws what concerns everybody: fattn::Error for a problem that is none,
+// measure::Failure(kOutOfMemory) where not even the inputs fit.
+RaceResult race(const measure::ProblemSpec& spec, const std::vector<measure::Contestant*>& contestants, const RaceOptions& options);
+
+// 1 if a check failed or a rate was refused, 2 if nothing could run, else 0.
+int exit_code_of(const std::vector<measure::Row>& rows);
+
+}  // namespace fattn::cli

@@ -1,0 +1,52 @@
+// Lines that the measuring commands share.
+#include "cli/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/sanitize.h"
+#include "cli/table.h"
+
+namespace fattn::cli {
+
+using namespace measure;
+
+std::string label_of(const Row& row) {
+  const bool library = row.who.provider == "fattn" || row.who.provider == "standard";
+  return library || row.who.algorithm.empty() ? row.who.provider : row.who.provider + ":" + row.who.algorithm;
+}
+
+std::string status_text(const Row& row) { return row.ok() ? "ok" : std::string(name_of(row.status)) + ": " + printable(row.reason, 600); }
+
+std::string worst_check(const Row& row) {
+  const TensorCheck* worst = nullptr;
+  // A bound of 0 met by an error of 0 is a share of 0.
+  auto share = [](const TensorCheck& c) { return c.error <= 0 ? 0 : c.error / c.allowed; };
+  for (const TensorCheck& c : row.checks)
+    if (!worst || (!c.pass && worst->pass) || (c.pass == worst->pass && share(c) > share(*worst))) worst = &c;
+  return worst ? fmt::format("{} {} of {}", worst->tensor, short_text(worst->error), short_text(worst->allowed)) : "";
+}
+
+void print_peaks(std::FILE* out, const Peaks& before, const Peaks& after) {
+  auto line = [&](const Peak& a, const Peak& b) {
+    if (a.rate > 0) fmt::print(out, "  {:<28} {} GFLOP/s before, {} after\n", a.name, giga_text(a.rate), giga_text(b.rate));
+  };
+  fmt::print(out, "Peak of this machine, {} thread{}, instruction set {}, measured in this run:\n", before.threads, before.threads == 1 ? "" : "s", name_of(before.isa));
+  line(before.fma, after.fma);
+  line(before.bf16, after.bf16);
+  if (before.read_bytes_per_s > 0) fmt::print(out, "  {:<28} {} GB/s\n", "memory read", giga_text(before.read_bytes_per_s));
+}
+
+void print_warnings(std::FILE* out, const std::vector<Row>& rows) {
+  std::vector<std::string> seen;
+  for (const Row& row : rows)
+    for (const std::string& warning : row.warnings) {
+      const std::string text = warning.find("peak changed") != std::string::npos ? warning : label_of(row) + " " + name_of(row.pass) + ": " + warning;
+      if (std::find(seen.begin(), seen.end(), text) != seen.end()) continue;
+      seen.push_back(text);
+      fmt::print(out, "warning: {}\n", printable(text));
+    }
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,320 @@
+// Read, plan, refuse what cannot fit, compute, verify, write: in this order, so that nothing is written that is not whole.
+#include "cli/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/safetensors/reader.h"
+#include "cli/safetensors/writer.h"
+#include "cli/sanitize.h"
+#include "cli/target_flags.h"
+#include "cli/usage_error.h"
+#include "cli/verdicts.h"
+#include "fattn/fattn.hpp"
+#include "measure/environment.h"
+#include "testing/check.h"
+
+namespace fattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RunFlags {
+  std::string input, output, layout = "bshd", json;
+  bool causal = false, verify = false;
+  std::optional<double> softmax_scale;
+  TargetFlags target;
+
+  Options options() const {
+    Options options;
+    options.causal = causal;
+    options.softmax_scale = softmax_scale;
+    target.apply_to(options);
+    return options;
+  }
+};
+
+struct FileDType {
+  const char* name;  // in the file
+  DType dtype;
+};
+constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"F64", DType::kF64}};
+
+const char* file_name_of(DType dtype) {
+  for (const FileDType& known : kFileDTypes)
+    if (known.dtype == dtype) return known.name;
+  return "";
+}
+
+std::string show(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+
+// A contiguous tensor with memory of its own, in the layout of the file.
+struct Held {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  safetensors::Bytes data;
+
+  uint64_t bytes() const {
+    uint64_t n = size_of(dtype);
+    for (int64_t d : shape) n *= static_cast<uint64_t>(d);
+    return n;
+  }
+  void allocate() { data = safetensors::allocate(bytes()); }
+  // As the library sees it: (batch, seqlen, heads, headdim), without a copy.
+  Tensor view(bool bhsd) const {
+    if (shape.size() == 3) return Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]});
+    const Tensor tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]});
+    return bhsd ? tensor.transposed(1, 2) : tensor;
+  }
+};
+
+// Everything that a run reads and writes. A tensor without a name is absent.
+struct Tensors {
+  Held q, k, v, dout, o, lse, dq, dk, dv;
+  bool bhsd = false;
+
+  bool backward() const { return !dout.name.empty(); }
+  std::vector<Held*> inputs() { return backward() ? std::vector<Held*>{&q, &k, &v, &dout} : std::vector<Held*>{&q, &k, &v}; }
+  std::vector<Held*> outputs() { return backward() ? std::vector<Held*>{&o, &lse, &dq, &dk, &dv} : std::vector<Held*>{&o, &lse}; }
+  ForwardTensors forward_views() const { return {q.view(bhsd), k.view(bhsd), v.view(bhsd), o.view(bhsd), lse.view(bhsd), {}}; }
+  BackwardTensors backward_views() const {
+    return {q.view(bhsd), k.view(bhsd), v.view(bhsd), o.view(bhsd), lse.view(bhsd), dout.view(bhsd), dq.view(bhsd), dk.view(bhsd), dv.view(bhsd)};
+  }
+};
+
+Held describe(const safetensors::TensorEntry& entry) {
+  Held held;
+  held.name = entry.name;
+  held.shape = entry.shape;
+  if (entry.shape.size() != 4)
+    throw std::runtime_error(fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)",
+                                         entry.name, show(entry.shape)));
+  for (const FileDType& known : kFileDTypes)
+    if (entry.dtype == known.name) {
+      held.dtype = known.dtype;
+      return held;
+    }
+  throw std::runtime_error(fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
+                                       entry.name, entry.dtype));
+}
+
+// The shapes of all tensors, from those in the file.
+Tensors describe(const safetensors::Reader& file, bool bhsd) {
+  Tensors t;
+  t.bhsd = bhsd;
+  for (const auto& [held, name] : {std::pair{&t.q, "q"}, std::pair{&t.k, "k"}, std::pair{&t.v, "v"}}) {
+    const safetensors::TensorEntry* entry = file.find(name);
+    if (!entry) {
+      std::vector<std::string> names;
+      for (const safetensors::TensorEntry& other : file.header().tensors) names.push_back(printable(other.name, 60));
+      throw std::runtime_error(fmt::format("the input has no tensor '{}'; it needs q, k, v and, for gradients, do. It holds: {}", name,
+                                           names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
+    }
+    *held = describe(*entry);
+  }
+  if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry);
+
+  const int64_t batch = t.q.shape[0], seqlen_q = t.q.shape[bhsd ? 2 : 1], nheads = t.q.shape[bhsd ? 1 : 2];
+  t.o.shape = t.q.shape;
+  t.o.shape[3] = t.v.shape[3];
+  t.lse.shape = {batch, nheads, seqlen_q};
+  t.o.dtype = t.q.dtype;
+  t.lse.dtype = t.q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  for (const auto& [gradient, of] : {std::pair{&t.dq, &t.q}, std::pair{&t.dk, &t.k}, std::pair{&t.dv, &t.v}}) {
+    gradient->shape = of->shape;
+    gradient->dtype = of->dtype;
+  }
+  for (const auto& [held, name] : {std::pair{&t.o, "o"}, std::pair{&t.lse, "lse"}, std::pair{&t.dq, "dq"}, std::pair{&t.dk, "dk"}, std::pair{&t.dv, "dv"}})
+    held->name = name;
+  return t;
+}
+
+// Found by size, before anything is allocated.
+void require_memory(Tensors& t, size_t workspace_bytes) {
+  double bytes = static_cast<double>(workspace_bytes);
+  for (const Held* held : t.inputs()) bytes += static_cast<double>(held->bytes());
+  for (const Held* held : t.outputs()) bytes += static_cast<double>(held->bytes());
+  const auto available = static_cast<double>(cpu_info().memory_available_bytes);
+  if (available > 0 && bytes > available)
+    throw Error(ErrorCode::kOutOfMemory, fmt::format("inputs, outputs and workspace need {:.1f} MiB ({:.1f} MiB of workspace); {:.1f} MiB are available. Use fewer or "
+                                                     "smaller tensors, or algorithm v2, whose workspace is small",
+                                                     bytes / (1 << 20), static_cast<double>(workspace_bytes) / (1 << 20), available / (1 << 20)));
+}
+
+Json plan_json(const fattn_plan_info& plan) {
+  return {{"backend", name_of(static_cast<Backend>(plan.backend))},
+          {"algorithm", name_of(static_cast<Algorithm>(plan.algorithm))},
+          {"isa", name_of(static_cast<Isa>(plan.cpu_isa))},
+          {"threads", plan.num_threads},
+          {"kernel", printable(plan.kernel)},
+          {"why", printable(plan.why)},
+          {"flops", plan.flops},
+          {"workspace_bytes", plan.workspace_bytes}};
+}
+
+std::string explain(const Plan& plan) {
+  const fattn_plan_info info = plan.info();
+  return printable(info.kernel) + (*info.why ? " (" + printable(info.why) + ")" : "");
+}
+
+// Refuses outputs that would destroy what is read, or each other.
+void refuse_same_file(const std::string& a, const char* a_name, const std::string& b, const char* b_name) {
+  namespace fs = std::filesystem;
+  if (a.empty() || b.empty() || a == "-" || b == "-") return;
+  std::error_code error;
+  const bool same = fs::exists(a, error) && fs::exists(b, error) ? fs::equivalent(a, b, error) : fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
+  if (same) throw std::runtime_error(fmt::format("{} and {} are the same file, '{}'; give them names of their own", a_name, b_name, printable(a)));
+}
+
+// Fills `record` as it goes, so that a failure leaves what was known by then. Returns the exit code.
+int run(const RunFlags& flags, Json& record) {
+  std::FILE* text = text_stream(flags.json);
+  const safetensors::Reader file(flags.input);
+  Tensors t = describe(file, flags.layout == "bhsd");
+  for (Held* held : t.inputs()) {
+    record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
+    fmt::print(text, "read    {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+  }
+  for (const safetensors::TensorEntry& other : file.header().tensors)
+    if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored {}, which is none of q, k, v, do\n", printable(other.name, 200));
+
+  const Options options = flags.options();
+  const Plan forward(t.forward_views(), options);
+  std::optional<Plan> backward;
+  if (t.backward()) backward.emplace(t.backward_views(), options);
+  const size_t workspace_bytes = std::max(forward.workspace_bytes(), backward ? backward->workspace_bytes() : 0);
+  record["plan_fwd"] = plan_json(forward.info());
+  if (backward) record["plan_bwd"] = plan_json(backward->info());
+  require_memory(t, workspace_bytes);
+
+  WholeFile output(flags.output);  // before the work: a folder that cannot be written is told at once
+  for (Held* held : t.inputs()) held->data = file.read(*file.find(held->name));
+  for (Held* held : t.outputs()) held->allocate();
+  const safetensors::Bytes workspace = safetensors::allocate(workspace_bytes);
+  fmt::print(text, "forward {}\n", explain(forward));
+  forward.execute(t.forward_views(), workspace.get(), workspace_bytes);
+  if (backward) {
+    fmt::print(text, "backwd  {}\n", explain(*backward));
+    backward->execute(t.backward_views(), workspace.get(), workspace_bytes);
+  }
+
+  if (flags.verify) {
+    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(), options);
+    if (backward)
+      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(), options)) verdicts.push_back(std::move(verdict));
+    record["verdicts"] = as_json(verdicts);
+    bool passed = true;
+    for (const testing::TensorVerdict& verdict : verdicts) {
+      fmt::print(text, "verify  {}\n", as_text(verdict));
+      passed = passed && verdict.pass;
+    }
+    if (!passed) {
+      record["status"] = "check_failed";
+      record["reason"] = "an error is above its bound";
+      fmt::print(stderr, "fattn: the result is wrong by more than its bound; nothing was written to '{}'\n", printable(flags.output));
+      return kExitCheckFailed;
+    }
+  }
+
+  std::vector<safetensors::TensorData> data;
+  for (Held* held : t.outputs()) {
+    record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
+    data.push_back({held->name, file_name_of(held->dtype), held->shape, held->data.get()});
+  }
+  safetensors::write(output, data,
+                     {{"producer", std::string("fattn ") + fattn_version()},
+                      {"layout", flags.layout},
+                      {"causal", flags.causal ? "true" : "false"},
+                      {"softmax_scale", flags.softmax_scale ? fmt::format("{}", *flags.softmax_scale) : "1/sqrt(headdim)"}});
+  for (const Held* held : t.outputs()) fmt::print(text, "wrote   {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+  record["status"] = "ok";
+  return kExitFine;
+}
+
+const char* status_of(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kUnsupported: return "unsupported";
+    case ErrorCode::kOutOfMemory: return "out_of_memory";
+    default: return "failed";
+  }
+}
+
+Json begin_record(const RunFlags& flags) {
+  return {{"fattn_run", 1},
+          {"status", "failed"},
+          {"reason", nullptr},
+          {"input", printable(flags.input)},
+          {"output", printable(flags.output)},
+          {"layout", flags.layout},
+          {"causal", flags.causal},
+          {"softmax_scale", flags.softmax_scale ? Json(*flags.softmax_scale) : Json(nullptr)},
+          {"environment", measure::environment()},
+          {"tensors", Json::object()}};
+}
+
+int run_and_record(const RunFlags& flags) {
+  refuse_same_file(flags.input, "--input", flags.output, "--output");
+  refuse_same_file(flags.input, "--input", flags.json, "--json");
+  refuse_same_file(flags.output, "--output", flags.json, "--json");
+  Json record = begin_record(flags);
+  const auto failed = [&](const char* status, const char* reason) {
+    record["status"] = status;
+    record["reason"] = printable(reason);
+    if (!flags.json.empty()) write_json(record, flags.json);
+  };
+  try {
+    const int exit_code = run(flags, record);
+    if (!flags.json.empty()) write_json(record, flags.json);
+    return exit_code;
+  } catch (const Error& error) {
+    failed(status_of(error), error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    failed("out_of_memory", "the allocator had no memory");
+    throw;
+  } catch (const std::exception& error) {
+    failed("failed", error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("run", "Compute attention on the tensors of a safetensors file");
+  auto flags = std::make_shared<RunFlags>();
+  command->add_option("--input", flags->input, "Safetensors file with q, k, v and, for gradients, do (the gradient of o). Other tensors are ignored")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--output", flags->output, "Safetensors file to write: o, lse and, if do is given, dq, dk, dv. Replaced if it exists")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--layout", flags->layout, "Order of the dimensions: bshd is (batch, seqlen, heads, headdim), bhsd (batch, heads, seqlen, headdim)")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->capture_default_str();
+  command->add_flag("--causal", flags->causal, "Query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right)");
+  command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax; 1/sqrt(headdim) if not given");
+  flags->target.add_to(*command);
+  command->add_flag("--verify", flags->verify, "Judge the result against the float64 oracle (slow); exit 1 and write nothing if it fails");
+  command->add_option("--json", flags->json, "Write what was done as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->footer(
+      "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype.\n"
+      "Outputs have the inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row.\n"
+      "heads of q is a multiple of heads of k and v (GQA, MQA).\n\n"
+      "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
+  command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
+}
+
+}  // namespace fattn::cli

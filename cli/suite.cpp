@@ -1,0 +1,192 @@
+// The CPU suite: speed by dtype, head size, length and mask; decode; small shapes; memory of long sequences.
+#include "cli/suite.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/progress.h"
+#include "cli/race.h"
+#include "cli/report.h"
+#include "cli/sanitize.h"
+#include "cli/table.h"
+#include "fattn/system.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using namespace measure;
+
+constexpr double kSuiteOracleFlops = 5e7;  // a problem; there are dozens
+
+struct Item {
+  ProblemSpec spec;
+  bool grad = true;
+  bool race = true;  // false: the library alone
+};
+
+struct Section {
+  std::string title, note;
+  std::vector<Item> items;
+  bool bandwidth = false;  // the share that matters is of the memory's read rate
+  bool once = false;       // one sample: the section is about memory
+};
+
+ProblemSpec problem(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim, bool causal) {
+  ProblemSpec s;
+  s.dtype = dtype;
+  s.batch = batch;
+  s.seqlen_q = seqlen_q;
+  s.seqlen_k = seqlen_k;
+  s.nheads = nheads;
+  s.nheads_k = nheads_k;
+  s.headdim = s.headdim_v = headdim;
+  s.causal = causal;
+  return s;
+}
+
+std::vector<Section> cpu_suite(bool quick) {
+  const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+  const std::vector<int64_t> lengths = quick ? std::vector<int64_t>{512, 2048} : std::vector<int64_t>{128, 512, 1024, 2048, 4096};
+  std::vector<Section> sections;
+  for (DType dtype : dtypes) {
+    Section speed{std::string("Speed, ") + name_of(dtype), "", {}};
+    for (int64_t headdim : {64, 128})
+      for (int64_t n : lengths)
+        for (bool causal : {false, true}) speed.items.push_back({problem(dtype, 1, n, n, n >= 4096 ? 4 : 8, n >= 4096 ? 4 : 8, headdim, causal)});
+    sections.push_back(speed);
+  }
+  Section decode{"Decode: one query, 8192 keys, 32 heads of 8 key heads", "", {}, true};
+  for (DType dtype : dtypes) decode.items.push_back({problem(dtype, 1, 1, 8192, 32, 8, 128, true), false});
+  sections.push_back(decode);
+  Section small{"Small: 64 queries and keys, 1 head", "", {}};
+  for (DType dtype : {DType::kF32, DType::kBF16}) small.items.push_back({problem(dtype, 1, 64, 64, 1, 1, 64, false)});
+  sections.push_back(small);
+  Section memory{"Memory of long sequences: 1 head", "standard attention would hold seqlen^2 scores: 16384 MiB in fp32 at 65536", {}, false, true};
+  for (int64_t n : {8192, 16384}) memory.items.push_back({problem(DType::kF32, 1, n, n, 1, 1, 64, false), true, false});
+  if (!quick) memory.items.push_back({problem(DType::kF32, 1, 65536, 65536, 1, 1, 64, false), false, false});
+  sections.push_back(memory);
+  return sections;
+}
+
+// Times of the library and of one provider in the same cell.
+struct Ratios {
+  double log_sum = 0;
+  int cells = 0, lost = 0, undecided = 0;
+};
+
+void add_rows(Table& table, const Section& section, const std::vector<Row>& rows, size_t contestants, std::map<std::string, Ratios>& ratios) {
+  for (size_t first = 0; first < rows.size(); first += contestants) {
+    const Row& own = rows[first];
+    std::vector<std::string> cells = {describe(own.spec), name_of(own.pass)};
+    if (own.ok() && own.time) {
+      const auto& share = section.bandwidth ? own.bandwidth_fraction : own.peak_fraction;
+      cells.insert(cells.end(), {seconds_text(own.time->median), giga_text(*own.flops_per_s), share ? percent_text(*share) : "",
+                                 bytes_text(static_cast<double>(own.memory->extra_bytes)), worst_check(own)});
+    } else {
+      cells.insert(cells.end(), {name_of(own.status), "", "", "", worst_check(own)});
+    }
+    std::vector<std::string> notes;
+    if (!own.ok()) notes.push_back(status_text(own));
+    for (size_t c = 1; c < contestants; ++c) {
+      const Row& other = rows[first + c];
+      if (!other.ok() || !other.time) {
+        cells.insert(cells.end(), {name_of(other.status), ""});
+        notes.push_back(label_of(other) + " " + status_text(other));
+        continue;
+      }
+      cells.push_back(seconds_text(other.time->median));
+      if (!own.ok() || !own.time) {
+        cells.emplace_back();
+        continue;
+      }
+      const double ratio = other.time->median / own.time->median;
+      const bool open = undecided(*own.time, *other.time);
+      Ratios& sum = ratios[label_of(other) + ", " + name_of(own.spec.dtype) + " " + name_of(own.pass)];
+      sum.log_sum += std::log(ratio);
+      ++sum.cells;
+      if (open) ++sum.undecided;
+      if (!open && ratio < 1) ++sum.lost;
+      cells.push_back(fmt::format("{:.2f}x{}", ratio, open ? " (undecided)" : ""));
+    }
+    table.add(cells);
+    for (const std::string& note : notes) table.note(printable(note, 300));
+  }
+}
+
+}  // namespace
+
+int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
+  const std::vector<Section> sections = cpu_suite(suite.quick);
+  const std::unique_ptr<Contestant> library = make_library_contestant("fattn", suite.library);
+  std::vector<std::unique_ptr<Contestant>> peers;
+  for (const ProviderProgram& provider : providers.found()) peers.push_back(providers.make(provider.name, suite.library.num_threads));
+
+  std::FILE* out = text_stream(suite.json);
+  const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
+  RaceOptions options;
+  options.isa = suite.library.cpu_isa;
+  options.threads = suite.library.num_threads;
+  options.memory_limit = suite.memory_limit;
+  options.oracle_flops = kSuiteOracleFlops;
+  options.read_bytes_per_s = measure_read_bandwidth(threads);
+
+  int64_t items = 0;
+  for (const Section& section : sections) items += static_cast<int64_t>(section.items.size());
+  std::vector<Row> all;
+  std::map<std::string, Ratios> ratios;
+  Peaks first, last;
+  Progress progress("suite", items);
+  for (const Section& section : sections) {
+    std::vector<Contestant*> contestants = {library.get()};
+    std::vector<std::string> columns = {"<problem", "<pass", "fattn", "GFLOP/s", section.bandwidth ? "of read bw" : "of peak", "extra memory", "<  worst error"};
+    if (!section.once)
+      for (const auto& peer : peers) {
+        contestants.push_back(peer.get());
+        columns.insert(columns.end(), {peer->identity().provider, "ratio"});
+      }
+    Table table(columns);
+    for (const Item& item : section.items) {
+      options.grad = item.grad;
+      options.passes = item.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
+      options.sampling = SamplingOptions();
+      options.sampling.repeats = section.once ? 1 : suite.quick ? 6 : 10;
+      options.sampling.min_seconds = section.once ? 0 : suite.quick ? 0.05 : 0.1;
+      options.sampling.warmup_seconds = 0.3;
+      if (section.once) options.sampling.warmup = 0;
+      const RaceResult result = race(item.spec, contestants, options);
+      if (all.empty()) first = result.before;
+      last = result.after;
+      add_rows(table, section, result.rows, contestants.size(), ratios);
+      all.insert(all.end(), result.rows.begin(), result.rows.end());
+      progress.step();
+    }
+    fmt::print(out, "\n{}\n{}", section.title, section.note.empty() ? "" : section.note + "\n");
+    table.print(out);
+    std::fflush(out);
+  }
+
+  fmt::print(out, "\n");
+  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
+  for (const auto& [name, sum] : ratios) {
+    const double mean = std::exp(sum.log_sum / sum.cells);
+    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name), mean, sum.cells, sum.lost, sum.undecided);
+    summary.push_back({{"against", name}, {"geometric_mean_ratio", mean}, {"problems", sum.cells}, {"slower", sum.lost}, {"undecided", sum.undecided}});
+  }
+  fmt::print(out, "\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.\n");
+  print_peaks(out, first, last);
+  print_warnings(out, all);
+  if (!suite.json.empty()) {
+    std::vector<std::string> flags = {"--suite", "cpu"};
+    if (suite.quick) flags.emplace_back("--quick");
+    for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
+    write_json(to_json(Record{"suite", flags, first, last, all, summary}), suite.json);
+  }
+  return exit_code_of(all);
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,21 @@
+// The suite: a list of problems that goes through the same code as bench and compare, and the speed table of it.
+#pragma once
+
+#include <string>
+
+#include "cli/provider_flags.h"
+#include "fattn/problem.hpp"
+
+namespace fattn::cli {
+
+struct SuiteOptions {
+  bool quick = false;
+  Options library;
+  std::string json;
+  int64_t memory_limit = 0;
+};
+
+// Returns the exit code.
+int run_suite(const SuiteOptions& options, const ProviderFlags& providers);
+
+}  // namespace fattn::cli

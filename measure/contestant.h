@@ -1,0 +1,57 @@
+// Something that computes attention and can be measured: the library in this process, or a provider in its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fattn/problem.hpp"
+#include "measure/convert.h"
+#include "measure/failure.h"
+#include "measure/problem.h"
+#include "measure/sampling.h"
+
+namespace fattn::measure {
+
+// What one forward and, for gradients, one backward call returned. An absent tensor has no pages.
+struct Outputs {
+  Pages o, lse, dq, dk, dv;
+};
+
+// What a call adds to memory over q, k, v and dout: its outputs included; for gradients also o and lse, which the forward
+// pass leaves for the backward.
+struct MemoryUse {
+  int64_t extra_bytes = 0;      // of the library: what was allocated, exactly; of a provider: what it measured
+  int64_t rss_extra_bytes = 0;  // the resident set's peak over what it was before
+  bool rss_measured = false;
+  std::string method;  // how extra_bytes was found: "allocated", "resident set", "allocator"
+};
+
+// Who a row is about.
+struct Identity {
+  std::string provider, backend, algorithm, kernel, version, device = "cpu";
+  Isa isa = Isa::kAuto;  // of the plan; kAuto for providers
+  int threads = 0;
+};
+
+// The order of calls is prepare, then any of the others. All throw Failure.
+class Contestant {
+ public:
+  virtual ~Contestant() = default;
+  virtual Identity identity() const = 0;
+  // Takes a problem on; `inputs` must outlive it. Nothing is computed yet, nothing large allocated before its size was checked.
+  virtual void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) = 0;
+  virtual MemoryUse memory(Pass pass) = 0;
+  virtual const Outputs& compute() = 0;
+  virtual std::vector<double> time(Pass pass, int samples, int warmup) = 0;
+  virtual void release() = 0;  // gives its memory back
+};
+
+// The library itself; `provider` names the row ("fattn", "standard").
+std::unique_ptr<Contestant> make_library_contestant(std::string provider, const Options& options);
+
+// The exception as a Failure: by its type and the library's status code, never by its message.
+Failure as_failure(const std::exception& e);
+
+}  // namespace fattn::measure

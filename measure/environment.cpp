@@ -1,0 +1,88 @@
+// The environment block of a record.
+#include "measure/environment.h"
+
+#include <sys/utsname.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <string>
+
+#include "fattn/system.hpp"
+
+namespace fattn::measure {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+ordered_json text_or_null(const std::string& text) { return text.empty() ? ordered_json(nullptr) : ordered_json(text); }
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string distribution() {
+  std::ifstream file("/etc/os-release");
+  const std::string key = "PRETTY_NAME=\"";
+  for (std::string line; std::getline(file, line);)
+    if (line.compare(0, key.size(), key) == 0 && line.size() > key.size()) return line.substr(key.size(), line.size() - key.size() - 1);
+  return {};
+}
+
+// The source's commit: given when building (-DFATTN_COMMIT), otherwise not known.
+std::string commit() {
+#ifdef FATTN_COMMIT
+  return FATTN_COMMIT;
+#else
+  return {};
+#endif
+}
+
+}  // namespace
+
+ordered_json environment() {
+  const fattn_cpu_info cpu = cpu_info();
+  ordered_json isas = ordered_json::array();
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
+    if (available(cpu, isa)) isas.push_back(name_of(isa));
+  utsname system{};
+  uname(&system);
+  double load[1] = {0};
+  const bool has_load = getloadavg(load, 1) == 1;
+  return {
+      {"date", now_utc()},
+      {"library_version", fattn_version()},
+      {"commit", text_or_null(commit())},
+      {"compiler", __VERSION__},
+      {"cpu",
+       {{"vendor", cpu.vendor},
+        {"model", cpu.model},
+        {"logical_cpus", cpu.logical_cpus},
+        {"usable_threads", cpu.usable_threads},
+        {"isas", isas},
+        {"isa_default", name_of(static_cast<Isa>(cpu.isa_default))},
+        {"l1d_bytes", cpu.l1d_bytes},
+        {"l2_bytes", cpu.l2_bytes},
+        {"l3_bytes", cpu.l3_bytes},
+        {"governor", text_or_null(first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))}}},
+      {"memory_bytes", cpu.memory_bytes},
+      {"memory_available_bytes", cpu.memory_available_bytes},
+      {"os", text_or_null(distribution())},
+      {"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine},
+      {"load_average", has_load ? ordered_json(load[0]) : ordered_json(nullptr)},
+  };
+}
+
+}  // namespace fattn::measure

@@ -1,0 +1,130 @@
+// Peaks of the machine: the best of several short samples with all threads at work.
+#include "measure/peaks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "fattn/system.hpp"
+#include "measure/memory.h"
+#include "measure/peak_kernels.h"
+
+namespace fattn::measure {
+namespace {
+
+constexpr double kSampleSeconds = 0.05;
+constexpr int kSamples = 3;
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Runs body(thread) on all threads at once and returns what they did a second together, each doing `work`. Every thread is
+// held against its own processor time: what other programs take from it must not make the machine look slower than it is,
+// or true results would seem to be above its peak.
+template <typename Body>
+double rate_together(int threads, double work, const Body& body) {
+  std::atomic<int> ready{0};
+  std::vector<double> rates(static_cast<size_t>(threads));
+  auto run = [&](int t) {
+    ready.fetch_add(1);
+    while (ready.load() < threads) std::this_thread::yield();
+    const double start = thread_seconds();
+    body(t);
+    rates[static_cast<size_t>(t)] = work / std::max(thread_seconds() - start, 1e-9);
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(run, t);
+  run(0);
+  for (std::thread& other : others) other.join();
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
+Peak arithmetic_peak(const PeakKernel& kernel, int threads) {
+  if (!kernel) return {};
+  Peak peak{kernel.name, 0};
+  int64_t iterations = 20000;
+  for (int calibrating = 0; calibrating < 20; ++calibrating) {
+    const double seconds = 1 / rate_together(1, 1, [&](int) { kernel.run(iterations); });
+    if (seconds >= 0.2 * kSampleSeconds) {
+      iterations = static_cast<int64_t>(static_cast<double>(iterations) * kSampleSeconds / seconds);
+      break;
+    }
+    iterations *= 4;
+  }
+  for (int i = 0; i < kSamples; ++i)
+    peak.rate = std::max(peak.rate, rate_together(threads, static_cast<double>(iterations) * kernel.flops_per_iteration, [&](int) { kernel.run(iterations); }));
+  return peak;
+}
+
+int64_t sum_of(const int64_t* words, size_t count) {
+  typedef int64_t Pair __attribute__((vector_size(16)));
+  Pair sums[8] = {};
+  const Pair* pairs = reinterpret_cast<const Pair*>(words);
+  for (size_t i = 0; i + 8 <= count / 2; i += 8)
+    for (size_t j = 0; j < 8; ++j) sums[j] += pairs[i + j];
+  int64_t total = 0;
+  for (const Pair& sum : sums) total += sum[0] + sum[1];
+  return total;
+}
+
+}  // namespace
+
+const Peak& Peaks::of(DType dtype) const { return dtype == DType::kBF16 && bf16.rate > 0 ? bf16 : fma; }
+
+double Peaks::ceiling(DType dtype) const { return size_of(dtype) == 2 ? std::max(fma.rate, bf16.rate) : fma.rate; }
+
+Peaks measure_peaks(Isa isa, int threads) {
+  Peaks peaks;
+  peaks.isa = isa == Isa::kAuto ? static_cast<Isa>(cpu_info().isa_default) : isa;
+  peaks.threads = std::max(1, threads);
+  peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads);
+  peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads);
+  return peaks;
+}
+
+Peaks higher(const Peaks& before, const Peaks& after) {
+  Peaks best = before;
+  best.fma.rate = std::max(before.fma.rate, after.fma.rate);
+  best.bf16.rate = std::max(before.bf16.rate, after.bf16.rate);
+  best.read_bytes_per_s = std::max(before.read_bytes_per_s, after.read_bytes_per_s);
+  return best;
+}
+
+double measure_read_bandwidth(int threads) {
+  const fattn_cpu_info cpu = cpu_info();
+  constexpr int64_t kMiB = 1024 * 1024;
+  int64_t bytes = std::clamp<int64_t>(2 * cpu.l3_bytes, 256 * kMiB, 512 * kMiB);
+  if (cpu.memory_available_bytes > 0) bytes = std::min(bytes, cpu.memory_available_bytes / 4);
+  const size_t count = std::max<size_t>(1, static_cast<size_t>(threads));
+  const size_t words = static_cast<size_t>(bytes) / sizeof(int64_t) / count / 64 * 64;  // a thread
+  if (words == 0) return 0;
+  const Pages pages(words * count * sizeof(int64_t));
+  int64_t* const all = static_cast<int64_t*>(pages.data());
+  const double bytes_a_thread = static_cast<double>(words * sizeof(int64_t));
+  // Each thread writes its own part first: pages that were never written are all one page of zeros.
+  rate_together(static_cast<int>(count), bytes_a_thread, [&](int t) { std::fill_n(all + static_cast<size_t>(t) * words, words, t + 1); });
+  std::vector<int64_t> sums(count);
+  double best = 0;
+  for (int i = 0; i < kSamples; ++i)
+    best = std::max(best, rate_together(static_cast<int>(count), bytes_a_thread,
+                                        [&](int t) { sums[static_cast<size_t>(t)] = sum_of(all + static_cast<size_t>(t) * words, words); }));
+  const volatile int64_t kept = sums[0];
+  (void)kept;
+  return best;
+}
+
+nlohmann::ordered_json to_json(const Peaks& peaks) {
+  nlohmann::ordered_json json = {{"isa", name_of(peaks.isa)}, {"threads", peaks.threads}, {"fma_instruction", peaks.fma.name}, {"fma_flops_per_s", peaks.fma.rate}};
+  json["bf16_instruction"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.name) : nlohmann::ordered_json(nullptr);
+  json["bf16_flops_per_s"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.rate) : nlohmann::ordered_json(nullptr);
+  json["read_bytes_per_s"] = peaks.read_bytes_per_s > 0 ? nlohmann::ordered_json(peaks.read_bytes_per_s) : nlohmann::ordered_json(nullptr);
+  return json;
+}
+
+}  // namespace fattn::measure

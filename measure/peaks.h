@@ -1,0 +1,41 @@
+// What this machine can do at most, measured in the same run: arithmetic by instruction set, and memory reads.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "fattn/types.hpp"
+
+namespace fattn::measure {
+
+struct Peak {
+  std::string name;  // "FMA, 512 bit"
+  double rate = 0;   // FLOP/s of all threads together; 0: not measured
+};
+
+struct Peaks {
+  Isa isa = Isa::kAuto;
+  int threads = 0;
+  Peak fma;   // fp32
+  Peak bf16;  // the instruction set's own bf16 products; rate 0 if it has none
+  double read_bytes_per_s = 0;
+
+  // What a result in this dtype is a share of: bf16 products where the instruction set has them and the dtype is bf16; the
+  // fp32 FMA peak for everything else (fp16 is computed in fp32 on these backends).
+  const Peak& of(DType dtype) const;
+  // No result in this dtype can be above it. For 16-bit types the highest peak that the machine has.
+  double ceiling(DType dtype) const;
+};
+
+// Arithmetic only: about 0.2 s. `isa` as a plan reports it; kAuto: the one that the library picks here.
+Peaks measure_peaks(Isa isa, int threads);
+// Of two measurements around the benchmark: the higher of each.
+Peaks higher(const Peaks& before, const Peaks& after);
+
+// Bytes a second that `threads` read together from arrays twice the last-level cache, within 256 and 512 MiB and a quarter
+// of the memory available. On a machine whose last-level cache is larger than that, part of it comes from there.
+double measure_read_bandwidth(int threads);
+
+nlohmann::ordered_json to_json(const Peaks& peaks);
+
+}  // namespace fattn::measure

@@ -1,0 +1,95 @@
+// Warm-up, stop rules and interleaved sampling.
+#include "measure/sampling.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+
+namespace fattn::measure {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Calls until two calls in a row lie within 5 % of the fastest so far. Returns the time of the last.
+double warm_up(const Sampler& sampler, const SamplingOptions& options) {
+  if (options.warmup >= 0) return sampler(1, options.warmup).front();
+  const auto start = Clock::now();
+  double fastest = sampler(1, 0).front(), last = fastest;
+  for (int stable = 0; stable < 2 && seconds_since(start) < options.warmup_seconds;) {
+    last = sampler(1, 0).front();
+    fastest = std::min(fastest, last);
+    stable = last <= 1.05 * fastest ? stable + 1 : 0;
+  }
+  return last;
+}
+
+}  // namespace
+
+std::vector<double> time_calls(const std::function<void()>& call, int samples, int warmup) {
+  for (int i = 0; i < warmup; ++i) call();
+  auto start = Clock::now();
+  call();
+  const double once = seconds_since(start);
+  // One more call than needed by the first measurement, which is usually the slowest.
+  const int calls = once >= kMinSampleSeconds ? 1 : static_cast<int>(std::min(kMinSampleSeconds / std::max(once, 1e-9) + 1, static_cast<double>(kMostCallsASample)));
+  std::vector<double> seconds;
+  if (calls == 1) seconds.push_back(once);
+  while (static_cast<int>(seconds.size()) < samples) {
+    start = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    seconds.push_back(seconds_since(start) / calls);
+  }
+  return seconds;
+}
+
+std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
+                                                 const std::function<void(size_t, const std::exception&)>& failed,
+                                                 const std::function<void()>& turn) {
+  const int rounds = std::max(1, std::min(options.rounds, options.repeats));
+  std::vector<std::vector<double>> samples(samplers.size());
+  std::vector<int> per_turn(samplers.size(), 0);  // 0: failed
+  auto guarded = [&](size_t i, auto&& body) {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      samples[i].clear();
+      per_turn[i] = 0;
+      failed(i, e);
+    }
+  };
+  for (size_t i = 0; i < samplers.size(); ++i)
+    guarded(i, [&] {
+      const double once = std::max(warm_up(samplers[i], options), 1e-9);
+      const double wanted = std::clamp(options.min_seconds / std::max(once, kMinSampleSeconds), static_cast<double>(options.repeats),
+                                       static_cast<double>(std::max(options.repeats, options.max_samples)));
+      per_turn[i] = static_cast<int>(std::ceil(wanted / rounds));
+      turn();
+    });
+  for (int round = 0; round < rounds; ++round)
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      if (per_turn[i] == 0) continue;
+      guarded(i, [&] {
+        // The untimed call brings this contestant's data back into the caches that the others have filled.
+        const std::vector<double> now = samplers[i](per_turn[i], samplers.size() > 1 || round == 0 ? 1 : 0);
+        samples[i].insert(samples[i].end(), now.begin(), now.end());
+      });
+      turn();
+    }
+  return samples;
+}
+
+double clock_resolution_seconds() {
+  double smallest = 1;
+  for (int i = 0; i < 200; ++i) {
+    const auto start = Clock::now();
+    auto now = start;
+    while (now == start) now = Clock::now();
+    smallest = std::min(smallest, std::chrono::duration<double>(now - start).count());
+  }
+  return smallest;
+}
+
+}  // namespace fattn::measure

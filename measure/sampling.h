@@ -1,0 +1,37 @@
+// When to stop warming up, how often to repeat, and how one sample is taken.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace fattn::measure {
+
+// A call shorter than this is repeated inside one sample, so that the clock's resolution stays below 0.1 % of it.
+constexpr double kMinSampleSeconds = 50e-6;
+constexpr int kMostCallsASample = 10000;
+
+struct SamplingOptions {
+  int repeats = 20;            // samples at least
+  double min_seconds = 0.3;    // and this long in total
+  int max_samples = 500;       // unless that would be more samples than this
+  int warmup = -1;             // untimed calls before the first sample; -1: until stable
+  double warmup_seconds = 1;   // "until stable" gives up after this long
+  int rounds = 5;              // contestants take turns this many times, so that a drift of the machine hits all of them
+};
+
+// Seconds a call, of `samples` samples after `warmup` untimed calls. std::chrono::steady_clock.
+std::vector<double> time_calls(const std::function<void()>& call, int samples, int warmup);
+
+// Something that can be sampled on demand, here or in another process: (samples, untimed calls first) -> seconds a call.
+using Sampler = std::function<std::vector<double>(int samples, int warmup)>;
+
+// Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed
+// to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress.
+std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
+                                                 const std::function<void(size_t, const std::exception&)>& failed,
+                                                 const std::function<void()>& turn);
+
+// The smallest step that the clock was seen to take.
+double clock_resolution_seconds();
+
+}  // namespace fattn::measure

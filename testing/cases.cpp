@@ -1,0 +1,238 @@
+#include "testing/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <utility>
+
+#include "testing/random.h"
+
+namespace fattn::testing {
+namespace {
+
+// Collects the cases of one dtype; every group below says what it is after.
+class Table {
+ public:
+  explicit Table(DType dtype) : dtype_(dtype) {}
+
+  void add(Case c) {
+    c.dtype = dtype_;
+    c.name = fattn::testing::name_of(c);
+    c.seed = 1;
+    for (char letter : c.name) c.seed = mix(c.seed ^ static_cast<unsigned char>(letter));
+    cases_.push_back(c);
+  }
+  void add_both_masks(Case c) {
+    for (bool causal : {false, true}) {
+      c.causal = causal;
+      add(c);
+    }
+  }
+  std::vector<Case> take() { return std::move(cases_); }
+
+ private:
+  DType dtype_;
+  std::vector<Case> cases_;
+};
+
+Case shape(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim) {
+  Case c;
+  c.batch = batch;
+  c.seqlen_q = seqlen_q;
+  c.seqlen_k = seqlen_k;
+  c.nheads = nheads;
+  c.nheads_k = nheads_k;
+  c.headdim = c.headdim_v = headdim;
+  return c;
+}
+
+// Lengths around block sizes, in every combination: tails of queries and keys, and causal masks with seqlen_q below,
+// at and above seqlen_k, where the first seqlen_q - seqlen_k rows see nothing.
+void add_lengths(Table& table) {
+  for (int64_t seqlen_q : {1, 7, 63, 65, 127})
+    for (int64_t seqlen_k : {1, 7, 63, 65, 127}) table.add_both_masks(shape(1, seqlen_q, seqlen_k, 2, 2, 32));
+  table.add_both_masks(shape(1, 1023, 1023, 1, 1, 64));
+  table.add_both_masks(shape(1, 1023, 65, 1, 1, 32));
+  table.add_both_masks(shape(1, 127, 1023, 1, 1, 64));
+  table.add_both_masks(shape(1, 7, 1023, 2, 1, 64));
+  table.add_both_masks(shape(1, 192, 256, 2, 2, 64));  // whole blocks
+  table.add_both_masks(shape(1, 256, 192, 1, 1, 128));
+}
+
+// Every headdim from 1 to 576 works; odd ones leave tails in vectors, pairs and tiles. V may have its own.
+void add_headdims(Table& table) {
+  bool causal = false;
+  for (int64_t headdim : {1, 3, 8, 17, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256, 576}) {
+    Case c = shape(2, 65, 97, 2, 1, headdim);
+    c.causal = causal = !causal;
+    table.add(c);
+  }
+  const int64_t unequal[][2] = {{192, 128}, {576, 512}, {64, 80}, {80, 64}, {1, 3}, {40, 256}};
+  for (const auto& [headdim, headdim_v] : unequal) {
+    Case c = shape(1, 67, 65, 2, 2, headdim);
+    c.headdim_v = headdim_v;
+    table.add_both_masks(c);
+  }
+}
+
+// Several query heads share a key head: grouped-query and multi-query attention. dk and dv are sums over the group.
+void add_groups(Table& table) {
+  table.add_both_masks(shape(1, 65, 97, 8, 2, 64));
+  table.add_both_masks(shape(2, 33, 33, 6, 3, 40));
+  table.add_both_masks(shape(1, 63, 31, 8, 1, 32));
+  table.add_both_masks(shape(3, 40, 40, 5, 5, 16));
+}
+
+// Few queries against a long cache, where the keys are split over workers.
+void add_decode(Table& table) {
+  for (int64_t seqlen_q : {1, 2, 4, 8})
+    for (int64_t seqlen_k : {1000, 2049}) {
+      Case c = shape(2, seqlen_q, seqlen_k, 8, seqlen_q == 2 ? 1 : 2, seqlen_q == 4 ? 128 : 64);
+      c.backward = false;
+      table.add_both_masks(c);
+    }
+  Case longest = shape(1, 1, 5000, 4, 1, 128);
+  longest.backward = false;
+  table.add(longest);
+  longest.seqlen_q = 3;
+  longest.nheads_k = 4;
+  longest.headdim_v = 80;
+  table.add_both_masks(longest);
+  table.add_both_masks(shape(1, 3, 1500, 4, 2, 64));
+}
+
+// Nothing to attend to: o = 0 and lse = -inf where there are rows, and zero gradients.
+void add_empty(Table& table) {
+  table.add_both_masks(shape(0, 5, 7, 2, 1, 16));
+  table.add_both_masks(shape(2, 0, 7, 2, 1, 16));
+  table.add_both_masks(shape(2, 5, 0, 2, 1, 16));
+  table.add(shape(0, 0, 0, 1, 1, 64));
+}
+
+void add_layouts(Table& table) {
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
+    Case c = shape(3, 65, 65, 4, 2, 64);
+    c.layout = layout;
+    table.add_both_masks(c);
+    c = shape(2, 33, 33, 3, 1, 17);
+    c.layout = layout;
+    c.causal = true;
+    table.add(c);
+    if (layout == Layout::kPacked) continue;
+    c = shape(2, 2, 1100, 4, 1, 80);
+    c.layout = layout;
+    c.backward = false;
+    table.add(c);
+  }
+}
+
+void add_inputs(Table& table) {
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kConstant, Inputs::kDominantKey, Inputs::kRising, Inputs::kTiny, Inputs::kOffset,
+                        Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient}) {
+    Case c = shape(1, 150, 210, 2, 1, 64);
+    c.inputs = inputs;
+    table.add_both_masks(c);
+    c = shape(1, 2, 1300, 4, 1, 64);
+    c.inputs = inputs;
+    c.causal = true;
+    c.backward = false;
+    if (inputs != Inputs::kNanGradient) table.add(c);
+  }
+}
+
+void add_options(Table& table) {
+  for (double scale : {0.0, -0.3, 1.0}) {
+    Case c = shape(1, 70, 90, 2, 2, 48);
+    c.softmax_scale = scale;
+    table.add_both_masks(c);
+  }
+  Case c = shape(2, 65, 70, 2, 1, 64);
+  c.want_lse = false;
+  c.backward = false;
+  table.add_both_masks(c);
+  c = shape(1, 1, 1200, 8, 2, 64);
+  c.want_lse = false;
+  c.backward = false;
+  table.add(c);
+}
+
+}  // namespace
+
+double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
+
+bool Case::meant_nonfinite() const {
+  return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient;
+}
+
+double Case::flops() const {
+  double pairs = 0;
+  for (int64_t i = 0; i < seqlen_q; ++i)
+    pairs += static_cast<double>(causal ? std::clamp<int64_t>(i + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k);
+  return pairs * static_cast<double>(batch * nheads) * 2 * static_cast<double>(headdim + headdim_v) * (backward ? 3.5 : 1.0);
+}
+
+const std::vector<Case>& all_cases() {
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all;
+    for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      Table table(dtype);
+      add_lengths(table);
+      add_headdims(table);
+      add_groups(table);
+      add_decode(table);
+      add_empty(table);
+      add_layouts(table);
+      add_inputs(table);
+      add_options(table);
+      const std::vector<Case> some = table.take();
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  }();
+  return cases;
+}
+
+std::string name_of(const Case& c) {
+  std::ostringstream name;
+  name << fattn::name_of(c.dtype) << "-b" << c.batch << "-q" << c.seqlen_q << "-k" << c.seqlen_k << "-h" << c.nheads;
+  if (c.nheads_k != c.nheads) name << "_" << c.nheads_k;
+  name << "-d" << c.headdim;
+  if (c.headdim_v != c.headdim) name << "_" << c.headdim_v;
+  if (c.causal) name << "-causal";
+  if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
+  if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
+  if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);
+  if (!c.want_lse) name << "-nolse";
+  if (!c.backward) name << "-fwd";
+  return name.str();
+}
+
+const char* name_of(Layout layout) {
+  switch (layout) {
+    case Layout::kBshd: return "bshd";
+    case Layout::kBhsd: return "bhsd";
+    case Layout::kPacked: return "packed";
+    case Layout::kExpanded: return "expanded";
+    case Layout::kPadded: return "padded";
+  }
+  return "unknown";
+}
+
+const char* name_of(Inputs inputs) {
+  switch (inputs) {
+    case Inputs::kNormal: return "normal";
+    case Inputs::kHugeLogits: return "huge_logits";
+    case Inputs::kConstant: return "constant";
+    case Inputs::kDominantKey: return "dominant_key";
+    case Inputs::kRising: return "rising";
+    case Inputs::kTiny: return "tiny";
+    case Inputs::kOffset: return "offset";
+    case Inputs::kNanQuery: return "nan_query";
+    case Inputs::kNanValue: return "nan_value";
+    case Inputs::kInfKey: return "inf_key";
+    case Inputs::kNanGradient: return "nan_gradient";
+  }
+  return "unknown";
+}
+
+}  // namespace fattn::testing

@@ -1,0 +1,64 @@
+// The table of cases: one list of attention problems that the tests of every backend and `fattn check` share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fattn/types.hpp"
+
+namespace fattn::testing {
+
+// How the tensors lie in memory. Gradients lie as the tensors that they belong to.
+enum class Layout {
+  kBshd,      // (batch, seqlen, heads, headdim), contiguous
+  kBhsd,      // (batch, heads, seqlen, headdim), contiguous, seen through a view
+  kPacked,    // q, k, v in one (batch, seqlen, nheads + 2 nheads_k, headdim) tensor; dq, dk, dv in another
+  kExpanded,  // k and v have one batch entry, repeated with a stride of 0; dk and dv are kBshd
+  kPadded,    // odd strides: one element of padding after every head, three after every row, five after every batch entry
+};
+
+// What the numbers are. v and dout are N(0, 1) unless said otherwise.
+enum class Inputs {
+  kNormal,       // N(0, 1)
+  kHugeLogits,   // scaled scores of about +-2000
+  kConstant,     // all of q and k is one number: every weight is the same
+  kDominantKey,  // one key in the middle takes nearly all the weight of every row
+  kRising,       // scores grow along the keys: the running maximum of an online softmax changes in every block
+  kTiny,         // 1e-5 N(0, 1), v and dout too: subnormal in fp16
+  kOffset,       // v and dout are 3 + N(0, 1): sums do not cancel
+  kNanQuery,     // one row of q holds a NaN
+  kNanValue,     // v holds a NaN at one key
+  kInfKey,       // k holds +Inf at one key
+  kNanGradient,  // one row of dout holds a NaN
+};
+
+struct Case {
+  std::string name;  // unique; made from what follows
+  int64_t batch = 1, seqlen_q = 64, seqlen_k = 64, nheads = 1, nheads_k = 1, headdim = 64, headdim_v = 64;
+  DType dtype = DType::kF32;
+  bool causal = false;
+  std::optional<double> softmax_scale;
+  Layout layout = Layout::kBshd;
+  Inputs inputs = Inputs::kNormal;
+  bool want_lse = true;
+  bool backward = true;  // false: forward only
+  uint64_t seed = 1;
+
+  double scale() const;          // softmax_scale or its default
+  bool meant_nonfinite() const;  // NaN or Inf among the inputs, so NaN and Inf are allowed in the outputs
+  double flops() const;          // of the passes that run
+  bool small() const { return flops() < 1e7; }  // quick enough for the float64 oracle under a sanitizer
+};
+
+// A few hundred cases. The order is by dtype, then by what a case is about.
+const std::vector<Case>& all_cases();
+
+// "bf16-b2-q127-k65-h8_2-d64-causal-packed": what differs from the defaults, in a fixed order.
+std::string name_of(const Case& c);
+
+const char* name_of(Layout layout);
+const char* name_of(Inputs inputs);
+
+}  // namespace fattn::testing

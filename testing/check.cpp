@@ -1,0 +1,279 @@
+#include "testing/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "fattn/plan.hpp"
+#include "testing/numbers.h"
+#include "testing/run.h"
+#include "testing/standard_model.h"
+#include "testing/tensors.h"
+
+namespace fattn::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kForwardFactor = 2, kGradientFactor = 3;
+
+// What the oracle says about one tensor, and how far from it a result may be.
+struct Expected {
+  std::string name;
+  Dense values;
+  double allowed = 0;
+};
+
+// The distance that counts: 0 for the same non-finite value, infinity where only one is non-finite.
+double distance(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return 0;
+  if (a == b) return 0;
+  const double d = std::fabs(a - b);
+  return std::isfinite(d) ? d : kInfinity;
+}
+
+double largest_finite(const Dense& x) {
+  double largest = 0;
+  for (double v : x)
+    if (std::isfinite(v)) largest = std::max(largest, std::fabs(v));
+  return largest;
+}
+
+Expected expected(const char* name, const Dense& oracle, const Dense& standard, double factor, DType dtype, double least_floor = 0) {
+  double yardstick = 0;  // of the finite elements: a bound must be a number
+  for (size_t i = 0; i < oracle.size(); ++i) {
+    const double d = distance(oracle[i], standard[i]);
+    if (std::isfinite(d)) yardstick = std::max(yardstick, d);
+  }
+  return {name, oracle, factor * yardstick + std::max(least_floor, ulp(dtype, largest_finite(oracle)))};
+}
+
+std::string place_of(const Tensor& t, int64_t index) {
+  std::string at;
+  int64_t rest = index;
+  for (int d = t.ndim() - 1; d >= 0; --d) {
+    at = (d ? ", " : "") + std::to_string(rest % t.shape(d)) + at;
+    rest /= t.shape(d);
+  }
+  return "[" + at + "]";
+}
+
+TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
+  TensorVerdict verdict;
+  verdict.tensor = wanted.name;
+  verdict.allowed = wanted.allowed;
+  const Dense got = read(tensor);
+  size_t bad = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double d = distance(got[i], wanted.values[i]);
+    verdict.error = std::max(verdict.error, d);
+    if (d <= wanted.allowed) continue;
+    if (bad++ == 0) verdict.first_bad = static_cast<int64_t>(i);
+  }
+  verdict.pass = bad == 0;
+  if (!verdict.pass) {
+    std::ostringstream out;
+    out.precision(9);
+    const auto i = static_cast<size_t>(verdict.first_bad);
+    out << wanted.name << place_of(tensor, verdict.first_bad) << " is " << got[i] << ", expected " << wanted.values[i] << "; "
+        << bad << " of " << got.size() << " elements are off by more than " << wanted.allowed << ", by up to " << verdict.error;
+    verdict.message = out.str();
+  }
+  return verdict;
+}
+
+ModelShape model_shape(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
+  const double scale = options.softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(q.shape(3))));
+  return {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2), q.shape(3), v.shape(3), q.dtype(), options.causal, scale};
+}
+
+Options oracle_options(const Options& options) {
+  Options oracle;
+  oracle.causal = options.causal;
+  oracle.softmax_scale = options.softmax_scale;
+  oracle.backend = Backend::kReference;
+  return oracle;
+}
+
+// Of the forward pass: o, lse.
+std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
+  const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v);
+  Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));
+  ForwardTensors oracle;
+  oracle.q = wide_q.view;
+  oracle.k = wide_k.view;
+  oracle.v = wide_v.view;
+  oracle.o = Tensor(o.data(), DType::kF64, {q.shape(0), q.shape(1), q.shape(2), v.shape(3)});
+  oracle.lse = Tensor(lse.data(), DType::kF64, {q.shape(0), q.shape(2), q.shape(1)});
+  forward(oracle, oracle_options(options));
+  const ModelForward standard = standard_forward(model_shape(q, k, v, options), wide_q.values, wide_k.values, wide_v.values);
+  const DType lse_dtype = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  return {expected("o", o, standard.o, kForwardFactor, q.dtype()), expected("lse", lse, standard.lse, kForwardFactor, lse_dtype)};
+}
+
+// Of the backward pass: dq, dk, dv. The oracle is given the same o and lse as the pass that is judged.
+std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options) {
+  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout);
+  Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size());
+  const auto like = [](Dense& to, const Tensor& from) {
+    return Tensor(to.data(), DType::kF64, {from.shape(0), from.shape(1), from.shape(2), from.shape(3)});
+  };
+  BackwardTensors oracle;
+  oracle.q = q.view;
+  oracle.k = k.view;
+  oracle.v = v.view;
+  oracle.o = o.view;
+  oracle.lse = lse.view;
+  oracle.dout = dout.view;
+  oracle.dq = like(dq, t.q);
+  oracle.dk = like(dk, t.k);
+  oracle.dv = like(dv, t.v);
+  backward(oracle, oracle_options(options));
+  const ModelShape model = model_shape(t.q, t.k, t.v, options);
+  const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, dout.values);
+  const DType dtype = t.q.dtype();
+  const double cancelled = 2 * ulp(dtype == DType::kF64 ? DType::kF64 : DType::kF32, standard.largest_dp) * std::fabs(model.softmax_scale);
+  return {expected("dq", dq, standard.dq, kGradientFactor, dtype, cancelled * largest_finite(k.values)),
+          expected("dk", dk, standard.dk, kGradientFactor, dtype, cancelled * largest_finite(q.values)),
+          expected("dv", dv, standard.dv, kGradientFactor, dtype)};
+}
+
+// Plans and executes on a workspace of garbage between guard zones. Returns what was written outside of it, if anything.
+template <class Tensors>
+std::string execute(const Tensors& tensors, const Options& options) {
+  const Plan plan(tensors, options);
+  constexpr size_t kGuard = 256;
+  const size_t bytes = plan.workspace_bytes();
+  std::vector<unsigned char> memory(bytes + 2 * kGuard + 64, TensorBlock::kCanary);
+  const size_t skip = kGuard + (64 - (reinterpret_cast<uintptr_t>(memory.data()) + kGuard) % 64) % 64;
+  std::fill_n(memory.begin() + static_cast<std::ptrdiff_t>(skip), bytes, TensorBlock::kUnwritten);
+  plan.execute(tensors, memory.data() + skip, bytes);
+  for (size_t i = 0; i < memory.size(); ++i)
+    if ((i < skip || i >= skip + bytes) && memory[i] != TensorBlock::kCanary)
+      return "byte " + std::to_string(static_cast<int64_t>(i) - static_cast<int64_t>(skip)) + " of a workspace of " + std::to_string(bytes) +
+             " bytes was written";
+  return {};
+}
+
+std::string damage(const std::vector<TensorBlock>& blocks) {
+  for (const TensorBlock& block : blocks)
+    if (std::string d = block.damage(); !d.empty()) return d;
+  return {};
+}
+
+}  // namespace
+
+bool CaseResult::passed() const {
+  return skipped.empty() && failure.empty() && !tensors.empty() &&
+         std::all_of(tensors.begin(), tensors.end(), [](const TensorVerdict& t) { return t.pass; });
+}
+
+std::string CaseResult::summary() const {
+  if (!failure.empty()) return failure;
+  if (!skipped.empty()) return "skipped: " + skipped;
+  std::ostringstream out;
+  out.precision(3);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    out << (i ? ", " : "");
+    if (tensors[i].pass)
+      out << tensors[i].tensor << " " << tensors[i].error << " of " << tensors[i].allowed;
+    else
+      out << tensors[i].message;
+  }
+  return out.str();
+}
+
+struct PreparedCase::Data {
+  Case c;
+  CaseInputs inputs;
+  std::vector<Expected> forward, backward;
+  CaseForward saved;  // what the backward pass gets: the oracle's o and lse, rounded
+};
+
+PreparedCase::~PreparedCase() = default;
+PreparedCase::PreparedCase(PreparedCase&&) noexcept = default;
+const Case& PreparedCase::description() const { return data_->c; }
+
+PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
+  Data& d = *data_;
+  d.c = c;
+  d.inputs = make_inputs(c);
+  const Options options = options_of(c, Target{});
+  d.forward = expect_forward(d.inputs.q, d.inputs.k, d.inputs.v, options);
+  if (!c.backward) return;
+  d.saved = make_forward(c);
+  write(d.saved.o, d.forward[0].values);
+  write(d.saved.lse, d.forward[1].values);
+  CaseGradients shapes = make_gradients(c);
+  d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv}, options);
+}
+
+CaseResult PreparedCase::run(const Target& target) const {
+  const Data& d = *data_;
+  const Options options = options_of(d.c, target);
+  CaseResult result;
+  // The inputs are shared by all runs of this case, so they are compared with copies from before.
+  const auto inputs_now = [&] {
+    std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout)};
+    if (d.c.backward) all.insert(all.end(), {read(d.saved.o), read(d.saved.lse)});
+    return all;
+  };
+  const std::vector<Dense> before = inputs_now();
+  const auto note = [&](const char* pass, const std::string& what) {
+    if (!what.empty() && result.failure.empty()) result.failure = std::string(pass) + ": " + what;
+  };
+  const auto attempt = [&](const char* pass, const auto& body) {
+    try {
+      body();
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::kUnsupported)
+        result.skipped = std::string(pass) + ": " + e.what();
+      else
+        note(pass, e.what());
+    }
+  };
+
+  attempt("forward", [&] {
+    const CaseForward out = make_forward(d.c);
+    ForwardTensors t;
+    t.q = d.inputs.q;
+    t.k = d.inputs.k;
+    t.v = d.inputs.v;
+    t.o = out.o;
+    if (d.c.want_lse) t.lse = out.lse;
+    note("forward", execute(t, options));
+    note("forward", damage(out.blocks));
+    result.tensors.push_back(judge(d.forward[0], out.o));
+    if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse));
+  });
+  if (d.c.backward)
+    attempt("backward", [&] {
+      const CaseGradients out = make_gradients(d.c);
+      const BackwardTensors t{d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, out.dq, out.dk, out.dv};
+      note("backward", execute(t, options));
+      note("backward", damage(out.blocks));
+      result.tensors.push_back(judge(d.backward[0], out.dq));
+      result.tensors.push_back(judge(d.backward[1], out.dk));
+      result.tensors.push_back(judge(d.backward[2], out.dv));
+    });
+  const std::vector<Dense> after = inputs_now();
+  for (size_t i = 0; i < before.size(); ++i)
+    if (!same_bits(before[i], after[i])) note("call", "an input was written");
+  return result;
+}
+
+CaseResult run_case(const Case& c, const Target& target) { return PreparedCase(c).run(target); }
+
+std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options) {
+  const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, options);
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o)};
+  if (t.lse) verdicts.push_back(judge(wanted[1], t.lse));
+  return verdicts;
+}
+
+std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options) {
+  const std::vector<Expected> wanted = expect_backward(t, options);
+  return {judge(wanted[0], t.dq), judge(wanted[1], t.dk), judge(wanted[2], t.dv)};
+}
+
+}  // namespace fattn::testing

@@ -1,0 +1,70 @@
+// Runs cases on a backend and judges every output tensor against the float64 oracle.
+//
+// The bound. Let the yardstick be the largest error that standard attention, computed in the same dtype
+// (standard_model.h), makes anywhere in a tensor. A result may be wrong by
+//     2 * yardstick + floor for o, lse and weights,    3 * yardstick + floor for dq, dk, dv,
+// The floor is one unit in the last place of the output's dtype at the tensor's largest magnitude: the yardstick can be 0
+// by luck (one key: o = v exactly), while an output that is rounded once more may still differ by one unit. In dq and dk
+// the factor dP - delta cancels (with one key to 0), and both are fp32 sums, so that their last places remain: there the
+// floor is at least what two fp32 units of the largest dP make of the largest k or q, times softmax_scale. Nothing is
+// tuned. An expected -inf, Inf or NaN must be met by the same; NaN passes nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fattn/attention.hpp"
+#include "testing/cases.h"
+
+namespace fattn::testing {
+
+struct TensorVerdict {
+  std::string tensor;      // "o", "lse", "dq", ...
+  double error = 0;        // largest absolute error; infinity where a non-finite value is wrong
+  double allowed = 0;
+  bool pass = false;
+  int64_t first_bad = -1;  // row-major index into the tensor's shape
+  std::string message;     // of a failure: where, what was got, what was expected
+};
+
+struct CaseResult {
+  std::vector<TensorVerdict> tensors;
+  std::string skipped;  // the library's reason why it does not support the case; empty if it ran
+  std::string failure;  // what went wrong beside the numbers: an error, a write outside an output; empty if nothing did
+  bool passed() const;  // ran, and every verdict is a pass
+  std::string summary() const;  // "o 1.2e-07 of 3.4e-07, ..." or the reason, for people
+};
+
+// Where to run.
+struct Target {
+  Backend backend = Backend::kAuto;
+  Algorithm algorithm = Algorithm::kAuto;
+  Isa isa = Isa::kAuto;
+  int num_threads = 0;
+};
+
+// A case with its inputs, the oracle's outputs and the bounds: made once, run on any number of targets.
+class PreparedCase {
+ public:
+  explicit PreparedCase(const Case& c);
+  ~PreparedCase();
+  PreparedCase(PreparedCase&&) noexcept;
+  CaseResult run(const Target& target) const;
+  const Case& description() const;
+
+ private:
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+// PreparedCase(c).run(target).
+CaseResult run_case(const Case& c, const Target& target);
+
+// Judges outputs that are already there, of any shape and layout, against the oracle on the same inputs.
+// Absent tensors (lse) are not judged; options give the mask and the scale.
+std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options);
+std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options);
+
+}  // namespace fattn::testing

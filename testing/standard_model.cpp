@@ -1,0 +1,169 @@
+#include "testing/standard_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace fattn::testing {
+namespace {
+
+// Rounds to the dtype without leaving Real; numbers.h has the slow and obvious way, a test compares the two.
+template <class Real>
+Real rounded(DType, Real x) {
+  return x;
+}
+template <>
+float rounded<float>(DType dtype, float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (dtype == DType::kF32 || magnitude >= 0x7f800000u) return x;
+  if (dtype == DType::kBF16) return std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+  // Below 2^-14 fp16 is a fixed-point format with steps of 2^-24, as fp32 is around 0.75.
+  if (magnitude < 0x38800000u) return std::copysign((std::fabs(x) + 0.75f) - 0.75f, x);
+  const auto y = std::bit_cast<float>((bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u);
+  return std::fabs(y) > 65504.0f ? std::copysign(std::numeric_limits<float>::infinity(), x) : y;
+}
+
+template <class Real>
+using Matrix = std::vector<Real>;  // row-major, one head
+
+// One head of a dense (batch, seqlen, heads, headdim) tensor, as (seqlen, headdim) or transposed.
+template <class Real>
+Matrix<Real> head(const Dense& x, int64_t b, int64_t h, int64_t seqlen, int64_t heads, int64_t headdim, bool transposed) {
+  Matrix<Real> m(static_cast<size_t>(seqlen * headdim));
+  for (int64_t i = 0; i < seqlen; ++i)
+    for (int64_t d = 0; d < headdim; ++d)
+      m[static_cast<size_t>(transposed ? d * seqlen + i : i * headdim + d)] =
+          static_cast<Real>(x[static_cast<size_t>(((b * seqlen + i) * heads + h) * headdim + d)]);
+  return m;
+}
+
+// to[j] += sum over d of x[d] * columns[d][j] for j < n, d in order.
+template <class Real>
+void add_product(Real* to, int64_t n, const Real* x, int64_t headdim, const Real* columns, int64_t stride) {
+  for (int64_t d = 0; d < headdim; ++d) {
+    const Real factor = x[d];
+    const Real* column = columns + d * stride;
+    for (int64_t j = 0; j < n; ++j) to[j] += factor * column[j];
+  }
+}
+
+// The rounded weights of one row; its log-sum-exp is returned.
+template <class Real>
+Real softmax_row(const ModelShape& s, const Real* q, const Matrix<Real>& k_transposed, int64_t visible, std::vector<Real>& weights) {
+  weights.assign(static_cast<size_t>(visible), 0);
+  add_product(weights.data(), visible, q, s.headdim, k_transposed.data(), s.seqlen_k);
+  Real largest = -std::numeric_limits<Real>::infinity();
+  for (Real& w : weights) {
+    w = rounded<Real>(s.dtype, static_cast<Real>(s.softmax_scale) * w);
+    if (!(w <= largest)) largest = w;  // keeps NaN
+  }
+  if (largest == -std::numeric_limits<Real>::infinity()) {
+    std::fill(weights.begin(), weights.end(), Real{0});
+    return largest;
+  }
+  Real sum = 0;
+  for (Real& w : weights) sum += w = std::exp(w - largest);
+  for (Real& w : weights) w = rounded<Real>(s.dtype, w / sum);
+  return largest + std::log(sum);
+}
+
+template <class Real>
+ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const Dense& v) {
+  ModelForward out;
+  out.o.assign(static_cast<size_t>(s.batch * s.seqlen_q * s.nheads * s.headdim_v), 0);
+  out.lse.assign(static_cast<size_t>(s.batch * s.nheads * s.seqlen_q), 0);
+  std::vector<Real> weights, o(static_cast<size_t>(s.headdim_v));
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t h = 0; h < s.nheads; ++h) {
+      const int64_t hk = h / (s.nheads / s.nheads_k);
+      const auto qs = head<Real>(q, b, h, s.seqlen_q, s.nheads, s.headdim, false);
+      const auto ks = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, true);
+      const auto vs = head<Real>(v, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v, false);
+      for (int64_t i = 0; i < s.seqlen_q; ++i) {
+        const int64_t visible = s.visible_end(i);
+        const Real lse = softmax_row(s, qs.data() + i * s.headdim, ks, visible, weights);
+        std::fill(o.begin(), o.end(), Real{0});
+        if (lse != -std::numeric_limits<Real>::infinity()) add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data(), s.headdim_v);
+        out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
+        for (int64_t d = 0; d < s.headdim_v; ++d)
+          out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] =
+              rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
+      }
+    }
+  return out;
+}
+
+// Rounds one head of fp32 sums into its place in a dense tensor.
+template <class Real>
+void store_head(Dense& to, const Matrix<Real>& from, const ModelShape& s, Real scale, int64_t b, int64_t h, int64_t seqlen, int64_t heads,
+                int64_t headdim) {
+  for (int64_t i = 0; i < seqlen; ++i)
+    for (int64_t d = 0; d < headdim; ++d)
+      to[static_cast<size_t>(((b * seqlen + i) * heads + h) * headdim + d)] =
+          rounded<Real>(s.dtype, scale * from[static_cast<size_t>(i * headdim + d)]);
+}
+
+template <class Real>
+ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, const Dense& v, const Dense& dout) {
+  ModelBackward out;
+  out.dq.assign(q.size(), 0);
+  out.dk.assign(k.size(), 0);
+  out.dv.assign(v.size(), 0);
+  const int64_t group = s.nheads / s.nheads_k;
+  const Real scale = static_cast<Real>(s.softmax_scale);
+  std::vector<Real> p, ds;
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t hk = 0; hk < s.nheads_k; ++hk) {
+      const auto k_rows = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, false);
+      const auto k_columns = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, true);
+      const auto v_columns = head<Real>(v, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v, true);
+      Matrix<Real> dk(k_rows.size(), 0), dv(v_columns.size(), 0);
+      for (int64_t h = hk * group; h < (hk + 1) * group; ++h) {
+        const auto q_rows = head<Real>(q, b, h, s.seqlen_q, s.nheads, s.headdim, false);
+        const auto dout_rows = head<Real>(dout, b, h, s.seqlen_q, s.nheads, s.headdim_v, false);
+        Matrix<Real> dq(q_rows.size(), 0);
+        for (int64_t i = 0; i < s.seqlen_q; ++i) {
+          const int64_t visible = s.visible_end(i);
+          const Real* q_row = q_rows.data() + i * s.headdim;
+          const Real* dout_row = dout_rows.data() + i * s.headdim_v;
+          if (softmax_row(s, q_row, k_columns, visible, p) == -std::numeric_limits<Real>::infinity()) continue;
+          ds.assign(static_cast<size_t>(visible), 0);
+          add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data(), s.seqlen_k);  // dP
+          Real delta = 0;
+          for (size_t j = 0; j < ds.size(); ++j) {
+            ds[j] = rounded<Real>(s.dtype, ds[j]);
+            if (std::isfinite(ds[j])) out.largest_dp = std::max(out.largest_dp, static_cast<double>(std::fabs(ds[j])));
+            delta += p[j] * ds[j];
+          }
+          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (ds[j] - delta));
+          add_product(dq.data() + i * s.headdim, s.headdim, ds.data(), visible, k_rows.data(), s.headdim);
+          for (int64_t j = 0; j < visible; ++j) {
+            add_product(dk.data() + j * s.headdim, s.headdim, &ds[static_cast<size_t>(j)], 1, q_row, s.headdim);
+            add_product(dv.data() + j * s.headdim_v, s.headdim_v, &p[static_cast<size_t>(j)], 1, dout_row, s.headdim_v);
+          }
+        }
+        store_head<Real>(out.dq, dq, s, scale, b, h, s.seqlen_q, s.nheads, s.headdim);
+      }
+      store_head<Real>(out.dk, dk, s, scale, b, hk, s.seqlen_k, s.nheads_k, s.headdim);
+      store_head<Real>(out.dv, dv, s, Real{1}, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v);
+    }
+  return out;
+}
+
+}  // namespace
+
+int64_t ModelShape::visible_end(int64_t row) const {
+  return causal ? std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k;
+}
+
+ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v) {
+  return shape.dtype == DType::kF64 ? forward<double>(shape, q, k, v) : forward<float>(shape, q, k, v);
+}
+
+ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& dout) {
+  return shape.dtype == DType::kF64 ? backward<double>(shape, q, k, v, dout) : backward<float>(shape, q, k, v, dout);
+}
+
+}  // namespace fattn::testing

@@ -1,0 +1,35 @@
+// Standard attention in plain C++: the yardstick of the error bound.
+//
+// It computes as textbook attention in one dtype does when every matrix of it is stored in that dtype:
+//   S = round(softmax_scale * q k^T)   P = round(softmax(S))     o = round(P v)          (softmax in fp32)
+//   dP = round(dout v^T)               dS = round(P (dP - rowsum(P dP)))
+//   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
+// Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
+// dv over the query heads of a group stay in fp32.
+#pragma once
+
+#include "testing/tensors.h"
+
+namespace fattn::testing {
+
+struct ModelShape {
+  int64_t batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, headdim_v;
+  DType dtype;
+  bool causal;
+  double softmax_scale;
+  int64_t visible_end(int64_t row) const;  // row i sees the keys [0, visible_end(i))
+};
+
+// Inputs are dense and hold numbers of the dtype. fp64 is computed with fp64 in place of fp32.
+struct ModelForward {
+  Dense o, lse;
+};
+ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v);
+
+struct ModelBackward {
+  Dense dq, dk, dv;
+  double largest_dp = 0;  // |dP| of the visible pairs, where finite
+};
+ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& dout);
+
+}  // namespace fattn::testing

@@ -1,0 +1,30 @@
+#include "testing/targets.h"
+
+namespace fattn::testing {
+
+const std::vector<Target>& all_targets() {
+  static const std::vector<Target> targets = [] {
+    std::vector<Target> all{{Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}, {Backend::kCpu, Algorithm::kStandard, Isa::kAuto, 0}};
+    for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
+      all.push_back({Backend::kCpu, Algorithm::kV2, isa, 0});
+    return all;
+  }();
+  return targets;
+}
+
+std::string name_of(const Target& target) {
+  if (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) return std::string("cpu_") + fattn::name_of(target.isa);
+  return target.backend == Backend::kCpu ? "standard" : fattn::name_of(target.backend);
+}
+
+std::string why_unavailable(const Target& target, DType dtype) {
+  ForwardTensors t;
+  t.q = t.k = t.v = t.o = Tensor(nullptr, dtype, {1, 16, 1, 64});
+  Options options;
+  options.backend = target.backend;
+  options.algorithm = target.algorithm;
+  options.cpu_isa = target.isa;
+  return supported(describe(t, options)).reason;
+}
+
+}  // namespace fattn::testing

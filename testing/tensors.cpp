@@ -1,0 +1,211 @@
+#include "testing/tensors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "testing/numbers.h"
+#include "testing/random.h"
+
+namespace fattn::testing {
+namespace {
+
+constexpr int64_t kGuardElements = 128;  // on both sides of an output: wider than any vector or tile row
+
+// Visits the memory offset (in elements) of every element, in row-major order of the shape.
+template <class Visit>
+void for_each_element(const Tensor& t, const Visit& visit) {
+  if (t.size() == 0) return;
+  int64_t index[4] = {};
+  for (;;) {
+    int64_t offset = 0;
+    for (int d = 0; d < t.ndim(); ++d) offset += index[d] * t.stride(d);
+    visit(offset);
+    int d = t.ndim() - 1;
+    while (d >= 0 && ++index[d] == t.shape(d)) index[d--] = 0;
+    if (d < 0) return;
+  }
+}
+
+struct RowsShape {
+  int64_t batch, seqlen, heads, headdim;
+};
+
+// One tensor in a block of its own.
+Tensor place_rows(std::vector<TensorBlock>& blocks, const Case& c, Layout layout, RowsShape s, int64_t guard, unsigned char fill) {
+  const auto block = [&](int64_t elements) -> TensorBlock& { return blocks.emplace_back(c.dtype, elements, guard, fill); };
+  switch (layout) {
+    case Layout::kBshd:
+    case Layout::kPacked:
+      return block(s.batch * s.seqlen * s.heads * s.headdim)
+          .place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {s.seqlen * s.heads * s.headdim, s.heads * s.headdim, s.headdim, 1});
+    case Layout::kBhsd:
+      return block(s.batch * s.seqlen * s.heads * s.headdim)
+          .place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {s.heads * s.seqlen * s.headdim, s.headdim, s.seqlen * s.headdim, 1});
+    case Layout::kExpanded:
+      return block(s.seqlen * s.heads * s.headdim)
+          .place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {0, s.heads * s.headdim, s.headdim, 1});
+    case Layout::kPadded: {
+      const int64_t head = s.headdim + 1, row = s.heads * head + 3, batch = s.seqlen * row + 5;
+      return block(s.batch * batch).place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {batch, row, head, 1});
+    }
+  }
+  return {};
+}
+
+// q-, k- and v-like tensors in one block: (batch, seqlen, nheads + 2 nheads_k, headdim).
+void place_packed(std::vector<TensorBlock>& blocks, const Case& c, int64_t guard, unsigned char fill, Tensor& q, Tensor& k, Tensor& v) {
+  const int64_t d = c.headdim, row = (c.nheads + 2 * c.nheads_k) * d, batch = c.seqlen_q * row;
+  TensorBlock& block = blocks.emplace_back(c.dtype, c.batch * batch, guard, fill);
+  q = block.place(0, {c.batch, c.seqlen_q, c.nheads, d}, {batch, row, d, 1});
+  k = block.place(c.nheads * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
+  v = block.place((c.nheads + c.nheads_k) * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
+}
+
+Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stddev) {
+  const Random random(seed, stream);
+  Dense x(static_cast<size_t>(n));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = mean + stddev * random.normal(i);
+  return x;
+}
+
+}  // namespace
+
+Dense read(const Tensor& tensor) {
+  Dense values;
+  values.reserve(static_cast<size_t>(tensor.size()));
+  for_each_element(tensor, [&](int64_t offset) { values.push_back(load(tensor.dtype(), tensor.data(), offset)); });
+  return values;
+}
+
+void write(const Tensor& tensor, const Dense& values) {
+  size_t i = 0;
+  for_each_element(tensor, [&](int64_t offset) { store(tensor.dtype(), tensor.data(), offset, values[i++]); });
+}
+
+bool same_bits(const Dense& a, const Dense& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+
+Widened widen(const Tensor& t) {
+  Widened w;
+  w.values = read(t);
+  w.view = t.ndim() == 3 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2)})
+                         : Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2), t.shape(3)});
+  return w;
+}
+
+TensorBlock::TensorBlock(DType dtype, int64_t elements, int64_t guard_elements, unsigned char fill)
+    : dtype_(dtype), guard_(guard_elements), fill_(fill),
+      memory_(static_cast<size_t>(elements + 2 * guard_elements) * size_of(dtype), fill) {}
+
+Tensor TensorBlock::place(int64_t offset, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
+  const Tensor tensor(memory_.data() + static_cast<size_t>(guard_ + offset) * size_of(dtype_), dtype_, shape, strides);
+  const size_t bytes = size_of(dtype_);
+  for_each_element(tensor, [&](int64_t at) {
+    std::memset(static_cast<unsigned char*>(tensor.data()) + static_cast<size_t>(at) * bytes, kUnwritten, bytes);
+  });
+  tensors_.push_back(tensor);
+  return tensor;
+}
+
+std::string TensorBlock::damage() const {
+  std::vector<unsigned char> bytes(memory_.data(), memory_.data() + memory_.size());
+  const size_t element = size_of(dtype_);
+  for (const Tensor& t : tensors_)
+    for_each_element(t, [&](int64_t at) {
+      const auto* address = static_cast<const unsigned char*>(t.data()) + static_cast<size_t>(at) * element;
+      std::memset(bytes.data() + (address - memory_.data()), fill_, element);
+    });
+  for (size_t i = 0; i < bytes.size(); ++i)
+    if (bytes[i] != fill_)
+      return "byte " + std::to_string(static_cast<int64_t>(i) - guard_ * static_cast<int64_t>(element)) + " of an output's memory of " +
+             std::to_string(bytes.size() - 2 * static_cast<size_t>(guard_) * element) + " bytes was written, but belongs to no element";
+  return {};
+}
+
+CaseInputs make_inputs(const Case& c) {
+  CaseInputs in;
+  const RowsShape q_shape{c.batch, c.seqlen_q, c.nheads, c.headdim}, k_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim},
+      v_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, o_shape{c.batch, c.seqlen_q, c.nheads, c.headdim_v};
+  // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
+  constexpr unsigned char kNan = TensorBlock::kUnwritten;
+  in.blocks.reserve(4);
+  const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
+  if (c.layout == Layout::kPacked) {
+    place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
+  } else {
+    in.q = place_rows(in.blocks, c, q_layout, q_shape, 0, kNan);
+    in.k = place_rows(in.blocks, c, c.layout, k_shape, 0, kNan);
+    in.v = place_rows(in.blocks, c, c.layout, v_shape, 0, kNan);
+  }
+  in.dout = place_rows(in.blocks, c, q_layout, o_shape, 0, kNan);
+
+  const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : 1.0, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
+  Dense q = normal(c.seed, 0, in.q.size(), 0, stddev), k = normal(c.seed, 1, in.k.size(), 0, stddev);
+  Dense v = normal(c.seed, 2, in.v.size(), mean_v, stddev), dout = normal(c.seed, 3, in.dout.size(), mean_v, stddev);
+
+  // Every q row gets a 1 as its first element where scores are to depend on the key alone in that direction.
+  const auto lead = [&](double first_of_q, const auto& first_of_k) {
+    for (size_t i = 0; i < q.size(); i += static_cast<size_t>(c.headdim)) q[i] = first_of_q;
+    for (int64_t i = 0; i < in.k.size() / std::max<int64_t>(c.headdim, 1); ++i)
+      k[static_cast<size_t>(i * c.headdim)] = first_of_k((i / c.nheads_k) % c.seqlen_k);
+  };
+  const double root = std::sqrt(static_cast<double>(c.headdim));
+  const int64_t middle_k = c.seqlen_k / 2, middle_q = c.seqlen_q / 2;
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  switch (c.inputs) {
+    case Inputs::kHugeLogits:
+      for (double& x : q) x *= 45;
+      for (double& x : k) x *= 45;
+      break;
+    case Inputs::kConstant:
+      for (double& x : q) x = 0.75;
+      for (double& x : k) x = 1.25;
+      break;
+    case Inputs::kDominantKey: lead(1.0, [&](int64_t j) { return j == middle_k ? 30 * root : 0.0; }); break;
+    case Inputs::kRising: lead(1.0, [&](int64_t j) { return 0.25 * root * static_cast<double>(j); }); break;
+    case Inputs::kNanQuery: q[static_cast<size_t>(middle_q * c.nheads * c.headdim)] = nan; break;
+    case Inputs::kNanValue: v[static_cast<size_t>(middle_k * c.nheads_k * c.headdim_v)] = nan; break;
+    case Inputs::kInfKey: k[static_cast<size_t>(middle_k * c.nheads_k * c.headdim)] = infinity; break;
+    case Inputs::kNanGradient: dout[static_cast<size_t>(middle_q * c.nheads * c.headdim_v)] = nan; break;
+    case Inputs::kNormal:
+    case Inputs::kTiny:
+    case Inputs::kOffset: break;
+  }
+  write(in.q, q);
+  write(in.k, k);
+  write(in.v, v);
+  write(in.dout, dout);
+  return in;
+}
+
+CaseForward make_forward(const Case& c) {
+  CaseForward out;
+  out.blocks.reserve(2);
+  const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
+  out.o = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_q, c.nheads, c.headdim_v}, kGuardElements, TensorBlock::kCanary);
+  const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const int64_t row = c.layout == Layout::kPadded ? 2 : 1, head = c.seqlen_q * row + (c.layout == Layout::kPadded ? 1 : 0);
+  TensorBlock& block = out.blocks.emplace_back(dtype, c.batch * c.nheads * head, kGuardElements, TensorBlock::kCanary);
+  out.lse = block.place(0, {c.batch, c.nheads, c.seqlen_q}, {c.nheads * head, head, row});
+  return out;
+}
+
+CaseGradients make_gradients(const Case& c) {
+  CaseGradients out;
+  out.blocks.reserve(3);
+  constexpr unsigned char kCanary = TensorBlock::kCanary;
+  if (c.layout == Layout::kPacked) {
+    place_packed(out.blocks, c, kGuardElements, kCanary, out.dq, out.dk, out.dv);
+    return out;
+  }
+  const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
+  out.dq = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_q, c.nheads, c.headdim}, kGuardElements, kCanary);
+  out.dk = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_k, c.nheads_k, c.headdim}, kGuardElements, kCanary);
+  out.dv = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, kGuardElements, kCanary);
+  return out;
+}
+
+}  // namespace fattn::testing

@@ -1,0 +1,183 @@
+// Fuzzes the C ABI: any bytes as a problem are refused with a status and a message, or computed inside their tensors.
+//
+// Every tensor that is computed on gets memory of exactly its extent, so that the sanitizer sees one element too many.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "fattn/fattn.h"
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Hands out the fuzzer's bytes; zeros when they are used up.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
+  template <class T>
+  T raw() {
+    T value{};
+    for (size_t i = 0; i < sizeof value; ++i) reinterpret_cast<uint8_t*>(&value)[i] = byte();
+    return value;
+  }
+  // Mostly `usual`, sometimes anything: a problem with one odd field gets further than one that is odd all over.
+  template <class T>
+  T mostly(T usual) {
+    return byte() % 16 == 15 ? raw<T>() : usual;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_, at_ = 0;
+};
+
+int64_t element_size(int32_t dtype) {
+  switch (dtype) {
+    case FATTN_F64: return 8;
+    case FATTN_F32: return 4;
+    case FATTN_F16:
+    case FATTN_BF16: return 2;
+    default: return 0;
+  }
+}
+
+fattn_tensor tensor(Bytes& in, int32_t dtype, std::initializer_list<int64_t> shape) {
+  fattn_tensor t{};
+  t.dtype = in.mostly(dtype);
+  t.ndim = in.mostly(static_cast<int32_t>(shape.size()));
+  t.device_type = in.mostly<int32_t>(FATTN_DEVICE_CPU);
+  t.device_index = in.mostly<int32_t>(0);
+  int dimension = 0;
+  for (int64_t n : shape) t.shape[dimension++] = in.mostly(n);
+  const uint8_t layout = in.byte() % 8;
+  const int64_t padding = layout == 1 ? in.byte() % 4 : 0;
+  int order[4] = {0, 1, 2, 3};
+  if (layout == 2) order[1] = 2, order[2] = 1;  // (batch, heads, seqlen, headdim)
+  uint64_t stride = 1;
+  for (int i = static_cast<int>(shape.size()); i-- > 0;) {
+    const int d = order[i];
+    t.strides[d] = in.mostly(static_cast<int64_t>(stride));
+    if (layout == 3 && d == 0) t.strides[d] = 0;  // expanded
+    stride *= static_cast<uint64_t>(t.shape[d] > 0 ? t.shape[d] : 1);
+    stride += static_cast<uint64_t>(padding);
+  }
+  return t;
+}
+
+// The bytes from the first element to the last; -1 if that is more than a fuzzer wants to allocate.
+int64_t extent(const fattn_tensor& t) {
+  if (t.ndim < 0 || t.ndim > 4 || element_size(t.dtype) == 0) return -1;
+  int64_t elements = 1;
+  constexpr int64_t limit = 1 << 16;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] < 0 || t.shape[i] > limit || t.strides[i] < 0 || t.strides[i] > limit) return -1;
+    if (t.shape[i] == 0) return 0;
+    elements += (t.shape[i] - 1) * t.strides[i];
+    if (elements > limit) return -1;
+  }
+  return t.ndim == 0 ? 0 : elements * element_size(t.dtype);
+}
+
+// About 4096 multiplications: what the reference does in well under a millisecond.
+bool tiny(const fattn_problem& p) {
+  double work = 1;
+  for (int64_t n : {p.q.shape[0], p.q.shape[1], p.k.shape[1], p.q.shape[2], p.q.shape[3] + p.v.shape[3]}) work *= n > 0 ? static_cast<double>(n) : 1;
+  return work <= 1 << 17;
+}
+
+class Memory {
+ public:
+  // Random bits: NaN, infinities and subnormals among them. False if the tensor is too large.
+  bool give(fattn_tensor& t, Bytes& in) {
+    const int64_t bytes = extent(t);
+    if (bytes < 0) return false;
+    if (bytes == 0) return true;
+    // Exactly the extent, not rounded up; malloc aligns it for every dtype.
+    blocks_.emplace_back(static_cast<uint8_t*>(std::malloc(static_cast<size_t>(bytes))), std::free);
+    uint8_t* data = blocks_.back().get();
+    uint32_t state = in.raw<uint32_t>();
+    for (int64_t i = 0; i < bytes; ++i) {
+      state = state * 1664525u + 1013904223u;
+      data[i] = static_cast<uint8_t>(state >> 24);
+    }
+    t.data = data;
+    return true;
+  }
+
+ private:
+  std::vector<std::unique_ptr<uint8_t, decltype(&std::free)>> blocks_;
+};
+
+fattn_problem problem(Bytes& in) {
+  fattn_problem p{};
+  p.struct_size = in.mostly<uint32_t>(sizeof p);
+  p.abi_version = in.mostly<uint32_t>(FATTN_ABI_VERSION);
+  p.pass = in.mostly<int32_t>(in.byte() % 2);
+  p.backend = in.mostly<int32_t>(in.byte() % 3);
+  p.algorithm = in.mostly<int32_t>(in.byte() % 3);
+  p.causal = in.mostly<int32_t>(in.byte() % 2);
+  p.has_softmax_scale = in.mostly<int32_t>(in.byte() % 2);
+  p.cpu_isa = in.mostly<int32_t>(in.byte() % 7);
+  p.softmax_scale = in.mostly(0.25);
+  p.num_threads = in.mostly<int32_t>(in.byte() % 4);
+  p.reserved = in.mostly<int32_t>(0);
+
+  constexpr int32_t dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
+  const int32_t dtype = dtypes[in.byte() % 4];
+  const int64_t batch = in.byte() % 3, seqlen_q = in.byte() % 9, seqlen_k = in.byte() % 9, nheads_k = 1 + in.byte() % 2;
+  const int64_t nheads = nheads_k * (1 + in.byte() % 3), headdim = 1 + in.byte() % 18, headdim_v = 1 + in.byte() % 18;
+  p.q = tensor(in, dtype, {batch, seqlen_q, nheads, headdim});
+  p.k = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim});
+  p.v = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim_v});
+  p.o = tensor(in, dtype, {batch, seqlen_q, nheads, headdim_v});
+  const uint8_t optional = in.byte();
+  if (p.pass == FATTN_BACKWARD || optional % 2) p.lse = tensor(in, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, {batch, nheads, seqlen_q});
+  if (optional % 8 == 7) p.weights = tensor(in, dtype, {batch, nheads, seqlen_q, seqlen_k});
+  if (p.pass == FATTN_BACKWARD || optional % 16 == 15) {
+    p.dout = tensor(in, dtype, {batch, seqlen_q, nheads, headdim_v});
+    p.dq = tensor(in, dtype, {batch, seqlen_q, nheads, headdim});
+    p.dk = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim});
+    p.dv = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim_v});
+  }
+  return p;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Bytes in(data, size);
+  fattn_problem p = problem(in);
+  char reason[256];
+  std::memset(reason, 'x', sizeof reason);
+  const size_t reason_size = in.byte() % (sizeof reason + 1);
+  const fattn_status supported = fattn_supported(&p, reason, reason_size);
+  require(supported >= FATTN_OK && supported <= FATTN_ERROR_INTERNAL);
+  require(supported != FATTN_ERROR_INTERNAL);  // bad input is never the library's own defect
+  if (reason_size > 0) require(std::memchr(reason, '\0', reason_size) != nullptr);
+  if (supported != FATTN_OK) {
+    require(fattn_last_error()[0] != '\0');
+    return 0;
+  }
+
+  // The plan says the same as the question.
+  fattn_plan* plan = nullptr;
+  require(fattn_plan_create(&p, &plan) == FATTN_OK);
+  fattn_plan_info info{};
+  info.struct_size = sizeof info;
+  require(fattn_plan_query(plan, &info) == FATTN_OK);
+  fattn_plan_destroy(plan);
+  if (!tiny(p) || info.workspace_bytes > size_t{1} << 28) return 0;
+
+  Memory memory;
+  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv})
+    if (!memory.give(*t, in)) return 0;
+  require(fattn_execute(&p) == FATTN_OK);
+  return 0;
+}

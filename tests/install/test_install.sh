@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Installs BUILD (default: build) below a scratch folder, moves the tree, and uses it as strangers would: the command line,
+# find_package, pkg-config, C alone, C++. Ends with the line `N passed, N failed`.
+set -uo pipefail
+source_dir=$(cd "$(dirname "$0")/../.." && pwd)
+build=$(cd "${1:-$source_dir/build}" && pwd) || exit 2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+passed=0 failed=0
+
+# expect NAME COMMAND...: the command must succeed.
+expect() {
+  local name=$1
+  shift
+  if "$@" >"$scratch/log" 2>&1; then
+    passed=$((passed + 1))
+    echo "ok     $name"
+  else
+    failed=$((failed + 1))
+    echo "FAILED $name: $*"
+    sed 's/^/       /' "$scratch/log"
+  fi
+}
+absent() { ! grep -rIl "$@"; }
+
+expect "cmake --install" cmake --install "$build" --prefix "$scratch/first"
+if [ "$failed" -gt 0 ]; then
+  echo "$passed passed, $failed failed"
+  exit 1
+fi
+mv "$scratch/first" "$scratch/moved"
+prefix=$scratch/moved
+for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn.so.0 lib/cmake/fattn/fattnConfig.cmake \
+  lib/cmake/fattn/fattnConfigVersion.cmake lib/pkgconfig/fattn.pc share/fattn/providers/README.md share/doc/fattn/README.md share/doc/fattn/LICENSE; do
+  expect "installs $file" test -e "$prefix/$file"
+done
+expect "no path of the build in text files" absent -e "$build" -e "$source_dir" -e "$scratch/first" "$prefix/lib" "$prefix/include"
+expect "bin/fattn --version" "$prefix/bin/fattn" --version
+expect "bin/fattn info" "$prefix/bin/fattn" info
+
+expect "find_package: configure" cmake -S "$source_dir/examples" -B "$scratch/examples" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
+expect "find_package: build" cmake --build "$scratch/examples"
+for example in "$source_dir"/examples/c/*.c "$source_dir"/examples/cpp/*.cpp; do
+  relative=${example#"$source_dir/examples/"}
+  expect "find_package: $relative runs" "$scratch/examples/$(echo "$relative" | tr '/.' '__')"
+done
+
+# A project without C++ must be able to use the C ABI.
+mkdir "$scratch/c_only"
+cat >"$scratch/c_only/CMakeLists.txt" <<'EOF'
+cmake_minimum_required(VERSION 3.22)
+project(c_only LANGUAGES C)
+find_package(fattn REQUIRED)
+add_executable(c_only main.c)
+target_link_libraries(c_only PRIVATE fattn::fattn)
+EOF
+printf '#include <fattn/fattn.h>\nint main(void) { return fattn_abi_version() == FATTN_ABI_VERSION ? 0 : 1; }\n' >"$scratch/c_only/main.c"
+expect "C alone: configure" cmake -S "$scratch/c_only" -B "$scratch/c_only/build" -DCMAKE_PREFIX_PATH="$prefix"
+expect "C alone: build" cmake --build "$scratch/c_only/build"
+expect "C alone: runs" "$scratch/c_only/build/c_only"
+mkdir "$scratch/newer"
+sed 's/find_package(fattn/& 99.0/' "$scratch/c_only/CMakeLists.txt" >"$scratch/newer/CMakeLists.txt"
+refused() { ! cmake -S "$scratch/newer" -B "$scratch/newer/build" -DCMAKE_PREFIX_PATH="$prefix"; }
+expect "find_package refuses version 99" refused
+
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+expect "pkg-config --exists" pkg-config --exists "fattn >= 0.1"
+read -ra flags <<<"$(pkg-config --cflags --libs fattn)"
+expect "pkg-config: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -lm -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_c"
+expect "pkg-config: C runs" "$scratch/pc_c"
+expect "pkg-config: C++" g++ -std=c++20 "$source_dir/examples/cpp/forward.cpp" "${flags[@]}" -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_cpp"
+expect "pkg-config: C++ runs" "$scratch/pc_cpp"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

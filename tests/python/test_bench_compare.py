@@ -1,0 +1,131 @@
+"""`fattn bench` and `fattn compare`: records that keep to their schema, refusals, presets, bad usage."""
+import json
+
+import jsonschema
+import pytest
+
+TINY = ["--backend", "reference", "--seqlen", "32", "--nheads", "2", "--headdim", "8", "--repeats", "6", "--min-time", "0", "--warmup", "1"]
+ONLY = ["--provider", "fattn", "--provider", "standard"]
+
+
+@pytest.fixture(scope="module")
+def schema(root):
+    schema = json.loads((root / "docs" / "record.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_schema_refuses_what_is_no_record(schema, fattn):
+    record = fattn.json("bench", *TINY, "--no-grad")
+    schema.validate(record)
+    for spoil in (
+        lambda r: r.pop("environment"),
+        lambda r: r["rows"][0].pop("time_median_s"),
+        lambda r: r["rows"][0].update(status="fine"),
+        lambda r: r["rows"][0].update(status="failed"),
+        lambda r: r.update(fattn_record=2),
+        lambda r: r["rows"][0]["checks"][0].update({"pass": False}),
+    ):
+        spoilt = json.loads(json.dumps(record))
+        spoil(spoilt)
+        assert not schema.is_valid(spoilt)
+
+
+def test_bench_record(schema, fattn):
+    record = fattn.json("bench", *TINY, "--causal", "--seqlen-k", "40")
+    schema.validate(record)
+    assert [row["pass"] for row in record["rows"]] == ["fwd", "bwd", "fwdbwd"]
+    forward, backward, both = record["rows"]
+    # 32 queries and 40 keys, aligned to the bottom right: query i sees i + 9 keys.
+    pairs = sum(i + 9 for i in range(32))
+    assert forward["flops"] == 2 * pairs * 4 * 8
+    assert forward["flops_nominal"] == 2 * 32 * 40 / 2 * 4 * 8
+    assert backward["flops"] == 2.5 * forward["flops"] and both["flops"] == 3.5 * forward["flops"]
+    for row in record["rows"]:
+        assert row["status"] == "ok" and row["samples"] >= 6
+        assert row["flops_per_s"] == pytest.approx(row["flops"] / row["time_median_s"])
+        assert row["peak_fraction"] == pytest.approx(row["flops_per_s"] / row["peak_flops_per_s"])
+        assert row["time_min_s"] <= row["time_ci_low_s"] <= row["time_median_s"] <= row["time_ci_high_s"] <= row["time_max_s"]
+        assert row["time_ci_level"] >= 0.95
+    assert {c["tensor"] for c in forward["checks"]} == {"o", "lse"}
+    assert {c["tensor"] for c in backward["checks"]} == {"dq", "dk", "dv"}
+    # o, lse and, for gradients, dq, dk, dv; the reference backend has no workspace.
+    o, lse, kv = 32 * 2 * 8 * 4, 32 * 2 * 4, 40 * 2 * 8 * 4
+    assert forward["extra_bytes"] == o + lse
+    assert backward["extra_bytes"] == both["extra_bytes"] == o + lse + o + 2 * kv
+
+
+def test_flags_repeat_the_run(fattn):
+    first = fattn.json("bench", *TINY, "--preset", "llama3-8b", "--dtype", "bf16", "--no-grad", "--nheads-k", "1")
+    again = fattn.json("bench", *first["flags"])
+    assert again["flags"] == first["flags"]
+    same = ["batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v", "causal", "dtype", "seed"]
+    assert [again["rows"][0][key] for key in same] == [first["rows"][0][key] for key in same]
+    assert first["rows"][0]["nheads_k"] == 1 and first["rows"][0]["causal"] is True
+
+
+def test_bench_table_and_json_file(schema, fattn, tmp_path):
+    target = tmp_path / "record.json"
+    text = fattn("bench", *TINY, "--no-grad", "--json", target).stdout
+    schema.validate(json.loads(target.read_text()))
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+    assert "GFLOP/s" in text and "MiB" in text and "check: o" in text and "Peak of this machine" in text
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_large_problems_are_checked_in_samples(fattn, dtype):
+    record = fattn.json("bench", "--backend", "reference", "--seqlen", "512", "--nheads", "10", "--headdim", "32", "--dtype", dtype, "--causal",
+                        "--repeats", "1", "--min-time", "0", "--warmup", "0", "--no-grad")
+    where = {c["where"] for c in record["rows"][0]["checks"]}
+    assert "all" not in where and len(where) == 3, where
+    assert all(c["pass"] for c in record["rows"][0]["checks"])
+
+
+def test_memory_limit(fattn):
+    error = fattn.refuses("bench", "--seqlen", "4096", "--memory-limit", "1MiB")
+    assert "--memory-limit allows 1.000 MiB" in error and "needs" in error
+    assert "machine can address" in fattn.refuses("bench", "--seqlen", str(2**40), "--batch", str(2**40))
+    assert "available are" in fattn.refuses("bench", "--seqlen", str(2**31), "--backend", "reference")
+    # The inputs fit, the outputs do not: a row says so.
+    record = fattn.json("bench", *TINY, "--memory-limit", "10000", "--no-grad", status=2)
+    assert [row["status"] for row in record["rows"]] == ["out_of_memory"]
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--nheads", "6", "--nheads-k", "4"], "nheads"),
+        (["--headdim", "600"], "headdim"),
+        (["--seqlen", "0"], "--seqlen"),
+        (["--batch", "-1"], "--batch"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--preset", "gpt5"], "--preset"),
+        (["--memory-limit", "lots"], "--memory-limit"),
+        (["--repeats", "0"], "--repeats"),
+        (["--suite", "gpu"], "--suite"),
+        (["--seqlen", "99999999999999999999"], "--seqlen"),
+    ],
+)
+def test_bad_usage(fattn, arguments, expected):
+    assert expected in fattn.refuses("bench", *arguments)
+
+
+def test_compare(schema, fattn):
+    record = fattn.json("compare", *TINY, *ONLY, "--no-grad")
+    schema.validate(record)
+    rows = {row["provider"]: row for row in record["rows"]}
+    assert list(rows) == ["fattn", "standard"]
+    assert rows["fattn"]["status"] == "ok"
+    if rows["standard"]["status"] == "ok":
+        speedup = rows["standard"]["time_median_s"] / rows["fattn"]["time_median_s"]
+        assert rows["fattn"]["speedup_over_standard"] == pytest.approx(speedup)
+        assert rows["standard"]["max_difference_to_standard"] == 0
+        assert 0 <= rows["fattn"]["max_difference_to_standard"] < 1e-5
+        assert record["summary"][0]["leanest"]["name"] is not None
+    else:
+        assert rows["standard"]["reason"]
+        assert rows["fattn"]["speedup_over_standard"] is None
+
+
+def test_compare_names_a_missing_provider(fattn):
+    assert "there is no provider xformers; there are fattn, standard" in fattn.refuses("compare", *TINY, "--provider", "xformers")

@@ -1,0 +1,277 @@
+"""`fattn run`: files in, files out, in both directions with Python's safetensors; everything that a bad file can be."""
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+
+def inputs(rng, dtype=np.float32, batch=2, seqlen_q=9, seqlen_k=13, nheads=4, nheads_k=2, headdim=8, headdim_v=8, gradient=True):
+    tensors = {
+        "q": rng.standard_normal((batch, seqlen_q, nheads, headdim)).astype(dtype),
+        "k": rng.standard_normal((batch, seqlen_k, nheads_k, headdim)).astype(dtype),
+        "v": rng.standard_normal((batch, seqlen_k, nheads_k, headdim_v)).astype(dtype),
+    }
+    if gradient:
+        tensors["do"] = rng.standard_normal((batch, seqlen_q, nheads, headdim_v)).astype(dtype)
+    return tensors
+
+
+def attention(q, k, v, causal, scale=None, dout=None):
+    """Textbook attention in float64, as the formulas are written: o, lse, dq, dk, dv."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
+    q, keys, values = q.transpose(0, 2, 1, 3), np.repeat(k, group, 2).transpose(0, 2, 1, 3), np.repeat(v, group, 2).transpose(0, 2, 1, 3)
+    s = scale * q @ keys.swapaxes(-1, -2)
+    if causal:
+        i, j = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None, :]
+        s = np.where(j <= i + s.shape[3] - s.shape[2], s, -np.inf)
+    m = s.max(-1, keepdims=True)
+    e = np.exp(s - m)
+    p = e / e.sum(-1, keepdims=True)
+    result = {"o": (p @ values).transpose(0, 2, 1, 3), "lse": (m + np.log(e.sum(-1, keepdims=True)))[..., 0]}
+    if dout is not None:
+        do = dout.astype(np.float64).transpose(0, 2, 1, 3)
+        dp = do @ values.swapaxes(-1, -2)
+        ds = p * (dp - (do * (p @ values)).sum(-1, keepdims=True)) * scale
+        fold = lambda x: x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1, group, x.shape[3]).sum(3)
+        result |= {"dq": (ds @ keys).transpose(0, 2, 1, 3), "dk": fold(ds.swapaxes(-1, -2) @ q), "dv": fold(p.swapaxes(-1, -2) @ do)}
+    return result
+
+
+def assert_close(got: dict, expected: dict, tolerance: float):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert got[name].shape == value.shape, name
+        assert np.abs(got[name].astype(np.float64) - value).max() <= tolerance, name
+
+
+def run(fattn, tmp_path, tensors, *flags, **options):
+    safetensors.numpy.save_file(tensors, tmp_path / "in.safetensors")
+    fattn("run", "--input", tmp_path / "in.safetensors", "--output", tmp_path / "out.safetensors", *flags, **options)
+    return safetensors.numpy.load_file(tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (np.float16, 5e-3), (np.float64, 1e-12)])
+def test_numpy_files_both_ways(fattn, tmp_path, dtype, tolerance, causal):
+    tensors = inputs(np.random.default_rng(1), dtype)
+    got = run(fattn, tmp_path, tensors, *(["--causal"] if causal else []), "--verify")
+    assert {name: str(x.dtype) for name, x in got.items()} == {
+        name: "float32" if name == "lse" and dtype == np.float16 else np.dtype(dtype).name for name in ("o", "lse", "dq", "dk", "dv")
+    }
+    assert_close(got, attention(tensors["q"], tensors["k"], tensors["v"], causal, dout=tensors["do"]), tolerance)
+
+
+def test_forward_only_and_own_headdim_of_v(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(2), headdim_v=5, gradient=False)
+    got = run(fattn, tmp_path, tensors, "--softmax-scale", "0.3")
+    assert_close(got, attention(tensors["q"], tensors["k"], tensors["v"], False, scale=0.3), 2e-6)
+
+
+def test_bhsd_layout_is_the_same_attention(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(3))
+    expected = run(fattn, tmp_path, tensors, "--causal")
+    swapped = {name: np.ascontiguousarray(x.swapaxes(1, 2)) for name, x in tensors.items()}
+    got = run(fattn, tmp_path, swapped, "--causal", "--layout", "bhsd", "--verify")
+    for name in expected:
+        assert np.array_equal(got[name] if name == "lse" else got[name].swapaxes(1, 2), expected[name]), name
+
+
+def to_bf16(x):
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x):
+    return (np.frombuffer(x, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def test_bf16(fattn, tmp_path):
+    tensors = {name: to_bf16(x) for name, x in inputs(np.random.default_rng(4), gradient=False).items()}
+    content = safetensors.serialize({name: {"dtype": "bfloat16", "shape": x.shape, "data": x.tobytes()} for name, x in tensors.items()})
+    (tmp_path / "in").write_bytes(content)
+    fattn("run", "--input", tmp_path / "in", "--output", tmp_path / "out", "--verify")
+    got = dict(safetensors.deserialize((tmp_path / "out").read_bytes()))
+    assert got["o"]["dtype"] == "BF16" and got["lse"]["dtype"] == "F32"
+    wide = {name: from_bf16(x.tobytes()).reshape(x.shape) for name, x in tensors.items()}
+    expected = attention(wide["q"], wide["k"], wide["v"], False)["o"]
+    assert np.abs(from_bf16(got["o"]["data"]).reshape(expected.shape) - expected).max() <= 2e-2
+
+
+def test_empty_rows_and_nan(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(5), seqlen_q=5, seqlen_k=3, gradient=False)
+    tensors["q"][0, 4, 0, 0] = np.nan
+    got = run(fattn, tmp_path, tensors, "--causal")
+    assert (got["o"][:, :2] == 0).all() and (got["lse"][:, :, :2] == -np.inf).all()  # rows 0 and 1 see no key
+    assert np.isnan(got["o"][0, 4, 0]).all() and np.isnan(got["o"]).sum() == got["o"].shape[3]
+    nothing = run(fattn, tmp_path, inputs(np.random.default_rng(5), batch=0))
+    assert nothing["o"].size == 0 and nothing["dk"].size == 0
+
+
+@pytest.mark.parametrize("name", ["small.safetensors", "small_bf16.safetensors"])
+def test_example_files(fattn, root, tmp_path, name):
+    done = fattn("run", "--input", root / "examples" / "data" / name, "--output", tmp_path / "out", "--causal", "--verify")
+    assert "FAILED" not in done.stdout and "wrote   o" in done.stdout
+    assert safetensors.safe_open(tmp_path / "out", "numpy").metadata()["causal"] == "true"
+
+
+def test_example_files_are_what_their_script_makes(root):
+    subprocess.run(["python3", root / "tools" / "make_example_data.py", "--check"], check=True)
+
+
+def test_record(fattn, root, tmp_path):
+    record = fattn.json("run", "--input", root / "examples/data/small.safetensors", "--output", tmp_path / "out", "--causal", "--verify")
+    assert record["status"] == "ok" and record["causal"] is True
+    assert {v["tensor"] for v in record["verdicts"]} == {"o", "lse", "dq", "dk", "dv"}
+    assert all(v["pass"] and v["error"] <= v["allowed"] for v in record["verdicts"])
+    assert record["tensors"]["o"] == {"dtype": "F32", "shape": [1, 12, 4, 8]}
+    assert record["environment"]["cpu"]["model"] is not None
+
+
+def test_other_tensors_are_ignored_and_named_harmlessly(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(6), gradient=False) | {"a\x1b[31m": np.zeros(3, np.int8)}
+    safetensors.numpy.save_file(tensors, tmp_path / "in")
+    done = fattn("run", "--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert "ignored a\\x1b[31m" in done.stdout
+
+
+# What a person gets wrong.
+
+
+def refused(fattn, tmp_path, tensors, *flags):
+    safetensors.numpy.save_file(tensors, tmp_path / "in")
+    error = fattn.refuses("run", "--input", tmp_path / "in", "--output", tmp_path / "out", *flags)
+    assert sorted(os.listdir(tmp_path)) == ["in"]  # neither an output nor a temporary file
+    return error
+
+
+def test_tensors_that_are_no_attention(fattn, tmp_path):
+    good = inputs(np.random.default_rng(7), gradient=False)
+    assert "has no tensor 'v'" in refused(fattn, tmp_path, {"q": good["q"], "k": good["k"]})
+    assert "It holds: x" in refused(fattn, tmp_path, {"x": good["q"]})
+    assert "'q' has the shape (4)" in refused(fattn, tmp_path, good | {"q": np.zeros(4, np.float32)})
+    assert "'k' has dtype I32" in refused(fattn, tmp_path, good | {"k": good["k"].astype(np.int32)})
+    assert "dtype" in refused(fattn, tmp_path, good | {"k": good["k"].astype(np.float16)})
+    assert "headdim" in refused(fattn, tmp_path, good | {"k": np.zeros((2, 13, 2, 9), np.float32)})
+    assert "nheads" in refused(fattn, tmp_path, good | {"k": np.zeros((2, 13, 3, 8), np.float32), "v": np.zeros((2, 13, 3, 8), np.float32)})
+    assert "seqlen" in refused(fattn, tmp_path, good | {"v": np.zeros((2, 12, 2, 8), np.float32)})
+    assert "batch" in refused(fattn, tmp_path, good | {"v": np.zeros((1, 13, 2, 8), np.float32)})
+    assert refused(fattn, tmp_path, good | {"do": np.zeros((2, 9, 4, 7), np.float32)})
+    assert "softmax_scale" in refused(fattn, tmp_path, good, "--softmax-scale", "nan")
+    assert "softmax_scale" in refused(fattn, tmp_path, good, "--softmax-scale", "inf")
+    assert "--softmax-scale" in refused(fattn, tmp_path, good, "--softmax-scale", "big")
+
+
+def test_an_isa_that_is_not_here(fattn, tmp_path):
+    available = fattn.json("info")["cpu"]["isas_available"]
+    absent = next(isa for isa in ("neon", "amx", "avx512", "avx2") if isa not in available)
+    good = inputs(np.random.default_rng(8), gradient=False)
+    assert absent in refused(fattn, tmp_path, good, "--backend", "cpu", "--isa", absent)
+
+
+def test_impossible_memory(fattn, tmp_path):
+    """Standard attention on 2^22 queries and keys needs 64 TiB for its weights: refused by size, at once, nothing allocated."""
+    n = 1 << 22
+    start = time.monotonic()
+    safetensors.numpy.save_file({name: np.zeros((1, n, 1, 1), np.float32) for name in "qkv"}, tmp_path / "in")
+    done = fattn("run", "--input", tmp_path / "in", "--output", tmp_path / "out", "--backend", "cpu", "--algorithm", "standard", "--json", tmp_path / "json", status=2)
+    record = json.loads((tmp_path / "json").read_text())
+    if record["status"] == "unsupported":
+        pytest.skip(record["reason"])  # no OpenBLAS here
+    assert record["status"] == "out_of_memory" and "MiB" in done.stderr
+    assert not (tmp_path / "out").exists() and time.monotonic() - start < 60
+
+
+def test_outputs_that_would_destroy(fattn, root, tmp_path):
+    source = tmp_path / "in"
+    source.write_bytes((root / "examples/data/small.safetensors").read_bytes())
+    before = source.read_bytes()
+    (tmp_path / "link").symlink_to("in")
+    os.link(source, tmp_path / "hard")
+    for output in ("in", "link", "hard", "../" + tmp_path.name + "/in"):
+        assert "the same file" in fattn.refuses("run", "--input", source, "--output", tmp_path / output)
+    assert "the same file" in fattn.refuses("run", "--input", source, "--output", tmp_path / "out", "--json", source)
+    assert "the same file" in fattn.refuses("run", "--input", source, "--output", tmp_path / "out", "--json", tmp_path / "out")
+    assert "no regular file" in fattn.refuses("run", "--input", source, "--output", "/dev/null")
+    assert "folder" in fattn.refuses("run", "--input", source, "--output", tmp_path / "nowhere" / "out")
+    assert source.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["hard", "in", "link"]
+
+
+# What a hostile file contains. tests/test_safetensors.cpp has them all; here, that each ends with 2 and a clear line.
+
+
+def header(text: bytes | str, data: bytes = b"") -> bytes:
+    text = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(text)) + text + data
+
+
+F32 = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+HOSTILE = {
+    "empty": (b"", "0 bytes"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(100), "claim a header"),
+    "text": (b"not a tensor file at all\n", "claim a header"),
+    "huge header": (struct.pack("<Q", 1 << 63) + b"{}", "claim a header"),
+    "truncated header": (header('{"q":' + F32 + "}")[:20], "claim a header"),
+    "truncated data": (header('{"q":' + F32 + "}", b"123"), "reach beyond the file"),
+    "nested": (header('{"q":' + "[" * 1_000_000), "an array"),
+    "duplicate": (header('{"q":' + F32 + ',"q":' + F32 + "}", b"1234"), "twice"),
+    "overlap": (header('{"q":' + F32 + ',"k":' + F32 + "}", b"1234"), "overlap"),
+    "hole": (header('{"q":' + F32.replace("[0,4]", "[4,8]") + "}", b"12345678"), "hole"),
+    "dtype": (header('{"q":' + F32.replace("F32", "F\\u001b[2J") + "}", b"1234"), "F\\x1b[2J"),
+    "huge shape": (header('{"q":' + F32.replace("[1]", "[4294967296,4294967296]") + "}", b"1234"), "more bits"),
+    "huge claim": (header('{"q":{"dtype":"U8","shape":[1125899906842624],"data_offsets":[0,1125899906842624]}}'), "reach beyond"),
+    "array": (header("[]"), "begin with '{'"),
+    "not utf-8": (header(b'{"\xff":1}'), "no valid JSON"),
+    "metadata": (header('{"__metadata__":{"a":1}}'), "must be text"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_file(fattn, tmp_path, kind):
+    content, expected = HOSTILE[kind]
+    (tmp_path / "in").write_bytes(content)
+    error = fattn.refuses("run", "--input", tmp_path / "in", "--output", tmp_path / "out", timeout=20)
+    assert expected in error and len(error) < 3000
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_inputs_that_are_no_files(fattn, tmp_path):
+    out = tmp_path / "out"
+    assert "No such file" in fattn.refuses("run", "--input", tmp_path / "missing", "--output", out)
+    assert "folder" in fattn.refuses("run", "--input", tmp_path, "--output", out)
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in fattn.refuses("run", "--input", tmp_path / "pipe", "--output", out, timeout=20)
+    assert "\\x1b[2J" in fattn.refuses("run", "--input", tmp_path / "\x1b[2J", "--output", out)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(fattn, tmp_path, number, status):
+    """While the oracle works for minutes the temporary output is there; the signal removes it and the old output stays."""
+    n = 6000
+    safetensors.numpy.save_file({name: np.zeros((1, n, 4, 64), np.float32) for name in "qkv"}, tmp_path / "in")
+    (tmp_path / "out").write_text("old")
+    # A shell's background jobs ignore SIGINT; this test's child must not inherit that.
+    process = subprocess.Popen(
+        [fattn.path, "run", "--input", tmp_path / "in", "--output", tmp_path / "out", "--backend", "reference"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == status
+    process.communicate()
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+    assert pathlib.Path(tmp_path / "out").read_text() == "old"

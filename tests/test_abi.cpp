@@ -1,0 +1,187 @@
+// The C ABI: the layout of its structs does not change by accident, names, errors and queries are as the header says.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "fattn/fattn.hpp"
+
+// Sizes and offsets of version 1 on LP64 platforms. A change here is a new ABI version.
+static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
+              offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
+static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
+static_assert(sizeof(fattn_problem) == 936 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
+              offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 &&
+              offsetof(fattn_problem, executor) == 48 && offsetof(fattn_problem, q) == 56 && offsetof(fattn_problem, o) == 320 &&
+              offsetof(fattn_problem, lse) == 408 && offsetof(fattn_problem, weights) == 496 && offsetof(fattn_problem, dout) == 584 &&
+              offsetof(fattn_problem, dq) == 672 && offsetof(fattn_problem, dv) == 848);
+static_assert(sizeof(fattn_buffers) == 104 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
+              offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, workspace) == 88 && offsetof(fattn_buffers, workspace_bytes) == 96);
+static_assert(sizeof(fattn_plan_info) == 72 && offsetof(fattn_plan_info, workspace_bytes) == 24 && offsetof(fattn_plan_info, flops) == 32 &&
+              offsetof(fattn_plan_info, kernel) == 56);
+static_assert(sizeof(fattn_cpu_info) == 224 && offsetof(fattn_cpu_info, l1d_bytes) == 24 && offsetof(fattn_cpu_info, vendor) == 64 &&
+              offsetof(fattn_cpu_info, model) == 96);
+static_assert(sizeof(fattn_library_info) == 1192 && offsetof(fattn_library_info, reason) == 680);
+static_assert(sizeof(fattn_env_info) == 808 && offsetof(fattn_env_info, value) == 296);
+static_assert(FATTN_ABI_VERSION == 1);
+
+namespace fattn {
+namespace {
+
+struct Attention {
+  float q[8] = {1, 2, 3, 4, 5, 6, 7, 8}, k[8] = {1, 0, 1, 0, 0, 1, 0, 1}, v[8] = {1, 2, 3, 4, 5, 6, 7, 8}, o[8] = {};
+  ForwardTensors tensors() {
+    ForwardTensors t;
+    t.q = Tensor(q, DType::kF32, {1, 2, 1, 4});
+    t.k = Tensor(k, DType::kF32, {1, 2, 1, 4});
+    t.v = Tensor(v, DType::kF32, {1, 2, 1, 4});
+    t.o = Tensor(o, DType::kF32, {1, 2, 1, 4});
+    return t;
+  }
+};
+
+TEST(AbiSmall, Versions) {
+  EXPECT_EQ(fattn_abi_version(), FATTN_ABI_VERSION);
+  EXPECT_STREQ(fattn_version(), FATTN_VERSION_STRING);
+}
+
+TEST(AbiSmall, StatusNames) {
+  const char* names[] = {"ok", "invalid_argument", "unsupported", "out_of_memory", "workspace", "abi", "internal"};
+  for (int32_t i = 0; i < 7; ++i) EXPECT_STREQ(fattn_status_name(i), names[i]);
+  EXPECT_STREQ(fattn_status_name(7), "unknown");
+  EXPECT_STREQ(fattn_status_name(-1), "unknown");
+}
+
+TEST(AbiSmall, LastErrorBelongsToTheThread) {
+  EXPECT_EQ(fattn_execute(nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  const std::string mine = fattn_last_error();
+  EXPECT_NE(mine.find("problem is a null pointer"), std::string::npos) << mine;
+  std::thread([] {
+    EXPECT_STREQ(fattn_last_error(), "");
+    EXPECT_EQ(fattn_plan_execute(nullptr, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(fattn_last_error()).find("is a null pointer"), std::string::npos) << fattn_last_error();
+  }).join();
+  EXPECT_EQ(fattn_last_error(), mine);
+}
+
+TEST(AbiSmall, NullPointersAreErrors) {
+  EXPECT_EQ(fattn_supported(nullptr, nullptr, 0), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(fattn_plan_query(nullptr, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(fattn_query_cpu(nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(fattn_query_library(0, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(fattn_query_environment(0, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  Attention a;
+  const fattn_problem p = describe(a.tensors(), {});
+  EXPECT_EQ(fattn_plan_create(&p, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
+  fattn_plan* plan = nullptr;
+  EXPECT_EQ(fattn_plan_create(nullptr, &plan), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(plan, nullptr);
+  fattn_plan_destroy(nullptr);
+}
+
+// A library of one version and a caller of another must not read each other's structs wrongly.
+TEST(AbiSmall, StructsOfAnotherSizeAreErrors) {
+  Attention a;
+  fattn_problem p = describe(a.tensors(), {});
+  for (uint32_t size : {0u, 8u, static_cast<uint32_t>(sizeof p) - 8, static_cast<uint32_t>(sizeof p) + 8}) {
+    p.struct_size = size;
+    EXPECT_EQ(fattn_execute(&p), FATTN_ERROR_ABI);
+    const std::string message = fattn_last_error();
+    EXPECT_NE(message.find("struct_size is " + std::to_string(size)), std::string::npos) << message;
+    EXPECT_NE(message.find(std::to_string(sizeof p)), std::string::npos) << message;
+  }
+  p = describe(a.tensors(), {});
+  for (uint32_t version : {0u, 2u, 0xffffffffu}) {
+    p.abi_version = version;
+    EXPECT_EQ(fattn_supported(&p, nullptr, 0), FATTN_ERROR_ABI);
+    EXPECT_NE(std::string(fattn_last_error()).find("ABI version " + std::to_string(version)), std::string::npos) << fattn_last_error();
+  }
+  p = describe(a.tensors(), {});
+  p.reserved = 1;
+  EXPECT_EQ(fattn_execute(&p), FATTN_ERROR_ABI);
+
+  p = describe(a.tensors(), {});
+  fattn_plan* plan = nullptr;
+  ASSERT_EQ(fattn_plan_create(&p, &plan), FATTN_OK);
+  fattn_plan_info info{};
+  EXPECT_EQ(fattn_plan_query(plan, &info), FATTN_ERROR_ABI);
+  fattn_buffers buffers{};
+  EXPECT_EQ(fattn_plan_execute(plan, &buffers), FATTN_ERROR_ABI);
+  fattn_plan_destroy(plan);
+
+  fattn_cpu_info cpu{};
+  EXPECT_EQ(fattn_query_cpu(&cpu), FATTN_ERROR_ABI);
+  fattn_library_info library{};
+  EXPECT_EQ(fattn_query_library(0, &library), FATTN_ERROR_ABI);
+  fattn_env_info variable{};
+  EXPECT_EQ(fattn_query_environment(0, &variable), FATTN_ERROR_ABI);
+  fattn_executor executor{};
+  executor.concurrency = 1;
+  executor.parallel = [](void*, int32_t, void (*)(void*, int32_t), void*) -> int32_t { return 0; };
+  p.executor = &executor;
+  EXPECT_EQ(fattn_execute(&p), FATTN_ERROR_ABI);
+  EXPECT_NE(std::string(fattn_last_error()).find("executor.struct_size"), std::string::npos) << fattn_last_error();
+}
+
+TEST(AbiSmall, SupportedSaysWhy) {
+  Attention a;
+  fattn_problem p = describe(a.tensors(), {});
+  char reason[256] = "old text";
+  EXPECT_EQ(fattn_supported(&p, reason, sizeof reason), FATTN_OK);
+  EXPECT_STREQ(reason, "");
+
+  p.pass = 9;
+  char short_reason[8] = "1234567";
+  EXPECT_EQ(fattn_supported(&p, short_reason, sizeof short_reason), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(short_reason), std::string(fattn_last_error()).substr(0, 7));
+  EXPECT_EQ(fattn_supported(&p, short_reason, 1), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(short_reason, "");
+}
+
+TEST(AbiSmall, QueriesEndWithAnError) {
+  EXPECT_EQ(environment().size(), 3u);
+  for (const fattn_env_info& e : environment()) {
+    EXPECT_EQ(std::string(e.name).substr(0, 6), "FATTN_");
+    EXPECT_NE(std::string(e.meaning), "");
+  }
+  fattn_env_info info{};
+  info.struct_size = sizeof info;
+  EXPECT_EQ(fattn_query_environment(-1, &info), FATTN_ERROR_INVALID_ARGUMENT);
+  const fattn_cpu_info cpu = cpu_info();
+  EXPECT_GE(cpu.usable_threads, 1);
+  EXPECT_GE(cpu.logical_cpus, cpu.usable_threads);
+  EXPECT_TRUE(available(cpu, static_cast<Isa>(cpu.isa_default)));
+}
+
+TEST(AbiSmall, PlanInfoIsFilled) {
+  Attention a;
+  const Plan plan(a.tensors(), {});
+  const fattn_plan_info info = plan.info();
+  EXPECT_NE(info.backend, FATTN_BACKEND_AUTO);
+  EXPECT_NE(info.algorithm, FATTN_ALGORITHM_AUTO);
+  EXPECT_GE(info.num_threads, 1);
+  EXPECT_EQ(info.flops, 2.0 * (4 + 4) * 4);
+  EXPECT_EQ(info.bytes, 4.0 * 8 * 4);
+  EXPECT_STRNE(info.kernel, "");
+}
+
+TEST(AbiSmall, TensorsOfTheCppApi) {
+  float x[24];
+  const Tensor t(x, DType::kF32, {2, 3, 4});
+  EXPECT_EQ(t.stride(0), 12);
+  EXPECT_EQ(t.stride(1), 4);
+  EXPECT_EQ(t.stride(2), 1);
+  EXPECT_EQ(t.size(), 24);
+  const Tensor s = t.transposed(0, 1);
+  EXPECT_EQ(s.shape(0), 3);
+  EXPECT_EQ(s.stride(0), 4);
+  EXPECT_THROW(t.transposed(0, 3), Error);
+  EXPECT_THROW(Tensor(x, DType::kF32, {1, 1, 1, 1, 1}), Error);
+  EXPECT_THROW(Tensor(x, DType::kF32, {2, 3}, {3}), Error);
+  EXPECT_FALSE(Tensor());
+}
+
+}  // namespace
+}  // namespace fattn

@@ -1,0 +1,218 @@
+// Runs the table of cases on everything that can compute it. `--gtest_filter=*Small*` is the part for sanitizer builds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "testing/check.h"
+#include "testing/numbers.h"
+#include "testing/targets.h"
+#include "testing/tensors.h"
+
+namespace fattn::testing {
+namespace {
+
+// body(i) for every i < n, on two threads: the oracle is single-threaded.
+template <class Body>
+void in_parallel(size_t n, const Body& body) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < n; i = next++) body(i);
+  };
+  std::thread other(work);
+  work();
+  other.join();
+}
+
+// Cases are prepared once for all targets. Only those of one dtype are kept: the tests below are in the order of dtypes.
+class Prepared {
+ public:
+  static std::shared_ptr<const PreparedCase> of(const Case& c) {
+    static Prepared all;
+    {
+      std::lock_guard lock(all.mutex_);
+      if (all.dtype_ != c.dtype) all.cases_.clear();
+      all.dtype_ = c.dtype;
+      if (auto found = all.cases_.find(c.name); found != all.cases_.end()) return found->second;
+    }
+    auto made = std::make_shared<const PreparedCase>(c);
+    std::lock_guard lock(all.mutex_);
+    return all.cases_.emplace(c.name, std::move(made)).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  DType dtype_ = DType::kF32;
+  std::map<std::string, std::shared_ptr<const PreparedCase>> cases_;
+};
+
+using Parameter = std::tuple<DType, Target>;
+std::string parameter_name(const ::testing::TestParamInfo<Parameter>& info) {
+  return std::string(fattn::name_of(std::get<0>(info.param))) + "_" + name_of(std::get<1>(info.param));
+}
+
+class Table : public ::testing::TestWithParam<Parameter> {
+ protected:
+  void run(bool small) {
+    const auto [dtype, target] = GetParam();
+    const std::string why = why_unavailable(target, dtype);
+    if (!why.empty()) GTEST_SKIP() << why;
+    std::vector<Case> cases;
+    for (const Case& c : all_cases())
+      if (c.dtype == dtype && c.small() == small) cases.push_back(c);
+    // Dear cases first, so that the two threads end together.
+    std::stable_sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.flops() > b.flops(); });
+    std::vector<CaseResult> results(cases.size());
+    in_parallel(cases.size(), [&](size_t i) {
+      Target t = target;
+      t.num_threads = static_cast<int>(cases[i].seed % 4);
+      results[i] = Prepared::of(cases[i])->run(t);
+    });
+    size_t failed = 0;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      if (results[i].passed()) continue;
+      ADD_FAILURE() << cases[i].name << ": " << results[i].summary();
+      ++failed;
+    }
+    if (failed) std::printf("%zu of %zu cases failed\n", failed, cases.size());
+  }
+};
+
+class TableSmall : public Table {};
+class TableLarge : public Table {};
+
+TEST_P(TableSmall, Passes) { run(true); }
+TEST_P(TableLarge, Passes) { run(false); }
+
+const auto kDTypes = ::testing::Values(DType::kF32, DType::kF16, DType::kBF16);
+
+INSTANTIATE_TEST_SUITE_P(Every, TableSmall, ::testing::Combine(kDTypes, ::testing::ValuesIn(all_targets())), parameter_name);
+
+// The reference backend is what it would be compared with; the small cases say enough about its 16- and 32-bit ends.
+std::vector<Target> fast_targets() {
+  std::vector<Target> fast;
+  for (const Target& t : all_targets())
+    if (t.backend != Backend::kReference) fast.push_back(t);
+  return fast;
+}
+INSTANTIATE_TEST_SUITE_P(Every, TableLarge, ::testing::Combine(kDTypes, ::testing::ValuesIn(fast_targets())), parameter_name);
+
+TEST(CasesSmall, AreAFewHundredWithUniqueNames) {
+  std::set<std::string> names;
+  for (const Case& c : all_cases()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  EXPECT_GE(names.size(), 300u);
+}
+
+// A bound that is infinite, or NaN, would let anything pass.
+TEST(CasesSmall, BoundsAreNumbers) {
+  for (const Case& c : all_cases()) {
+    if (!c.small() || c.flops() > 2e6) continue;
+    for (const TensorVerdict& v : run_case(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}).tensors)
+      EXPECT_TRUE(std::isfinite(v.allowed) && v.allowed > 0) << c.name << " " << v.tensor << " " << v.allowed;
+  }
+}
+
+TEST(CasesSmall, NumbersDoNotDependOnTheLayout) {
+  Case c = all_cases().front();
+  c.batch = 2;
+  c.seqlen_q = c.seqlen_k = 5;
+  c.headdim = c.headdim_v = 3;
+  const CaseInputs plain = make_inputs(c);
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kPadded}) {
+    c.layout = layout;
+    const CaseInputs other = make_inputs(c);
+    EXPECT_TRUE(same_bits(read(plain.q), read(other.q))) << name_of(layout);
+    EXPECT_TRUE(same_bits(read(plain.k), read(other.k))) << name_of(layout);
+    EXPECT_TRUE(same_bits(read(plain.v), read(other.v))) << name_of(layout);
+    EXPECT_TRUE(same_bits(read(plain.dout), read(other.dout))) << name_of(layout);
+  }
+}
+
+// The judge itself: it must see what it is there to see.
+struct Judged : ::testing::Test {
+  Judged() {
+    c.seqlen_q = 8;
+    c.seqlen_k = 16;
+    c.nheads = c.nheads_k = 2;
+    c.headdim = c.headdim_v = 4;
+    inputs = make_inputs(c);
+    out = make_forward(c);
+    tensors.q = inputs.q;
+    tensors.k = inputs.k;
+    tensors.v = inputs.v;
+    tensors.o = out.o;
+    tensors.lse = out.lse;
+    forward(tensors, options());
+    good_o = read(out.o);
+    good_lse = read(out.lse);
+  }
+  Options options() const {
+    Options o;
+    o.backend = Backend::kReference;
+    return o;
+  }
+  std::vector<TensorVerdict> judge_with(size_t index, double o_value, double lse_value) {
+    Dense o = good_o, lse = good_lse;
+    o[index] = o_value;
+    lse[index] = lse_value;
+    write(out.o, o);
+    write(out.lse, lse);
+    return verify(tensors, options());
+  }
+  Case c;
+  CaseInputs inputs;
+  CaseForward out;
+  ForwardTensors tensors;
+  Dense good_o, good_lse;
+};
+using JudgeSmall = Judged;
+
+TEST_F(JudgeSmall, AcceptsTheOracle) {
+  for (const TensorVerdict& v : verify(tensors, options())) EXPECT_TRUE(v.pass) << v.message;
+}
+TEST_F(JudgeSmall, SeesOneWrongElement) {
+  const auto v = judge_with(13, good_o[13] + 1e-3, good_lse[13] - 1e-3);
+  for (size_t i : {0u, 1u}) {
+    EXPECT_FALSE(v[i].pass);
+    EXPECT_EQ(v[i].first_bad, 13);
+    EXPECT_NEAR(v[i].error, 1e-3, 1e-5);
+  }
+  EXPECT_NE(v[0].message.find("o[0, 1, 1, 1]"), std::string::npos) << v[0].message;
+  EXPECT_NE(v[1].message.find("lse[0, 1, 5]"), std::string::npos) << v[1].message;
+}
+TEST_F(JudgeSmall, NeverPassesNanOrInf) {
+  for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL})
+    for (const TensorVerdict& v : judge_with(3, bad, bad)) EXPECT_FALSE(v.pass) << v.tensor << " " << bad;
+}
+TEST_F(JudgeSmall, AllowsNoMoreThanAFewRoundings) {
+  for (const TensorVerdict& v : verify(tensors, options())) EXPECT_LT(v.allowed, 3e-6) << v.tensor;
+}
+
+TEST(GuardSmall, SeesAWriteBesideAnElement) {
+  Case c;
+  c.layout = Layout::kPadded;
+  c.seqlen_q = 3;
+  c.nheads = 2;
+  c.headdim_v = 5;
+  CaseForward out = make_forward(c);
+  EXPECT_EQ(out.blocks[0].damage(), "");
+  auto* o = static_cast<float*>(out.o.data());
+  write(out.o, Dense(static_cast<size_t>(out.o.size()), 1.0));
+  EXPECT_EQ(out.blocks[0].damage(), "");
+  const float saved = o[5];
+  o[5] = 0;  // the padding after the first head
+  EXPECT_NE(out.blocks[0].damage(), "");
+  o[5] = saved;
+  o[-1] = 0;
+  EXPECT_NE(out.blocks[0].damage(), "");
+}
+
+}  // namespace
+}  // namespace fattn::testing

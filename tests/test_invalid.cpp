@@ -1,0 +1,398 @@
+// Bad input: every mistake that the library can see gets the right code and a message that names the offender.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "fattn/fattn.hpp"
+
+namespace fattn {
+namespace {
+
+constexpr int64_t kBatch = 2, kSeqlenQ = 6, kSeqlenK = 8, kNheads = 4, kNheadsK = 2, kHeaddim = 16, kHeaddimV = 8;
+
+// A good problem, forward or backward, in memory of its own; each test spoils one thing.
+struct Good {
+  std::vector<float> memory = std::vector<float>(16384, 0.5f);
+  size_t used = 0;
+  float* take(int64_t n) {
+    used = (used + 15) / 16 * 16;
+    float* p = memory.data() + used;
+    used += static_cast<size_t>(n);
+    return p;
+  }
+  Tensor rows(int64_t seqlen, int64_t heads, int64_t headdim) {
+    return Tensor(take(kBatch * seqlen * heads * headdim), DType::kF32, {kBatch, seqlen, heads, headdim});
+  }
+  fattn_problem problem;
+
+  explicit Good(bool backward = false, Backend backend = Backend::kReference) {
+    Options options;
+    options.backend = backend;
+    const Tensor q = rows(kSeqlenQ, kNheads, kHeaddim), k = rows(kSeqlenK, kNheadsK, kHeaddim), v = rows(kSeqlenK, kNheadsK, kHeaddimV);
+    const Tensor o = rows(kSeqlenQ, kNheads, kHeaddimV), lse(take(kBatch * kNheads * kSeqlenQ), DType::kF32, {kBatch, kNheads, kSeqlenQ});
+    if (!backward) {
+      problem = describe(ForwardTensors{q, k, v, o, lse, {}}, options);
+      return;
+    }
+    const Tensor dout = rows(kSeqlenQ, kNheads, kHeaddimV), dq = rows(kSeqlenQ, kNheads, kHeaddim), dk = rows(kSeqlenK, kNheadsK, kHeaddim),
+                 dv = rows(kSeqlenK, kNheadsK, kHeaddimV);
+    problem = describe(BackwardTensors{q, k, v, o, lse, dout, dq, dk, dv}, options);
+  }
+};
+
+// The call fails with `code`, and the message holds every one of `words`.
+void expect_error(const fattn_problem& p, fattn_status code, std::initializer_list<std::string> words) {
+  const fattn_status got = fattn_execute(&p);
+  const std::string message = fattn_last_error();
+  EXPECT_EQ(got, code) << fattn_status_name(got) << ": " << message;
+  for (const std::string& word : words) EXPECT_NE(message.find(word), std::string::npos) << "no '" << word << "' in: " << message;
+}
+void expect_invalid(const fattn_problem& p, std::initializer_list<std::string> words) { expect_error(p, FATTN_ERROR_INVALID_ARGUMENT, words); }
+
+struct Named {
+  const char* name;
+  fattn_tensor fattn_problem::*member;
+};
+const Named kForwardNames[] = {{"q", &fattn_problem::q}, {"k", &fattn_problem::k}, {"v", &fattn_problem::v}, {"o", &fattn_problem::o},
+                               {"lse", &fattn_problem::lse}};
+const Named kBackwardNames[] = {{"q", &fattn_problem::q},       {"k", &fattn_problem::k},   {"v", &fattn_problem::v},
+                                {"o", &fattn_problem::o},       {"lse", &fattn_problem::lse}, {"dout", &fattn_problem::dout},
+                                {"dq", &fattn_problem::dq},     {"dk", &fattn_problem::dk}, {"dv", &fattn_problem::dv}};
+
+// The same spoiling for every tensor of both passes. `spoil` returns words that the message must hold beside the name.
+void each_tensor(const std::function<std::string(fattn_tensor&, const char* name)>& spoil, fattn_status code = FATTN_ERROR_INVALID_ARGUMENT) {
+  for (bool backward : {false, true}) {
+    const Good good(backward);
+    const auto spoil_one = [&](const Named& n) {
+      SCOPED_TRACE(std::string(backward ? "backward " : "forward ") + n.name);
+      fattn_problem p = good.problem;
+      const std::string word = spoil(p.*n.member, n.name);
+      if (word.empty()) return;  // does not apply to this tensor
+      expect_error(p, code, {n.name, word});
+    };
+    if (backward)
+      for (const Named& n : kBackwardNames) spoil_one(n);
+    else
+      for (const Named& n : kForwardNames) spoil_one(n);
+  }
+}
+
+TEST(InvalidSmall, TheGoodProblemIsGood) {
+  for (bool backward : {false, true}) EXPECT_EQ(fattn_execute(&std::make_unique<Good>(backward)->problem), FATTN_OK) << fattn_last_error();
+}
+
+TEST(InvalidSmall, UnknownDtype) {
+  for (int32_t dtype : {0, 5, -1, 1 << 30})
+    each_tensor([&](fattn_tensor& t, const char*) {
+      t.dtype = dtype;
+      return std::to_string(dtype);
+    });
+}
+TEST(InvalidSmall, MixedDtypes) {
+  each_tensor([](fattn_tensor& t, const char* name) {
+    t.dtype = FATTN_BF16;
+    return std::string(name) == "q" ? "bf16" : std::string(name) == "lse" ? "must be fp32" : "but q is fp32";
+  });
+}
+TEST(InvalidSmall, LseOfSixteenBits) {
+  Good g;
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o, &g.problem.lse}) t->dtype = FATTN_F16;
+  expect_invalid(g.problem, {"lse is fp16", "must be fp32"});
+}
+TEST(InvalidSmall, AbsentTensor) {
+  for (bool backward : {false, true})
+    for (const Named& n : kBackwardNames) {
+      if (!backward && (n.member == &fattn_problem::lse || std::strchr(n.name, 'd'))) continue;
+      Good g(backward);
+      (g.problem.*n.member).ndim = 0;
+      SCOPED_TRACE(n.name);
+      expect_invalid(g.problem, {std::string(n.name) + " is absent"});
+    }
+}
+TEST(InvalidSmall, WrongRank) {
+  for (int32_t ndim : {1, 5, -1, 1 << 30})
+    each_tensor([&](fattn_tensor& t, const char*) {
+      t.ndim = ndim;
+      return std::to_string(ndim) + " dimensions";
+    });
+}
+TEST(InvalidSmall, OtherDevice) {
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.device_type = 2;
+    return std::string("device type 2");
+  });
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.device_index = 1;
+    return std::string("index 1");
+  });
+}
+TEST(InvalidSmall, MismatchedShapes) {
+  for (int d = 0; d < 4; ++d)
+    each_tensor([&](fattn_tensor& t, const char* name) {
+      if (d >= t.ndim || std::string(name) == "q") return std::string();  // q's shape is what the others are compared with
+      // k gives seqlen_k and nheads_k, v gives headdim_v: changing these makes another tensor the odd one.
+      if (std::string(name) == "k" && (d == 1 || d == 2)) return std::string();
+      if (std::string(name) == "v" && d == 3) return std::string();
+      t.shape[d] -= 1;
+      return std::string("expected (");
+    });
+  Good g;
+  g.problem.k.shape[1] = 7;
+  expect_invalid(g.problem, {"v has the shape (2, 8, 2, 8)", "expected (2, 7, 2, 8)"});
+  g = Good();
+  g.problem.q.shape[0] = 1;
+  expect_invalid(g.problem, {"k has the shape", "batch"});
+}
+TEST(InvalidSmall, NegativeShape) {
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.shape[1] = -1;
+    return std::string("must be at least 0");
+  });
+}
+TEST(InvalidSmall, NegativeStride) {
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.strides[1] = -t.strides[1];
+    return std::string("stride -");
+  });
+}
+TEST(InvalidSmall, LastDimensionNotContiguous) {
+  each_tensor([](fattn_tensor& t, const char* name) {
+    if (std::string(name) == "lse") return std::string();  // may have any strides
+    for (int64_t& stride : t.strides) stride *= 2;  // every second element of a larger tensor
+    return std::string("last dimension");
+  });
+}
+TEST(InvalidSmall, SizesThatOverflow) {
+  for (int64_t huge : {int64_t{1} << 40, std::numeric_limits<int64_t>::max()})
+    each_tensor([&](fattn_tensor& t, const char*) {
+      t.shape[0] = t.shape[1] = huge;
+      t.strides[0] = t.strides[1] = huge;
+      return std::string("2^63");
+    });
+  // Through the C++ API, whose contiguous strides wrap.
+  ForwardTensors t;
+  const int64_t n = int64_t{1} << 40;
+  t.q = t.k = t.v = t.o = Tensor(nullptr, DType::kF32, {n, n, 4, 64});
+  EXPECT_THROW(Plan(t, {}), Error);
+}
+TEST(InvalidSmall, HeadsThatDoNotDivide) {
+  Good g;
+  g.problem.k.shape[2] = g.problem.v.shape[2] = 3;
+  expect_invalid(g.problem, {"nheads is 4", "nheads_k is 3", "multiple"});
+  g.problem.k.shape[2] = g.problem.v.shape[2] = 8;
+  expect_invalid(g.problem, {"nheads is 4", "nheads_k is 8"});
+  g.problem.k.shape[2] = g.problem.v.shape[2] = 0;
+  expect_invalid(g.problem, {"nheads_k is 0"});
+  g = Good();
+  g.problem.q.shape[2] = 0;
+  expect_invalid(g.problem, {"nheads is 0"});
+}
+TEST(InvalidSmall, Headdims) {
+  for (int64_t headdim : {0, 577}) {
+    Good g;
+    g.problem.q.shape[3] = g.problem.k.shape[3] = headdim;
+    expect_invalid(g.problem, {"headdim of q is " + std::to_string(headdim), "1 to 576"});
+    g = Good();
+    g.problem.v.shape[3] = g.problem.o.shape[3] = headdim;
+    expect_invalid(g.problem, {"headdim of v is " + std::to_string(headdim), "1 to 576"});
+  }
+}
+TEST(InvalidSmall, UnknownEnums) {
+  struct Field {
+    const char* name;
+    int32_t fattn_problem::*member;
+    int32_t first_bad;
+  };
+  for (const Field& f : {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 3},
+                         Field{"algorithm", &fattn_problem::algorithm, 3}, Field{"causal", &fattn_problem::causal, 2},
+                         Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2}, Field{"cpu_isa", &fattn_problem::cpu_isa, 7}})
+    for (int32_t bad : {f.first_bad, -1, 1 << 30}) {
+      Good g;
+      g.problem.*f.member = bad;
+      expect_invalid(g.problem, {std::string(f.name) + " is " + std::to_string(bad), "allowed"});
+    }
+}
+TEST(InvalidSmall, SoftmaxScale) {
+  for (double scale : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e300}) {
+    Good g;
+    g.problem.has_softmax_scale = 1;
+    g.problem.softmax_scale = scale;
+    expect_invalid(g.problem, {"softmax_scale"});
+    g.problem.has_softmax_scale = 0;  // not looked at
+    EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK);
+  }
+}
+TEST(InvalidSmall, NumberOfThreads) {
+  for (int32_t n : {-1, 4097, std::numeric_limits<int32_t>::min()}) {
+    Good g;
+    g.problem.num_threads = n;
+    expect_invalid(g.problem, {"num_threads is " + std::to_string(n), "4096"});
+  }
+}
+TEST(InvalidSmall, Executor) {
+  fattn_executor executor{};
+  executor.struct_size = sizeof executor;
+  executor.concurrency = 2;
+  Good g;
+  g.problem.executor = &executor;
+  expect_invalid(g.problem, {"executor", "null parallel"});
+  executor.parallel = [](void*, int32_t, void (*)(void*, int32_t), void*) -> int32_t { return 0; };
+  executor.concurrency = 0;
+  expect_invalid(g.problem, {"executor has concurrency 0"});
+}
+
+TEST(InvalidSmall, NullPointers) {
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.data = nullptr;
+    return std::string("null pointer");
+  });
+}
+TEST(InvalidSmall, NullIsFineWhereThereIsNothing) {
+  Good g;
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.o, &g.problem.lse}) t->shape[t->ndim == 3 ? 2 : 1] = 0, t->data = nullptr;
+  EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+}
+TEST(InvalidSmall, MisalignedPointers) {
+  each_tensor([](fattn_tensor& t, const char*) {
+    t.data = static_cast<char*>(t.data) + 2;
+    return std::string("not aligned");
+  });
+}
+
+// Every output over every other tensor of the call.
+TEST(InvalidSmall, OutputsOverOtherTensors) {
+  for (bool backward : {false, true}) {
+    const Good good(backward);
+    for (const Named& out : kBackwardNames)
+      for (const Named& other : kBackwardNames) {
+        const auto is_output = [&](const Named& n) {
+          return backward ? n.name[0] == 'd' && n.member != &fattn_problem::dout : n.member == &fattn_problem::o || n.member == &fattn_problem::lse;
+        };
+        if (!is_output(out) || out.member == other.member || (!backward && other.name[0] == 'd')) continue;
+        SCOPED_TRACE(std::string(backward ? "backward " : "forward ") + out.name + " over " + other.name);
+        fattn_problem p = good.problem;
+        (p.*out.member).data = (p.*other.member).data;
+        expect_invalid(p, {out.name, other.name, "overlaps"});
+        p = good.problem;  // the last element of one is the first of the other
+        const fattn_tensor& t = p.*other.member;
+        int64_t last = 0;
+        for (int d = 0; d < t.ndim; ++d) last += (t.shape[d] - 1) * t.strides[d];
+        (p.*out.member).data = static_cast<float*>(t.data) + last;
+        EXPECT_EQ(fattn_execute(&p), FATTN_ERROR_INVALID_ARGUMENT) << fattn_last_error();
+      }
+  }
+}
+TEST(InvalidSmall, OutputsOverThemselves) {
+  for (bool backward : {false, true}) {
+    const Good good(backward);
+    for (const Named& n : kBackwardNames) {
+      const bool output = backward ? n.name[0] == 'd' && n.member != &fattn_problem::dout : n.member == &fattn_problem::o || n.member == &fattn_problem::lse;
+      if (!output) continue;
+      for (int d = 0; d < 2; ++d) {
+        fattn_problem p = good.problem;
+        (p.*n.member).strides[d] = 0;
+        SCOPED_TRACE(n.name);
+        expect_invalid(p, {std::string(n.name) + " is an output"});
+      }
+    }
+  }
+}
+TEST(InvalidSmall, SharedInputsAreFine) {
+  Good g;
+  g.problem.v.data = g.problem.k.data;  // v's columns lie in k's memory
+  EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+  g.problem.k.strides[0] = g.problem.v.strides[0] = 0;  // expanded over the batch
+  EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+}
+TEST(InvalidSmall, PackedGradientsAreFine) {
+  std::vector<float> qkv(2 * 5 * 3 * 2 * 4, 0.25f), dqkv(qkv.size()), o(2 * 5 * 2 * 4, 0.25f), dout(o.size(), 1.0f), lse(2 * 2 * 5, 2.0f);
+  const auto slice = [](std::vector<float>& x, int i) { return Tensor(x.data() + i * 8, DType::kF32, {2, 5, 2, 4}, {120, 24, 4, 1}); };
+  const Tensor o_view(o.data(), DType::kF32, {2, 5, 2, 4}), dout_view(dout.data(), DType::kF32, {2, 5, 2, 4}), lse_view(lse.data(), DType::kF32, {2, 2, 5});
+  EXPECT_NO_THROW(backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 2)}));
+  EXPECT_THROW(
+      backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 1)}), Error);
+}
+
+TEST(InvalidSmall, WorkspaceTooSmallMisalignedOrNull) {
+  size_t tried = 0;
+  for (bool backward : {false, true}) {
+    const Good good(backward, Backend::kAuto);
+    const Plan plan(good.problem);
+    const size_t bytes = plan.workspace_bytes();
+    fattn_plan* raw = nullptr;
+    ASSERT_EQ(fattn_plan_create(&good.problem, &raw), FATTN_OK);
+    const std::unique_ptr<fattn_plan, void (*)(fattn_plan*)> owner(raw, fattn_plan_destroy);
+    fattn_buffers b{};
+    b.struct_size = sizeof b;
+    const fattn_problem& p = good.problem;
+    b.q = p.q.data, b.k = p.k.data, b.v = p.v.data, b.o = p.o.data, b.lse = p.lse.data;
+    b.dout = p.dout.data, b.dq = p.dq.data, b.dk = p.dk.data, b.dv = p.dv.data;
+    std::vector<unsigned char> memory(bytes + 128);
+    auto* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    b.workspace = aligned;
+    b.workspace_bytes = bytes;
+    EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_OK) << fattn_last_error();
+    if (bytes == 0) continue;
+    ++tried;
+    b.workspace_bytes = bytes - 1;
+    EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_ERROR_WORKSPACE);
+    EXPECT_NE(std::string(fattn_last_error()).find(std::to_string(bytes)), std::string::npos) << fattn_last_error();
+    b.workspace_bytes = bytes;
+    b.workspace = aligned + 32;
+    EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_ERROR_WORKSPACE);
+    EXPECT_NE(std::string(fattn_last_error()).find("aligned to 64"), std::string::npos) << fattn_last_error();
+    b.workspace = nullptr;
+    EXPECT_EQ(fattn_plan_execute(raw, &b), FATTN_ERROR_WORKSPACE);
+  }
+  if (tried == 0) GTEST_SKIP() << "no pass of the default backend needs a workspace here";
+}
+
+// Valid, but nothing here can do it.
+TEST(UnsupportedSmall, IsaThatIsNotHere) {
+  const fattn_cpu_info cpu = cpu_info();
+  int missing = 0;
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon}) {
+    Good g(false, Backend::kCpu);
+    g.problem.cpu_isa = static_cast<int32_t>(isa);
+    if (available(cpu, isa)) continue;
+    ++missing;
+    expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {name_of(isa), "scalar"});  // the offender, and what there is
+  }
+  EXPECT_GE(missing, 1);  // x86 lacks NEON, AArch64 lacks AVX2
+}
+TEST(UnsupportedSmall, WeightsWithoutTheScoreMatrix) {
+  Good g(false, Backend::kCpu);
+  std::vector<float> weights(static_cast<size_t>(kBatch * kNheads * kSeqlenQ * kSeqlenK));
+  g.problem.algorithm = FATTN_ALGORITHM_V2;
+  g.problem.weights = Tensor(weights.data(), DType::kF32, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
+  expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"weights", "standard"});
+}
+TEST(UnsupportedSmall, Fp64OnTheCpuBackend) {
+  Good g(false, Backend::kCpu);
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o, &g.problem.lse}) t->dtype = FATTN_F64;
+  expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"fp64", "reference"});
+  char reason[512] = "";
+  EXPECT_EQ(fattn_supported(&g.problem, reason, sizeof reason), FATTN_ERROR_UNSUPPORTED);
+  EXPECT_NE(std::string(reason).find("fp64"), std::string::npos) << reason;
+}
+TEST(UnsupportedSmall, WeightsOfABackwardPass) {
+  Good g(true);
+  std::vector<float> weights(static_cast<size_t>(kBatch * kNheads * kSeqlenQ * kSeqlenK));
+  g.problem.weights = Tensor(weights.data(), DType::kF32, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
+  expect_invalid(g.problem, {"weights", "forward"});
+}
+TEST(UnsupportedSmall, FailedCallsLeaveTheLibraryUsable) {
+  for (int i = 0; i < 3; ++i) {
+    Good bad, good;
+    bad.problem.q.dtype = 77;
+    EXPECT_NE(fattn_execute(&bad.problem), FATTN_OK);
+    EXPECT_EQ(fattn_execute(&good.problem), FATTN_OK) << fattn_last_error();
+  }
+}
+
+}  // namespace
+}  // namespace fattn

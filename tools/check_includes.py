@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Checks who includes whom against the layers of docs/ARCHITECTURE.md. `--self-test` checks the checker on made-up trees."""
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCES = ("*.h", "*.hpp", "*.c", "*.cpp")
+
+# The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
+LAYERS = ["src/shared", "src/device", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
+
+# Folders above the API, and what they see besides themselves.
+ABOVE = {
+    "include/fattn": [],
+    "testing": ["include/fattn"],
+    "measure": ["include/fattn"],
+    "cli": ["include/fattn", "testing", "measure"],
+    "examples": ["include/fattn"],
+    "tests": ["include/fattn", "src", "testing", "measure", "cli"],
+}
+
+# Other people's libraries, by the first part of the name, and the folders that may use them.
+LIBRARIES = {
+    "nlohmann": ["measure", "cli", "tests"],
+    "CLI": ["cli"],
+    "fmt": ["cli"],
+    "gtest": ["tests"],
+    "gmock": ["tests"],
+    "torch": [],
+    "ATen": [],
+    "cuda": [],
+    "cblas": [],
+    "omp": ["tests"],
+}
+
+# A translation unit that is built for more than the plainest processor, and all that it includes, may use these system
+# headers alone: anything with templates or inline functions could leave a copy in the program that an older processor
+# cannot run. The units of BASELINE are built without flags of their own.
+BASELINE = {"src/backend/cpu/isa_scalar.cpp", "src/backend/cpu/isa_neon.cpp"}
+ISA_HEADERS = {"stddef.h", "stdint.h", "float.h", "math.h", "string.h", "immintrin.h", "arm_neon.h", "arm_sve.h"}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def area_of(path):
+    """The layer or folder that a file belongs to: 'src/plan', 'cli', ...; None for files under no rule."""
+    for layer in LAYERS:
+        if path.startswith(layer + "/") or path.startswith(layer + "."):
+            return layer
+    for folder in ABOVE:
+        if path.startswith(folder + "/"):
+            return folder
+    return None
+
+
+def may_see(path, target):
+    area, target_area = area_of(path), area_of(target)
+    if area is None or target_area is None:
+        return False
+    if area == target_area:
+        return True
+    if area in LAYERS:
+        if target_area == "include/fattn":
+            return True
+        return target_area in LAYERS and LAYERS.index(target_area) < LAYERS.index(area)
+    return any(target == seen or target.startswith(seen + "/") for seen in ABOVE[area])
+
+
+def read_graph(root):
+    """{file: [(line, kind, name, file included or None)]} with paths relative to root."""
+    files = {}
+    for top in ("include", "src", "testing", "measure", "cli", "examples", "tests"):
+        for pattern in SOURCES:
+            for path in sorted((root / top).rglob(pattern)):
+                files[path.relative_to(root).as_posix()] = path
+    graph = {}
+    for name, path in files.items():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found = []
+        for match in INCLUDE.finditer(text):
+            line = text.count("\n", 0, match.start(2)) + 1
+            kind, included = match.groups()
+            near = (Path(name).parent / included).as_posix()
+            candidates = [near, f"include/{included}", f"src/{included}", included]
+            if kind == "<":  # ours in angle brackets is ours still
+                candidates = [f"include/{included}"]
+            found.append((line, kind, included, next((c for c in candidates if c in files), None)))
+        graph[name] = found
+    return graph
+
+
+def cycles(graph):
+    """Files that include themselves through others: one readable chain for each cycle found."""
+    state, chains = {}, []
+
+    def visit(name, chain):
+        state[name] = "open"
+        for _, _, _, target in graph[name]:
+            if target is None:
+                continue
+            if state.get(target) == "open":
+                start = chain.index(target) if target in chain else 0
+                chains.append(" -> ".join(chain[start:] + [target]))
+            elif target not in state:
+                visit(target, chain + [target])
+        state[name] = "done"
+
+    for name in graph:
+        if name not in state:
+            visit(name, [name])
+    return chains
+
+
+def check(root):
+    """The violations, as lines to print, and the number of includes looked at."""
+    graph = read_graph(root)
+    problems, seen = [], 0
+    for name, includes in graph.items():
+        for line, kind, included, target in includes:
+            seen += 1
+            where = f"{name}:{line}"
+            if target is not None:
+                if area_of(name) is None:
+                    problems.append(f"{where}: {name} is in no layer; put it into one of {', '.join(LAYERS)} or a folder above the API")
+                elif not may_see(name, target):
+                    problems.append(f"{where}: {area_of(name)} may not see {target}")
+                continue
+            if kind == '"':
+                problems.append(f'{where}: "{included}" is no file of the project; use <{included}> for others\' headers')
+                continue
+            library = re.split(r"[/.]", included)[0]
+            if library in LIBRARIES and area_of(name) not in LIBRARIES[library]:
+                problems.append(f"{where}: <{included}> may be used in {', '.join(LIBRARIES[library]) or 'no part of this'} only")
+    problems += [f"cycle: {chain}" for chain in cycles(graph)]
+
+    for unit in sorted(n for n in graph if re.fullmatch(r"src/backend/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
+        reached, todo = {unit}, [unit]
+        while todo:
+            name = todo.pop()
+            for line, _, included, target in graph[name]:
+                if target is None and included not in ISA_HEADERS:
+                    problems.append(f"{name}:{line}: <{included}> reaches {unit}; allowed there: {', '.join(sorted(ISA_HEADERS))}")
+                elif target is not None and target not in reached:
+                    reached.add(target)
+                    todo.append(target)
+    return sorted(set(problems)), seen
+
+
+GOOD_TREE = {
+    "include/fattn/fattn.h": "#include <stdint.h>\n",
+    "include/fattn/types.hpp": '#include <cstdint>\n#include "fattn/fattn.h"\n',
+    "src/shared/mask.h": "",
+    "src/problem/problem.h": '#include "fattn/types.hpp"\n#include "shared/mask.h"\n',
+    "src/plan/plan.h": '#include "problem/problem.h"\n',
+    "src/plan/plan.cpp": '#include "plan/plan.h"\n',
+    "src/backend/cpu/kernels.h": "#include <stdint.h>\n",
+    "src/backend/cpu/isa_avx2.cpp": '#include "backend/cpu/kernels.h"\n#include <math.h>\n',
+    "src/backend/cpu/isa_scalar.cpp": '#include "backend/cpu/kernels.h"\n#include <cstdint>\n',
+    "src/backend/cpu/cpu.h": '#include "plan/plan.h"\n',
+    "src/attention.cpp": '#include "backend/cpu/cpu.h"\n#include <vector>\n',
+    "testing/check.h": '#include "fattn/types.hpp"\n',
+    "cli/check.cpp": '#include "testing/check.h"\n#include <CLI/CLI.hpp>\n',
+    "tests/test_plan.cpp": '#include "plan/plan.h"\n#include <gtest/gtest.h>\n',
+}
+# (file, what is added to it, what the message must say)
+BAD_CHANGES = [
+    ("include/fattn/types.hpp", '#include "shared/mask.h"\n', "include/fattn may not see src/shared/mask.h"),
+    ("src/problem/problem.h", '#include "plan/plan.h"\n', "src/problem may not see src/plan/plan.h"),
+    ("src/plan/plan.h", '#include "backend/cpu/cpu.h"\n', "src/plan may not see src/backend/cpu/cpu.h"),
+    ("src/plan/plan.cpp", '#include "backend/cpu/kernels.h"\n', "src/plan may not see src/backend/cpu/kernels.h"),
+    ("src/shared/mask.h", '#include "attention.cpp"\n', "src/shared may not see src/attention.cpp"),
+    ("cli/check.cpp", '#include "plan/plan.h"\n', "cli may not see src/plan/plan.h"),
+    ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
+    ("src/plan/plan.cpp", '#include "gone.h"\n', '"gone.h" is no file of the project'),
+    ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, cli, tests only"),
+    ("include/fattn/fattn.h", '  #  include "fattn/types.hpp"\n', "cycle: include/fattn/"),
+    ("src/backend/cpu/kernels.h", "#include <vector>\n", "<vector> reaches src/backend/cpu/isa_avx2.cpp"),
+    ("src/odd.h", '#include "shared/mask.h"\n', "src/odd.h is in no layer"),
+]
+
+
+def self_test():
+    passed = failed = 0
+    for changed, addition, expected in [(None, "", None)] + BAD_CHANGES:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            for name in list(GOOD_TREE) + [changed] * (changed not in (None, *GOOD_TREE)):
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(GOOD_TREE.get(name, "") + (addition if name == changed else ""))
+            problems, _ = check(root)
+        good = not problems if expected is None else any(expected in p for p in problems)
+        if not good:
+            print(f"self-test: {changed}: expected {expected!r}, got {problems}")
+        passed, failed = passed + good, failed + (not good)
+    return passed, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--self-test", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        passed, failed = self_test()
+    else:
+        problems, seen = check(Path(__file__).resolve().parent.parent)
+        for problem in problems:
+            print(problem)
+        print(f"{seen} includes looked at")
+        passed, failed = (0, len(problems)) if problems or not seen else (1, 0)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

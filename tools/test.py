@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""The stages of `make test`. All run, whatever fails; the last line is `N passed, N failed`, the exit status 1 if any failed."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from stages import Count, Stage, count_ctest, count_line, count_pytest, count_status, run_stage, run_stages
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build/reports"
+
+# Test programs that are too slow whole under a sanitizer or an emulator: of these the groups named *Small* run there.
+HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
+# What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
+# built for it).
+THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries)$"
+TSAN_FILTER = "*Small*:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*Libraries*"
+# What another architecture can change: kernels, conversions, the case table.
+PORTABLE = "^test_(cases|half|kernels|numerics|problem|properties|abi)"
+
+
+def ctest(build, jobs, label="", select="", prefix=""):
+    """Runs the GoogleTest programs of a build directory; their results land where count_ctest looks."""
+    return (
+        f'GTEST_OUTPUT="xml:$REPORTS/gtest{label}/" {prefix} ctest --test-dir {build} --output-on-failure --no-tests=error '
+        f'-j {jobs} --output-junit "$REPORTS/ctest{label}.xml" {select}\n'
+    )
+
+
+def build_tests(build, jobs, select):
+    """Builds the test programs whose names match, and fails if there are none."""
+    return (
+        f"ninja -C {build} -t targets all | sed -n 's/^\\(test_[a-z_0-9]*\\): phony$/\\1/p' | grep -E '{select}' "
+        f"| xargs cmake --build {build} --parallel {jobs} --target\n"
+    )
+
+
+def heavy_and_light(build, jobs, whole):
+    """All programs whole, or the heavy ones with their small groups only; runs both halves even if one fails."""
+    if whole:
+        return ctest(build, jobs)
+    light = ctest(build, jobs, "-light", f"-E '{HEAVY}'")
+    heavy = ctest(build, jobs, "-small", f"-R '{HEAVY}'", "GTEST_FILTER='*Small*'")
+    return f"status=0\n{light.rstrip()} || status=1\n{heavy.rstrip()} || status=1\nexit $status\n"
+
+
+def stages(jobs, long):
+    build = f"cmake --build %s --parallel {jobs}\n"
+    fuzz_s = 600 if long else 60
+    sanitizer_options = (
+        "export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1:check_initialization_order=1\n"
+        "export UBSAN_OPTIONS=print_stacktrace=1\n"
+    )
+    # Without address randomisation, because ThreadSanitizer of these compilers cannot place its shadow with some kernels' settings.
+    fixed_addresses = "$(setarch -R true 2>/dev/null && echo setarch -R)"
+    return [
+        Stage("setup", "tools/setup.sh test", count_status, 900),
+        Stage(
+            "build",
+            "cmake --preset release --log-level=WARNING -DFATTN_WERROR=ON -DFATTN_BUILD_TESTS=ON\n" + build % "build",
+            count_status,
+            2400,
+        ),
+        Stage("gtest", ctest("build", jobs), count_ctest, 2400),
+        Stage(
+            "python",
+            "tools/python_venv.sh\n"
+            'FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest tests/python -q --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            1800,
+        ),
+        Stage("smoke", "tools/smoke.sh build", count_line),
+        Stage("install", "tests/install/test_install.sh build", count_line),
+        Stage(
+            "structure",
+            "status=0\n"
+            "for check in includes headers symbols; do\n"
+            "  python3 tools/check_$check.py --self-test || status=1\n"
+            "  python3 tools/check_$check.py || status=1\n"
+            "done\n"
+            "python3 tools/test.py --self-test || status=1\n"
+            "exit $status\n",
+            count_line,
+        ),
+        Stage(
+            "documents",
+            "status=0\n"
+            "python3 tools/check_docs.py || status=1\n"
+            "if python3 tools/make_cli_reference.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
+            "exit $status\n",
+            count_line,
+        ),
+        Stage("clang", "cmake --preset clang --log-level=WARNING\n" + build % "build/clang", count_status, 2400),
+        Stage(
+            "asan",
+            sanitizer_options
+            + "cmake --preset asan --log-level=WARNING\n"
+            + build % "build/asan"
+            + heavy_and_light("build/asan", jobs, long),
+            count_ctest,
+            7200 if long else 2400,
+        ),
+        Stage(
+            "tsan",
+            "export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1\n"
+            "cmake --preset tsan --log-level=WARNING\n" + build_tests("build/tsan", jobs, THREADED)
+            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix=("" if long else "GTEST_FILTER='" + TSAN_FILTER + "' ") + fixed_addresses),
+            count_ctest,
+            7200 if long else 2400,
+        ),
+        Stage(
+            "neon",
+            "cmake -S /usr/src/googletest -B build/neon-gtest -G Ninja --log-level=WARNING -DBUILD_GMOCK=OFF -DCMAKE_BUILD_TYPE=Debug "
+            '--toolchain "$PWD/tools/cmake/aarch64-linux-gnu.cmake" -DCMAKE_INSTALL_PREFIX="$PWD/build/neon-gtest/prefix"\n'
+            + (build % "build/neon-gtest").replace("\n", " --target install\n")
+            + "cmake --preset neon --log-level=WARNING\n"
+            + build_tests("build/neon", jobs, PORTABLE)
+            + ctest("build/neon", jobs, select=f"-R '{PORTABLE}'", prefix="" if long else "GTEST_FILTER='*Small*:Half*:Abi*:Problem*'"),
+            count_ctest,
+            7200 if long else 2400,
+        ),
+        Stage(
+            "fuzz",
+            "cmake --preset fuzz --log-level=WARNING\n" + build % "build/fuzz" + f"tools/fuzz.sh build/fuzz {fuzz_s}\n",
+            count_line,
+            1200 + 10 * fuzz_s,
+        ),
+    ]
+
+
+def self_test():
+    """The runner on made-up stages: nothing that fails, hangs, crashes or runs nothing may look like a pass."""
+    three = '<testcase name="a"/><testcase name="b"><failure/></testcase><testcase name="c"><skipped/></testcase>'
+    junit = f"<testsuites><testsuite>{three}</testsuite></testsuites>"
+    ctest_ok = '<testsuite><testcase name="t" status="run"/></testsuite>'
+    ctest_bad = '<testsuite><testcase name="t" status="fail"><failure/></testcase></testsuite>'
+    ctest_gone = '<testsuite><testcase name="t" status="notrun"><skipped/></testcase></testsuite>'
+    write = "mkdir -p $REPORTS/gtest; printf '%s' '{}' > $REPORTS/{}\n"
+    cases = [
+        (Stage("passes", "true", count_status), Count(1, 0)),
+        (Stage("fails", "false; true", count_status), Count(0, 1)),
+        (Stage("pipe", "false | true", count_status), Count(0, 1)),
+        (Stage("hangs", "sleep 60", count_status, 1), Count(0, 1)),
+        (Stage("lines", "echo 3 passed, 0 failed; echo 2 passed, 1 failed", count_line), Count(5, 1)),
+        (Stage("lines_status", "echo 3 passed, 0 failed; exit 1", count_line), Count(3, 1)),
+        (Stage("nothing", "true", count_line), Count(0, 1)),
+        (Stage("pytest", write.format(junit, "pytest.xml"), count_pytest), Count(1, 1, 1)),
+        (Stage("pytest_gone", "exit 4", count_pytest), Count(0, 1)),
+        (Stage("pytest_cut", write.format("<testsuites><testsuite>", "pytest.xml"), count_pytest), Count(0, 1)),
+        (Stage("gtest", write.format(ctest_bad, "ctest.xml") + write.format(junit, "gtest/t.xml"), count_ctest), Count(1, 1, 1)),
+        (Stage("gtest_plain", write.format(ctest_ok, "ctest.xml"), count_ctest), Count(1, 0)),
+        (Stage("gtest_crash", write.format(ctest_bad, "ctest.xml"), count_ctest), Count(0, 1)),
+        (Stage("gtest_cut", write.format(ctest_bad, "ctest.xml") + write.format("<testsuites>", "gtest/t.xml"), count_ctest), Count(0, 1)),
+        (Stage("gtest_unbuilt", write.format(ctest_gone, "ctest.xml"), count_ctest), Count(0, 1)),
+        (Stage("gtest_filtered", write.format(ctest_ok, "ctest.xml") + write.format("<testsuites/>", "gtest/t.xml"), count_ctest), Count(0, 1)),
+    ]
+    passed = failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for stage, expected in cases:
+            with open(os.devnull, "w") as silent:
+                console, sys.stdout = sys.stdout, silent
+                try:
+                    count, _ = run_stage(stage, Path(folder), Path(folder), verbose=False)
+                finally:
+                    sys.stdout = console
+            right = count == expected
+            passed, failed = passed + right, failed + (not right)
+            if not right:
+                print(f"self-test {stage.name}: expected {expected}, got {count}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at once (default: all CPUs)")
+    parser.add_argument("--long", action="store_true", help="whole table under sanitizers and emulator, 10 minutes of fuzzing")
+    parser.add_argument("--only", action="append", metavar="STAGE", help="run this stage alone; may be repeated")
+    parser.add_argument("--verbose", action="store_true", help="show what the stages print while they run")
+    parser.add_argument("--list", action="store_true", help="print the names of the stages")
+    parser.add_argument("--self-test", action="store_true", help="test the runner itself")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test()
+    chosen = stages(max(arguments.jobs, 1), arguments.long)
+    names = [stage.name for stage in chosen]
+    if arguments.list:
+        print("\n".join(names))
+        return 0
+    if arguments.only:
+        unknown = [name for name in arguments.only if name not in names]
+        if unknown:
+            parser.error(f"no stage is called {', '.join(unknown)}; there are: {', '.join(names)}")
+        chosen = [stage for stage in chosen if stage.name in arguments.only]
+    if shutil.which("ccache"):
+        os.environ.setdefault("CMAKE_C_COMPILER_LAUNCHER", "ccache")
+        os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+    return run_stages(chosen, ROOT, REPORTS, arguments.verbose)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
