@@ -3,11 +3,13 @@
 // The bound. Let the yardstick be the largest error that standard attention, computed in the same dtype
 // (standard_model.h), makes anywhere in a tensor. A result may be wrong by
 //     2 * yardstick + floor for o, lse and weights,    3 * yardstick + floor for dq, dk, dv,
-// The floor is one unit in the last place of the output's dtype at the tensor's largest magnitude: the yardstick can be 0
-// by luck (one key: o = v exactly), while an output that is rounded once more may still differ by one unit. In dq and dk
-// the factor dP - delta cancels (with one key to 0), and both are fp32 sums, so that their last places remain: there the
-// floor is at least what two fp32 units of the largest dP make of the largest k or q, times softmax_scale. Nothing is
-// tuned. An expected -inf, Inf or NaN must be met by the same; NaN passes nowhere else.
+// The floor is one unit in the last place of the output's dtype at the tensor's largest magnitude, because the yardstick can
+// be 0 by luck (one key: o = v exactly) while an output that is rounded once more may still differ by one unit; and at
+// least what the last places of the fp32 sums inside make of it, each relative to the sum of the absolute terms:
+//     lse: one unit of a score, and in the 16-bit dtypes an eighth of a unit of a weight    dv: one unit of a score (and of lse), times sum p |dout|
+//     dq, dk: one unit of dP and one of rowsum(o dout), times softmax_scale and sum p |k| or sum p |q|
+// (With one key dP - rowsum(o dout) is exactly 0 in the oracle, and no order of summation can promise that in fp32.)
+// An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf; NaN passes nowhere else.
 #pragma once
 
 #include <cstdint>

@@ -49,16 +49,33 @@ void add_product(Real* to, int64_t n, const Real* x, int64_t headdim, const Real
   }
 }
 
+// The largest finite element of sum over d of |x[d]| |columns[d][j]|: what the rounding errors of the products are relative to.
+template <class Real>
+double largest_terms(int64_t n, const Real* x, int64_t headdim, const Real* columns, int64_t stride) {
+  std::vector<Real> sums(static_cast<size_t>(n), 0);
+  for (int64_t d = 0; d < headdim; ++d)
+    for (int64_t j = 0; j < n; ++j) sums[static_cast<size_t>(j)] += std::fabs(x[d] * columns[d * stride + j]);
+  double largest = 0;
+  for (Real sum : sums)
+    if (std::isfinite(sum)) largest = std::max(largest, static_cast<double>(sum));
+  return largest;
+}
+
+// The rounded, scaled scores of one row.
+template <class Real>
+void score_row(const ModelShape& s, const Real* q, const Matrix<Real>& k_transposed, int64_t visible, std::vector<Real>& scores) {
+  scores.assign(static_cast<size_t>(visible), 0);
+  add_product(scores.data(), visible, q, s.headdim, k_transposed.data(), s.seqlen_k);
+  for (Real& x : scores) x = rounded<Real>(s.dtype, static_cast<Real>(s.softmax_scale) * x);
+}
+
 // The rounded weights of one row; its log-sum-exp is returned.
 template <class Real>
 Real softmax_row(const ModelShape& s, const Real* q, const Matrix<Real>& k_transposed, int64_t visible, std::vector<Real>& weights) {
-  weights.assign(static_cast<size_t>(visible), 0);
-  add_product(weights.data(), visible, q, s.headdim, k_transposed.data(), s.seqlen_k);
+  score_row(s, q, k_transposed, visible, weights);
   Real largest = -std::numeric_limits<Real>::infinity();
-  for (Real& w : weights) {
-    w = rounded<Real>(s.dtype, static_cast<Real>(s.softmax_scale) * w);
+  for (Real w : weights)
     if (!(w <= largest)) largest = w;  // keeps NaN
-  }
   if (largest == -std::numeric_limits<Real>::infinity()) {
     std::fill(weights.begin(), weights.end(), Real{0});
     return largest;
@@ -84,6 +101,8 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
       for (int64_t i = 0; i < s.seqlen_q; ++i) {
         const int64_t visible = s.visible_end(i);
         const Real lse = softmax_row(s, qs.data() + i * s.headdim, ks, visible, weights);
+        out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) *
+                                                        largest_terms(visible, qs.data() + i * s.headdim, s.headdim, ks.data(), s.seqlen_k));
         std::fill(o.begin(), o.end(), Real{0});
         if (lse != -std::numeric_limits<Real>::infinity()) add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data(), s.headdim_v);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
@@ -105,8 +124,20 @@ void store_head(Dense& to, const Matrix<Real>& from, const ModelShape& s, Real s
           rounded<Real>(s.dtype, scale * from[static_cast<size_t>(i * headdim + d)]);
 }
 
+// to[d] += weight * |row[d]|, and the largest finite element of all.
 template <class Real>
-ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, const Dense& v, const Dense& dout) {
+void add_terms(std::vector<double>& to, int64_t at, Real weight, const Real* row, int64_t headdim) {
+  for (int64_t d = 0; d < headdim; ++d) to[static_cast<size_t>(at + d)] += static_cast<double>(std::fabs(weight * row[d]));
+}
+double largest_of(const std::vector<double>& x) {
+  double largest = 0;
+  for (double v : x)
+    if (std::isfinite(v)) largest = std::max(largest, v);
+  return largest;
+}
+
+template <class Real>
+ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse, const Dense& dout) {
   ModelBackward out;
   out.dq.assign(q.size(), 0);
   out.dk.assign(k.size(), 0);
@@ -120,32 +151,49 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
       const auto k_columns = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, true);
       const auto v_columns = head<Real>(v, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v, true);
       Matrix<Real> dk(k_rows.size(), 0), dv(v_columns.size(), 0);
+      std::vector<double> q_sums(k_rows.size(), 0), dout_sums(v_columns.size(), 0);
       for (int64_t h = hk * group; h < (hk + 1) * group; ++h) {
         const auto q_rows = head<Real>(q, b, h, s.seqlen_q, s.nheads, s.headdim, false);
+        const auto o_rows = head<Real>(o, b, h, s.seqlen_q, s.nheads, s.headdim_v, false);
         const auto dout_rows = head<Real>(dout, b, h, s.seqlen_q, s.nheads, s.headdim_v, false);
         Matrix<Real> dq(q_rows.size(), 0);
         for (int64_t i = 0; i < s.seqlen_q; ++i) {
           const int64_t visible = s.visible_end(i);
           const Real* q_row = q_rows.data() + i * s.headdim;
+          const Real* o_row = o_rows.data() + i * s.headdim_v;
           const Real* dout_row = dout_rows.data() + i * s.headdim_v;
-          if (softmax_row(s, q_row, k_columns, visible, p) == -std::numeric_limits<Real>::infinity()) continue;
+          const auto row_lse = static_cast<Real>(lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
+          if (row_lse == -std::numeric_limits<Real>::infinity()) continue;
+          score_row(s, q_row, k_columns, visible, p);
+          for (Real& x : p) x = rounded<Real>(s.dtype, std::exp(x - row_lse));
+          Real delta = 0, delta_terms = 0;
+          for (int64_t d = 0; d < s.headdim_v; ++d) {
+            delta += o_row[d] * dout_row[d];
+            delta_terms += std::fabs(o_row[d] * dout_row[d]);
+          }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data(), s.seqlen_k);  // dP
-          Real delta = 0;
-          for (size_t j = 0; j < ds.size(); ++j) {
-            ds[j] = rounded<Real>(s.dtype, ds[j]);
-            if (std::isfinite(ds[j])) out.largest_dp = std::max(out.largest_dp, static_cast<double>(std::fabs(ds[j])));
-            delta += p[j] * ds[j];
-          }
-          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (ds[j] - delta));
+          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j]) - delta));
           add_product(dq.data() + i * s.headdim, s.headdim, ds.data(), visible, k_rows.data(), s.headdim);
+
+          std::vector<double> k_sums(static_cast<size_t>(s.headdim), 0);
           for (int64_t j = 0; j < visible; ++j) {
             add_product(dk.data() + j * s.headdim, s.headdim, &ds[static_cast<size_t>(j)], 1, q_row, s.headdim);
             add_product(dv.data() + j * s.headdim_v, s.headdim_v, &p[static_cast<size_t>(j)], 1, dout_row, s.headdim_v);
+            add_terms(k_sums, 0, p[static_cast<size_t>(j)], k_rows.data() + j * s.headdim, s.headdim);
+            add_terms(q_sums, j * s.headdim, p[static_cast<size_t>(j)], q_row, s.headdim);
+            add_terms(dout_sums, j * s.headdim_v, p[static_cast<size_t>(j)], dout_row, s.headdim_v);
           }
+          out.k_terms = std::max(out.k_terms, largest_of(k_sums));
+          const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data(), s.seqlen_k);
+          out.score_terms = std::max({out.score_terms, score_terms, std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
+          out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data(), s.seqlen_k),
+                                   std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }
         store_head<Real>(out.dq, dq, s, scale, b, h, s.seqlen_q, s.nheads, s.headdim);
       }
+      out.q_terms = std::max(out.q_terms, largest_of(q_sums));
+      out.dout_terms = std::max(out.dout_terms, largest_of(dout_sums));
       store_head<Real>(out.dk, dk, s, scale, b, hk, s.seqlen_k, s.nheads_k, s.headdim);
       store_head<Real>(out.dv, dv, s, Real{1}, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v);
     }
@@ -162,8 +210,9 @@ ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Den
   return shape.dtype == DType::kF64 ? forward<double>(shape, q, k, v) : forward<float>(shape, q, k, v);
 }
 
-ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& dout) {
-  return shape.dtype == DType::kF64 ? backward<double>(shape, q, k, v, dout) : backward<float>(shape, q, k, v, dout);
+ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse,
+                                const Dense& dout) {
+  return shape.dtype == DType::kF64 ? backward<double>(shape, q, k, v, o, lse, dout) : backward<float>(shape, q, k, v, o, lse, dout);
 }
 
 }  // namespace fattn::testing

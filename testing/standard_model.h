@@ -2,7 +2,7 @@
 //
 // It computes as textbook attention in one dtype does when every matrix of it is stored in that dtype:
 //   S = round(softmax_scale * q k^T)   P = round(softmax(S))     o = round(P v)          (softmax in fp32)
-//   dP = round(dout v^T)               dS = round(P (dP - rowsum(P dP)))
+//   P = round(exp(S - lse))            dP = round(dout v^T)     dS = round(P (dP - rowsum(o dout)))     (lse and o as given)
 //   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
 // dv over the query heads of a group stay in fp32.
@@ -23,13 +23,17 @@ struct ModelShape {
 // Inputs are dense and hold numbers of the dtype. fp64 is computed with fp64 in place of fp32.
 struct ModelForward {
   Dense o, lse;
+  double score_terms = 0;  // largest |softmax_scale| sum |q| |k|: what the rounding of a score is relative to
 };
 ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v);
 
+// o and lse are the forward pass's. The sums of absolute terms say what rounding errors are relative to; largest, finite.
 struct ModelBackward {
   Dense dq, dk, dv;
-  double largest_dp = 0;  // |dP| of the visible pairs, where finite
+  double score_terms = 0;                        // |softmax_scale| sum |q| |k|, and |lse|
+  double dp_terms = 0;                           // sum |dout| |v|, and sum |o| |dout|
+  double k_terms = 0, q_terms = 0, dout_terms = 0;  // sum p |k| of a row; sum p |q| and sum p |dout| of a key
 };
-ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& dout);
+ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse, const Dense& dout);
 
 }  // namespace fattn::testing

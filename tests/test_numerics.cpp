@@ -46,7 +46,12 @@ TEST_P(NumericsSmall, OneKeyGivesItsValueExactly) {
   const CaseInputs in = make_inputs(c);
   const Outputs out = run(c);
   const Dense v = read(in.v);
-  for (size_t i = 0; i < out.o.size(); ++i) ASSERT_EQ(out.o[i], v[i % v.size()]) << i;
+  // AMX rounds a weight to bf16 but divides by the sum of unrounded ones: one unit in the last place.
+  const bool amx = dtype == DType::kBF16 && target.isa == Isa::kAmx;
+  for (size_t i = 0; i < out.o.size(); ++i) {
+    const double expected = v[i % v.size()];
+    ASSERT_LE(std::fabs(out.o[i] - expected), amx ? ulp(dtype, expected) : 0.0) << i;
+  }
   for (double x : out.dq) ASSERT_LE(std::fabs(x), 0.1);  // 0 but for the rounding of delta
 }
 
@@ -155,7 +160,7 @@ TEST(StandardModelSmall, InFloat64IsTheOracle) {
     const Outputs oracle = run_passes(c, in, options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}));
     const Dense q = read(in.q), k = read(in.k), v = read(in.v);
     const ModelForward f = standard_forward(model_of(c), q, k, v);
-    const ModelBackward b = standard_backward(model_of(c), q, k, v, read(in.dout));
+    const ModelBackward b = standard_backward(model_of(c), q, k, v, f.o, f.lse, read(in.dout));
     const auto near = [](const char* name, const Dense& x, const Dense& y) {
       ASSERT_EQ(x.size(), y.size());
       for (size_t i = 0; i < x.size(); ++i)
@@ -178,7 +183,7 @@ TEST(StandardModelSmall, RoundsToTheDtype) {
     const CaseInputs in = make_inputs(c);
     const Dense q = read(in.q), k = read(in.k), v = read(in.v);
     const ModelForward f = standard_forward(model_of(c), q, k, v);
-    const ModelBackward b = standard_backward(model_of(c), q, k, v, read(in.dout));
+    const ModelBackward b = standard_backward(model_of(c), q, k, v, f.o, f.lse, read(in.dout));
     for (const Dense* x : {&f.o, &b.dq, &b.dk, &b.dv})
       for (double value : *x) ASSERT_EQ(value, round_to(dtype, value)) << fattn::name_of(dtype);
     ModelShape exact = model_of(c);

@@ -296,17 +296,20 @@ void put(const Tensor& t, int64_t b, int64_t row, int64_t h, int64_t d, double x
   write(t, all);
 }
 
-// (batch, row, head) of every element: touched(b, row, h, d) ones must be non-finite, all others bit for bit as before.
+// (batch, row, head) of every element: touched(b, row, h, d) ones must be non-finite, all others as before up to rounding:
+// next to a non-finite value a block may be summed in another order.
 using Touched = std::function<bool(int64_t b, int64_t row, int64_t h, int64_t d)>;
 void expect_touched(const char* what, const Dense& clean, const Dense& spoilt, int64_t seqlen, int64_t heads, int64_t headdim, const Touched& touched) {
   ASSERT_EQ(clean.size(), spoilt.size());
+  double rounding = 0;
+  for (double x : clean) rounding = std::max(rounding, std::fabs(x) / 64);  // two units of bf16, the coarsest dtype
   for (size_t i = 0; i < clean.size(); ++i) {
     const auto n = static_cast<int64_t>(i);
     const int64_t d = n % headdim, h = n / headdim % heads, row = n / headdim / heads % seqlen, b = n / headdim / heads / seqlen;
     if (touched(b, row, h, d))
       ASSERT_FALSE(std::isfinite(spoilt[i])) << what << "[" << b << ", " << row << ", " << h << ", " << d << "] is " << spoilt[i];
     else
-      ASSERT_TRUE(clean[i] == spoilt[i]) << what << "[" << b << ", " << row << ", " << h << ", " << d << "] was " << clean[i] << ", is " << spoilt[i];
+      ASSERT_LE(std::fabs(clean[i] - spoilt[i]), rounding) << what << "[" << b << ", " << row << ", " << h << ", " << d << "] was " << clean[i] << ", is " << spoilt[i];
   }
 }
 
@@ -329,7 +332,7 @@ void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoi
         if (touched(b, row, h))
           ASSERT_TRUE(std::isnan(spoilt.lse[i])) << "lse[" << b << ", " << h << ", " << row << "] is " << spoilt.lse[i];
         else
-          ASSERT_TRUE(clean.lse[i] == spoilt.lse[i]) << "lse[" << b << ", " << h << ", " << row << "] was " << clean.lse[i] << ", is " << spoilt.lse[i];
+          ASSERT_TRUE(clean.lse[i] == spoilt.lse[i] || std::fabs(clean.lse[i] - spoilt.lse[i]) <= 1e-3) << "lse[" << b << ", " << h << ", " << row << "] was " << clean.lse[i] << ", is " << spoilt.lse[i];
       }
 }
 

@@ -34,7 +34,7 @@ def ctest(build, jobs, label="", select="", prefix=""):
 def build_tests(build, jobs, select):
     """Builds the test programs whose names match, and fails if there are none."""
     return (
-        f"ninja -C {build} -t targets all | sed -n 's/^\\(test_[a-z_0-9]*\\): phony$/\\1/p' | grep -E '{select}' "
+        f"ninja -C {build} -t targets all | sed -n 's/^\\(test_[a-z_0-9]*\\|abi_c_check\\): phony$/\\1/p' | grep -E '{select}' "
         f"| xargs cmake --build {build} --parallel {jobs} --target\n"
     )
 
@@ -99,7 +99,7 @@ def stages(jobs, long):
             "asan",
             sanitizer_options
             + "cmake --preset asan --log-level=WARNING\n"
-            + build % "build/asan"
+            + build_tests("build/asan", jobs, ".")
             + heavy_and_light("build/asan", jobs, long),
             count_ctest,
             7200 if long else 2400,
@@ -199,6 +199,7 @@ def main():
     if shutil.which("ccache"):
         os.environ.setdefault("CMAKE_C_COMPILER_LAUNCHER", "ccache")
         os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+        os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")  # else nothing with a precompiled header is found
     return run_stages(chosen, ROOT, REPORTS, arguments.verbose)
 
 

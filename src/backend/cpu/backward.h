@@ -62,13 +62,14 @@ FATTN_INLINE void pack_columns(OpsDot, const bf16* from, int64_t stride, int64_t
 }
 #endif
 
-// P and dS of a block from S^T (log2 units after `factor`) and dP^T, in the layouts that the products want. Lane i sees
-// the keys below first_hidden + i.
+// P = exp(scale S - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. Lane i sees the keys
+// below first_hidden + i. The difference is taken before it goes to base 2: its rounding errors are relative to itself.
 FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, float*, int64_t keys, int64_t whole,
-                                   int64_t first_hidden, float, const float* lse, const float* delta) {
+                                   int64_t first_hidden, float scale, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
+  const F32 f = set1(scale), log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
-    l[w] = load(lse + w * kLanes);
+    l[w] = sub(zero(), load(lse + w * kLanes));
     d[w] = load(delta + w * kLanes);
   }
   for (int64_t key = 0; key < keys; ++key) {
@@ -76,7 +77,7 @@ FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, 
     FATTN_UNROLL
     for (int w = 0; w < kTileVecs; ++w) {
       const int64_t at = key * kTile + w * kLanes;
-      F32 p = exp2(sub(load(s + at), l[w]));
+      F32 p = exp2(mul(fma(load(s + at), f, l[w]), log2e));
       F32 g = mul(p, sub(load(ds + at), d[w]));
       if (masked) {
         const int first = static_cast<int>(key - first_hidden + 1 - w * kLanes);
@@ -90,9 +91,9 @@ FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, 
 }
 #ifdef FATTN_DOT
 FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns, int64_t keys, int64_t whole,
-                                   int64_t first_hidden, float factor, const float* lse, const float* delta) {
+                                   int64_t first_hidden, float scale, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
-  const F32 f = set1(factor);
+  const F32 f = set1(scale), log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
     l[w] = sub(zero(), load(lse + w * kLanes));
     d[w] = load(delta + w * kLanes);
@@ -109,7 +110,7 @@ FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows
           continue;
         }
         const int64_t at = (key + j) * kTile + w * kLanes;
-        p[j] = exp2_coarse(fma(load(s + at), f, l[w]));
+        p[j] = exp2_coarse(mul(fma(load(s + at), f, l[w]), log2e));
         g[j] = mul(p[j], sub(load(ds + at), d[w]));
         if (key + j >= whole) {
           const int first = static_cast<int>(key + j - first_hidden + 1 - w * kLanes);
@@ -154,10 +155,7 @@ void backward_task(const BackwardTask& task) {
   for (int64_t i = 0; i < task_keys * width; i += kLanes) store(scratch.dk + i, zero());
   for (int64_t i = 0; i < task_keys * width_v; i += kLanes) store(scratch.dv + i, zero());
 
-  // As in the forward pass: fp32 products take the scale in Q, bf16 products with the exponentials.
-  const bool zero_scale = task.scale == 0.0f;
-  const float factor = Ops::kPair == 1 || zero_scale ? 1.0f : (task.scale < 0 ? -task.scale : task.scale) * kLog2E;
-  const float q_factor = Ops::kPair == 1 ? task.scale * kLog2E : zero_scale ? 0.0f : task.scale < 0 ? -1.0f : 1.0f;
+  const Scale scaling(task.scale);
 
   const T* k = static_cast<const T*>(task.k) + task.key_begin * task.k_stride;
   const T* v = static_cast<const T*>(task.v) + task.key_begin * task.v_stride;
@@ -176,7 +174,7 @@ void backward_task(const BackwardTask& task) {
       const int64_t rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
       const T* q = static_cast<const T*>(task.q) + head * task.q_head_stride + row0 * task.q_stride;
       const T* dout = static_cast<const T*>(task.dout) + head * task.dout_head_stride + row0 * task.dout_stride;
-      pack_lanes(Ops{}, q, task.q_stride, rows, task.headdim, q_factor, scratch.q_lanes);
+      pack_lanes(Ops{}, q, task.q_stride, rows, task.headdim, scaling.sign, scratch.q_lanes);
       pack_lanes(Ops{}, dout, task.dout_stride, rows, task.headdim_v, 1.0f, scratch.dout_lanes);
       pack_columns(Ops{}, q, task.q_stride, rows, task.headdim, scratch.q_columns);
       pack_columns(Ops{}, dout, task.dout_stride, rows, task.headdim_v, scratch.dout_columns);
@@ -185,7 +183,7 @@ void backward_task(const BackwardTask& task) {
       float lse[kTile], delta[kTile];
       for (int64_t i = 0; i < kTile; ++i) {
         const float l = i < rows ? task.lse[head * task.lse_head_stride + (row0 + i) * task.lse_stride] : minus_infinity();
-        lse[i] = l == minus_infinity() ? __builtin_inff() : l * kLog2E;
+        lse[i] = l == minus_infinity() ? __builtin_inff() : l;
         delta[i] = i < rows ? task.delta[head * task.delta_head_stride + (row0 + i) * task.delta_stride] : 0.0f;
       }
 
@@ -202,7 +200,8 @@ void backward_task(const BackwardTask& task) {
           product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes, kTile,
                                      unused);
         });
-        softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden, factor, lse,
+        softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden,
+                         static_cast<float>(scaling.magnitude), lse,
                          delta);
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;

@@ -179,29 +179,31 @@ void forward(const Call& call) {
   });
 }
 
-// Merges the chunks of one row: o = sum(2^(m_c - m) acc_c) / sum(2^(m_c - m) l_c), lse = (m + log2(l)) ln 2.
+// Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|):
+// o = sum(a_c acc_c) / sum(a_c sum_c), lse = m |scale| + log(sum(a_c sum_c)).
 void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, float* lse) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t chunks = call.c.splits, rows = call.c.rows, dv = call.p.headdim_v;
   const float* largest = call.floats(call.w.largest);
   const float* sum = call.floats(call.w.sum);
   float* acc = call.floats(call.w.acc);
   const auto index = [&](int64_t chunk) { return (first_chunk + chunk) * rows + row; };
-  float m = -std::numeric_limits<float>::infinity();
+  float m = kNone;
   for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
-  const float safe = m == -std::numeric_limits<float>::infinity() ? 0.0f : m;
+  const float safe = m == kNone ? 0.0f : m;
+  const float scale = call.p.softmax_scale == 0 ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
+  const auto factor_of = [&](int64_t chunk) { return std::exp((largest[index(chunk)] - safe) * scale); };
   float total = 0;
-  for (int64_t c = 0; c < chunks; ++c) total += std::exp2(largest[index(c)] - safe) * sum[index(c)];
+  for (int64_t c = 0; c < chunks; ++c) total += factor_of(c) * sum[index(c)];
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
   float* merged = acc + index(0) * dv;
-  const float first = std::exp2(largest[index(0)] - safe) * inverse;
-  for (int64_t d = 0; d < dv; ++d) merged[d] *= first;
-  for (int64_t c = 1; c < chunks; ++c) {
-    const float factor = std::exp2(largest[index(c)] - safe) * inverse;
+  for (int64_t c = 0; c < chunks; ++c) {
+    const float factor = factor_of(c) * inverse;
     const float* part = acc + index(c) * dv;
-    for (int64_t d = 0; d < dv; ++d) merged[d] += factor * part[d];
+    for (int64_t d = 0; d < dv; ++d) merged[d] = c == 0 ? factor * part[d] : merged[d] + factor * part[d];
   }
   call.kernels.sum_rows(call.dtype, merged, 0, 1, dv, o);
-  if (lse) *lse = total == 0.0f ? -std::numeric_limits<float>::infinity() : 0.69314718055994530942f * (m + std::log2(total));
+  if (lse) *lse = total == 0.0f ? kNone : static_cast<float>(static_cast<double>(m) * static_cast<double>(scale) + std::log(static_cast<double>(total)));
 }
 
 void decode(const Call& call) {

@@ -12,7 +12,7 @@ static_assert(kDecodeBlock % kLanes == 0);
 
 template <class T>
 struct DecodeScratch {
-  float* q;       // [rows][headdim rounded up], scaled to log2 units
+  float* q;       // [rows][headdim rounded up]
   float* k;       // [kLanes][headdim rounded up], where K cannot be read in place
   float* v;       // [kDecodeBlock][headdim_v rounded up], likewise
   float* scores;  // [rows][kDecodeBlock]
@@ -76,10 +76,11 @@ void decode_task(const DecodeTask& task) {
   s.lay_out(static_cast<char*>(task.scratch), task.rows, task.headdim, task.headdim_v);
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   const F32 hidden = set1(minus_infinity());
-  const F32 scale = set1(task.scale * kLog2E);
+  const Scale scaling(task.scale);
+  const F32 sign = set1(scaling.sign), factor = set1(scaling.factor);
   for (int64_t r = 0; r < task.rows; ++r) {
     const T* q = static_cast<const T*>(task.q) + r / task.seqlen_q * task.q_head_stride + r % task.seqlen_q * task.q_stride;
-    for (int64_t d = 0; d < width; d += kLanes) store(s.q + r * width + d, mul(load_n(q + d, task.headdim - d), scale));
+    for (int64_t d = 0; d < width; d += kLanes) store(s.q + r * width + d, mul(load_n(q + d, task.headdim - d), sign));
     for (int64_t d = 0; d < width_v; d += kLanes) store(s.acc + r * width_v + d, zero());
     task.max[r] = minus_infinity();
     task.sum[r] = 0.0f;
@@ -120,11 +121,11 @@ void decode_task(const DecodeTask& task) {
       for (int64_t j = 0; j < keys; ++j) largest = largest > score[j] ? largest : score[j];
       const float safe = largest == minus_infinity() ? 0.0f : largest;
       float lanes[kLanes];
-      store(lanes, exp2(set1(task.max[r] - safe)));
+      store(lanes, exp2(mul(set1(task.max[r] - safe), factor)));
       const float alpha = lanes[0];
       F32 total = zero();
       for (int64_t j = 0; j < padded; j += kLanes) {
-        const F32 p = exp2(sub(load(score + j), set1(safe)));
+        const F32 p = exp2(mul(sub(load(score + j), set1(safe)), factor));
         total = add(total, p);
         store(score + j, p);
       }

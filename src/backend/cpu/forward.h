@@ -7,6 +7,18 @@
 
 namespace fattn::core::FATTN_ISA {
 
+// softmax_scale as the kernels apply it. Products take Q with its sign flipped for a negative scale (all zeros for a scale
+// of 0), so that Q stays exact; the rest of the scale enters with the exponentials.
+struct Scale {
+  float sign;        // 1, -1 or 0
+  double magnitude;  // |softmax_scale|, 1 for 0
+  float factor;      // magnitude * log2(e)
+  explicit Scale(float scale)
+      : sign(scale == 0.0f ? 0.0f : scale < 0 ? -1.0f : 1.0f),
+        magnitude(scale == 0.0f ? 1.0 : static_cast<double>(scale < 0 ? -scale : scale)),
+        factor(static_cast<float>(magnitude * 1.4426950408889634)) {}
+};
+
 // The state of one tile of query rows: Q^T, O^T and the running row maximum and sum.
 template <class Ops>
 struct ForwardTile {
@@ -42,17 +54,21 @@ struct ForwardScratch {
   }
 };
 
-// S^T -> P^T for fp32 products, in place. Scores are in log2 units. Returns the sums of the block in block_sum.
+// Scores are products q k; `factor` = |softmax_scale| log2(e) makes them exponents of 2. The maximum is subtracted first: the
+// difference is exact where it is small, which is where the weight is large, and the largest weight is exactly 1.
+
+// S^T -> P^T for fp32 products, in place. Returns the sums of the block in block_sum.
 template <int kVecs>
-FATTN_INLINE void exponentials(OpsF32, float* scores, float* weights, int64_t n, float, const F32* largest, F32* block_sum) {
+FATTN_INLINE void exponentials(OpsF32, float* scores, float* weights, int64_t n, float factor, const F32* largest, F32* block_sum) {
   constexpr int64_t kStride = kVecs * kLanes;
+  const F32 f = set1(factor);
   F32 total[kVecs];
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) total[w] = zero();
   for (int64_t key = 0; key < n; ++key)
     FATTN_UNROLL
     for (int w = 0; w < kVecs; ++w) {
-      const F32 p = exp2(sub(load(scores + key * kStride + w * kLanes), largest[w]));
+      const F32 p = exp2(mul(sub(load(scores + key * kStride + w * kLanes), largest[w]), f));
       total[w] = add(total[w], p);
       store(weights + key * kStride + w * kLanes, p);
     }
@@ -61,23 +77,20 @@ FATTN_INLINE void exponentials(OpsF32, float* scores, float* weights, int64_t n,
 }
 
 #ifdef FATTN_DOT
-// The same for bf16 products: raw scores times `factor`, weights in pairs of keys. An odd last key is paired with 0.
+// The same for bf16 products: weights in pairs of keys. An odd last key is paired with 0.
 template <int kVecs>
 FATTN_INLINE void exponentials(OpsDot, float* scores, uint32_t* weights, int64_t n, float factor, const F32* largest, F32* block_sum) {
   constexpr int64_t kStride = kVecs * kLanes;
   const F32 f = set1(factor);
-  F32 total[kVecs], shift[kVecs];
+  F32 total[kVecs];
   FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    total[w] = zero();
-    shift[w] = sub(zero(), mul(largest[w], f));
-  }
+  for (int w = 0; w < kVecs; ++w) total[w] = zero();
   for (int64_t key = 0; key < n; key += 2)
     FATTN_UNROLL
     for (int w = 0; w < kVecs; ++w) {
       const float* at = scores + key * kStride + w * kLanes;
-      const F32 p0 = exp2_coarse(fma(load(at), f, shift[w]));
-      const F32 p1 = key + 1 < n ? exp2_coarse(fma(load(at + kStride), f, shift[w])) : zero();
+      const F32 p0 = exp2_coarse(mul(sub(load(at), largest[w]), f));
+      const F32 p1 = key + 1 < n ? exp2_coarse(mul(sub(load(at + kStride), largest[w]), f)) : zero();
       total[w] = add(total[w], add(p0, p1));
       store_pairs(weights + key / 2 * kStride + w * kLanes, make_pairs(p0, p1));
     }
@@ -145,7 +158,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   for (int w = 0; w < kVecs; ++w) {
     store(tile.largest + lane0 + w * kLanes, top[w]);
     safe[w] = where_equal(top[w], set1(minus_infinity()), zero(), top[w]);
-    alpha[w] = exp2(mul(sub(old[w], safe[w]), set1(Ops::kPair == 1 ? 1.0f : factor)));
+    alpha[w] = exp2(mul(sub(old[w], safe[w]), set1(factor)));
   }
   exponentials<kVecs>(Ops{}, scratch.scores, scratch.weights, n, factor, safe, block_sum);
   for (int w = 0; w < kVecs; ++w) {
@@ -163,7 +176,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
 
 // o = O / sum, lse = log(sum) + largest; a row without keys gives 0 and -inf.
 template <class T, class Ops>
-void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows, float factor) {
+void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows, const Scale& scale) {
   float inverse[kTile];
   for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : 1.0f / tile.sum[i];
   T* o = static_cast<T*>(task.o) + row0 * task.o_stride;
@@ -171,10 +184,10 @@ void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t 
     store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
   });
   if (!task.lse) return;
-  const float unit = Ops::kPair == 1 ? 1.0f : factor;
-  for (int64_t i = 0; i < rows; ++i)
-    task.lse[(row0 + i) * task.lse_stride] =
-        tile.sum[i] == 0.0f ? minus_infinity() : kLn2 * (tile.largest[i] * unit + log2_of(tile.sum[i]));
+  for (int64_t i = 0; i < rows; ++i) {
+    const double lse = static_cast<double>(tile.largest[i]) * scale.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i]);
+    task.lse[(row0 + i) * task.lse_stride] = tile.sum[i] == 0.0f ? minus_infinity() : static_cast<float>(lse);
+  }
 }
 
 template <class T, class Ops>
@@ -184,19 +197,13 @@ void forward_task(const ForwardTask& task) {
   scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v);
   const int64_t tiles = (rows + kTile - 1) / kTile;
 
-  // fp32 products: the scale is folded into Q. bf16 products: Q stays exact (a negative scale flips its sign, a scale of 0
-  // makes it 0) and the factor enters with the exponentials.
-  const bool zero_scale = task.scale == 0.0f;
-  const float magnitude = (task.scale < 0 ? -task.scale : task.scale) * kLog2E;
-  const float factor = Ops::kPair == 1 || zero_scale ? 1.0f : magnitude;
-  const float q_factor = Ops::kPair == 1 ? task.scale * kLog2E : zero_scale ? 0.0f : task.scale < 0 ? -1.0f : 1.0f;
-
+  const Scale scale(task.scale);
   const T* q = static_cast<const T*>(task.q);
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t row0 = task.row_begin + t * kTile;
     const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
     ForwardTile<Ops>& tile = scratch.tiles[t];
-    pack_lanes(Ops{}, q + row0 * task.q_stride, task.q_stride, here, task.headdim, q_factor, tile.q);
+    pack_lanes(Ops{}, q + row0 * task.q_stride, task.q_stride, here, task.headdim, scale.sign, tile.q);
     for (int64_t i = 0; i < static_cast<int64_t>(task.headdim_v) * kTile; i += kLanes) store(tile.o + i, zero());
     for (int i = 0; i < kTile; ++i) {
       tile.largest[i] = minus_infinity();
@@ -221,7 +228,7 @@ void forward_task(const ForwardTask& task) {
       const bool poisoned = seen_by_all < block && any_nonfinite(v_rows + seen_by_all * task.v_stride, task.v_stride, block - seen_by_all, task.headdim_v);
       const auto panel = [&](int w, auto count) {
         forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_hidden + w * kLanes, poisoned,
-                                                      factor);
+                                                      scale.factor);
       };
       if (kPanelVecs == 4 && first_hidden < block) {
         // Half panels at the diagonal, which need fewer keys each.
@@ -238,7 +245,7 @@ void forward_task(const ForwardTask& task) {
   }
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t row0 = task.row_begin + t * kTile;
-    finish_tile<T, Ops>(task, scratch.tiles[t], row0, task.row_end - row0 < kTile ? task.row_end - row0 : kTile, factor);
+    finish_tile<T, Ops>(task, scratch.tiles[t], row0, task.row_end - row0 < kTile ? task.row_end - row0 : kTile, scale);
   }
 }
 

@@ -40,9 +40,9 @@ struct DecodeTask {
   int64_t rows, seqlen_q, key_begin, key_end, diagonal;
   int headdim, headdim_v;
   float scale;
-  float* max;  // (rows): largest score in log2 units (score * scale * log2(e)); -inf if none
-  float* sum;  // (rows): sum of exp2(score - max)
-  float* acc;  // (rows, headdim_v): sum of exp2(score - max) v
+  float* max;  // (rows): largest score = sign(scale) q k (0 for a scale of 0), before the scale; -inf if none
+  float* sum;  // (rows): sum of exp((score - max) |scale|)
+  float* acc;  // (rows, headdim_v): the same, weighing v
   void* scratch;
 };
 

@@ -19,7 +19,6 @@ struct Scratch {
 };
 
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
 FATTN_INLINE float minus_infinity() { return -__builtin_inff(); }
 
 template <class Ops>
@@ -56,10 +55,10 @@ struct Operand<T, OpsF32> {
   }
 };
 
-// to[d][lane] for d < n, kTile lanes, times factor: Q^T and dO^T as the vector operand of a product along d.
+// to[d][lane] for d < n, kTile lanes, times sign (1, -1 or 0): Q^T and dO^T as the vector operand of a product along d.
 template <class T>
-FATTN_INLINE void pack_lanes(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float factor, float* to) {
-  pack_transposed(from, stride, rows, n, factor, to);
+FATTN_INLINE void pack_lanes(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float sign, float* to) {
+  pack_transposed(from, stride, rows, n, sign, to);
 }
 
 #ifdef FATTN_DOT
@@ -89,9 +88,9 @@ struct Operand<bf16, OpsDot> {
   }
 };
 
-// to[d / 2][lane]: pairs along d. `factor` is 1 or -1, which keeps the values exact.
-FATTN_INLINE void pack_lanes(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, float factor, uint32_t* to) {
-  const F32 f = set1(factor);
+// to[d / 2][lane]: pairs along d.
+FATTN_INLINE void pack_lanes(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, float sign, uint32_t* to) {
+  const F32 f = set1(sign);
   for (int lane = 0; lane < kTile; lane += kLanes)
     for (int64_t d = 0; d < n; d += kLanes) {
       F32 block[kLanes];

@@ -81,19 +81,19 @@ bool any_nonfinite(const T* from, int64_t stride, int64_t rows, int64_t n) {
   return !(sum(add(add(bad[0], bad[1]), add(bad[2], bad[3]))) == 0.0f);
 }
 
-// log2(x) for normal x > 0, Inf and NaN, relative error below 2e-7 away from 1; -Inf for 0.
-static inline float log2_of(float x) {
-  if (x == 0.0f) return -__builtin_inff();
-  if (!(x < __builtin_inff())) return x;
+// log2(x) for normal x > 0, Inf and NaN, to 1e-7; -Inf for 0. The exponent is added in float64, which keeps the digits of both.
+static inline double log2_of(float x) {
+  if (x == 0.0f) return -__builtin_inf();
+  if (!(x < __builtin_inff())) return static_cast<double>(x);
   const uint32_t bits = __builtin_bit_cast(uint32_t, x);
   // mantissa in [sqrt(0.5), sqrt(2))
   const uint32_t shifted = bits - 0x3f3504f3u;
-  const float exponent = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
+  const int32_t exponent = static_cast<int32_t>(shifted) >> 23;
   const float mantissa = __builtin_bit_cast(float, (shifted & 0x7fffffu) + 0x3f3504f3u);
   // log2(m) = 2 / ln 2 * atanh((m - 1) / (m + 1))
   const float s = (mantissa - 1.0f) / (mantissa + 1.0f), s2 = s * s;
   const float series = s * (2.88539008f + s2 * (0.961796694f + s2 * (0.577078016f + s2 * (0.412198583f + s2 * 0.320598898f))));
-  return exponent + series;
+  return static_cast<double>(exponent) + static_cast<double>(series);
 }
 
 }  // namespace fattn::core::FATTN_ISA
