@@ -17,7 +17,6 @@
 #include "cli/suite.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
-#include "fattn/system.hpp"
 
 namespace fattn::cli {
 namespace {
@@ -70,13 +69,11 @@ int bench_one(const BenchFlags& flags) {
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
   options.oracle_flops = kOracleFlops;
-  const Options library = problem.options();
-  options.isa = library.cpu_isa;
-  options.threads = library.num_threads;
+  const Options library = options.library = problem.options();
   // Sizes and settings that cannot be are refused before anything is measured.
   cost_of(spec, Pass::kForward);
   require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
-  options.read_bytes_per_s = measure_read_bandwidth(options.threads > 0 ? options.threads : cpu_info().usable_threads);
+  options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, library));
 
   const std::unique_ptr<Contestant> contestant = make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library);
   RaceResult result;

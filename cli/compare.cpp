@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 
 #include "cli/json_output.h"
 #include "cli/oracle_check.h"
@@ -15,7 +16,6 @@
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
-#include "fattn/system.hpp"
 
 namespace fattn::cli {
 namespace {
@@ -61,7 +61,8 @@ nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& w
   return json;
 }
 
-void print_pass(std::FILE* out, const std::vector<Row>& rows) {
+// `told` holds the reasons that an earlier table has given already.
+void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::string>& told) {
   fmt::print(out, "\n{}\n", rows.front().pass == Pass::kForward ? "forward (fwd)" : rows.front().pass == Pass::kBackward ? "backward (bwd)" : "forward and backward (fwdbwd)");
   Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "<  worst error against the oracle", "max diff to standard"});
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
@@ -69,7 +70,7 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows) {
     const std::string name = printable(label_of(row), 60), difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
     if (!row.ok() || !row.time) {
       table.add({name, name_of(row.status), "", "", "", "", "", "  " + worst_check(row)});
-      table.note(printable(row.reason, 600));
+      if (told.insert(row.reason).second) table.note(printable(row.reason, 600));
       continue;
     }
     std::string speedup;
@@ -91,8 +92,7 @@ int compare(const CompareFlags& flags) {
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
   options.oracle_flops = kOracleFlops;
-  options.isa = problem.options().cpu_isa;
-  options.threads = problem.options().num_threads;
+  options.library = problem.options();
   cost_of(spec, Pass::kForward);
   require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
 
@@ -102,7 +102,7 @@ int compare(const CompareFlags& flags) {
     owned.push_back(make_contestant(name, flags));
     contestants.push_back(owned.back().get());
   }
-  options.read_bytes_per_s = measure_read_bandwidth(options.threads > 0 ? options.threads : cpu_info().usable_threads);
+  options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
 
   RaceResult result;
   {
@@ -113,11 +113,12 @@ int compare(const CompareFlags& flags) {
 
   std::FILE* out = text_stream(problem.json());
   fmt::print(out, "{}, {} threads: checked against the float64 oracle, then timed in turns\n", describe(spec), result.before.threads);
+  std::set<std::string> told;
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
     const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
-    print_pass(out, rows);
+    print_pass(out, rows, told);
     summary.push_back({{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
   }
   fmt::print(out, "\n");

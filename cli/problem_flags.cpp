@@ -35,8 +35,9 @@ void ProblemFlags::add_to(CLI::App& command) {
       ->capture_default_str();
   command.add_flag("--no-grad", no_grad_, "Forward only");
   target.add_to(command);
-  command.add_option("--repeats", repeats_, "Samples at least")->check(CLI::Range(1, 100000))->capture_default_str();
+  command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")->check(CLI::Range(1, 100000))->capture_default_str();
   command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
   command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")->check(CLI::Range(-1, 100000))->capture_default_str();
   command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str();
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
@@ -81,6 +82,7 @@ measure::SamplingOptions ProblemFlags::sampling() const {
   measure::SamplingOptions o;
   o.repeats = repeats_;
   o.min_seconds = min_seconds_;
+  o.max_seconds = max_seconds_;
   o.warmup = warmup_;
   return o;
 }
@@ -114,6 +116,7 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--threads", std::to_string(target.threads));
   add("--repeats", std::to_string(repeats_));
   add("--min-time", CLI::detail::to_string(min_seconds_));
+  add("--max-time", CLI::detail::to_string(max_seconds_));
   add("--warmup", std::to_string(warmup_));
   add("--seed", std::to_string(seed_));
   if (memory_limit_ > 0) add("--memory-limit", std::to_string(memory_limit_));

@@ -39,7 +39,7 @@ class ProblemFlags {
   CLI::Option* causal_option_ = nullptr;
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
-  double min_seconds_ = 0.3;
+  double min_seconds_ = 0.3, max_seconds_ = 3;
   uint64_t memory_limit_ = 0, seed_ = 1;
 };
 

@@ -7,6 +7,7 @@
 
 #include "cli/oracle_check.h"
 #include "cli/usage_error.h"
+#include "fattn/plan.hpp"
 #include "fattn/system.hpp"
 
 namespace fattn::cli {
@@ -68,6 +69,22 @@ Outputs copy_of(const Outputs& from) {
   return to;
 }
 
+struct Planned {
+  Isa isa = Isa::kAuto;
+  int threads = 0;
+};
+
+Planned plan_of(const ProblemSpec& spec, Options options) {
+  options.causal = spec.causal;
+  try {
+    const fattn_plan_info info =
+        Plan(ForwardTensors{q_view(spec, nullptr), k_view(spec, nullptr), v_view(spec, nullptr), o_view(spec, nullptr), {}, {}}, options).info();
+    return {static_cast<Isa>(info.cpu_isa), info.num_threads};
+  } catch (const Error&) {  // its row says why; others may still run
+    return {Isa::kAuto, options.num_threads > 0 ? options.num_threads : cpu_info().usable_threads};
+  }
+}
+
 void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const RaceOptions& options, Outputs& standard) {
   const Outputs* outputs = nullptr;
   const std::vector<TensorCheck> checks = check_against_oracle(*entry.contestant, spec, inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
@@ -99,6 +116,8 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
 
 }  // namespace
 
+int planned_threads(const ProblemSpec& spec, const Options& options) { return plan_of(spec, options).threads; }
+
 int64_t race_steps(size_t contestants, const RaceOptions& options) {
   const auto n = static_cast<int64_t>(contestants), passes = static_cast<int64_t>(options.passes.size());
   return n + passes * n * (1 + std::max(1, std::min(options.sampling.rounds, options.sampling.repeats)));
@@ -108,10 +127,10 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   std::vector<Cost> costs;
   for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
   require_memory(spec.input_bytes(options.grad), options.memory_limit, "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
-  const int threads = options.threads > 0 ? options.threads : cpu_info().usable_threads;
+  const Planned planned = plan_of(spec, options.library);
 
   RaceResult result;
-  result.before = measure_peaks(options.isa, threads);
+  result.before = measure_peaks(planned.isa, planned.threads);
   result.before.read_bytes_per_s = options.read_bytes_per_s;
   result.rows.resize(options.passes.size() * contestants.size());
   std::vector<Entry> entries(contestants.size());
@@ -147,7 +166,7 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options);
   for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
 
-  result.after = measure_peaks(options.isa, threads);
+  result.after = measure_peaks(planned.isa, planned.threads);
   result.after.read_bytes_per_s = options.read_bytes_per_s;
   const Peaks peaks = higher(result.before, result.after);
   for (Row& row : result.rows) {

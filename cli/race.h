@@ -14,12 +14,14 @@ struct RaceOptions {
   std::vector<measure::Pass> passes;
   measure::SamplingOptions sampling;
   int64_t memory_limit = 0;
-  Isa isa = Isa::kAuto;         // whose peaks are measured; kAuto: the library's choice here
-  int threads = 0;              // 0: as many as the library uses
+  Options library;              // peaks are measured with the instruction set and the threads of its plan
   double read_bytes_per_s = 0;  // measured once by the caller
   double oracle_flops = 0;
   std::function<void()> step = [] {};  // progress
 };
+
+// Threads of the library's plan for this problem; what affinity and control group allow where there is no plan.
+int planned_threads(const measure::ProblemSpec& spec, const Options& options);
 
 // How many steps of progress a race takes.
 int64_t race_steps(size_t contestants, const RaceOptions& options);

@@ -185,10 +185,10 @@ int run(const RunFlags& flags, Json& record) {
   Tensors t = describe(file, flags.layout == "bhsd");
   for (Held* held : t.inputs()) {
     record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
-    fmt::print(text, "read    {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+    fmt::print(text, "read     {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   }
   for (const safetensors::TensorEntry& other : file.header().tensors)
-    if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored {}, which is none of q, k, v, do\n", printable(other.name, 200));
+    if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored  {}, which is none of q, k, v, do\n", printable(other.name, 200));
 
   const Options options = flags.options();
   const Plan forward(t.forward_views(), options);
@@ -203,10 +203,10 @@ int run(const RunFlags& flags, Json& record) {
   for (Held* held : t.inputs()) held->data = file.read(*file.find(held->name));
   for (Held* held : t.outputs()) held->allocate();
   const safetensors::Bytes workspace = safetensors::allocate(workspace_bytes);
-  fmt::print(text, "forward {}\n", explain(forward));
+  fmt::print(text, "forward  {}\n", explain(forward));
   forward.execute(t.forward_views(), workspace.get(), workspace_bytes);
   if (backward) {
-    fmt::print(text, "backwd  {}\n", explain(*backward));
+    fmt::print(text, "backward {}\n", explain(*backward));
     backward->execute(t.backward_views(), workspace.get(), workspace_bytes);
   }
 
@@ -217,7 +217,7 @@ int run(const RunFlags& flags, Json& record) {
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
     for (const testing::TensorVerdict& verdict : verdicts) {
-      fmt::print(text, "verify  {}\n", as_text(verdict));
+      fmt::print(text, "verify   {}\n", as_text(verdict));
       passed = passed && verdict.pass;
     }
     if (!passed) {
@@ -238,7 +238,7 @@ int run(const RunFlags& flags, Json& record) {
                       {"layout", flags.layout},
                       {"causal", flags.causal ? "true" : "false"},
                       {"softmax_scale", flags.softmax_scale ? fmt::format("{}", *flags.softmax_scale) : "1/sqrt(headdim)"}});
-  for (const Held* held : t.outputs()) fmt::print(text, "wrote   {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+  for (const Held* held : t.outputs()) fmt::print(text, "wrote    {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   record["status"] = "ok";
   return kExitFine;
 }

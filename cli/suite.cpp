@@ -129,8 +129,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::FILE* out = text_stream(suite.json);
   const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
   RaceOptions options;
-  options.isa = suite.library.cpu_isa;
-  options.threads = suite.library.num_threads;
+  options.library = suite.library;
   options.memory_limit = suite.memory_limit;
   options.oracle_flops = kSuiteOracleFlops;
   options.read_bytes_per_s = measure_read_bandwidth(threads);

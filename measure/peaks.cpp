@@ -62,6 +62,12 @@ Peak arithmetic_peak(const PeakKernel& kernel, int threads) {
   return peak;
 }
 
+Isa best_isa(const fattn_cpu_info& cpu) {
+  for (Isa isa : {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kNeon})
+    if (available(cpu, isa)) return isa;
+  return Isa::kScalar;
+}
+
 int64_t sum_of(const int64_t* words, size_t count) {
   typedef int64_t Pair __attribute__((vector_size(16)));
   Pair sums[8] = {};
@@ -77,7 +83,10 @@ int64_t sum_of(const int64_t* words, size_t count) {
 
 const Peak& Peaks::of(DType dtype) const { return dtype == DType::kBF16 && bf16.rate > 0 ? bf16 : fma; }
 
-double Peaks::ceiling(DType dtype) const { return size_of(dtype) == 2 ? std::max(fma.rate, bf16.rate) : fma.rate; }
+double Peaks::ceiling(DType dtype) const {
+  const double fp32 = std::max(fma.rate, best_fma_rate);
+  return size_of(dtype) == 2 ? std::max({fp32, bf16.rate, best_bf16_rate}) : fp32;
+}
 
 Peaks measure_peaks(Isa isa, int threads) {
   Peaks peaks;
@@ -85,6 +94,10 @@ Peaks measure_peaks(Isa isa, int threads) {
   peaks.threads = std::max(1, threads);
   peaks.fma = arithmetic_peak(fma_kernel(peaks.isa), peaks.threads);
   peaks.bf16 = arithmetic_peak(bf16_kernel(peaks.isa), peaks.threads);
+  const Isa best = best_isa(cpu_info());
+  const bool same = peaks.isa == best;
+  peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads).rate;
+  peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads).rate;
   return peaks;
 }
 
@@ -92,6 +105,8 @@ Peaks higher(const Peaks& before, const Peaks& after) {
   Peaks best = before;
   best.fma.rate = std::max(before.fma.rate, after.fma.rate);
   best.bf16.rate = std::max(before.bf16.rate, after.bf16.rate);
+  best.best_fma_rate = std::max(before.best_fma_rate, after.best_fma_rate);
+  best.best_bf16_rate = std::max(before.best_bf16_rate, after.best_bf16_rate);
   best.read_bytes_per_s = std::max(before.read_bytes_per_s, after.read_bytes_per_s);
   return best;
 }

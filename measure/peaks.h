@@ -18,12 +18,14 @@ struct Peaks {
   int threads = 0;
   Peak fma;   // fp32
   Peak bf16;  // the instruction set's own bf16 products; rate 0 if it has none
+  // The same of the best instruction set here, which other programs use whatever was chosen for the library.
+  double best_fma_rate = 0, best_bf16_rate = 0;
   double read_bytes_per_s = 0;
 
   // What a result in this dtype is a share of: bf16 products where the instruction set has them and the dtype is bf16; the
   // fp32 FMA peak for everything else (fp16 is computed in fp32 on these backends).
   const Peak& of(DType dtype) const;
-  // No result in this dtype can be above it. For 16-bit types the highest peak that the machine has.
+  // No result of anybody in this dtype can be above it. For 16-bit types the highest peak that the machine has.
   double ceiling(DType dtype) const;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <exception>
 
 namespace fattn::measure {
@@ -50,30 +51,34 @@ std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& sam
                                                  const std::function<void()>& turn) {
   const int rounds = std::max(1, std::min(options.rounds, options.repeats));
   std::vector<std::vector<double>> samples(samplers.size());
-  std::vector<int> per_turn(samplers.size(), 0);  // 0: failed
+  std::vector<int> wanted(samplers.size(), 0);  // 0: failed
+  std::vector<bool> warm_again(samplers.size(), false);
   auto guarded = [&](size_t i, auto&& body) {
     try {
       body();
     } catch (const std::exception& e) {
       samples[i].clear();
-      per_turn[i] = 0;
+      wanted[i] = 0;
       failed(i, e);
     }
   };
   for (size_t i = 0; i < samplers.size(); ++i)
     guarded(i, [&] {
-      const double once = std::max(warm_up(samplers[i], options), 1e-9);
-      const double wanted = std::clamp(options.min_seconds / std::max(once, kMinSampleSeconds), static_cast<double>(options.repeats),
-                                       static_cast<double>(std::max(options.repeats, options.max_samples)));
-      per_turn[i] = static_cast<int>(std::ceil(wanted / rounds));
+      const double once = std::max(warm_up(samplers[i], options), 1e-9), sample = std::max(once, kMinSampleSeconds);
+      const double affordable = std::clamp(options.max_seconds / sample, std::min<double>(kFewestSamples, options.repeats), static_cast<double>(options.repeats));
+      const double most = std::max(options.repeats, options.max_samples);
+      wanted[i] = static_cast<int>(std::ceil(std::clamp(options.min_seconds / sample, affordable, most)));
+      warm_again[i] = once < kColdCachesMatterSeconds;
       turn();
     });
   for (int round = 0; round < rounds; ++round)
     for (size_t i = 0; i < samplers.size(); ++i) {
-      if (per_turn[i] == 0) continue;
+      const int now_wanted = static_cast<int>(int64_t{wanted[i]} * (round + 1) / rounds - int64_t{wanted[i]} * round / rounds);
+      if (now_wanted == 0) continue;
       guarded(i, [&] {
         // The untimed call brings this contestant's data back into the caches that the others have filled.
-        const std::vector<double> now = samplers[i](per_turn[i], samplers.size() > 1 || round == 0 ? 1 : 0);
+        const bool first = warm_again[i] && (samplers.size() > 1 || round == 0);
+        const std::vector<double> now = samplers[i](now_wanted, first ? 1 : 0);
         samples[i].insert(samples[i].end(), now.begin(), now.end());
       });
       turn();

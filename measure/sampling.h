@@ -9,10 +9,15 @@ namespace fattn::measure {
 // A call shorter than this is repeated inside one sample, so that the clock's resolution stays below 0.1 % of it.
 constexpr double kMinSampleSeconds = 50e-6;
 constexpr int kMostCallsASample = 10000;
+// So many samples give the median an interval of 95 %.
+constexpr int kFewestSamples = 6;
+// A call that lasts this long does not notice that another contestant has filled the caches before it.
+constexpr double kColdCachesMatterSeconds = 0.1;
 
 struct SamplingOptions {
   int repeats = 20;            // samples at least
   double min_seconds = 0.3;    // and this long in total
+  double max_seconds = 3;      // fewer samples than `repeats` where they would last longer, but never fewer than kFewestSamples
   int max_samples = 500;       // unless that would be more samples than this
   int warmup = -1;             // untimed calls before the first sample; -1: until stable
   double warmup_seconds = 1;   // "until stable" gives up after this long

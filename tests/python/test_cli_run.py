@@ -120,7 +120,7 @@ def test_empty_rows_and_nan(fattn, tmp_path):
 @pytest.mark.parametrize("name", ["small.safetensors", "small_bf16.safetensors"])
 def test_example_files(fattn, root, tmp_path, name):
     done = fattn("run", "--input", root / "examples" / "data" / name, "--output", tmp_path / "out", "--causal", "--verify")
-    assert "FAILED" not in done.stdout and "wrote   o" in done.stdout
+    assert "FAILED" not in done.stdout and "wrote    o" in done.stdout
     assert safetensors.safe_open(tmp_path / "out", "numpy").metadata()["causal"] == "true"
 
 
@@ -141,7 +141,7 @@ def test_other_tensors_are_ignored_and_named_harmlessly(fattn, tmp_path):
     tensors = inputs(np.random.default_rng(6), gradient=False) | {"a\x1b[31m": np.zeros(3, np.int8)}
     safetensors.numpy.save_file(tensors, tmp_path / "in")
     done = fattn("run", "--input", tmp_path / "in", "--output", tmp_path / "out")
-    assert "ignored a\\x1b[31m" in done.stdout
+    assert "ignored  a\\x1b[31m" in done.stdout
 
 
 # What a person gets wrong.
