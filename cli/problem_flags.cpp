@@ -19,7 +19,8 @@ std::vector<std::string> preset_names() {
 void ProblemFlags::add_to(CLI::App& command) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  const auto size = CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max());
+  // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
+  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 48);
   auto integer = [&](Integer& flag, const char* name, const char* help) { flag.option = command.add_option(name, flag.value, help)->check(size)->type_name("N"); };
   command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")->check(CLI::IsMember(preset_names()))->type_name("NAME");
   integer(batch_, "--batch", "Batch size [1]");

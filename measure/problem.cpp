@@ -47,6 +47,9 @@ Tensor o_view(const ProblemSpec& s, const void* data) { return Tensor(data, s.dt
 Tensor lse_view(const ProblemSpec& s, const void* data) { return Tensor(data, lse_dtype(s), {s.batch, s.nheads, s.seqlen_q}); }
 
 Cost cost_of(const ProblemSpec& spec, Pass pass) {
+  // Views have strides: sizes whose product overflows are refused before any is made.
+  spec.input_bytes(true);
+  spec.output_bytes(true);
   Options options;
   options.causal = spec.causal;
   options.backend = Backend::kReference;  // plans every valid problem, and the cost does not depend on the backend

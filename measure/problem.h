@@ -50,7 +50,8 @@ struct Cost {
   double bytes = 0;          // compulsory traffic
 };
 
-// From the library's own plan, so that there is one definition. Throws fattn::Error if the problem is no problem at all.
+// From the library's own plan, so that there is one definition. Throws fattn::Error if the problem is no problem at all, and
+// Failure(kOutOfMemory) if its sizes overflow.
 Cost cost_of(const ProblemSpec& spec, Pass pass);
 
 nlohmann::ordered_json to_json(const ProblemSpec& spec);

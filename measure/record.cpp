@@ -54,14 +54,14 @@ void Row::fail(const Failure& failure) {
 void set_rates(Row& row, const Peaks& peaks) {
   if (!row.ok() || !row.time) return;
   const double seconds = row.time->median, resolution = clock_resolution_seconds();
-  if (!(seconds * kMostCallsASample >= 10 * resolution)) {
-    row.fail({Status::kRefused, text("the clock steps by %.3g s; that %.3g s a call cannot be measured with it", resolution, seconds)});
-    return;
-  }
   const double rate = row.cost.flops / seconds, ceiling = peaks.ceiling(row.spec.dtype);
   if (ceiling > 0 && !(rate <= 1.05 * ceiling)) {
     row.fail({Status::kRefused, text("%.4g GFLOP/s for this shape in the time measured, but the machine's peak is ", rate / 1e9, 0) +
                                     text("%.4g GFLOP/s: the time cannot be that of the whole computation", ceiling / 1e9, 0)});
+    return;
+  }
+  if (!(seconds * kMostCallsASample >= 10 * resolution)) {
+    row.fail({Status::kRefused, text("the clock steps by %.3g s; that %.3g s a call cannot be measured with it", resolution, seconds)});
     return;
   }
   row.flops_per_s = rate;

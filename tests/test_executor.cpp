@@ -41,7 +41,7 @@
 #endif
 
 // The tests fork while threads run and use threads in the child, which ThreadSanitizer allows only when told so.
-extern "C" const char* __tsan_default_options();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 namespace fattn::core {

@@ -13,7 +13,7 @@ struct BackwardScratch {
   Element *k_rows, *v_rows, *k_columns;  // K and V of the task's keys, where they need a buffer
   float *dk, *dv;                        // [task_k][headdim rounded up]
   Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile]: operands of S^T and dP^T
-  Element *q_columns, *dout_columns;     // [elements(kTile)][headdim rounded up]: operands of dK and dV
+  Element *q_columns, *dout_columns;     // [elements(kTile)][copy_stride(headdim)]: operands of dK and dV
   float* dq;                             // [headdim][kTile]
   float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
   Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
@@ -22,23 +22,22 @@ struct BackwardScratch {
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v) {
     Scratch a{base};
     const int64_t width = round_up(headdim, kLanes), width_v = round_up(headdim_v, kLanes);
-    k_rows = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k, headdim));
-    v_rows = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k, headdim_v));
+    k_rows = a.take<Element>(Operand<T, Ops>::row_buffer(task_k, headdim));
+    v_rows = a.take<Element>(Operand<T, Ops>::row_buffer(task_k, headdim_v));
+    k_columns = a.take<Element>(Ops::kPair == 1 ? 0 : Operand<T, Ops>::column_buffer(task_k, headdim));  // fp32: as k_rows
     dk = a.take<float>(task_k * width);
     dv = a.take<float>(task_k * width_v);
     q_lanes = a.take<Element>(elements<Ops>(headdim) * kTile);
     dout_lanes = a.take<Element>(elements<Ops>(headdim_v) * kTile);
-    q_columns = a.take<Element>(elements<Ops>(kTile) * width);
-    dout_columns = a.take<Element>(elements<Ops>(kTile) * width_v);
+    q_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
+    dout_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
     dq = a.take<float>(static_cast<int64_t>(headdim) * kTile);
     s = a.take<float>(block_k * kTile);
     ds = a.take<float>(block_k * kTile);
     if constexpr (Ops::kPair == 1) {
-      k_columns = k_rows;
       p_rows = s;
       ds_rows = ds_columns = ds;
     } else {
-      k_columns = a.take<Element>(Operand<T, Ops>::buffer_elements(task_k + 1, headdim));
       p_rows = a.take<Element>(block_k * elements<Ops>(kTile));
       ds_rows = a.take<Element>(block_k * elements<Ops>(kTile));
       ds_columns = a.take<Element>(elements<Ops>(block_k) * kTile);
@@ -50,13 +49,13 @@ struct BackwardScratch {
 // Row-major tile of query rows as the vector operand of a product along the queries; rows beyond `rows` are 0.
 template <class T>
 FATTN_INLINE void pack_columns(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float* to) {
-  const int64_t width = round_up(n, kLanes);
+  const int64_t width = copy_stride(n);
   copy_rows(from, stride, rows, n, to, width);
   for (int64_t i = rows * width; i < kTile * width; i += kLanes) store(to + i, zero());
 }
 #ifdef FATTN_DOT
 FATTN_INLINE void pack_columns(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* to) {
-  const int64_t width = round_up(n, kLanes);
+  const int64_t width = copy_stride(n);
   Operand<bf16, OpsDot>::column_scalars(from, stride, rows, n, to);
   for (int64_t i = elements<OpsDot>(rows) * width; i < elements<OpsDot>(kTile) * width; ++i) to[i] = 0;
 }
@@ -211,10 +210,10 @@ void backward_task(const BackwardTask& task) {
           continue;
         }
         const int64_t p_stride = elements<Ops>(kTile) * 4;
-        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.p_rows), p_stride}, keys, scratch.dout_columns, width_v,
-                                    elements<Ops>(kTile), dv, width_v, width_v / kLanes);
-        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.ds_rows), p_stride}, keys, scratch.q_columns, width, elements<Ops>(kTile),
-                                    dk, width, width / kLanes);
+        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.p_rows), p_stride}, keys, scratch.dout_columns,
+                                    copy_stride(task.headdim_v), elements<Ops>(kTile), dv, width_v, width_v / kLanes);
+        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.ds_rows), p_stride}, keys, scratch.q_columns,
+                                    copy_stride(task.headdim), elements<Ops>(kTile), dk, width, width / kLanes);
         const Scalars kc{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride};
         for_panels(0, kTileVecs, [&](int w, auto count) {
           product_by_column<Ops, decltype(count)::value>(kc, task.headdim, scratch.ds_columns + w * kLanes, kTile, elements<Ops>(keys),

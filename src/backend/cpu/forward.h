@@ -46,8 +46,8 @@ struct ForwardScratch {
       tiles[t].largest = s.take<float>(kTile);
       tiles[t].sum = s.take<float>(kTile);
     }
-    k = s.take<Element>(Operand<T, Ops>::buffer_elements(block_k, headdim));
-    v = s.take<Element>(Operand<T, Ops>::buffer_elements(block_k, headdim_v));
+    k = s.take<Element>(Operand<T, Ops>::row_buffer(block_k, headdim));
+    v = s.take<Element>(Operand<T, Ops>::column_buffer(block_k, headdim_v));
     scores = s.take<float>(block_k * kPanel);
     weights = Ops::kPair == 1 ? reinterpret_cast<Element*>(scores) : s.take<Element>(elements<Ops>(block_k) * kPanel);
     return s.used;

@@ -12,9 +12,9 @@ struct Scratch {
   size_t used = 0;
   template <class T>
   T* take(int64_t count) {
-    T* p = reinterpret_cast<T*>(base + used);
+    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
     used += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
-    return base ? p : nullptr;
+    return p;
   }
 };
 
@@ -26,47 +26,42 @@ constexpr int64_t elements(int64_t n) {
   return (n + Ops::kPair - 1) / Ops::kPair;
 }
 
+// Elements between the rows of a copy: an odd number of cache lines, so that a column of it spreads over all sets of the
+// L1 cache.
+constexpr int64_t copy_stride(int64_t n) {
+  const int64_t width = round_up(n, 16);
+  return width / 16 % 2 == 0 ? width + 16 : width;
+}
+
 // Operands of type T for products of kind Ops. `row_scalars`: A(r, i) = from[r][i], reduced along the row (K in Q K^T).
 // `column_scalars`: reduced along the rows (V in P V). Both use the tensor itself where its layout allows, else `buffer`.
 template <class T, class Ops>
 struct Operand;
 
-template <>
-struct Operand<float, OpsF32> {
-  static constexpr int64_t buffer_elements(int64_t, int64_t) { return 0; }
-  FATTN_INLINE Scalars row_scalars(const float* from, int64_t stride, int64_t, int64_t, float*) {
-    return {reinterpret_cast<const char*>(from), stride * 4};
-  }
-  FATTN_INLINE Scalars column_scalars(const float* from, int64_t stride, int64_t, int64_t, float*) {
-    return {reinterpret_cast<const char*>(from), stride * 4};
-  }
-};
-
-// 16-bit tensors are widened to fp32 once per block and task.
+// fp32 rows are copied only if they lie apart: as (batch, seqlen, heads, headdim) has them, the keys of a block fall into
+// a few sets of the L1 cache and into a page each, which costs 10 to 20% of the time; contiguous rows are faster in place.
+// 16-bit tensors are widened to fp32, once per block and task.
 template <class T>
 struct Operand<T, OpsF32> {
-  static constexpr int64_t buffer_elements(int64_t rows, int64_t n) { return rows * round_up(n, kLanes); }
+  static constexpr int64_t row_buffer(int64_t rows, int64_t n) { return rows * copy_stride(n); }
+  static constexpr int64_t column_buffer(int64_t rows, int64_t n) { return rows * copy_stride(n); }
   FATTN_INLINE Scalars row_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
-    copy_rows(from, stride, rows, n, buffer, round_up(n, kLanes));
-    return {reinterpret_cast<const char*>(buffer), round_up(n, kLanes) * 4};
+    if (sizeof(T) == sizeof(float) && stride <= copy_stride(n)) return {reinterpret_cast<const char*>(from), stride * 4};
+    copy_rows(from, stride, rows, n, buffer, copy_stride(n));
+    return {reinterpret_cast<const char*>(buffer), copy_stride(n) * 4};
   }
   FATTN_INLINE Scalars column_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
     return row_scalars(from, stride, rows, n, buffer);
   }
 };
 
-// to[d][lane] for d < n, kTile lanes, times sign (1, -1 or 0): Q^T and dO^T as the vector operand of a product along d.
-template <class T>
-FATTN_INLINE void pack_lanes(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float sign, float* to) {
-  pack_transposed(from, stride, rows, n, sign, to);
-}
-
 #ifdef FATTN_DOT
 // bf16 rows are already pairs along the row; an odd width needs a copy with a zero behind. Along the rows, two rows are
 // interleaved.
 template <>
 struct Operand<bf16, OpsDot> {
-  static constexpr int64_t buffer_elements(int64_t rows, int64_t n) { return elements<OpsDot>(rows) * 2 * round_up(n, kLanes); }
+  static constexpr int64_t row_buffer(int64_t rows, int64_t n) { return n % 2 == 0 ? 0 : rows * elements<OpsDot>(n); }
+  static constexpr int64_t column_buffer(int64_t rows, int64_t n) { return elements<OpsDot>(rows) * copy_stride(n); }
   FATTN_INLINE Scalars row_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
     if (n % 2 == 0) return {reinterpret_cast<const char*>(from), stride * 2};
     const int64_t width = elements<OpsDot>(n);
@@ -77,7 +72,7 @@ struct Operand<bf16, OpsDot> {
     return {reinterpret_cast<const char*>(buffer), width * 4};
   }
   FATTN_INLINE Scalars column_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
-    const int64_t width = round_up(n, kLanes);
+    const int64_t width = copy_stride(n);
     for (int64_t r = 0; r < rows; r += 2)
       for (int64_t d = 0; d < n; d += kLanes) {
         const F32 lo = load_n(from + r * stride + d, n - d);
@@ -87,7 +82,15 @@ struct Operand<bf16, OpsDot> {
     return {reinterpret_cast<const char*>(buffer), width * 4};
   }
 };
+#endif
 
+// to[d][lane] for d < n, kTile lanes, times sign (1, -1 or 0): Q^T and dO^T as the vector operand of a product along d.
+template <class T>
+FATTN_INLINE void pack_lanes(OpsF32, const T* from, int64_t stride, int64_t rows, int64_t n, float sign, float* to) {
+  pack_transposed(from, stride, rows, n, sign, to);
+}
+
+#ifdef FATTN_DOT
 // to[d / 2][lane]: pairs along d.
 FATTN_INLINE void pack_lanes(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, float sign, uint32_t* to) {
   const F32 f = set1(sign);
