@@ -86,8 +86,8 @@ def test_memory_limit(fattn):
     assert "--memory-limit allows 1.000 MiB" in error and "needs" in error
     assert "machine can address" in fattn.refuses("bench", "--seqlen", str(2**40), "--batch", str(2**40))
     assert "available are" in fattn.refuses("bench", "--seqlen", str(2**31), "--backend", "reference")
-    # The inputs fit, the outputs do not: a row says so.
-    record = fattn.json("bench", *TINY, "--memory-limit", "10000", "--no-grad", status=2)
+    # The inputs (6144 bytes) fit, the outputs (2304) do not: a row says so.
+    record = fattn.json("bench", *TINY, "--memory-limit", "8000", "--no-grad", status=2)
     assert [row["status"] for row in record["rows"]] == ["out_of_memory"]
 
 
