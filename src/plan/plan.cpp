@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <cstdlib>
 
 #include "shared/env.h"
 #include "shared/text.h"
@@ -55,7 +54,7 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   const int64_t most = amx ? 8 : 4;  // AMX packs V anew for every task
   const int64_t per_task = std::clamp<int64_t>(p.batch * p.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
-  plan.block_k = getenv("BK")?atoi(getenv("BK")):96; if(getenv("RT"))plan.rows=64*atoi(getenv("RT"));
+  plan.block_k = amx ? std::clamp<int64_t>(ceil_div(p.seqlen_k, 128) * 128, 128, 1024) : 96;
 }
 
 // Few queries: all heads of a group share each read of K and V. Chunks of 256 to 2048 keys.
