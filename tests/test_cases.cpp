@@ -61,7 +61,8 @@ std::string parameter_name(const ::testing::TestParamInfo<Parameter>& info) {
 class Table : public ::testing::TestWithParam<Parameter> {
  protected:
   void run(bool small) {
-    const auto [dtype, target] = GetParam();
+    const DType dtype = std::get<0>(GetParam());
+    const Target target = std::get<1>(GetParam());
     const std::string why = why_unavailable(target, dtype);
     if (!why.empty()) GTEST_SKIP() << why;
     std::vector<Case> cases;
