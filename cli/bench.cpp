@@ -34,7 +34,8 @@ void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
   const Row& first = result.rows.front();
   fmt::print(out, "{}: backend {}, algorithm {}, {} thread{}\n", describe(spec), first.who.backend, first.who.algorithm, first.who.threads,
              first.who.threads == 1 ? "" : "s");
-  if (!first.who.kernel.empty()) fmt::print(out, "kernel: {}\n", printable(first.who.kernel));
+  const std::string kernels = first.who.kernel(Pass::kForwardBackward);
+  if (!kernels.empty()) fmt::print(out, "kernel: {}\n", printable(kernels));
   for (const Row& row : result.rows)
     if (row.pass != Pass::kForwardBackward)
       for (const TensorCheck& c : row.checks)

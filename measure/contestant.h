@@ -30,7 +30,12 @@ struct MemoryUse {
 
 // Who a row is about.
 struct Identity {
-  std::string provider, backend, algorithm, kernel, version, device = "cpu";
+  std::string provider, backend, algorithm, version, device = "cpu";
+  std::string kernel_forward, kernel_backward;  // of the library's plans; empty for providers
+  std::string kernel(Pass pass) const {
+    if (pass == Pass::kForward || kernel_backward.empty()) return kernel_forward;
+    return pass == Pass::kBackward ? kernel_backward : kernel_forward + ", " + kernel_backward;
+  }
   Isa isa = Isa::kAuto;  // of the plan; kAuto for providers
   int threads = 0;
 };

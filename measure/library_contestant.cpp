@@ -27,9 +27,10 @@ class LibraryContestant final : public Contestant {
       id.backend = name_of(static_cast<Backend>(info.backend));
       id.algorithm = name_of(static_cast<Algorithm>(info.algorithm));
       id.isa = static_cast<Isa>(info.cpu_isa);
-      id.kernel = info.kernel;
+      id.kernel_forward = info.kernel;
       id.threads = info.num_threads;
     }
+    if (backward_) id.kernel_backward = backward_->info().kernel;
     return id;
   }
 

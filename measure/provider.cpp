@@ -44,7 +44,7 @@ class ProviderContestant final : public Contestant {
     id.backend = options_.device;
     id.algorithm = variant_.empty() ? options_.variant : variant_;
     id.version = version_;
-    id.kernel = kernel_;
+    id.kernel_forward = kernel_;
     id.device = options_.device;
     id.threads = threads();
     return id;

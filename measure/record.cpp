@@ -115,7 +115,7 @@ ordered_json to_json(const Row& row) {
   json["algorithm"] = row.who.algorithm;
   json["device"] = row.who.device;
   json["version"] = row.who.version;
-  json["kernel"] = row.who.kernel;
+  json["kernel"] = row.who.kernel(row.pass);
   json["isa"] = row.who.isa == Isa::kAuto ? ordered_json(nullptr) : ordered_json(name_of(row.who.isa));
   json["threads"] = row.who.threads;
   json["status"] = name_of(row.status);

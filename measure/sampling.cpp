@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <thread>
 
 namespace fattn::measure {
 namespace {
@@ -26,6 +27,8 @@ double warm_up(const Sampler& sampler, const SamplingOptions& options) {
   }
   return last;
 }
+
+constexpr std::chrono::milliseconds kTurnPause{5};
 
 }  // namespace
 
@@ -78,6 +81,8 @@ std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& sam
       guarded(i, [&] {
         // The untimed call brings this contestant's data back into the caches that the others have filled.
         const bool first = warm_again[i] && (samplers.size() > 1 || round == 0);
+        // The threads of the one before may spin for a while after their last call (OpenMP's do for milliseconds).
+        if (first && samplers.size() > 1) std::this_thread::sleep_for(kTurnPause);
         const std::vector<double> now = samplers[i](now_wanted, first ? 1 : 0);
         samples[i].insert(samples[i].end(), now.begin(), now.end());
       });

@@ -92,7 +92,9 @@ void plan_cpu(const Problem& p, Plan& plan) {
   else
     split_forward(p, c);
   const char* path = c.path == CpuPlan::Path::kForward ? "forward" : c.path == CpuPlan::Path::kDecode ? "decode" : "backward";
-  plan.kernel = text("cpu v2 ", path, " ", name_of(p.dtype), " ", name_of(c.isa));
+  // AMX multiplies bf16 only; what else its kernel table does is done in AVX-512.
+  const bool tiles = c.isa != Isa::kAmx || (p.dtype == DType::kBF16 && c.path != CpuPlan::Path::kDecode);
+  plan.kernel = text("cpu v2 ", path, " ", name_of(p.dtype), " ", name_of(tiles ? c.isa : Isa::kAvx512));
   switch (c.path) {
     case CpuPlan::Path::kForward:
       plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys");
