@@ -39,9 +39,11 @@ void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
   for (const Row& row : result.rows)
     if (row.pass != Pass::kForwardBackward)
       for (const TensorCheck& c : row.checks)
-        fmt::print(out, "check: {:<4} error {:>8}, allowed {:>8}  {}  ({})\n", c.tensor, short_text(c.error), short_text(c.allowed), c.pass ? "ok" : "FAILED", c.where);
+        fmt::print(out, "check: {:<4} error {:>8}, allowed {:>8}  {}  ({})\n", c.tensor, short_text(c.error), short_text(c.allowed),
+                   c.pass ? "ok" : "FAILED", c.where);
   fmt::print(out, "\n");
-  Table table({"<pass", "median", "95 % interval", "min", "mean", "max", "stddev", "samples", "GFLOP/s", "nominal", "of peak", "of read bw", "extra memory"});
+  Table table(
+      {"<pass", "median", "95 % interval", "min", "mean", "max", "stddev", "samples", "GFLOP/s", "nominal", "of peak", "of read bw", "extra memory"});
   for (const Row& row : result.rows) {
     if (!row.ok() || !row.time) {
       table.add({name_of(row.pass), name_of(row.status)});
@@ -49,13 +51,14 @@ void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
       continue;
     }
     const Statistics& t = *row.time;
-    table.add({name_of(row.pass), seconds_text(t.median), seconds_text(t.ci_low) + " - " + seconds_text(t.ci_high), seconds_text(t.min), seconds_text(t.mean),
-               seconds_text(t.max), seconds_text(t.stddev), std::to_string(t.samples), giga_text(*row.flops_per_s), giga_text(*row.flops_nominal_per_s),
-               row.peak_fraction ? percent_text(*row.peak_fraction) : "", row.bandwidth_fraction ? percent_text(*row.bandwidth_fraction) : "",
-               bytes_text(static_cast<double>(row.memory->extra_bytes))});
+    table.add({name_of(row.pass), seconds_text(t.median), seconds_text(t.ci_low) + " - " + seconds_text(t.ci_high), seconds_text(t.min),
+               seconds_text(t.mean), seconds_text(t.max), seconds_text(t.stddev), std::to_string(t.samples), giga_text(*row.flops_per_s),
+               giga_text(*row.flops_nominal_per_s), row.peak_fraction ? percent_text(*row.peak_fraction) : "",
+               row.bandwidth_fraction ? percent_text(*row.bandwidth_fraction) : "", bytes_text(static_cast<double>(row.memory->extra_bytes))});
   }
   table.print(out);
-  fmt::print(out, "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace.\n");
+  fmt::print(out,
+             "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace.\n");
   print_peaks(out, result.before, result.after);
   if (first.peak_fraction) fmt::print(out, "of peak: of {}\n", first.peak_name);
   print_warnings(out, result.rows);
@@ -111,8 +114,9 @@ void add_bench(CLI::App& app, int& exit_code) {
       "           fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
       "           fattn bench --suite cpu --json results.json");
   command->callback([flags, &exit_code] {
-    exit_code = flags->suite.empty() ? bench_one(*flags)
-                                     : run_suite({flags->quick, flags->problem.options(), flags->problem.json(), flags->problem.memory_limit()}, flags->providers);
+    exit_code = flags->suite.empty()
+                    ? bench_one(*flags)
+                    : run_suite({flags->quick, flags->problem.options(), flags->problem.json(), flags->problem.memory_limit()}, flags->providers);
   });
 }
 

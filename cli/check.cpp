@@ -45,8 +45,8 @@ std::vector<const Case*> chosen(const CheckFlags& flags) {
   for (const Case& c : testing::all_cases())
     if ((flags.dtype == "all" || flags.dtype == name_of(c.dtype)) && c.name.find(flags.filter) != std::string::npos) cases.push_back(&c);
   if (cases.empty())
-    throw std::runtime_error(fmt::format("none of the {} cases has dtype {} and '{}' in its name; `fattn check --list` shows them", testing::all_cases().size(),
-                                         flags.dtype, printable(flags.filter, 100)));
+    throw std::runtime_error(fmt::format("none of the {} cases has dtype {} and '{}' in its name; `fattn check --list` shows them",
+                                         testing::all_cases().size(), flags.dtype, printable(flags.filter, 100)));
   return cases;
 }
 
@@ -119,7 +119,8 @@ const char* word_for(Outcome outcome) { return outcome == Outcome::kPassed ? "pa
 
 void print(std::FILE* text, const Case& c, const CaseResult& result) {
   const Outcome outcome = outcome_of(result);
-  fmt::print(text, "{:<8}{}{}\n", outcome == Outcome::kFailed ? "FAILED" : word_for(outcome), c.name, outcome == Outcome::kSkipped ? ": " + printable(result.skipped) : "");
+  fmt::print(text, "{:<8}{}{}\n", outcome == Outcome::kFailed ? "FAILED" : word_for(outcome), c.name,
+             outcome == Outcome::kSkipped ? ": " + printable(result.skipped) : "");
   for (const testing::TensorVerdict& verdict : result.tensors) fmt::print(text, "          {}\n", as_text(verdict));
   if (!result.failure.empty()) fmt::print(text, "          {}\n", printable(result.failure));
 }
@@ -127,7 +128,9 @@ void print(std::FILE* text, const Case& c, const CaseResult& result) {
 Json case_json(const Case& c, const CaseResult& result) {
   return {{"case", c.name},
           {"outcome", word_for(outcome_of(result))},
-          {"reason", !result.skipped.empty() ? Json(printable(result.skipped)) : !result.failure.empty() ? Json(printable(result.failure)) : Json(nullptr)},
+          {"reason", !result.skipped.empty()   ? Json(printable(result.skipped))
+                     : !result.failure.empty() ? Json(printable(result.failure))
+                                               : Json(nullptr)},
           {"verdicts", as_json(result.tensors)}};
 }
 
@@ -172,7 +175,9 @@ int check_cases(const CheckFlags& flags) {
   fmt::print(text, "\n{} cases on {}: {} passed, {} failed, {} skipped\n", cases.size(), where, passed, failed, skipped);
   if (!flags.json.empty())
     write_json({{"fattn_check", 1},
-                {"status", failed > 0 ? "check_failed" : nothing_ran ? "unsupported" : "ok"},
+                {"status", failed > 0    ? "check_failed"
+                           : nothing_ran ? "unsupported"
+                                         : "ok"},
                 {"reason", nothing_ran ? Json(first_reason) : Json(nullptr)},
                 {"backend", flags.target.backend},
                 {"algorithm", flags.target.algorithm},

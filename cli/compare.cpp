@@ -63,21 +63,28 @@ nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& w
 
 // `told` holds the reasons that an earlier table has given already.
 void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::string>& told) {
-  fmt::print(out, "\n{}\n", rows.front().pass == Pass::kForward ? "forward (fwd)" : rows.front().pass == Pass::kBackward ? "backward (bwd)" : "forward and backward (fwdbwd)");
-  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "<  worst error against the oracle", "max diff to standard"});
+  fmt::print(out, "\n{}\n",
+             rows.front().pass == Pass::kForward    ? "forward (fwd)"
+             : rows.front().pass == Pass::kBackward ? "backward (bwd)"
+                                                    : "forward and backward (fwdbwd)");
+  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "<  worst error against the oracle",
+               "max diff to standard"});
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
   for (const Row& row : rows) {
-    const std::string name = printable(label_of(row), 60), difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
+    const std::string name = printable(label_of(row), 60),
+                      difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
     if (!row.ok() || !row.time) {
       table.add({name, name_of(row.status), "", "", "", "", "", "  " + worst_check(row)});
       if (told.insert(row.reason).second) table.note(printable(row.reason, 600));
       continue;
     }
     std::string speedup;
-    if (row.speedup_over_standard && &row != &*standard) speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
-    table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high), giga_text(*row.flops_per_s),
-               row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup, row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "",
-               "  " + worst_check(row), row.who.provider == "standard" ? "" : difference});
+    if (row.speedup_over_standard && &row != &*standard)
+      speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
+    table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high),
+               giga_text(*row.flops_per_s), row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup,
+               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "", "  " + worst_check(row),
+               row.who.provider == "standard" ? "" : difference});
   }
   table.print(out);
   fmt::print(out, "fastest: {}; leanest: {}\n", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows))));
@@ -119,7 +126,8 @@ int compare(const CompareFlags& flags) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
     const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
     print_pass(out, rows, told);
-    summary.push_back({{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
+    summary.push_back(
+        {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
   }
   fmt::print(out, "\n");
   print_peaks(out, result.before, result.after);
@@ -141,7 +149,9 @@ void add_compare(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("compare", "Race the library against standard attention and other implementations");
   auto flags = std::make_shared<CompareFlags>();
   flags->problem.add_to(*command);
-  command->add_option("--provider", flags->names, "A contestant: fattn, standard, or a provider as NAME or NAME:VARIANT; may be repeated [all, each with its first variant]")
+  command
+      ->add_option("--provider", flags->names,
+                   "A contestant: fattn, standard, or a provider as NAME or NAME:VARIANT; may be repeated [all, each with its first variant]")
       ->type_name("NAME");
   flags->providers.add_to(*command);
   command->footer(

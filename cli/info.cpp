@@ -129,13 +129,17 @@ void print(const Json& info) {
   std::string isas;
   for (const Json& isa : cpu["isas_available"]) isas += (isas.empty() ? "" : ", ") + text(isa);
   fmt::print("fattn {} (ABI {})\n\n", text(info["version"]), text(info["abi_version"]));
-  fmt::print("CPU       {} ({})\n", cpu["model"] == "" ? "unknown" : text(cpu["model"]), cpu["vendor"] == "" ? "unknown vendor" : text(cpu["vendor"]));
+  fmt::print("CPU       {} ({})\n", cpu["model"] == "" ? "unknown" : text(cpu["model"]),
+             cpu["vendor"] == "" ? "unknown vendor" : text(cpu["vendor"]));
   fmt::print("ISAs      {}; default: {}\n", isas, text(cpu["isa_default"]));
   for (const auto& [dtype, pick] : cpu["picked"].items())
-    fmt::print("          {}: {}\n", dtype, pick["reason"].is_null() ? fmt::format("backend {}, isa {}: {}", text(pick["backend"]), text(pick["isa"]), text(pick["kernel"])) : text(pick["reason"]));
+    fmt::print("          {}: {}\n", dtype,
+               pick["reason"].is_null() ? fmt::format("backend {}, isa {}: {}", text(pick["backend"]), text(pick["isa"]), text(pick["kernel"]))
+                                        : text(pick["reason"]));
   fmt::print("Caches    L1d {} and L2 {} a core, L3 {} a package\n", bytes(cpu["l1d_bytes"]), bytes(cpu["l2_bytes"]), bytes(cpu["l3_bytes"]));
   fmt::print("Memory    {}, {} available\n", bytes(info["memory"]["total_bytes"]), bytes(info["memory"]["available_bytes"]));
-  fmt::print("Threads   {} of {} usable: {}\n", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"), text(cpu["usable_threads_why"]));
+  fmt::print("Threads   {} of {} usable: {}\n", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"),
+             text(cpu["usable_threads_why"]));
   fmt::print("GPU       none: {}\n", text(info["gpu"]["reason"]));
   for (const Json& seen : info["gpu"]["seen"]) fmt::print("          seen, not used: {}\n", text(seen));
   if (info["gpu"]["seen"].empty()) fmt::print("          the system shows no GPU device either\n");
@@ -148,8 +152,8 @@ void print(const Json& info) {
 
   fmt::print("\nEnvironment variables\n");
   for (const Json& variable : info["environment_variables"])
-    fmt::print("  {:<17} {}\n  {:<17} {}\n", text(variable["name"]), variable["value"].is_null() ? "not set" : "= '" + text(variable["value"]) + "'", "",
-               text(variable["meaning"]));
+    fmt::print("  {:<17} {}\n  {:<17} {}\n", text(variable["name"]), variable["value"].is_null() ? "not set" : "= '" + text(variable["value"]) + "'",
+               "", text(variable["meaning"]));
 }
 
 }  // namespace

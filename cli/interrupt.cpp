@@ -1,8 +1,8 @@
 // A signal handler may call little more than unlink and _exit, so the names lie in a fixed table.
 #include "cli/interrupt.h"
 
-#include <climits>
 #include <unistd.h>
+#include <climits>
 
 #include <atomic>
 #include <cstring>

@@ -26,15 +26,15 @@ struct Range {
 Tensor part(const Tensor& t, Range batch, Range rows, Range heads) {
   if (!t.data()) return {};
   const int64_t offset = batch.begin * t.stride(0) + rows.begin * t.stride(1) + heads.begin * t.stride(2);
-  return Tensor(static_cast<const char*>(t.data()) + offset * static_cast<int64_t>(size_of(t.dtype())), t.dtype(), {batch.count, rows.count, heads.count, t.shape(3)},
-                {t.stride(0), t.stride(1), t.stride(2), 1});
+  return Tensor(static_cast<const char*>(t.data()) + offset * static_cast<int64_t>(size_of(t.dtype())), t.dtype(),
+                {batch.count, rows.count, heads.count, t.shape(3)}, {t.stride(0), t.stride(1), t.stride(2), 1});
 }
 // Of lse (batch, heads, seqlen).
 Tensor lse_part(const Tensor& t, Range batch, Range rows, Range heads) {
   if (!t.data()) return {};
   const int64_t offset = batch.begin * t.stride(0) + heads.begin * t.stride(1) + rows.begin * t.stride(2);
-  return Tensor(static_cast<const char*>(t.data()) + offset * static_cast<int64_t>(size_of(t.dtype())), t.dtype(), {batch.count, heads.count, rows.count},
-                {t.stride(0), t.stride(1), t.stride(2)});
+  return Tensor(static_cast<const char*>(t.data()) + offset * static_cast<int64_t>(size_of(t.dtype())), t.dtype(),
+                {batch.count, heads.count, rows.count}, {t.stride(0), t.stride(1), t.stride(2)});
 }
 
 class OracleCheck {
@@ -63,10 +63,13 @@ class OracleCheck {
     const Range pieces[3] = {{0, rows}, {(s_.seqlen_q - rows) / 2, rows}, {s_.seqlen_q - rows, rows}};
     for (int i = 0; i < 3; ++i) {
       const int64_t batch = (s_.batch - 1) * i / 2, head = (s_.nheads_k - 1) * i / 2;
-      forward({batch, 1}, pieces[i], {head, 1}, fmt::format("batch {}, key head {}, rows {} to {}", batch, head, pieces[i].begin, pieces[i].begin + rows - 1));
+      forward({batch, 1}, pieces[i], {head, 1},
+              fmt::format("batch {}, key head {}, rows {} to {}", batch, head, pieces[i].begin, pieces[i].begin + rows - 1));
     }
   }
-  void last_group_backward() { backward({s_.batch - 1, 1}, {s_.nheads_k - 1, 1}, fmt::format("batch {}, key head {}", s_.batch - 1, s_.nheads_k - 1)); }
+  void last_group_backward() {
+    backward({s_.batch - 1, 1}, {s_.nheads_k - 1, 1}, fmt::format("batch {}, key head {}", s_.batch - 1, s_.nheads_k - 1));
+  }
 
   void finite() {
     const Tensor* const tensors[] = {&o_, &dq_, &dk_, &dv_};
@@ -88,8 +91,12 @@ class OracleCheck {
   void forward(Range batch, Range rows, Range key_heads, const std::string& where) {
     const int64_t seen = s_.causal ? std::clamp<int64_t>(rows.begin + rows.count + s_.seqlen_k - s_.seqlen_q, 0, s_.seqlen_k) : s_.seqlen_k;
     const Range heads{key_heads.begin * group(), key_heads.count * group()}, keys{0, seen};
-    add(testing::verify(ForwardTensors{part(q_, batch, rows, heads), part(k_, batch, keys, key_heads), part(v_, batch, keys, key_heads),
-                                       part(o_, batch, rows, heads), lse_part(lse_, batch, rows, heads), {}},
+    add(testing::verify(ForwardTensors{part(q_, batch, rows, heads),
+                                       part(k_, batch, keys, key_heads),
+                                       part(v_, batch, keys, key_heads),
+                                       part(o_, batch, rows, heads),
+                                       lse_part(lse_, batch, rows, heads),
+                                       {}},
                         options_),
         where);
   }
@@ -111,8 +118,8 @@ class OracleCheck {
       reference.backend = Backend::kReference;
       fattn::forward(ForwardTensors{q, k, v, o, lse, {}}, reference);
     }
-    add(testing::verify(BackwardTensors{q, k, v, o, lse, part(dout_, batch, rows, heads), part(dq_, batch, rows, heads), part(dk_, batch, keys, key_heads),
-                                        part(dv_, batch, keys, key_heads)},
+    add(testing::verify(BackwardTensors{q, k, v, o, lse, part(dout_, batch, rows, heads), part(dq_, batch, rows, heads),
+                                        part(dk_, batch, keys, key_heads), part(dv_, batch, keys, key_heads)},
                         options_),
         where);
   }
@@ -137,10 +144,11 @@ ProblemSpec smaller(const ProblemSpec& spec, double flops_of_group, double oracl
 
 }  // namespace
 
-std::vector<TensorCheck> check_against_oracle(measure::Contestant& contestant, const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit,
-                                              double oracle_flops, const Outputs*& outputs) {
+std::vector<TensorCheck> check_against_oracle(measure::Contestant& contestant, const ProblemSpec& spec, const Inputs& inputs, bool grad,
+                                              int64_t memory_limit, double oracle_flops, const Outputs*& outputs) {
   std::vector<TensorCheck> checks;
-  const double pair = 2.0 * static_cast<double>(spec.headdim + spec.headdim_v), pairs = static_cast<double>(spec.seqlen_q) * static_cast<double>(spec.seqlen_k);
+  const double pair = 2.0 * static_cast<double>(spec.headdim + spec.headdim_v),
+               pairs = static_cast<double>(spec.seqlen_q) * static_cast<double>(spec.seqlen_k);
   const double group = pair * pairs * static_cast<double>(spec.nheads) / static_cast<double>(spec.nheads_k);
   const double all = group * static_cast<double>(spec.batch) * static_cast<double>(spec.nheads_k);
   // The oracle's backward costs as much as 2.5 forward passes, which the budget counts as one.

@@ -17,7 +17,8 @@ constexpr double kOracleFlops = 3e8;
 // the oracle can afford all its rows, else a smaller problem that is computed for the check. TensorCheck::where says which.
 // Every number of every output must be finite (inputs are). Leaves the contestant prepared for `spec`, its outputs in
 // `outputs`. Throws measure::Failure where the contestant fails, not where a check does.
-std::vector<measure::TensorCheck> check_against_oracle(measure::Contestant& contestant, const measure::ProblemSpec& spec, const measure::Inputs& inputs,
-                                                       bool grad, int64_t memory_limit, double oracle_flops, const measure::Outputs*& outputs);
+std::vector<measure::TensorCheck> check_against_oracle(measure::Contestant& contestant, const measure::ProblemSpec& spec,
+                                                       const measure::Inputs& inputs, bool grad, int64_t memory_limit, double oracle_flops,
+                                                       const measure::Outputs*& outputs);
 
 }  // namespace fattn::cli

@@ -21,8 +21,12 @@ void ProblemFlags::add_to(CLI::App& command) {
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 48);
-  auto integer = [&](Integer& flag, const char* name, const char* help) { flag.option = command.add_option(name, flag.value, help)->check(size)->type_name("N"); };
-  command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")->check(CLI::IsMember(preset_names()))->type_name("NAME");
+  auto integer = [&](Integer& flag, const char* name, const char* help) {
+    flag.option = command.add_option(name, flag.value, help)->check(size)->type_name("N");
+  };
+  command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
+      ->check(CLI::IsMember(preset_names()))
+      ->type_name("NAME");
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
   integer(seqlen_k_, "--seqlen-k", "Keys [as --seqlen]");
@@ -36,9 +40,13 @@ void ProblemFlags::add_to(CLI::App& command) {
       ->capture_default_str();
   command.add_flag("--no-grad", no_grad_, "Forward only");
   target.add_to(command);
-  command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")->check(CLI::Range(1, 100000))->capture_default_str();
+  command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
   command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
   command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")->check(CLI::Range(-1, 100000))->capture_default_str();
   command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str();
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")

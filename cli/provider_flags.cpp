@@ -10,7 +10,9 @@
 namespace fattn::cli {
 
 void ProviderFlags::add_to(CLI::App& command) {
-  command.add_option("--providers", directory_, "Folder of the providers [share/fattn/providers beside the program]")->check(CLI::ExistingDirectory)->type_name("DIR");
+  command.add_option("--providers", directory_, "Folder of the providers [share/fattn/providers beside the program]")
+      ->check(CLI::ExistingDirectory)
+      ->type_name("DIR");
   command.add_option("--python", python_, "Python for providers that are scripts [python3, then python, of PATH]")->type_name("PATH");
   command.add_option("--timeout", timeout_, "Seconds to wait for one answer of a provider")->check(CLI::Range(0.1, 86400.0))->capture_default_str();
 }
@@ -45,7 +47,8 @@ std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name
     known += ", " + provider.name;
   }
   if (options.program.empty())
-    throw CLI::ValidationError("--provider", fmt::format("there is no provider {}; there are fattn, standard{}", printable(options.name), printable(known)));
+    throw CLI::ValidationError("--provider",
+                               fmt::format("there is no provider {}; there are fattn, standard{}", printable(options.name), printable(known)));
   return measure::make_provider_contestant(options);
 }
 

@@ -87,7 +87,8 @@ Planned plan_of(const ProblemSpec& spec, Options options) {
 
 void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const RaceOptions& options, Outputs& standard) {
   const Outputs* outputs = nullptr;
-  const std::vector<TensorCheck> checks = check_against_oracle(*entry.contestant, spec, inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
+  const std::vector<TensorCheck> checks =
+      check_against_oracle(*entry.contestant, spec, inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
   const Identity who = entry.contestant->identity();
   if (who.provider == "standard") standard = copy_of(*outputs);
   for (Row* row : entry.rows) {
@@ -98,7 +99,8 @@ void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const Ra
   }
   const auto bad = std::find_if(checks.begin(), checks.end(), [](const TensorCheck& c) { return !c.pass; });
   if (bad != checks.end())
-    throw Failure(Status::kCheckFailed, fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
+    throw Failure(Status::kCheckFailed,
+                  fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
 }
 
 void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options) {
@@ -109,7 +111,8 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
     running.push_back(&entry);
     samplers.push_back([&entry, pass](int samples, int warmup) { return entry.contestant->time(pass, samples, warmup); });
   }
-  const auto samples = sample_in_turns(samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
+  const auto samples = sample_in_turns(
+      samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
   for (size_t i = 0; i < running.size(); ++i)
     if (!samples[i].empty()) running[i]->rows[pass_index]->time = summarize(samples[i]);
 }
@@ -126,7 +129,8 @@ int64_t race_steps(size_t contestants, const RaceOptions& options) {
 RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
   std::vector<Cost> costs;
   for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
-  require_memory(spec.input_bytes(options.grad), options.memory_limit, "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
+  require_memory(spec.input_bytes(options.grad), options.memory_limit,
+                 "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
   const Planned planned = plan_of(spec, options.library);
 
   RaceResult result;
@@ -176,9 +180,10 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   const double drift = result.after.fma.rate / std::max(result.before.fma.rate, 1.0);
   if (!(drift > 0.9 && drift < 1.1))
     for (Row& row : result.rows)
-      row.warnings.push_back(fmt::format("the machine's peak changed from {:.0f} to {:.0f} GFLOP/s during the measurement: something else was running or the clock "
-                                         "changed; shares of the peak are of the higher",
-                                         result.before.fma.rate / 1e9, result.after.fma.rate / 1e9));
+      row.warnings.push_back(
+          fmt::format("the machine's peak changed from {:.0f} to {:.0f} GFLOP/s during the measurement: something else was running or the clock "
+                      "changed; shares of the peak are of the higher",
+                      result.before.fma.rate / 1e9, result.after.fma.rate / 1e9));
   for (size_t p = 0; p < options.passes.size(); ++p) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
     std::vector<Row> pass(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
@@ -189,7 +194,8 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
 }
 
 int exit_code_of(const std::vector<Row>& rows) {
-  const bool bad = std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.status == Status::kCheckFailed || r.status == Status::kRefused; });
+  const bool bad =
+      std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.status == Status::kCheckFailed || r.status == Status::kRefused; });
   if (bad) return kExitCheckFailed;
   return std::any_of(rows.begin(), rows.end(), [](const Row& r) { return r.ok(); }) ? kExitFine : kExitBadInput;
 }

@@ -9,7 +9,7 @@
 
 namespace fattn::cli {
 
-std::string label_of(const measure::Row& row);  // "fattn", "torch-sdpa:flash"
+std::string label_of(const measure::Row& row);     // "fattn", "torch-sdpa:flash"
 std::string status_text(const measure::Row& row);  // "out_of_memory: standard: outputs and ..."
 // The error nearest to (or farthest beyond) its bound: "o 1.2e-07 of 4.5e-07".
 std::string worst_check(const measure::Row& row);

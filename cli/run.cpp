@@ -99,15 +99,17 @@ Held describe(const safetensors::TensorEntry& entry) {
   held.name = entry.name;
   held.shape = entry.shape;
   if (entry.shape.size() != 4)
-    throw std::runtime_error(fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)",
-                                         entry.name, show(entry.shape)));
+    throw std::runtime_error(
+        fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)", entry.name,
+                    show(entry.shape)));
   for (const FileDType& known : kFileDTypes)
     if (entry.dtype == known.name) {
       held.dtype = known.dtype;
       return held;
     }
-  throw std::runtime_error(fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
-                                       entry.name, entry.dtype));
+  throw std::runtime_error(
+      fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
+                  entry.name, entry.dtype));
 }
 
 // The shapes of all tensors, from those in the file.
@@ -136,7 +138,8 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
     gradient->shape = of->shape;
     gradient->dtype = of->dtype;
   }
-  for (const auto& [held, name] : {std::pair{&t.o, "o"}, std::pair{&t.lse, "lse"}, std::pair{&t.dq, "dq"}, std::pair{&t.dk, "dk"}, std::pair{&t.dv, "dv"}})
+  for (const auto& [held, name] :
+       {std::pair{&t.o, "o"}, std::pair{&t.lse, "lse"}, std::pair{&t.dq, "dq"}, std::pair{&t.dk, "dk"}, std::pair{&t.dv, "dv"}})
     held->name = name;
   return t;
 }
@@ -148,9 +151,10 @@ void require_memory(Tensors& t, size_t workspace_bytes) {
   for (const Held* held : t.outputs()) bytes += static_cast<double>(held->bytes());
   const auto available = static_cast<double>(cpu_info().memory_available_bytes);
   if (available > 0 && bytes > available)
-    throw Error(ErrorCode::kOutOfMemory, fmt::format("inputs, outputs and workspace need {:.1f} MiB ({:.1f} MiB of workspace); {:.1f} MiB are available. Use fewer or "
-                                                     "smaller tensors, or algorithm v2, whose workspace is small",
-                                                     bytes / (1 << 20), static_cast<double>(workspace_bytes) / (1 << 20), available / (1 << 20)));
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("inputs, outputs and workspace need {:.1f} MiB ({:.1f} MiB of workspace); {:.1f} MiB are available. Use fewer or "
+                            "smaller tensors, or algorithm v2, whose workspace is small",
+                            bytes / (1 << 20), static_cast<double>(workspace_bytes) / (1 << 20), available / (1 << 20)));
 }
 
 Json plan_json(const fattn_plan_info& plan) {
@@ -174,7 +178,8 @@ void refuse_same_file(const std::string& a, const char* a_name, const std::strin
   namespace fs = std::filesystem;
   if (a.empty() || b.empty() || a == "-" || b == "-") return;
   std::error_code error;
-  const bool same = fs::exists(a, error) && fs::exists(b, error) ? fs::equivalent(a, b, error) : fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
+  const bool same =
+      fs::exists(a, error) && fs::exists(b, error) ? fs::equivalent(a, b, error) : fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
   if (same) throw std::runtime_error(fmt::format("{} and {} are the same file, '{}'; give them names of their own", a_name, b_name, printable(a)));
 }
 
@@ -301,7 +306,9 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--output", flags->output, "Safetensors file to write: o, lse and, if do is given, dq, dk, dv. Replaced if it exists")
       ->type_name("FILE")
       ->required();
-  command->add_option("--layout", flags->layout, "Order of the dimensions: bshd is (batch, seqlen, heads, headdim), bhsd (batch, heads, seqlen, headdim)")
+  command
+      ->add_option("--layout", flags->layout,
+                   "Order of the dimensions: bshd is (batch, seqlen, heads, headdim), bhsd (batch, heads, seqlen, headdim)")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str();
   command->add_flag("--causal", flags->causal, "Query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right)");

@@ -142,7 +142,8 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   Progress progress("suite", items);
   for (const Section& section : sections) {
     std::vector<Contestant*> contestants = {library.get()};
-    std::vector<std::string> columns = {"<problem", "<pass", "fattn", "GFLOP/s", section.bandwidth ? "of read bw" : "of peak", "extra memory", "<  worst error"};
+    std::vector<std::string> columns = {"<problem",     "<pass",         "fattn", "GFLOP/s", section.bandwidth ? "of read bw" : "of peak",
+                                        "extra memory", "<  worst error"};
     if (!section.once)
       for (const auto& peer : peers) {
         contestants.push_back(peer.get());
@@ -173,8 +174,10 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (const auto& [name, sum] : ratios) {
     const double mean = std::exp(sum.log_sum / sum.cells);
-    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name), mean, sum.cells, sum.lost, sum.undecided);
-    summary.push_back({{"against", name}, {"geometric_mean_ratio", mean}, {"problems", sum.cells}, {"slower", sum.lost}, {"undecided", sum.undecided}});
+    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name), mean, sum.cells,
+               sum.lost, sum.undecided);
+    summary.push_back(
+        {{"against", name}, {"geometric_mean_ratio", mean}, {"problems", sum.cells}, {"slower", sum.lost}, {"undecided", sum.undecided}});
   }
   fmt::print(out, "\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.\n");
   print_peaks(out, first, last);

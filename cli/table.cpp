@@ -66,7 +66,9 @@ std::string seconds_text(double s) {
 }
 std::string bytes_text(double bytes) { return measure::mebibytes(bytes); }
 std::string giga_text(double rate) { return fmt::format("{:.{}f}", rate / 1e9, rate >= 100e9 ? 0 : rate >= 10e9 ? 1 : rate >= 1e9 ? 2 : 3); }
-std::string percent_text(double fraction) { return fraction < 0.1 ? fmt::format("{:.1f} %", 100 * fraction) : fmt::format("{:.0f} %", 100 * fraction); }
+std::string percent_text(double fraction) {
+  return fraction < 0.1 ? fmt::format("{:.1f} %", 100 * fraction) : fmt::format("{:.0f} %", 100 * fraction);
+}
 std::string short_text(double value) { return value == 0 ? "0" : fmt::format("{:.1e}", value); }
 
 }  // namespace fattn::cli

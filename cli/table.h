@@ -26,10 +26,10 @@ class Table {
   std::vector<Line> lines_;
 };
 
-std::string seconds_text(double seconds);         // "12.34 ms", "5.678 us", "1.234 s"
-std::string bytes_text(double bytes);             // MiB
-std::string giga_text(double rate);               // in units of 1e9, without the unit
-std::string percent_text(double fraction);        // "87 %"
-std::string short_text(double value);             // two digits: "1.2e-07"
+std::string seconds_text(double seconds);   // "12.34 ms", "5.678 us", "1.234 s"
+std::string bytes_text(double bytes);       // MiB
+std::string giga_text(double rate);         // in units of 1e9, without the unit
+std::string percent_text(double fraction);  // "87 %"
+std::string short_text(double value);       // two digits: "1.2e-07"
 
 }  // namespace fattn::cli

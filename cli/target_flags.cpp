@@ -27,10 +27,18 @@ T value_of(const std::string& name, const T (&values)[N]) {
 }  // namespace
 
 void TargetFlags::add_to(CLI::App& command) {
-  command.add_option("--backend", backend, "Where to compute: reference is the float64 oracle, cpu the fast kernels")->check(one_of(kBackends))->capture_default_str();
-  command.add_option("--algorithm", algorithm, "standard: textbook attention, O(seqlen^2) memory; v2: FlashAttention-2")->check(one_of(kAlgorithms))->capture_default_str();
-  command.add_option("--isa", isa, "Instruction set of the CPU kernels; `fattn info` lists those that run here")->check(one_of(kIsas))->capture_default_str();
-  command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")->check(CLI::Range(0, 1024))->capture_default_str();
+  command.add_option("--backend", backend, "Where to compute: reference is the float64 oracle, cpu the fast kernels")
+      ->check(one_of(kBackends))
+      ->capture_default_str();
+  command.add_option("--algorithm", algorithm, "standard: textbook attention, O(seqlen^2) memory; v2: FlashAttention-2")
+      ->check(one_of(kAlgorithms))
+      ->capture_default_str();
+  command.add_option("--isa", isa, "Instruction set of the CPU kernels; `fattn info` lists those that run here")
+      ->check(one_of(kIsas))
+      ->capture_default_str();
+  command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
 }
 
 void TargetFlags::apply_to(Options& options) const {

@@ -60,7 +60,11 @@ std::string unknown_argument(const CLI::App& app, const std::string& full_name) 
   const bool is_flag = first.size() > 1 && first[0] == '-';
   const std::string flag = first.substr(0, first.find('='));
   const std::string near = is_flag ? nearest(flag, flags_of(app)) : is_top ? nearest(first, commands_of(app)) : "";
-  std::string text = fmt::format("{} has no {} '{}'", full_name, is_flag ? "flag" : is_top ? "command" : "argument", printable(is_flag ? flag : first, 200));
+  std::string text = fmt::format("{} has no {} '{}'", full_name,
+                                 is_flag  ? "flag"
+                                 : is_top ? "command"
+                                          : "argument",
+                                 printable(is_flag ? flag : first, 200));
   if (!near.empty()) text += fmt::format("; did you mean '{}'?", near);
   return text;
 }

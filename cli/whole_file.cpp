@@ -93,8 +93,6 @@ void WholeFile::publish() {
   }
 }
 
-void WholeFile::fail(const char* what, int error) const {
-  throw std::runtime_error("'" + shown_ + "' " + what + ": " + std::strerror(error));
-}
+void WholeFile::fail(const char* what, int error) const { throw std::runtime_error("'" + shown_ + "' " + what + ": " + std::strerror(error)); }
 
 }  // namespace fattn::cli

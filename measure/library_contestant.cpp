@@ -97,9 +97,9 @@ class LibraryContestant final : public Contestant {
             o_view(spec_, outputs_.o.data()), lse_view(spec_, outputs_.lse.data()), {}};
   }
   BackwardTensors backward_tensors() const {
-    return {q_view(spec_, inputs_->q.data()),    k_view(spec_, inputs_->k.data()),     v_view(spec_, inputs_->v.data()),
-            o_view(spec_, outputs_.o.data()),    lse_view(spec_, outputs_.lse.data()), o_view(spec_, inputs_->dout.data()),
-            q_view(spec_, outputs_.dq.data()),   k_view(spec_, outputs_.dk.data()),    v_view(spec_, outputs_.dv.data())};
+    return {q_view(spec_, inputs_->q.data()),  k_view(spec_, inputs_->k.data()),     v_view(spec_, inputs_->v.data()),
+            o_view(spec_, outputs_.o.data()),  lse_view(spec_, outputs_.lse.data()), o_view(spec_, inputs_->dout.data()),
+            q_view(spec_, outputs_.dq.data()), k_view(spec_, outputs_.dk.data()),    v_view(spec_, outputs_.dv.data())};
   }
 
   size_t workspace_bytes(Pass pass) const {

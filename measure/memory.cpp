@@ -27,7 +27,8 @@ int64_t status_bytes(const char* key) {
   std::ifstream file("/proc/self/status");
   const size_t length = std::strlen(key);
   for (std::string line; std::getline(file, line);)
-    if (line.compare(0, length, key) == 0 && line.size() > length && line[length] == ':') return std::strtoll(line.c_str() + length + 1, nullptr, 10) * 1024;
+    if (line.compare(0, length, key) == 0 && line.size() > length && line[length] == ':')
+      return std::strtoll(line.c_str() + length + 1, nullptr, 10) * 1024;
   return -1;
 }
 
@@ -41,7 +42,9 @@ Pages::Pages(size_t bytes, Kind kind) : size_(bytes) {
       close(descriptor_);
       descriptor_ = -1;
     }
-    if (descriptor_ < 0) throw Failure(Status::kOutOfMemory, "cannot make a shared memory file of " + mebibytes(static_cast<double>(bytes)) + ": " + std::strerror(errno));
+    if (descriptor_ < 0)
+      throw Failure(Status::kOutOfMemory,
+                    "cannot make a shared memory file of " + mebibytes(static_cast<double>(bytes)) + ": " + std::strerror(errno));
     data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
   } else {
     data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -86,8 +89,8 @@ void require_memory(int64_t bytes, int64_t limit_bytes, const std::string& what)
   const int64_t allowed = memory_allowed(limit_bytes);
   if (bytes <= allowed) return;
   const bool by_limit = limit_bytes > 0 && allowed == limit_bytes;
-  throw Failure(Status::kOutOfMemory, what + " needs " + mebibytes(static_cast<double>(bytes)) + "; " + (by_limit ? "--memory-limit allows " : "available are ") +
-                                          mebibytes(static_cast<double>(allowed)));
+  throw Failure(Status::kOutOfMemory, what + " needs " + mebibytes(static_cast<double>(bytes)) + "; " +
+                                          (by_limit ? "--memory-limit allows " : "available are ") + mebibytes(static_cast<double>(allowed)));
 }
 
 ResidentPeak::ResidentPeak() {

@@ -55,10 +55,10 @@ __attribute__((target("avx2,fma"))) void run_avx2(int64_t iterations) {
 constexpr PeakKernel kAvx2{"FMA, 256 bit", 14 * 8 * 2, run_avx2};
 
 // `op` three times on registers 16 to 31 each, with zmm0 and zmm1 as operands.
-#define FATTN_16(op)                                                                                                              \
-  op "16\n\t" op "17\n\t" op "18\n\t" op "19\n\t" op "20\n\t" op "21\n\t" op "22\n\t" op "23\n\t" op "24\n\t" op "25\n\t" op "26\n\t" op \
-     "27\n\t" op "28\n\t" op "29\n\t" op "30\n\t" op "31\n\t"
-#define FATTN_LOOP512(op)                                                                                                          \
+#define FATTN_16(op)                                                                                                                                 \
+  op "16\n\t" op "17\n\t" op "18\n\t" op "19\n\t" op "20\n\t" op "21\n\t" op "22\n\t" op "23\n\t" op "24\n\t" op "25\n\t" op "26\n\t" op "27\n\t" op \
+     "28\n\t" op "29\n\t" op "30\n\t" op "31\n\t"
+#define FATTN_LOOP512(op) \
   asm volatile("vbroadcastss (%[operands]), %%zmm0\n\t"                                                                            \
                "vbroadcastss 4(%[operands]), %%zmm1\n\t" FATTN_16("vmovaps %%zmm1, %%zmm")                                         \
                ".p2align 5\n\t"                                                                                                    \

@@ -58,7 +58,8 @@ Peak arithmetic_peak(const PeakKernel& kernel, int threads) {
     iterations *= 4;
   }
   for (int i = 0; i < kSamples; ++i)
-    peak.rate = std::max(peak.rate, rate_together(threads, static_cast<double>(iterations) * kernel.flops_per_iteration, [&](int) { kernel.run(iterations); }));
+    peak.rate = std::max(peak.rate,
+                         rate_together(threads, static_cast<double>(iterations) * kernel.flops_per_iteration, [&](int) { kernel.run(iterations); }));
   return peak;
 }
 
@@ -135,7 +136,8 @@ double measure_read_bandwidth(int threads) {
 }
 
 nlohmann::ordered_json to_json(const Peaks& peaks) {
-  nlohmann::ordered_json json = {{"isa", name_of(peaks.isa)}, {"threads", peaks.threads}, {"fma_instruction", peaks.fma.name}, {"fma_flops_per_s", peaks.fma.rate}};
+  nlohmann::ordered_json json = {
+      {"isa", name_of(peaks.isa)}, {"threads", peaks.threads}, {"fma_instruction", peaks.fma.name}, {"fma_flops_per_s", peaks.fma.rate}};
   json["bf16_instruction"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.name) : nlohmann::ordered_json(nullptr);
   json["bf16_flops_per_s"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.rate) : nlohmann::ordered_json(nullptr);
   json["read_bytes_per_s"] = peaks.read_bytes_per_s > 0 ? nlohmann::ordered_json(peaks.read_bytes_per_s) : nlohmann::ordered_json(nullptr);

@@ -19,7 +19,8 @@ DType lse_dtype(const ProblemSpec& s) { return s.dtype == DType::kF64 ? DType::k
 int64_t sum(std::initializer_list<int64_t> parts) {
   int64_t total = 0;
   for (int64_t part : parts)
-    if (__builtin_add_overflow(total, part, &total)) throw Failure(Status::kOutOfMemory, "the tensors together have more bytes than any machine can address; choose smaller sizes");
+    if (__builtin_add_overflow(total, part, &total))
+      throw Failure(Status::kOutOfMemory, "the tensors together have more bytes than any machine can address; choose smaller sizes");
   return total;
 }
 
@@ -68,7 +69,7 @@ Cost cost_of(const ProblemSpec& spec, Pass pass) {
 }
 
 nlohmann::ordered_json to_json(const ProblemSpec& s) {
-  return {{"batch", s.batch},       {"seqlen_q", s.seqlen_q},   {"seqlen_k", s.seqlen_k}, {"nheads", s.nheads},         {"nheads_k", s.nheads_k},
+  return {{"batch", s.batch},     {"seqlen_q", s.seqlen_q},   {"seqlen_k", s.seqlen_k}, {"nheads", s.nheads},        {"nheads_k", s.nheads_k},
           {"headdim", s.headdim}, {"headdim_v", s.headdim_v}, {"causal", s.causal},     {"dtype", name_of(s.dtype)}, {"seed", s.seed}};
 }
 

@@ -58,11 +58,24 @@ class ProviderContestant final : public Contestant {
     const int64_t total = 2 * spec.input_bytes(grad) + 2 * spec.output_bytes(grad);
     require_memory(total, memory_limit, options_.name + ": copies of the tensors for " + describe(spec));
 
-    json problem = {{"op", "problem"},      {"batch", spec.batch},     {"seqlen_q", spec.seqlen_q},      {"seqlen_k", spec.seqlen_k},
-                    {"nheads", spec.nheads}, {"nheads_k", spec.nheads_k}, {"headdim", spec.headdim},        {"headdim_v", spec.headdim_v},
-                    {"causal", spec.causal}, {"dtype", name_of(spec.dtype)}, {"softmax_scale", 1 / std::sqrt(static_cast<double>(spec.headdim))},
-                    {"grad", grad},          {"seed", spec.seed},       {"threads", threads()},           {"device", options_.device},
-                    {"variant", variant_},   {"min_sample_s", kMinSampleSeconds}, {"memory_limit_bytes", memory_limit}};
+    json problem = {{"op", "problem"},
+                    {"batch", spec.batch},
+                    {"seqlen_q", spec.seqlen_q},
+                    {"seqlen_k", spec.seqlen_k},
+                    {"nheads", spec.nheads},
+                    {"nheads_k", spec.nheads_k},
+                    {"headdim", spec.headdim},
+                    {"headdim_v", spec.headdim_v},
+                    {"causal", spec.causal},
+                    {"dtype", name_of(spec.dtype)},
+                    {"softmax_scale", 1 / std::sqrt(static_cast<double>(spec.headdim))},
+                    {"grad", grad},
+                    {"seed", spec.seed},
+                    {"threads", threads()},
+                    {"device", options_.device},
+                    {"variant", variant_},
+                    {"min_sample_s", kMinSampleSeconds},
+                    {"memory_limit_bytes", memory_limit}};
     ask(problem);
 
     Inputs shared;
@@ -112,7 +125,8 @@ class ProviderContestant final : public Contestant {
   std::vector<double> time(Pass pass, int samples, int warmup) override {
     const json answer = ask({{"op", "time"}, {"pass", name_of(pass)}, {"samples", samples}, {"warmup", warmup}});
     const auto list = answer.find("seconds");
-    if (list == answer.end() || !list->is_array() || list->size() != static_cast<size_t>(samples)) nonsense("its time answer has not one number for each sample asked for");
+    if (list == answer.end() || !list->is_array() || list->size() != static_cast<size_t>(samples))
+      nonsense("its time answer has not one number for each sample asked for");
     std::vector<double> seconds;
     for (const json& value : *list) {
       const double s = value.is_number() ? value.get<double>() : 0;
@@ -156,8 +170,9 @@ class ProviderContestant final : public Contestant {
     Status status = Status::kUnavailable;
     for (const std::string& python : script ? options_.pythons : std::vector<std::string>{""}) {
       try {
-        process_ = std::make_unique<Subprocess>(script ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
-                                                std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
+        process_ =
+            std::make_unique<Subprocess>(script ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
+                                         std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
         hello();
         return;
       } catch (const Failure& failure) {

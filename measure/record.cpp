@@ -100,7 +100,8 @@ Winner fastest(const std::vector<Row>& rows) {
 
 Winner leanest(const std::vector<Row>& rows) {
   return winner(
-      rows, [](const Row& row) { return row.ok() && row.memory ? std::optional<double>(static_cast<double>(row.memory->extra_bytes)) : std::nullopt; },
+      rows,
+      [](const Row& row) { return row.ok() && row.memory ? std::optional<double>(static_cast<double>(row.memory->extra_bytes)) : std::nullopt; },
       [](const Row& row, const Row& best) {
         const double least = static_cast<double>(best.memory->extra_bytes);
         return static_cast<double>(row.memory->extra_bytes) <= least + std::max(0.01 * least, 65536.0);
@@ -148,7 +149,8 @@ ordered_json to_json(const Row& row) {
   json["max_difference_to_standard"] = row.max_difference_to_standard ? number(*row.max_difference_to_standard) : ordered_json(nullptr);
   json["checks"] = ordered_json::array();
   for (const TensorCheck& c : row.checks)
-    json["checks"].push_back({{"tensor", c.tensor}, {"error", number(c.error)}, {"allowed", number(c.allowed)}, {"pass", c.pass}, {"where", c.where}});
+    json["checks"].push_back(
+        {{"tensor", c.tensor}, {"error", number(c.error)}, {"allowed", number(c.allowed)}, {"pass", c.pass}, {"where", c.where}});
   json["warnings"] = row.warnings;
   return json;
 }
@@ -161,7 +163,11 @@ ordered_json to_json(const Record& record) {
     rows.push_back(to_json(row));
     if (rank(row.status) > rank(status)) status = row.status;
   }
-  ordered_json json = {{"fattn_record", kRecordVersion}, {"command", record.command}, {"flags", record.flags}, {"status", name_of(status)}, {"environment", environment()}};
+  ordered_json json = {{"fattn_record", kRecordVersion},
+                       {"command", record.command},
+                       {"flags", record.flags},
+                       {"status", name_of(status)},
+                       {"environment", environment()}};
   json["peaks"] = {{"before", to_json(record.peaks_before)}, {"after", to_json(record.peaks_after)}};
   json["rows"] = std::move(rows);
   json["summary"] = record.summary;

@@ -38,7 +38,9 @@ std::vector<double> time_calls(const std::function<void()>& call, int samples, i
   call();
   const double once = seconds_since(start);
   // One more call than needed by the first measurement, which is usually the slowest.
-  const int calls = once >= kMinSampleSeconds ? 1 : static_cast<int>(std::min(kMinSampleSeconds / std::max(once, 1e-9) + 1, static_cast<double>(kMostCallsASample)));
+  const int calls = once >= kMinSampleSeconds
+                        ? 1
+                        : static_cast<int>(std::min(kMinSampleSeconds / std::max(once, 1e-9) + 1, static_cast<double>(kMostCallsASample)));
   std::vector<double> seconds;
   if (calls == 1) seconds.push_back(once);
   while (static_cast<int>(seconds.size()) < samples) {
@@ -68,7 +70,8 @@ std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& sam
   for (size_t i = 0; i < samplers.size(); ++i)
     guarded(i, [&] {
       const double once = std::max(warm_up(samplers[i], options), 1e-9), sample = std::max(once, kMinSampleSeconds);
-      const double affordable = std::clamp(options.max_seconds / sample, std::min<double>(kFewestSamples, options.repeats), static_cast<double>(options.repeats));
+      const double affordable =
+          std::clamp(options.max_seconds / sample, std::min<double>(kFewestSamples, options.repeats), static_cast<double>(options.repeats));
       const double most = std::max(options.repeats, options.max_samples);
       wanted[i] = static_cast<int>(std::ceil(std::clamp(options.min_seconds / sample, affordable, most)));
       warm_again[i] = once < kColdCachesMatterSeconds;

@@ -15,13 +15,13 @@ constexpr int kFewestSamples = 6;
 constexpr double kColdCachesMatterSeconds = 0.1;
 
 struct SamplingOptions {
-  int repeats = 20;            // samples at least
-  double min_seconds = 0.3;    // and this long in total
-  double max_seconds = 3;      // fewer samples than `repeats` where they would last longer, but never fewer than kFewestSamples
-  int max_samples = 500;       // unless that would be more samples than this
-  int warmup = -1;             // untimed calls before the first sample; -1: until stable
-  double warmup_seconds = 1;   // "until stable" gives up after this long
-  int rounds = 5;              // contestants take turns this many times, so that a drift of the machine hits all of them
+  int repeats = 20;           // samples at least
+  double min_seconds = 0.3;   // and this long in total
+  double max_seconds = 3;     // fewer samples than `repeats` where they would last longer, but never fewer than kFewestSamples
+  int max_samples = 500;      // unless that would be more samples than this
+  int warmup = -1;            // untimed calls before the first sample; -1: until stable
+  double warmup_seconds = 1;  // "until stable" gives up after this long
+  int rounds = 5;             // contestants take turns this many times, so that a drift of the machine hits all of them
 };
 
 // Seconds a call, of `samples` samples after `warmup` untimed calls. std::chrono::steady_clock.
@@ -33,8 +33,7 @@ using Sampler = std::function<std::vector<double>(int samples, int warmup)>;
 // Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed
 // to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress.
 std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                                 const std::function<void(size_t, const std::exception&)>& failed,
-                                                 const std::function<void()>& turn);
+                                                 const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn);
 
 // The smallest step that the clock was seen to take.
 double clock_resolution_seconds();

@@ -27,7 +27,9 @@ constexpr size_t kLongestLine = 4 << 20;
 
 std::string how_it_ended(int status) {
   if (WIFEXITED(status)) return "ended with exit code " + std::to_string(WEXITSTATUS(status));
-  if (WIFSIGNALED(status)) return "was ended by signal " + std::to_string(WTERMSIG(status)) + (WTERMSIG(status) == SIGKILL ? " (the kernel does that when memory runs out)" : "");
+  if (WIFSIGNALED(status))
+    return "was ended by signal " + std::to_string(WTERMSIG(status)) +
+           (WTERMSIG(status) == SIGKILL ? " (the kernel does that when memory runs out)" : "");
   return "ended";
 }
 
@@ -35,7 +37,8 @@ std::string how_it_ended(int status) {
 
 Subprocess::Subprocess(const std::vector<std::string>& argv, const std::vector<std::string>& variables) {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw Failure(Status::kFailed, std::string("cannot make a socket pair: ") + std::strerror(errno));
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw Failure(Status::kFailed, std::string("cannot make a socket pair: ") + std::strerror(errno));
   socket_ = ends[0];
   stderr_ = memfd_create("provider-stderr", MFD_CLOEXEC);
 

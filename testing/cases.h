@@ -46,9 +46,9 @@ struct Case {
   bool backward = true;  // false: forward only
   uint64_t seed = 1;
 
-  double scale() const;          // softmax_scale or its default
-  bool meant_nonfinite() const;  // NaN or Inf among the inputs, so NaN and Inf are allowed in the outputs
-  double flops() const;          // of the passes that run
+  double scale() const;                         // softmax_scale or its default
+  bool meant_nonfinite() const;                 // NaN or Inf among the inputs, so NaN and Inf are allowed in the outputs
+  double flops() const;                         // of the passes that run
   bool small() const { return flops() < 1e7; }  // quick enough for the float64 oracle under a sanitizer
 };
 

@@ -80,8 +80,8 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
     std::ostringstream out;
     out.precision(9);
     const auto i = static_cast<size_t>(verdict.first_bad);
-    out << wanted.name << place_of(tensor, verdict.first_bad) << " is " << got[i] << ", expected " << wanted.values[i] << "; "
-        << bad << " of " << got.size() << " elements are off by more than " << wanted.allowed << ", by up to " << verdict.error;
+    out << wanted.name << place_of(tensor, verdict.first_bad) << " is " << got[i] << ", expected " << wanted.values[i] << "; " << bad << " of "
+        << got.size() << " elements are off by more than " << wanted.allowed << ", by up to " << verdict.error;
     verdict.message = out.str();
   }
   return verdict;
@@ -116,7 +116,8 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   forward(oracle, oracle_options(options));
   const ModelForward standard = standard_forward(model_shape(q, k, v, options), wide_q.values, wide_k.values, wide_v.values);
   const DType lse_dtype = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  return {expected("o", o, standard.o, kForwardFactor, q.dtype()), expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())))};
+  return {expected("o", o, standard.o, kForwardFactor, q.dtype()),
+          expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())))};
 }
 
 // Of the backward pass: dq, dk, dv. The oracle is given the same o and lse as the pass that is judged.
@@ -140,7 +141,7 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   const ModelShape model = model_shape(t.q, t.k, t.v, options);
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
   const DType dtype = t.q.dtype();
-  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
+  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;                           // of the accumulators
   const double dp_rounding = 2 * ulp(sums, standard.dp_terms) * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
   return {expected("dq", dq, standard.dq, kGradientFactor, dtype, dp_rounding * standard.k_terms),
           expected("dk", dk, standard.dk, kGradientFactor, dtype, dp_rounding * standard.q_terms),

@@ -23,8 +23,8 @@
 namespace fattn::testing {
 
 struct TensorVerdict {
-  std::string tensor;      // "o", "lse", "dq", ...
-  double error = 0;        // largest absolute error; infinity where a non-finite value is wrong
+  std::string tensor;  // "o", "lse", "dq", ...
+  double error = 0;    // largest absolute error; infinity where a non-finite value is wrong
   double allowed = 0;
   bool pass = false;
   int64_t first_bad = -1;  // row-major index into the tensor's shape
@@ -33,9 +33,9 @@ struct TensorVerdict {
 
 struct CaseResult {
   std::vector<TensorVerdict> tensors;
-  std::string skipped;  // the library's reason why it does not support the case; empty if it ran
-  std::string failure;  // what went wrong beside the numbers: an error, a write outside an output; empty if nothing did
-  bool passed() const;  // ran, and every verdict is a pass
+  std::string skipped;          // the library's reason why it does not support the case; empty if it ran
+  std::string failure;          // what went wrong beside the numbers: an error, a write outside an output; empty if nothing did
+  bool passed() const;          // ran, and every verdict is a pass
   std::string summary() const;  // "o 1.2e-07 of 3.4e-07, ..." or the reason, for people
 };
 

@@ -47,8 +47,7 @@ uint16_t encode(Format f, double x) {
   if (std::isinf(x)) return static_cast<uint16_t>(sign | infinity);
   if (x == 0) return static_cast<uint16_t>(sign);
   const int exponent = std::ilogb(x);
-  if (exponent < f.min_exponent)
-    return static_cast<uint16_t>(sign | static_cast<int>(std::fabs(x) * power_of_two(fraction_bits - f.min_exponent)));
+  if (exponent < f.min_exponent) return static_cast<uint16_t>(sign | static_cast<int>(std::fabs(x) * power_of_two(fraction_bits - f.min_exponent)));
   const int significand = static_cast<int>(std::fabs(x) * power_of_two(fraction_bits - exponent));
   return static_cast<uint16_t>(sign | (((exponent - f.min_exponent) << fraction_bits) + significand));
 }

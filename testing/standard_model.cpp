@@ -101,14 +101,13 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
       for (int64_t i = 0; i < s.seqlen_q; ++i) {
         const int64_t visible = s.visible_end(i);
         const Real lse = softmax_row(s, qs.data() + i * s.headdim, ks, visible, weights);
-        out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) *
-                                                        largest_terms(visible, qs.data() + i * s.headdim, s.headdim, ks.data(), s.seqlen_k));
+        out.score_terms = std::max(out.score_terms,
+                                   std::fabs(s.softmax_scale) * largest_terms(visible, qs.data() + i * s.headdim, s.headdim, ks.data(), s.seqlen_k));
         std::fill(o.begin(), o.end(), Real{0});
         if (lse != -std::numeric_limits<Real>::infinity()) add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data(), s.headdim_v);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
-          out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] =
-              rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
+          out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] = rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
       }
     }
   return out;
@@ -202,9 +201,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
 
 }  // namespace
 
-int64_t ModelShape::visible_end(int64_t row) const {
-  return causal ? std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k;
-}
+int64_t ModelShape::visible_end(int64_t row) const { return causal ? std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k; }
 
 ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v) {
   return shape.dtype == DType::kF64 ? forward<double>(shape, q, k, v) : forward<float>(shape, q, k, v);

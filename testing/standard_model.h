@@ -30,10 +30,11 @@ ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Den
 // o and lse are the forward pass's. The sums of absolute terms say what rounding errors are relative to; largest, finite.
 struct ModelBackward {
   Dense dq, dk, dv;
-  double score_terms = 0;                        // |softmax_scale| sum |q| |k|, and |lse|
-  double dp_terms = 0;                           // sum |dout| |v|, and sum |o| |dout|
+  double score_terms = 0;                           // |softmax_scale| sum |q| |k|, and |lse|
+  double dp_terms = 0;                              // sum |dout| |v|, and sum |o| |dout|
   double k_terms = 0, q_terms = 0, dout_terms = 0;  // sum p |k| of a row; sum p |q| and sum p |dout| of a key
 };
-ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse, const Dense& dout);
+ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse,
+                                const Dense& dout);
 
 }  // namespace fattn::testing

@@ -44,8 +44,7 @@ Tensor place_rows(std::vector<TensorBlock>& blocks, const Case& c, Layout layout
       return block(s.batch * s.seqlen * s.heads * s.headdim)
           .place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {s.heads * s.seqlen * s.headdim, s.headdim, s.seqlen * s.headdim, 1});
     case Layout::kExpanded:
-      return block(s.seqlen * s.heads * s.headdim)
-          .place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {0, s.heads * s.headdim, s.headdim, 1});
+      return block(s.seqlen * s.heads * s.headdim).place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {0, s.heads * s.headdim, s.headdim, 1});
     case Layout::kPadded: {
       const int64_t head = s.headdim + 1, row = s.heads * head + 3, batch = s.seqlen * row + 5;
       return block(s.batch * batch).place(0, {s.batch, s.seqlen, s.heads, s.headdim}, {batch, row, head, 1});
@@ -97,15 +96,13 @@ Widened widen(const Tensor& t) {
 }
 
 TensorBlock::TensorBlock(DType dtype, int64_t elements, int64_t guard_elements, unsigned char fill)
-    : dtype_(dtype), guard_(guard_elements), fill_(fill),
-      memory_(static_cast<size_t>(elements + 2 * guard_elements) * size_of(dtype), fill) {}
+    : dtype_(dtype), guard_(guard_elements), fill_(fill), memory_(static_cast<size_t>(elements + 2 * guard_elements) * size_of(dtype), fill) {}
 
 Tensor TensorBlock::place(int64_t offset, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
   const Tensor tensor(memory_.data() + static_cast<size_t>(guard_ + offset) * size_of(dtype_), dtype_, shape, strides);
   const size_t bytes = size_of(dtype_);
-  for_each_element(tensor, [&](int64_t at) {
-    std::memset(static_cast<unsigned char*>(tensor.data()) + static_cast<size_t>(at) * bytes, kUnwritten, bytes);
-  });
+  for_each_element(tensor,
+                   [&](int64_t at) { std::memset(static_cast<unsigned char*>(tensor.data()) + static_cast<size_t>(at) * bytes, kUnwritten, bytes); });
   tensors_.push_back(tensor);
   return tensor;
 }

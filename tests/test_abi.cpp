@@ -13,10 +13,10 @@ static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 &
               offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
 static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
 static_assert(sizeof(fattn_problem) == 936 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
-              offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 &&
-              offsetof(fattn_problem, executor) == 48 && offsetof(fattn_problem, q) == 56 && offsetof(fattn_problem, o) == 320 &&
-              offsetof(fattn_problem, lse) == 408 && offsetof(fattn_problem, weights) == 496 && offsetof(fattn_problem, dout) == 584 &&
-              offsetof(fattn_problem, dq) == 672 && offsetof(fattn_problem, dv) == 848);
+              offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 && offsetof(fattn_problem, executor) == 48 &&
+              offsetof(fattn_problem, q) == 56 && offsetof(fattn_problem, o) == 320 && offsetof(fattn_problem, lse) == 408 &&
+              offsetof(fattn_problem, weights) == 496 && offsetof(fattn_problem, dout) == 584 && offsetof(fattn_problem, dq) == 672 &&
+              offsetof(fattn_problem, dv) == 848);
 static_assert(sizeof(fattn_buffers) == 104 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
               offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, workspace) == 88 && offsetof(fattn_buffers, workspace_bytes) == 96);
 static_assert(sizeof(fattn_plan_info) == 72 && offsetof(fattn_plan_info, workspace_bytes) == 24 && offsetof(fattn_plan_info, flops) == 32 &&

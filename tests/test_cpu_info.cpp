@@ -88,7 +88,8 @@ TEST(Cgroup, V2QuotaOfTheGroupAndItsAncestors) {
 TEST(Cgroup, V1Quota) {
   Tree tree;
   tree.file("/proc/self/mountinfo", kV1Mounts).file("/proc/self/cgroup", "8:pids:/x\n3:cpuset:/y\n2:cpu,cpuacct:/docker/0123\n1:name=systemd:/cpu\n");
-  tree.file("/sys/fs/cgroup/cpu,cpuacct/docker/0123/cpu.cfs_quota_us", "-1\n").file("/sys/fs/cgroup/cpu,cpuacct/docker/0123/cpu.cfs_period_us", "100000\n");
+  tree.file("/sys/fs/cgroup/cpu,cpuacct/docker/0123/cpu.cfs_quota_us", "-1\n")
+      .file("/sys/fs/cgroup/cpu,cpuacct/docker/0123/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(cgroup_cpus(tree.root()), kNone);
   tree.file("/sys/fs/cgroup/cpu,cpuacct/docker/0123/cpu.cfs_quota_us", "220000\n");
   EXPECT_EQ(cgroup_cpus(tree.root()), 2.2);
@@ -109,7 +110,8 @@ TEST(Cgroup, V1AndV2Together) {
 TEST(Cgroup, AMountThatShowsOnlyTheContainersGroup) {
   Tree tree;
   // The group's path is told from the host's root, the mount begins at the container's group.
-  tree.file("/proc/self/mountinfo", "32 31 0:29 /docker/ab /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n").file("/proc/self/cgroup", "2:cpu:/docker/ab/job\n");
+  tree.file("/proc/self/mountinfo", "32 31 0:29 /docker/ab /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n")
+      .file("/proc/self/cgroup", "2:cpu:/docker/ab/job\n");
   tree.file("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "300000").file("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000");
   EXPECT_EQ(cgroup_cpus(tree.root()), 3.0);
   tree.file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000").file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
@@ -130,8 +132,19 @@ TEST(Cgroup, OddNames) {
 }
 
 TEST(Cgroup, GarbageLimitsNothing) {
-  const char* garbage[] = {"",      "\n",       "max",          "100000",          "-5 100000",  "100000 0",       "0 100000",
-                           "x y z", "1e5 1e5",  "100000 -1",    "99999999999999999999 100000", "100000 100000 7", "\xff\xfe\x00garbage"};
+  const char* garbage[] = {"",
+                           "\n",
+                           "max",
+                           "100000",
+                           "-5 100000",
+                           "100000 0",
+                           "0 100000",
+                           "x y z",
+                           "1e5 1e5",
+                           "100000 -1",
+                           "99999999999999999999 100000",
+                           "100000 100000 7",
+                           "\xff\xfe\x00garbage"};
   for (const char* text : garbage) {
     Tree tree;
     tree.file("/proc/self/mountinfo", kV2Mounts).file("/proc/self/cgroup", "0::/g\n").file("/sys/fs/cgroup/g/cpu.max", text);
@@ -143,7 +156,8 @@ TEST(Cgroup, GarbageLimitsNothing) {
     EXPECT_EQ(cgroup_cpus(tables.root()), kNone) << text;
   }
   Tree torn;
-  torn.file("/proc/self/mountinfo", "30 22 - cgroup2\n - \n1 2 3 4 5 -\n" + std::string(kV2Mounts) + "9 - cgroup").file("/proc/self/cgroup", ":\n::\n0:\n0::/g");
+  torn.file("/proc/self/mountinfo", "30 22 - cgroup2\n - \n1 2 3 4 5 -\n" + std::string(kV2Mounts) + "9 - cgroup")
+      .file("/proc/self/cgroup", ":\n::\n0:\n0::/g");
   torn.file("/sys/fs/cgroup/g/cpu.max", "200000 100000");
   EXPECT_EQ(cgroup_cpus(torn.root()), 2.0);
 }
@@ -208,8 +222,10 @@ class Variable {
     ::setenv(name, value, 1);
   }
   ~Variable() {
-    if (before_.empty()) ::unsetenv(name_);
-    else ::setenv(name_, before_.c_str(), 1);
+    if (before_.empty())
+      ::unsetenv(name_);
+    else
+      ::setenv(name_, before_.c_str(), 1);
   }
   Variable(const Variable&) = delete;
   Variable& operator=(const Variable&) = delete;
@@ -295,8 +311,9 @@ X86Features sapphire_rapids() {
   return f;
 }
 
-constexpr uint32_t kScalarOnly = isa_bit(Isa::kScalar), kUpToAvx2 = kScalarOnly | isa_bit(Isa::kAvx2), kUpToAvx512 = kUpToAvx2 | isa_bit(Isa::kAvx512),
-                   kUpToBf16 = kUpToAvx512 | isa_bit(Isa::kAvx512Bf16), kUpToAmx = kUpToBf16 | isa_bit(Isa::kAmx);
+constexpr uint32_t kScalarOnly = isa_bit(Isa::kScalar), kUpToAvx2 = kScalarOnly | isa_bit(Isa::kAvx2),
+                   kUpToAvx512 = kUpToAvx2 | isa_bit(Isa::kAvx512), kUpToBf16 = kUpToAvx512 | isa_bit(Isa::kAvx512Bf16),
+                   kUpToAmx = kUpToBf16 | isa_bit(Isa::kAmx);
 
 TEST(Isas, OfKnownProcessors) {
   EXPECT_EQ(isas_of(X86Features{}), kScalarOnly);
@@ -350,7 +367,8 @@ TEST(Isas, Default) {
 }
 
 TEST(Isas, Names) {
-  for (Isa isa : {Isa::kAuto, Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon}) EXPECT_EQ(isa_from_name(name_of(isa)), isa);
+  for (Isa isa : {Isa::kAuto, Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
+    EXPECT_EQ(isa_from_name(name_of(isa)), isa);
   for (const char* name : {"", "AVX2", "avx-512", "sse"}) {
     try {
       isa_from_name(name);
@@ -437,9 +455,10 @@ TEST(CpuInfo, OfThisMachine) {
 TEST(CpuInfo, ManyThreadsAskAtOnce) {
   std::vector<std::thread> threads;
   std::vector<CpuInfo> infos(8);
-  for (CpuInfo& info : infos) threads.emplace_back([&info] {
-    for (int i = 0; i < 50; ++i) info = cpu_info();
-  });
+  for (CpuInfo& info : infos)
+    threads.emplace_back([&info] {
+      for (int i = 0; i < 50; ++i) info = cpu_info();
+    });
   for (auto& thread : threads) thread.join();
   for (const CpuInfo& info : infos) {
     EXPECT_EQ(info.model, infos[0].model);

@@ -47,8 +47,8 @@ TEST_P(HalfSmall, RoundsToNearestEven) {
   for (uint32_t bits = 0; bits < 0x8000; ++bits) {
     const float low = widened(GetParam(), static_cast<uint16_t>(bits)), high = widened(GetParam(), static_cast<uint16_t>(bits + 1));
     if (!std::isfinite(low)) break;
-    const float middle = std::isfinite(high) ? static_cast<float>((static_cast<double>(low) + high) / 2)
-                                             : low + static_cast<float>(ulp(GetParam(), low)) / 2;
+    const float middle =
+        std::isfinite(high) ? static_cast<float>((static_cast<double>(low) + high) / 2) : low + static_cast<float>(ulp(GetParam(), low)) / 2;
     for (float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, kInfinity), low, std::nextafter(low, kInfinity)})
       for (float signed_x : {x, -x}) {
         uint16_t expected = 0;
@@ -66,8 +66,7 @@ TEST_P(HalfSmall, KeepsNanAndOverflowsToInfinity) {
   EXPECT_EQ(widened(GetParam(), narrowed(GetParam(), std::numeric_limits<float>::max())), kInfinity);
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, HalfSmall, ::testing::Values(DType::kF16, DType::kBF16),
-                         [](const auto& p) { return std::string(name_of(p.param)); });
+INSTANTIATE_TEST_SUITE_P(Every, HalfSmall, ::testing::Values(DType::kF16, DType::kBF16), [](const auto& p) { return std::string(name_of(p.param)); });
 
 TEST(NumbersSmall, KnownValues) {
   EXPECT_EQ(round_to(DType::kF16, 65519.0), 65504.0);

@@ -57,11 +57,11 @@ struct Named {
   const char* name;
   fattn_tensor fattn_problem::*member;
 };
-const Named kForwardNames[] = {{"q", &fattn_problem::q}, {"k", &fattn_problem::k}, {"v", &fattn_problem::v}, {"o", &fattn_problem::o},
-                               {"lse", &fattn_problem::lse}};
-const Named kBackwardNames[] = {{"q", &fattn_problem::q},       {"k", &fattn_problem::k},   {"v", &fattn_problem::v},
-                                {"o", &fattn_problem::o},       {"lse", &fattn_problem::lse}, {"dout", &fattn_problem::dout},
-                                {"dq", &fattn_problem::dq},     {"dk", &fattn_problem::dk}, {"dv", &fattn_problem::dv}};
+const Named kForwardNames[] = {
+    {"q", &fattn_problem::q}, {"k", &fattn_problem::k}, {"v", &fattn_problem::v}, {"o", &fattn_problem::o}, {"lse", &fattn_problem::lse}};
+const Named kBackwardNames[] = {{"q", &fattn_problem::q},   {"k", &fattn_problem::k},     {"v", &fattn_problem::v},
+                                {"o", &fattn_problem::o},   {"lse", &fattn_problem::lse}, {"dout", &fattn_problem::dout},
+                                {"dq", &fattn_problem::dq}, {"dk", &fattn_problem::dk},   {"dv", &fattn_problem::dv}};
 
 // The same spoiling for every tensor of both passes. `spoil` returns words that the message must hold beside the name.
 void each_tensor(const std::function<std::string(fattn_tensor&, const char* name)>& spoil, fattn_status code = FATTN_ERROR_INVALID_ARGUMENT) {
@@ -162,7 +162,7 @@ TEST(InvalidSmall, NegativeStride) {
 TEST(InvalidSmall, LastDimensionNotContiguous) {
   each_tensor([](fattn_tensor& t, const char* name) {
     if (std::string(name) == "lse") return std::string();  // may have any strides
-    for (int64_t& stride : t.strides) stride *= 2;  // every second element of a larger tensor
+    for (int64_t& stride : t.strides) stride *= 2;         // every second element of a larger tensor
     return std::string("last dimension");
   });
 }
@@ -290,7 +290,8 @@ TEST(InvalidSmall, OutputsOverThemselves) {
   for (bool backward : {false, true}) {
     const Good good(backward);
     for (const Named& n : kBackwardNames) {
-      const bool output = backward ? n.name[0] == 'd' && n.member != &fattn_problem::dout : n.member == &fattn_problem::o || n.member == &fattn_problem::lse;
+      const bool output =
+          backward ? n.name[0] == 'd' && n.member != &fattn_problem::dout : n.member == &fattn_problem::o || n.member == &fattn_problem::lse;
       if (!output) continue;
       for (int d = 0; d < 2; ++d) {
         fattn_problem p = good.problem;
@@ -311,10 +312,12 @@ TEST(InvalidSmall, SharedInputsAreFine) {
 TEST(InvalidSmall, PackedGradientsAreFine) {
   std::vector<float> qkv(2 * 5 * 3 * 2 * 4, 0.25f), dqkv(qkv.size()), o(2 * 5 * 2 * 4, 0.25f), dout(o.size(), 1.0f), lse(2 * 2 * 5, 2.0f);
   const auto slice = [](std::vector<float>& x, int i) { return Tensor(x.data() + i * 8, DType::kF32, {2, 5, 2, 4}, {120, 24, 4, 1}); };
-  const Tensor o_view(o.data(), DType::kF32, {2, 5, 2, 4}), dout_view(dout.data(), DType::kF32, {2, 5, 2, 4}), lse_view(lse.data(), DType::kF32, {2, 2, 5});
-  EXPECT_NO_THROW(backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 2)}));
-  EXPECT_THROW(
-      backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 1)}), Error);
+  const Tensor o_view(o.data(), DType::kF32, {2, 5, 2, 4}), dout_view(dout.data(), DType::kF32, {2, 5, 2, 4}),
+      lse_view(lse.data(), DType::kF32, {2, 2, 5});
+  EXPECT_NO_THROW(
+      backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 2)}));
+  EXPECT_THROW(backward({slice(qkv, 0), slice(qkv, 1), slice(qkv, 2), o_view, lse_view, dout_view, slice(dqkv, 0), slice(dqkv, 1), slice(dqkv, 1)}),
+               Error);
 }
 
 TEST(InvalidSmall, WorkspaceTooSmallMisalignedOrNull) {

@@ -116,10 +116,10 @@ std::vector<Case> cases() {
     for (int headdim : {1, 8, 31, 33, 80, 96, 200, 576}) all.push_back({70, 90, headdim, headdim, causal});
     all.push_back({50, 130, 64, 40, causal});
     all.push_back({50, 130, 40, 128, causal});
-    all.push_back({130, 50, 64, 64, causal});           // causal: rows that see nothing
-    all.push_back({40, 700, 64, 64, causal, 1, 256});   // several blocks
+    all.push_back({130, 50, 64, 64, causal});          // causal: rows that see nothing
+    all.push_back({40, 700, 64, 64, causal, 1, 256});  // several blocks
     all.push_back({300, 300, 64, 64, causal, 1, 32, 48});
-    all.push_back({200, 600, 64, 64, causal, 8, 96});   // running maximum
+    all.push_back({200, 600, 64, 64, causal, 8, 96});  // running maximum
     all.push_back({200, 600, 128, 128, causal, 8, 160});
     all.push_back({200, 300, 64, 64, causal, 3000, 96});  // huge logits
     all.push_back({100, 100, 64, 64, causal, 1, 64, 256, -0.2f});
@@ -226,7 +226,8 @@ void run_forward(const Case& c, const Inputs& in, Rows& o, std::vector<float>& l
 
 struct Gradients {
   explicit Gradients(const Case& c)
-      : dq(static_cast<size_t>(c.seqlen_q * c.group * c.headdim), 0.0f), dk(c.seqlen_k, c.headdim, c.headdim + c.padding),
+      : dq(static_cast<size_t>(c.seqlen_q * c.group * c.headdim), 0.0f),
+        dk(c.seqlen_k, c.headdim, c.headdim + c.padding),
         dv(c.seqlen_k, c.headdim_v, c.headdim_v + c.padding) {}
   std::vector<float> dq;
   Rows dk, dv;
@@ -337,7 +338,9 @@ TEST_F(AmxKernels, GradientsAreAsExactAsStandardAttention) {
     const Results exact = oracle(c, in, false), standard = oracle(c, in, true);
     Gradients g(c);
     run_backward(c, in, exact, g);
-    const auto allowed = [](const Matrix& e, const Matrix& s) { return std::max({3 * difference(e, s), largest(e) / 128, 1e-5}); };  // lse and delta are fp32
+    const auto allowed = [](const Matrix& e, const Matrix& s) {
+      return std::max({3 * difference(e, s), largest(e) / 128, 1e-5});
+    };  // lse and delta are fp32
     EXPECT_LE(difference(exact.dv, g.dv), allowed(exact.dv, standard.dv));
     EXPECT_LE(difference(exact.dk, g.dk), allowed(exact.dk, standard.dk));
     EXPECT_LE(difference(exact.dq, [&](int64_t i, int d) { return static_cast<double>(g.dq[static_cast<size_t>(i * c.headdim + d)]); }),

@@ -25,8 +25,10 @@ std::string in_child(const char* openblas_setting, const Body& body) {
   if (pipe(channel) != 0) return "no pipe";
   const pid_t child = fork();
   if (child == 0) {
-    if (openblas_setting) setenv("FATTN_OPENBLAS", openblas_setting, 1);
-    else unsetenv("FATTN_OPENBLAS");
+    if (openblas_setting)
+      setenv("FATTN_OPENBLAS", openblas_setting, 1);
+    else
+      unsetenv("FATTN_OPENBLAS");
     const std::string answer = body();
     const bool whole = write(channel[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
     _exit(whole ? 0 : 1);

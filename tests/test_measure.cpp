@@ -45,7 +45,9 @@ TEST(Statistics, OfKnownSamples) {
 
 // Ranks from published tables of the 95 % interval of a median: n = 10: 2nd to 9th; n = 20: 6th to 15th; n = 100: 40th to 61st.
 TEST(Statistics, IntervalOfTheMedianMatchesTables) {
-  struct { int n, low, high; } const table[] = {{5, 1, 5}, {6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {10, 2, 9}, {20, 6, 15}, {100, 40, 61}};
+  struct {
+    int n, low, high;
+  } const table[] = {{5, 1, 5}, {6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {10, 2, 9}, {20, 6, 15}, {100, 40, 61}};
   for (const auto& row : table) {
     std::vector<double> samples;
     for (int i = row.n; i >= 1; --i) samples.push_back(i);
@@ -88,19 +90,25 @@ TEST(Statistics, UndecidedWhereIntervalsOverlap) {
 TEST(Sampling, TakesTurnsAndEndsOnlyTheOneThatFails) {
   std::vector<int> order;
   int calls = 0;
-  const std::vector<Sampler> samplers = {
-      [&](int samples, int) { order.push_back(0); return std::vector<double>(static_cast<size_t>(samples), 0.01); },
-      [&](int samples, int) -> std::vector<double> {
-        if (++calls > 3) throw std::runtime_error("died");
-        return std::vector<double>(static_cast<size_t>(samples), 0.02);
-      },
-      [&](int samples, int) { order.push_back(2); return std::vector<double>(static_cast<size_t>(samples), 0.03); }};
+  const std::vector<Sampler> samplers = {[&](int samples, int) {
+                                           order.push_back(0);
+                                           return std::vector<double>(static_cast<size_t>(samples), 0.01);
+                                         },
+                                         [&](int samples, int) -> std::vector<double> {
+                                           if (++calls > 3) throw std::runtime_error("died");
+                                           return std::vector<double>(static_cast<size_t>(samples), 0.02);
+                                         },
+                                         [&](int samples, int) {
+                                           order.push_back(2);
+                                           return std::vector<double>(static_cast<size_t>(samples), 0.03);
+                                         }};
   SamplingOptions options;
   options.repeats = 10;
   options.min_seconds = 0;
   options.warmup = 0;
   size_t failed = 99;
-  const auto samples = sample_in_turns(samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [] {});
+  const auto samples = sample_in_turns(
+      samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [] {});
   EXPECT_EQ(failed, 1u);
   EXPECT_GE(samples[0].size(), 10u);
   EXPECT_TRUE(samples[1].empty());

@@ -162,7 +162,8 @@ TEST_P(PropertySmall, TheSameBitsForAnyNumberOfThreads) {
 }
 
 TEST_P(PropertySmall, AViewOfAnotherLayoutGivesTheSameBits) {
-  for (Case c : {shape(dtype, 2, 65, 97, 4, 2, 64, true), shape(dtype, 2, 33, 40, 3, 3, 24, false), shape(dtype, 2, 2, 1100, 4, 2, 64, true, false)}) {
+  for (Case c :
+       {shape(dtype, 2, 65, 97, 4, 2, 64, true), shape(dtype, 2, 33, 40, 3, 3, 24, false), shape(dtype, 2, 2, 1100, 4, 2, 64, true, false)}) {
     const Outputs plain = run(c);
     c.layout = Layout::kBhsd;
     ASSERT_TRUE(same_bits(plain, run(c))) << c.name;
@@ -299,7 +300,8 @@ void put(const Tensor& t, int64_t b, int64_t row, int64_t h, int64_t d, double x
 // (batch, row, head) of every element: touched(b, row, h, d) ones must be non-finite, all others as before up to rounding:
 // next to a non-finite value a block may be summed in another order.
 using Touched = std::function<bool(int64_t b, int64_t row, int64_t h, int64_t d)>;
-void expect_touched(const char* what, const Dense& clean, const Dense& spoilt, int64_t seqlen, int64_t heads, int64_t headdim, const Touched& touched) {
+void expect_touched(const char* what, const Dense& clean, const Dense& spoilt, int64_t seqlen, int64_t heads, int64_t headdim,
+                    const Touched& touched) {
   ASSERT_EQ(clean.size(), spoilt.size());
   double rounding = 0;
   for (double x : clean) rounding = std::max(rounding, std::fabs(x) / 64);  // two units of bf16, the coarsest dtype
@@ -309,7 +311,8 @@ void expect_touched(const char* what, const Dense& clean, const Dense& spoilt, i
     if (touched(b, row, h, d))
       ASSERT_FALSE(std::isfinite(spoilt[i])) << what << "[" << b << ", " << row << ", " << h << ", " << d << "] is " << spoilt[i];
     else
-      ASSERT_LE(std::fabs(clean[i] - spoilt[i]), rounding) << what << "[" << b << ", " << row << ", " << h << ", " << d << "] was " << clean[i] << ", is " << spoilt[i];
+      ASSERT_LE(std::fabs(clean[i] - spoilt[i]), rounding)
+          << what << "[" << b << ", " << row << ", " << h << ", " << d << "] was " << clean[i] << ", is " << spoilt[i];
   }
 }
 
@@ -324,7 +327,8 @@ std::vector<Case> shapes_for_nan(DType dtype, bool backward) {
 bool sees(const Case& c, int64_t row, int64_t key) { return !c.causal || key <= row + c.seqlen_k - c.seqlen_q; }
 
 // lse is (batch, nheads, seqlen_q).
-void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoilt, const std::function<bool(int64_t b, int64_t row, int64_t h)>& touched) {
+void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoilt,
+                        const std::function<bool(int64_t b, int64_t row, int64_t h)>& touched) {
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t h = 0; h < c.nheads; ++h)
       for (int64_t row = 0; row < c.seqlen_q; ++row) {
@@ -332,7 +336,8 @@ void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoi
         if (touched(b, row, h))
           ASSERT_TRUE(std::isnan(spoilt.lse[i])) << "lse[" << b << ", " << h << ", " << row << "] is " << spoilt.lse[i];
         else
-          ASSERT_TRUE(clean.lse[i] == spoilt.lse[i] || std::fabs(clean.lse[i] - spoilt.lse[i]) <= 1e-3) << "lse[" << b << ", " << h << ", " << row << "] was " << clean.lse[i] << ", is " << spoilt.lse[i];
+          ASSERT_TRUE(clean.lse[i] == spoilt.lse[i] || std::fabs(clean.lse[i] - spoilt.lse[i]) <= 1e-3)
+              << "lse[" << b << ", " << h << ", " << row << "] was " << clean.lse[i] << ", is " << spoilt.lse[i];
       }
 }
 
@@ -383,7 +388,9 @@ TEST_P(PropertySmall, ANonFiniteKeyTouchesTheRowsThatSeeIt) {
       const Outputs clean = run(c, in);
       put(in.k, 0, bad_key, 0, 5, kNan);
       const Outputs spoilt = run(c, in);
-      const auto rows = [&](int64_t b, int64_t row, int64_t h, int64_t) { return b == 0 && h / (c.nheads / c.nheads_k) == 0 && sees(c, row, bad_key); };
+      const auto rows = [&](int64_t b, int64_t row, int64_t h, int64_t) {
+        return b == 0 && h / (c.nheads / c.nheads_k) == 0 && sees(c, row, bad_key);
+      };
       expect_touched("o", clean.o, spoilt.o, c.seqlen_q, c.nheads, c.headdim_v, rows);
       expect_lse_touched(c, clean, spoilt, [&](int64_t b, int64_t row, int64_t h) { return rows(b, row, h, 0); });
       // Inf: a score of +Inf makes a NaN, one of -Inf a weight of 0; rows that do not see the key must not change.
@@ -392,7 +399,8 @@ TEST_P(PropertySmall, ANonFiniteKeyTouchesTheRowsThatSeeIt) {
       Dense others = infinite.o, all_clean = clean.o;
       for (size_t i = 0; i < others.size(); ++i) {
         const auto n = static_cast<int64_t>(i);
-        if (rows(n / c.headdim_v / c.nheads / c.seqlen_q, n / c.headdim_v / c.nheads % c.seqlen_q, n / c.headdim_v % c.nheads, 0)) others[i] = all_clean[i] = 0;
+        if (rows(n / c.headdim_v / c.nheads / c.seqlen_q, n / c.headdim_v / c.nheads % c.seqlen_q, n / c.headdim_v % c.nheads, 0))
+          others[i] = all_clean[i] = 0;
       }
       expect_touched("o beside Inf", all_clean, others, c.seqlen_q, c.nheads, c.headdim_v, [](int64_t, int64_t, int64_t, int64_t) { return false; });
     }
@@ -414,8 +422,7 @@ TEST_P(PropertySmall, ANonFiniteValueTouchesTheRowsThatSeeIt) {
       }
 }
 
-const auto kParameters =
-    ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets()));
+const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets()));
 INSTANTIATE_TEST_SUITE_P(Every, PropertySmall, kParameters, parameter_name);
 INSTANTIATE_TEST_SUITE_P(Every, Fork, kParameters, parameter_name);
 

@@ -56,10 +56,10 @@ std::string error_of(const std::string& path) {
   }
 }
 
-#define EXPECT_REFUSED(file, part)                                             \
-  do {                                                                         \
-    const std::string message = error_of(file);                                \
-    EXPECT_NE(message.find(part), std::string::npos) << "got: " << message;    \
+#define EXPECT_REFUSED(file, part)                                          \
+  do {                                                                      \
+    const std::string message = error_of(file);                             \
+    EXPECT_NE(message.find(part), std::string::npos) << "got: " << message; \
   } while (false)
 
 std::string tensor(const std::string& dtype, const std::string& shape, const std::string& offsets) {
@@ -288,19 +288,19 @@ TEST(Printable, EscapesWhatATerminalWouldObey) {
   EXPECT_EQ(printable("plain text, \xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80"), "plain text, \xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80");
   EXPECT_EQ(printable("a\nb\tc\r"), "a\\nb\\tc\\r");
   EXPECT_EQ(printable("\x1b[31m\x07\x7f"), "\\x1b[31m\\x07\\x7f");
-  EXPECT_EQ(printable("\xc2\x9b"), "\\x9b");              // C1 control as UTF-8
-  EXPECT_EQ(printable("\xe2\x80\xae"), "\\u202e");        // right-to-left override
+  EXPECT_EQ(printable("\xc2\x9b"), "\\x9b");                // C1 control as UTF-8
+  EXPECT_EQ(printable("\xe2\x80\xae"), "\\u202e");          // right-to-left override
   EXPECT_EQ(printable("\xf3\xa0\x81\x81"), "\\U000e0041");  // tag character
   EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
 }
 
 TEST(Printable, EscapesInvalidUtf8) {
   EXPECT_EQ(printable("\x80"), "\\x80");
-  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");              // overlong
-  EXPECT_EQ(printable("\xe0\x80\x80"), "\\xe0\\x80\\x80");      // overlong
-  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");      // surrogate
+  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");                    // overlong
+  EXPECT_EQ(printable("\xe0\x80\x80"), "\\xe0\\x80\\x80");           // overlong
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // surrogate
   EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // beyond U+10FFFF
-  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");              // cut
+  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");                    // cut
   EXPECT_EQ(printable("\xff\xfe"), "\\xff\\xfe");
 }
 

@@ -164,7 +164,8 @@ template <class Tensors>
 void execute(const Tensors& tensors, const fattn::Options& options) {
   const fattn::Plan plan(tensors, options);
   const size_t bytes = plan.workspace_bytes(), guard = 64;
-  std::unique_ptr<unsigned char, void (*)(void*)> workspace(static_cast<unsigned char*>(std::aligned_alloc(64, (bytes + guard + 63) / 64 * 64)), std::free);
+  std::unique_ptr<unsigned char, void (*)(void*)> workspace(static_cast<unsigned char*>(std::aligned_alloc(64, (bytes + guard + 63) / 64 * 64)),
+                                                            std::free);
   std::memset(workspace.get(), 0xff, bytes);
   std::memset(workspace.get() + bytes, 0x5a, guard);
   plan.execute(tensors, workspace.get(), bytes);

@@ -17,9 +17,10 @@ REPORTS = ROOT / "build/reports"
 HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
-# built for it).
+# built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries)$"
 TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*"
+TSAN_FILTER += "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:Fork*"
 # What another architecture can change: kernels, conversions, the case table.
 PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"

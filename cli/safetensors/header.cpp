@@ -42,7 +42,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool end_object() override {
     if (where_ == Where::kTop) return enter(Where::kEnd);
     if (where_ == Where::kTensor && !(has_dtype_ && has_shape_ && has_offsets_))
-      throw FormatError("tensor " + show(name_) + " lacks " + (!has_dtype_ ? "dtype" : !has_shape_ ? "shape" : "data_offsets") +
+      throw FormatError("tensor " + show(name_) + " lacks " +
+                        (!has_dtype_   ? "dtype"
+                         : !has_shape_ ? "shape"
+                                       : "data_offsets") +
                         "; every tensor has dtype, shape and data_offsets");
     return enter(Where::kTop);
   }
@@ -128,7 +131,21 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
  private:
   // What the reader is inside of, or waits for the value of.
-  enum class Where { kStart, kTop, kTensorValue, kTensor, kDType, kShapeValue, kShape, kOffsetsValue, kOffsets, kMetadataValue, kMetadata, kMetadataText, kEnd };
+  enum class Where {
+    kStart,
+    kTop,
+    kTensorValue,
+    kTensor,
+    kDType,
+    kShapeValue,
+    kShape,
+    kOffsetsValue,
+    kOffsets,
+    kMetadataValue,
+    kMetadata,
+    kMetadataText,
+    kEnd
+  };
 
   bool enter(Where where) {
     where_ = where;
@@ -145,7 +162,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
         throw FormatError("shape of tensor " + show(name_) + " is or holds " + found + "; it must be an array of whole numbers from 0 to 2^63 - 1");
       case Where::kOffsetsValue:
       case Where::kOffsets:
-        throw FormatError("data_offsets of tensor " + show(name_) + " is or holds " + found + "; it must be two whole numbers, begin and end in bytes");
+        throw FormatError("data_offsets of tensor " + show(name_) + " is or holds " + found +
+                          "; it must be two whole numbers, begin and end in bytes");
       case Where::kMetadataValue: throw FormatError("__metadata__ is " + found + "; it must be an object whose values are text");
       case Where::kMetadataText: throw FormatError("__metadata__ holds " + found + " under " + show(metadata_key_) + "; its values must be text");
       default: throw FormatError("the header is " + found + "; it must be one JSON object of tensors");
@@ -173,19 +191,22 @@ uint64_t bytes_of(const TensorEntry& tensor) {
     if (__builtin_mul_overflow(bits, static_cast<uint64_t>(n), &bits))
       throw FormatError("the shape " + list(tensor.shape) + " of tensor " + show(tensor.name) + " has more bits than 64-bit numbers count");
   if (bits % 8 != 0)
-    throw FormatError("the shape " + list(tensor.shape) + " of tensor " + show(tensor.name) + " with dtype " + tensor.dtype + " fills no whole bytes");
+    throw FormatError("the shape " + list(tensor.shape) + " of tensor " + show(tensor.name) + " with dtype " + tensor.dtype +
+                      " fills no whole bytes");
   return bits / 8;
 }
 
 // In the order of the data, every range begins where the one before ended, and the last ends with the file.
 void check_ranges(std::vector<TensorEntry>& tensors, uint64_t data_bytes) {
-  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  std::sort(tensors.begin(), tensors.end(),
+            [](const TensorEntry& a, const TensorEntry& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   uint64_t filled = 0;
   for (const TensorEntry& t : tensors) {
     const std::string range = "data_offsets [" + std::to_string(t.begin) + ", " + std::to_string(t.end) + "] of tensor " + show(t.name);
     if (t.end < t.begin) throw FormatError(range + " end before they begin");
     if (t.end > data_bytes)
-      throw FormatError(range + " reach beyond the file, which holds " + std::to_string(data_bytes) + " bytes of data; it was cut, or its header is wrong");
+      throw FormatError(range + " reach beyond the file, which holds " + std::to_string(data_bytes) +
+                        " bytes of data; it was cut, or its header is wrong");
     if (t.end - t.begin != bytes_of(t))
       throw FormatError(range + " hold " + std::to_string(t.end - t.begin) + " bytes, but " + t.dtype + " with shape " + list(t.shape) + " needs " +
                         std::to_string(bytes_of(t)));

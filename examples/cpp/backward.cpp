@@ -57,9 +57,9 @@ int main() {
   try {
     // Along `direction` in q, k and v at once the loss must change as the gradients say.
     constexpr double step = 1e-2;
-    const double difference =
-        (loss(moved(q, step, direction), moved(k, step, direction), moved(v, step, direction)) -
-         loss(moved(q, -step, direction), moved(k, -step, direction), moved(v, -step, direction))) / (2 * step);
+    const double difference = (loss(moved(q, step, direction), moved(k, step, direction), moved(v, step, direction)) -
+                               loss(moved(q, -step, direction), moved(k, -step, direction), moved(v, -step, direction))) /
+                              (2 * step);
 
     loss(q, k, v);  // o and lse of the point itself, for the backward pass
     fattn::BackwardTensors t;

@@ -39,14 +39,14 @@ enum {
   FATTN_ERROR_INVALID_ARGUMENT = 1, /* the caller gave something that no configuration accepts */
   FATTN_ERROR_UNSUPPORTED = 2,      /* valid, but not on this backend, algorithm or machine; the message says why */
   FATTN_ERROR_OUT_OF_MEMORY = 3,
-  FATTN_ERROR_WORKSPACE = 4,        /* the workspace handed to fattn_plan_execute is too small or misaligned */
-  FATTN_ERROR_ABI = 5,              /* a struct of another ABI version, or a size that this library does not know */
-  FATTN_ERROR_INTERNAL = 6          /* a defect of the library or an exception of the host's executor */
+  FATTN_ERROR_WORKSPACE = 4, /* the workspace handed to fattn_plan_execute is too small or misaligned */
+  FATTN_ERROR_ABI = 5,       /* a struct of another ABI version, or a size that this library does not know */
+  FATTN_ERROR_INTERNAL = 6   /* a defect of the library or an exception of the host's executor */
 };
 
 enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4 }; /* dtype; F64 on backend reference only */
-enum { FATTN_DEVICE_CPU = 0 };                                       /* device_type */
-enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };                      /* pass */
+enum { FATTN_DEVICE_CPU = 0 };                                        /* device_type */
+enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };                       /* pass */
 enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2 };
 /* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. */
 enum { FATTN_ALGORITHM_AUTO = 0, FATTN_ALGORITHM_STANDARD = 1, FATTN_ALGORITHM_V2 = 2 };
@@ -93,14 +93,14 @@ typedef struct fattn_problem {
   int32_t has_softmax_scale; /* 0: softmax_scale = 1 / sqrt(headdim) */
   int32_t cpu_isa;           /* FATTN_ISA_AUTO, or the instruction set to use (for tests and measurements) */
   double softmax_scale;
-  int32_t num_threads; /* 0: every CPU that affinity and the control group allow; results do not depend on it */
-  int32_t reserved;    /* 0 */
+  int32_t num_threads;            /* 0: every CPU that affinity and the control group allow; results do not depend on it */
+  int32_t reserved;               /* 0 */
   const fattn_executor* executor; /* null: the library's own thread pool */
   fattn_tensor q, k, v;
-  fattn_tensor o;       /* forward: output; backward: input */
-  fattn_tensor lse;     /* forward: optional output; backward: input; F32 (F64 for F64 problems), any strides */
-  fattn_tensor weights; /* forward with algorithm standard: optional output (batch, nheads, seqlen_q, seqlen_k) in q's dtype */
-  fattn_tensor dout;    /* backward: input, the gradient of o */
+  fattn_tensor o;          /* forward: output; backward: input */
+  fattn_tensor lse;        /* forward: optional output; backward: input; F32 (F64 for F64 problems), any strides */
+  fattn_tensor weights;    /* forward with algorithm standard: optional output (batch, nheads, seqlen_q, seqlen_k) in q's dtype */
+  fattn_tensor dout;       /* backward: input, the gradient of o */
   fattn_tensor dq, dk, dv; /* backward: outputs */
 } fattn_problem;
 
@@ -169,9 +169,9 @@ typedef struct fattn_env_info {
 
 typedef struct fattn_plan fattn_plan;
 
-FATTN_API const char* fattn_version(void);      /* "0.1.0" */
-FATTN_API uint32_t fattn_abi_version(void);     /* of the loaded library; compare with FATTN_ABI_VERSION */
-FATTN_API const char* fattn_last_error(void);   /* message of this thread's last failed call; "" if there was none */
+FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
+FATTN_API uint32_t fattn_abi_version(void);                   /* of the loaded library; compare with FATTN_ABI_VERSION */
+FATTN_API const char* fattn_last_error(void);                 /* message of this thread's last failed call; "" if there was none */
 FATTN_API const char* fattn_status_name(fattn_status status); /* "invalid_argument", ... */
 
 /* FATTN_OK if the problem can run here, FATTN_ERROR_UNSUPPORTED with the reason if not; other codes for bad input.

@@ -14,9 +14,7 @@ inline fattn_cpu_info cpu_info() {
   return info;
 }
 
-inline bool available(const fattn_cpu_info& cpu, Isa isa) {
-  return (cpu.isas_available >> static_cast<int32_t>(isa)) & 1u;
-}
+inline bool available(const fattn_cpu_info& cpu, Isa isa) { return (cpu.isas_available >> static_cast<int32_t>(isa)) & 1u; }
 
 inline std::vector<fattn_library_info> libraries() {
   std::vector<fattn_library_info> all;

@@ -84,8 +84,7 @@ class Tensor {
   Tensor() = default;
   // Contiguous, row-major. At most 4 dimensions.
   Tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape) {
-    if (shape.size() > 4)
-      throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor has at most 4 dimensions; pass a view with 4 or fewer");
+    if (shape.size() > 4) throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor has at most 4 dimensions; pass a view with 4 or fewer");
     raw_.data = const_cast<void*>(data);
     raw_.dtype = static_cast<int32_t>(dtype);
     for (int64_t n : shape) raw_.shape[raw_.ndim++] = n;
@@ -96,10 +95,8 @@ class Tensor {
       stride *= static_cast<uint64_t>(raw_.shape[i] > 0 ? raw_.shape[i] : 1);
     }
   }
-  Tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides)
-      : Tensor(data, dtype, shape) {
-    if (strides.size() != shape.size())
-      throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor needs one stride for each dimension");
+  Tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) : Tensor(data, dtype, shape) {
+    if (strides.size() != shape.size()) throw Error(ErrorCode::kInvalidArgument, "a fattn::Tensor needs one stride for each dimension");
     int i = 0;
     for (int64_t s : strides) raw_.strides[i++] = s;
   }
@@ -116,8 +113,7 @@ class Tensor {
   }
   // The same memory with two dimensions swapped: (batch, heads, seqlen, headdim) <-> (batch, seqlen, heads, headdim).
   Tensor transposed(int a, int b) const {
-    if (a < 0 || b < 0 || a >= ndim() || b >= ndim())
-      throw Error(ErrorCode::kInvalidArgument, "Tensor::transposed: a dimension is out of range");
+    if (a < 0 || b < 0 || a >= ndim() || b >= ndim()) throw Error(ErrorCode::kInvalidArgument, "Tensor::transposed: a dimension is out of range");
     Tensor t = *this;
     t.raw_.shape[a] = raw_.shape[b];
     t.raw_.shape[b] = raw_.shape[a];

@@ -34,11 +34,12 @@ void after_fork_in_child() {
 std::vector<std::string> candidates() {
   const std::string wanted = env_value(kEnvOpenBlas);
   if (!wanted.empty()) return {wanted};
-  return {"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0",
+  return {
+    "libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0",
 #if defined(__x86_64__)
-          "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0"
+        "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0"
 #elif defined(__aarch64__)
-          "/usr/lib/aarch64-linux-gnu/openblas-pthread/libopenblas.so.0"
+        "/usr/lib/aarch64-linux-gnu/openblas-pthread/libopenblas.so.0"
 #endif
   };
 }
@@ -51,16 +52,18 @@ std::string bind(const DynamicLibrary& library, OpenBlas& blas) {
   const auto set_num_threads = library.function<void (*)(int)>("openblas_set_num_threads");
   const auto get_parallel = library.function<int (*)()>("openblas_get_parallel");
   const auto get_config = library.function<const char* (*)()>("openblas_get_config");
-  for (const auto& [name, found] : {std::pair{"cblas_sgemm", sgemm != nullptr}, std::pair{"openblas_get_num_threads", get_num_threads != nullptr},
-                                    std::pair{"openblas_set_num_threads", set_num_threads != nullptr},
-                                    std::pair{"openblas_get_parallel", get_parallel != nullptr},
-                                    std::pair{"openblas_get_config", get_config != nullptr}})
+  for (const auto& [name, found] :
+       {std::pair{"cblas_sgemm", sgemm != nullptr}, std::pair{"openblas_get_num_threads", get_num_threads != nullptr},
+        std::pair{"openblas_set_num_threads", set_num_threads != nullptr}, std::pair{"openblas_get_parallel", get_parallel != nullptr},
+        std::pair{"openblas_get_config", get_config != nullptr}})
     if (!found) return std::string("it has no function ") + name + ", so it is not an OpenBLAS with the CBLAS interface";
-  if (std::string(get_config()).find("USE64BITINT") != std::string::npos) return "it is a build with 64-bit integers; one with 32-bit integers is needed";
+  if (std::string(get_config()).find("USE64BITINT") != std::string::npos)
+    return "it is a build with 64-bit integers; one with 32-bit integers is needed";
   // 0: no threads, and perhaps no locks either, so concurrent calls may not be safe. 2: OpenMP, whose thread count is
   // per calling thread, so every worker would start a team of its own.
   const int parallel = get_parallel();
-  if (parallel != 1) return std::string("it is a build ") + (parallel == 0 ? "without threads" : "with OpenMP") + "; the one with POSIX threads is needed";
+  if (parallel != 1)
+    return std::string("it is a build ") + (parallel == 0 ? "without threads" : "with OpenMP") + "; the one with POSIX threads is needed";
   blas.sgemm = sgemm;
   blas.get_num_threads = get_num_threads;
   blas.set_num_threads = set_num_threads;
@@ -82,8 +85,10 @@ OpenBlas open_openblas() {
     tried += (tried.empty() ? "" : "; ") + name + ": " + why;
   }
   // What to do comes first: a caller's buffer may cut the end off.
-  blas.reason = "no usable OpenBLAS; install it (Debian, Ubuntu: apt install libopenblas0-pthread) or set FATTN_OPENBLAS to the absolute path of the "
-                "library. Tried " + tried;
+  blas.reason =
+      "no usable OpenBLAS; install it (Debian, Ubuntu: apt install libopenblas0-pthread) or set FATTN_OPENBLAS to the absolute path of the "
+      "library. Tried " +
+      tried;
   return blas;
 }
 

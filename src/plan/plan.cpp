@@ -96,11 +96,10 @@ void plan_cpu(const Problem& p, Plan& plan) {
   const bool tiles = c.isa != Isa::kAmx || (p.dtype == DType::kBF16 && c.path != CpuPlan::Path::kDecode);
   plan.kernel = text("cpu v2 ", path, " ", name_of(p.dtype), " ", name_of(tiles ? c.isa : Isa::kAvx512));
   switch (c.path) {
-    case CpuPlan::Path::kForward:
-      plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys");
-      break;
+    case CpuPlan::Path::kForward: plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys"); break;
     case CpuPlan::Path::kDecode:
-      plan.why = text("seqlen_q ", p.seqlen_q, " <= ", kDecodeRows, ": the ", c.rows, " rows of a key head together, ", c.splits, " chunks of ", c.task_k, " keys");
+      plan.why = text("seqlen_q ", p.seqlen_q, " <= ", kDecodeRows, ": the ", c.rows, " rows of a key head together, ", c.splits, " chunks of ",
+                      c.task_k, " keys");
       break;
     case CpuPlan::Path::kBackward:
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");

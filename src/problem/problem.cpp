@@ -33,8 +33,7 @@ Extent extent_of(const fattn_tensor& t) {
 
 // What holds for every tensor alone: rank, dtype, device, shape, strides, size.
 void check_tensor(const char* name, const fattn_tensor& t, int ndim, bool output) {
-  if (t.ndim == 0)
-    invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
+  if (t.ndim == 0) invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
   if (t.ndim != ndim)
     invalid(text(name, " has ", t.ndim, " dimensions; allowed: ", ndim, ndim == 4 ? " (batch, seqlen, heads, headdim)" : " (batch, heads, seqlen_q)",
                  ". Add a dimension of 1 where one is missing"));
@@ -89,15 +88,13 @@ void check_options(const fattn_problem& g) {
   check_enum("algorithm", g.algorithm, A{FATTN_ALGORITHM_AUTO, FATTN_ALGORITHM_STANDARD, FATTN_ALGORITHM_V2}, "auto (0), standard (1), v2 (2)");
   check_enum("causal", g.causal, A{0, 1}, "0, 1");
   check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
-  if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON)
-    invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
+  if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON) invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
   if (g.reserved != 0) throw Error(ErrorCode::kAbi, text("reserved is ", g.reserved, "; it must be 0. Zero the whole struct before filling it"));
   if (g.has_softmax_scale && !std::isfinite(g.softmax_scale))
     invalid(text("softmax_scale is ", g.softmax_scale, "; it must be finite. Leave it unset for 1 / sqrt(headdim)"));
   if (g.has_softmax_scale && !std::isfinite(static_cast<float>(g.softmax_scale)))
     invalid(text("softmax_scale is ", g.softmax_scale, "; it must be within the range of fp32"));
-  if (g.num_threads < 0 || g.num_threads > 4096)
-    invalid(text("num_threads is ", g.num_threads, "; allowed: 0 (as many as usable) to 4096"));
+  if (g.num_threads < 0 || g.num_threads > 4096) invalid(text("num_threads is ", g.num_threads, "; allowed: 0 (as many as usable) to 4096"));
   if (g.executor) {
     if (g.executor->struct_size != sizeof(fattn_executor))
       throw Error(ErrorCode::kAbi, text("executor.struct_size is ", g.executor->struct_size, "; this library knows ", sizeof(fattn_executor),
@@ -217,9 +214,7 @@ Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t h
 void validate_buffers(const Problem& p, const fattn_buffers& b) {
   std::array<Operand, 10> operands{};
   size_t n = 0;
-  const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) {
-    operands[n++] = {name, data, extent, output};
-  };
+  const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) { operands[n++] = {name, data, extent, output}; };
   add("q", b.q, rows_extent(p, p.q, p.seqlen_q, p.nheads, p.headdim), false);
   add("k", b.k, rows_extent(p, p.k, p.seqlen_k, p.nheads_k, p.headdim), false);
   add("v", b.v, rows_extent(p, p.v, p.seqlen_k, p.nheads_k, p.headdim_v), false);
@@ -228,8 +223,8 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
     add("lse", b.lse, {3, {p.batch, p.nheads, p.seqlen_q}, {p.lse.batch, p.lse.head, p.lse.row}, p.dtype == DType::kF64 ? 8 : 4}, !p.backward);
   if (p.want_weights) {
     const int64_t* s = p.weights_strides;
-    add("weights", b.weights,
-        {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))}, true);
+    add("weights", b.weights, {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))},
+        true);
   }
   if (p.backward) {
     add("dout", b.dout, rows_extent(p, p.dout, p.seqlen_q, p.nheads, p.headdim_v), false);
@@ -247,8 +242,7 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
   }
   for (size_t i = 0; i < n; ++i)
     for (size_t j = i + 1; j < n; ++j)
-      if ((operands[i].output || operands[j].output) &&
-          may_overlap(operands[i].data, operands[i].extent, operands[j].data, operands[j].extent))
+      if ((operands[i].output || operands[j].output) && may_overlap(operands[i].data, operands[i].extent, operands[j].data, operands[j].extent))
         invalid(text(operands[i].output ? operands[i].name : operands[j].name, " overlaps ", operands[i].output ? operands[j].name : operands[i].name,
                      " in memory; an output needs memory of its own"));
 }

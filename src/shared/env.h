@@ -14,8 +14,7 @@ struct EnvVar {
 inline constexpr EnvVar kEnvCpuIsa{"FATTN_CPU_ISA",
                                    "instruction set of the CPU kernels where a call leaves the choice to the library: "
                                    "scalar, avx2, avx512, avx512_bf16, amx or neon"};
-inline constexpr EnvVar kEnvNumThreads{"FATTN_NUM_THREADS",
-                                       "threads of the CPU backend where a call asks for none in particular: 1 to 1024"};
+inline constexpr EnvVar kEnvNumThreads{"FATTN_NUM_THREADS", "threads of the CPU backend where a call asks for none in particular: 1 to 1024"};
 inline constexpr EnvVar kEnvOpenBlas{"FATTN_OPENBLAS", "file name or path of the OpenBLAS library to open"};
 
 inline constexpr EnvVar kEnvironment[] = {kEnvCpuIsa, kEnvNumThreads, kEnvOpenBlas};

@@ -29,7 +29,7 @@ static inline uint16_t float_to_f16(float f) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);   // NaN
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds beyond 65504: Inf
-  if (magnitude < 0x38800000u) {  // subnormal in fp16: adding 0.5 rounds at 2^-24
+  if (magnitude < 0x38800000u) {                                               // subnormal in fp16: adding 0.5 rounds at 2^-24
     const float rounded = __builtin_bit_cast(float, magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (__builtin_bit_cast(uint32_t, rounded) - 0x3f000000u));
   }

@@ -136,7 +136,8 @@ class Backward {
       for (int64_t half = 0; half < 2; ++half) {
         pack_transposed(qs + half * 16 * t_.q_stride, t_.q_stride, n - half * 16, t_.headdim, t_.scale < 0 ? 0x80008000u : 0u,
                         tile(at_.q, (square * 2 + half) * at_.depth));
-        pack_transposed(ds + half * 16 * t_.dout_stride, t_.dout_stride, n - half * 16, t_.headdim_v, 0, tile(at_.dout, (square * 2 + half) * at_.depth_v));
+        pack_transposed(ds + half * 16 * t_.dout_stride, t_.dout_stride, n - half * 16, t_.headdim_v, 0,
+                        tile(at_.dout, (square * 2 + half) * at_.depth_v));
       }
       pack_pairs(qs, t_.q_stride, n, t_.headdim, tile(at_.q_pairs, square * 2 * at_.depth));
       pack_pairs(ds, t_.dout_stride, n, t_.headdim_v, tile(at_.dout_pairs, square * 2 * at_.depth_v));
@@ -193,14 +194,14 @@ class Backward {
       for (int64_t r = begin; r < end; ++r)
         if (seen[r] <= c) clear_square(c, r);
       memory_barrier();
-      add_products(tile(at_.p, (c * kSquares + begin) * 2), tile(at_.dout_pairs, begin * 2 * at_.depth_v), end - begin, 2, kTileBytes, 2 * at_.depth_v,
-                   kTileBytes, at_.depth_v, tile(at_.dv, (first + c) * 4 * at_.depth_v), 2 * at_.depth_v, true);
-      add_products(tile(at_.ds, (c * kSquares + begin) * 2), tile(at_.q_pairs, begin * 2 * at_.depth), end - begin, 2, kTileBytes, 2 * at_.depth, kTileBytes,
-                   at_.depth, tile(at_.dk, (first + c) * 4 * at_.depth), 2 * at_.depth, true);
+      add_products(tile(at_.p, (c * kSquares + begin) * 2), tile(at_.dout_pairs, begin * 2 * at_.depth_v), end - begin, 2, kTileBytes,
+                   2 * at_.depth_v, kTileBytes, at_.depth_v, tile(at_.dv, (first + c) * 4 * at_.depth_v), 2 * at_.depth_v, true);
+      add_products(tile(at_.ds, (c * kSquares + begin) * 2), tile(at_.q_pairs, begin * 2 * at_.depth), end - begin, 2, kTileBytes, 2 * at_.depth,
+                   kTileBytes, at_.depth, tile(at_.dk, (first + c) * 4 * at_.depth), 2 * at_.depth, true);
     }
     for (int64_t r = 0; r < row_squares; ++r)
-      add_products(tile(at_.kt, first * 2 * at_.depth), tile(at_.ds_keys, r * 2), seen[r], 2 * at_.depth, kTileBytes, 2 * kSquares, kTileBytes, at_.depth,
-                   tile(at_.dq, r * 4 * at_.depth), 2 * at_.depth, false);
+      add_products(tile(at_.kt, first * 2 * at_.depth), tile(at_.ds_keys, r * 2), seen[r], 2 * at_.depth, kTileBytes, 2 * kSquares, kTileBytes,
+                   at_.depth, tile(at_.dq, r * 4 * at_.depth), 2 * at_.depth, false);
     memory_barrier();
   }
 
@@ -374,7 +375,7 @@ class Backward {
   // Of the block of rows at hand:
   int64_t head_ = 0, row_ = 0, rows_ = 0;
   bool finite_rows_ = true;
-  alignas(64) float lse_[kBackwardRows];    // in fixed-point log2 units
+  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units
   alignas(64) float delta_[kBackwardRows];
   alignas(64) int32_t visible_[kBackwardRows];  // keys of the task that a row sees
 };

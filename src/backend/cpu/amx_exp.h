@@ -24,7 +24,7 @@ FATTN_AMX_INLINE __m512 exp2_of_magic(__m512 t) {
   const __m512i i = _mm512_shuffle_epi8(_mm512_castps_si512(t), up);
   const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
   const __m512 g = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(i, mantissa, one, 0xea));  // (i & mantissa) | one
-  constexpr float scale = -18446744073709551616.0f;                                        // -2^64
+  constexpr float scale = -18446744073709551616.0f;                                         // -2^64
   __m512 q = _mm512_fmadd_ps(g, _mm512_set1_ps(0.039133985f * scale), _mm512_set1_ps(-0.0042481143f * scale));
   q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(-0.26119354f * scale));
   q = _mm512_fmadd_ps(g, q, _mm512_set1_ps(1.2263076f * scale));

@@ -20,11 +20,11 @@
 
 namespace fattn::core::amx {
 
-constexpr int64_t kUnit = 32;               // keys of one step: what a product contracts
-constexpr float kBoundedScore = 40.0f;      // of |score| in log2 units: weights stay within 2^-40 .. 2^40
-constexpr int kBoundedValue = 187 << 7;     // 2^60 as bf16: products with such weights stay finite
-constexpr float kFiniteScore = 1e30f;       // scores below cannot overflow to infinity or NaN on the way
-constexpr float kLazy = 8.0f * kFixed;      // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
+constexpr int64_t kUnit = 32;            // keys of one step: what a product contracts
+constexpr float kBoundedScore = 40.0f;   // of |score| in log2 units: weights stay within 2^-40 .. 2^40
+constexpr int kBoundedValue = 187 << 7;  // 2^60 as bf16: products with such weights stay finite
+constexpr float kFiniteScore = 1e30f;    // scores below cannot overflow to infinity or NaN on the way
+constexpr float kLazy = 8.0f * kFixed;   // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
 
 enum class Softmax {
   kBounded,    // shift 0
@@ -232,7 +232,7 @@ class Forward {
       }
       const int64_t key = unit * kUnit;
       magnitude = _mm512_max_epu16(magnitude, pack_transposed_rows(v + key * t_.v_stride, t_.v_stride, block_keys_ - key, t_.headdim_v,
-                                                                  scratch_ + at_.v + unit * value_stride()));
+                                                                   scratch_ + at_.v + unit * value_stride()));
     }
     key_norm_ = finite ? largest_norm(squares) : __builtin_inff();
     value_bits_ = largest_epu16(magnitude);
@@ -272,7 +272,13 @@ class Forward {
   }
   ProductStream product_stream(const Step& s) const {
     const bool stay = at_.groups == 1 && softmax(s.tile) == Softmax::kBounded && !element_wise(s.tile, s.key);
-    return {scratch_ + at_.v + s.unit * value_stride(), weights(s.parity), acc(s.tile), s.units, value_stride(), at_.groups, !stay || s.unit == 0,
+    return {scratch_ + at_.v + s.unit * value_stride(),
+            weights(s.parity),
+            acc(s.tile),
+            s.units,
+            value_stride(),
+            at_.groups,
+            !stay || s.unit == 0,
             !stay || s.last};
   }
 
@@ -411,8 +417,8 @@ class Forward {
     if (full < step.units) {
       const __m512i visible = visible_keys(tile, step.key, step.unit * kUnit);
       for (int64_t unit = full; unit < step.units; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
-        weigh_unit<kind, true, kDepth, kGroups>(s, p, scale, shift, _mm512_sub_epi32(visible, _mm512_set1_epi32(static_cast<int>(unit * kUnit))), sum0,
-                                                sum1, next, product);
+        weigh_unit<kind, true, kDepth, kGroups>(s, p, scale, shift, _mm512_sub_epi32(visible, _mm512_set1_epi32(static_cast<int>(unit * kUnit))),
+                                                sum0, sum1, next, product);
     }
     _mm512_store_ps(sum(tile), _mm512_add_ps(sum0, sum1));
     next.finish();
@@ -431,8 +437,7 @@ class Forward {
       for (int64_t j = 0; j < n; ++j) {
         const int64_t unit = j / kUnit, r = j % 16, half = j % kUnit / 16;
         const float w = bf16_to_float(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);
-        for (int64_t d = 0; d < t_.headdim_v; ++d)
-          o[d * kLanes + lane] += w * bf16_to_float(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
+        for (int64_t d = 0; d < t_.headdim_v; ++d) o[d * kLanes + lane] += w * bf16_to_float(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
       }
     }
     memory_barrier();

@@ -13,7 +13,7 @@ namespace fattn::core::amx {
 
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileRow = 64;
-constexpr int kLanes = 16;     // columns of an accumulator; fp32 lanes of a vector
+constexpr int kLanes = 16;      // columns of an accumulator; fp32 lanes of a vector
 constexpr int kTileDepth = 32;  // bf16 elements that one product contracts
 
 #define FATTN_AMX_INLINE static inline __attribute__((always_inline))

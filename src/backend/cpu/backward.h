@@ -63,8 +63,8 @@ FATTN_INLINE void pack_columns(OpsDot, const bf16* from, int64_t stride, int64_t
 
 // P = exp(scale S - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. Lane i sees the keys
 // below first_hidden + i. The difference is taken before it goes to base 2: its rounding errors are relative to itself.
-FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, float*, int64_t keys, int64_t whole,
-                                   int64_t first_hidden, float scale, const float* lse, const float* delta) {
+FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, float*, int64_t keys, int64_t whole, int64_t first_hidden,
+                                   float scale, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 f = set1(scale), log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -89,8 +89,8 @@ FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, 
   }
 }
 #ifdef FATTN_DOT
-FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns, int64_t keys, int64_t whole,
-                                   int64_t first_hidden, float scale, const float* lse, const float* delta) {
+FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns, int64_t keys,
+                                   int64_t whole, int64_t first_hidden, float scale, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 f = set1(scale), log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -195,13 +195,13 @@ void backward_task(const BackwardTask& task) {
         const auto from = [&](Scalars a) { return Scalars{a.data + key0 * a.stride, a.stride}; };
         for_panels(0, kTileVecs, [&](int w, auto count) {
           constexpr int kVecs = decltype(count)::value;
-          product_by_row<Ops, kVecs>(from(k_rows), keys, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), scratch.s + w * kLanes, kTile, unused);
-          product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes, kTile,
+          product_by_row<Ops, kVecs>(from(k_rows), keys, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), scratch.s + w * kLanes, kTile,
                                      unused);
+          product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes,
+                                     kTile, unused);
         });
         softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden,
-                         static_cast<float>(scaling.magnitude), lse,
-                         delta);
+                         static_cast<float>(scaling.magnitude), lse, delta);
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
         if (whole < keys && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
@@ -249,7 +249,8 @@ void row_dots_of(const void* a, int64_t a_stride, const void* b, int64_t b_strid
   for (int64_t r = 0; r < rows; ++r) {
     F32 total = zero();
     for (int64_t d = 0; d < headdim; d += kLanes)
-      total = fma(load_n(static_cast<const T*>(a) + r * a_stride + d, headdim - d), load_n(static_cast<const T*>(b) + r * b_stride + d, headdim - d), total);
+      total = fma(load_n(static_cast<const T*>(a) + r * a_stride + d, headdim - d), load_n(static_cast<const T*>(b) + r * b_stride + d, headdim - d),
+                  total);
     to[r * to_stride] = sum(total);
   }
 }

@@ -31,9 +31,7 @@ const CpuKernels& kernels_of(Isa isa) {
   return *kernels;
 }
 
-KernelDType kernel_dtype(DType dtype) {
-  return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16;
-}
+KernelDType kernel_dtype(DType dtype) { return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16; }
 
 template <class T>
 T* at(T* base, int64_t element, size_t element_size) {
@@ -57,9 +55,7 @@ class Layout {
   size_t total() const { return total_; }
 
  private:
-  [[noreturn]] static void too_large() {
-    throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem");
-  }
+  [[noreturn]] static void too_large() { throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem"); }
   size_t total_ = 0;
 };
 
@@ -67,18 +63,16 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 
 // Where the pieces of the workspace begin.
 struct Workspace {
-  size_t scratch = 0, scratch_of_worker = 0;       // all paths
-  size_t largest = 0, sum = 0, acc = 0;            // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t delta = 0, dq = 0;                        // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim)
-  bool dq_in_output = false;                       // backward: dq accumulates in the output itself
+  size_t scratch = 0, scratch_of_worker = 0;  // all paths
+  size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
+  size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim)
+  bool dq_in_output = false;                  // backward: dq accumulates in the output itself
   size_t total = 0;
 };
 
 constexpr int64_t kRowsOfDelta = 256;  // rows of a task of the passes before and after the backward kernel
 
-int workers_of(const Plan& plan, int64_t tasks) {
-  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks)));
-}
+int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 
 int64_t main_tasks(const Plan& plan) {
   const Problem& p = plan.problem;
@@ -203,7 +197,8 @@ void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, floa
     for (int64_t d = 0; d < dv; ++d) merged[d] = c == 0 ? factor * part[d] : merged[d] + factor * part[d];
   }
   call.kernels.sum_rows(call.dtype, merged, 0, 1, dv, o);
-  if (lse) *lse = total == 0.0f ? kNone : static_cast<float>(static_cast<double>(m) * static_cast<double>(scale) + std::log(static_cast<double>(total)));
+  if (lse)
+    *lse = total == 0.0f ? kNone : static_cast<float>(static_cast<double>(m) * static_cast<double>(scale) + std::log(static_cast<double>(total)));
 }
 
 void decode(const Call& call) {

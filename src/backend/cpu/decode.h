@@ -138,13 +138,13 @@ void decode_task(const DecodeTask& task) {
     const int64_t whole_end = task.diagonal < task.key_end ? task.diagonal : task.key_end;
     const int64_t whole = whole_end - key0 < 0 ? 0 : whole_end - key0 < keys ? whole_end - key0 : keys;
     if (key0 + kDecodeBlock < task.key_end)
-      prefetch_rows(k_all + (key0 + kDecodeBlock) * task.k_stride, task.k_stride, task.key_end - key0 - kDecodeBlock < kLanes ? task.key_end - key0 - kDecodeBlock : kLanes,
-                    task.headdim);
+      prefetch_rows(k_all + (key0 + kDecodeBlock) * task.k_stride, task.k_stride,
+                    task.key_end - key0 - kDecodeBlock < kLanes ? task.key_end - key0 - kDecodeBlock : kLanes, task.headdim);
     int64_t v_stride = 0;
     const float* v = widened(v_all + key0 * task.v_stride, task.v_stride, keys, task.headdim_v, s.v, v_stride);
     if (whole > 0)
-      product_into_wide_rows<OpsF32>(Scalars{reinterpret_cast<const char*>(s.scores), kDecodeBlock * 4}, task.rows, v, v_stride, whole, s.acc, width_v,
-                                     width_v / kLanes);
+      product_into_wide_rows<OpsF32>(Scalars{reinterpret_cast<const char*>(s.scores), kDecodeBlock * 4}, task.rows, v, v_stride, whole, s.acc,
+                                     width_v, width_v / kLanes);
     for (int64_t j = whole; j < keys; ++j)
       for (int64_t r = 0; r < task.rows; ++r) {
         if (key0 + j >= r % task.seqlen_q + task.diagonal) continue;
@@ -156,7 +156,8 @@ void decode_task(const DecodeTask& task) {
       }
   }
   for (int64_t r = 0; r < task.rows; ++r)
-    for (int64_t d = 0; d < task.headdim_v; d += kLanes) store_n(task.acc + r * task.headdim_v + d, load(s.acc + r * width_v + d), task.headdim_v - d);
+    for (int64_t d = 0; d < task.headdim_v; d += kLanes)
+      store_n(task.acc + r * task.headdim_v + d, load(s.acc + r * width_v + d), task.headdim_v - d);
 }
 
 template <class T>

@@ -14,7 +14,9 @@ struct Scale {
   double magnitude;  // |softmax_scale|, 1 for 0
   float factor;      // magnitude * log2(e)
   explicit Scale(float scale)
-      : sign(scale == 0.0f ? 0.0f : scale < 0 ? -1.0f : 1.0f),
+      : sign(scale == 0.0f ? 0.0f
+             : scale < 0   ? -1.0f
+                           : 1.0f),
         magnitude(scale == 0.0f ? 1.0 : static_cast<double>(scale < 0 ? -scale : scale)),
         factor(static_cast<float>(magnitude * 1.4426950408889634)) {}
 };
@@ -65,13 +67,12 @@ FATTN_INLINE void exponentials(OpsF32, float* scores, float* weights, int64_t n,
   F32 total[kVecs];
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) total[w] = zero();
-  for (int64_t key = 0; key < n; ++key)
-    FATTN_UNROLL
-    for (int w = 0; w < kVecs; ++w) {
-      const F32 p = exp2(mul(sub(load(scores + key * kStride + w * kLanes), largest[w]), f));
-      total[w] = add(total[w], p);
-      store(weights + key * kStride + w * kLanes, p);
-    }
+  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    const F32 p = exp2(mul(sub(load(scores + key * kStride + w * kLanes), largest[w]), f));
+    total[w] = add(total[w], p);
+    store(weights + key * kStride + w * kLanes, p);
+  }
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) block_sum[w] = total[w];
 }
@@ -85,15 +86,14 @@ FATTN_INLINE void exponentials(OpsDot, float* scores, uint32_t* weights, int64_t
   F32 total[kVecs];
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) total[w] = zero();
-  for (int64_t key = 0; key < n; key += 2)
-    FATTN_UNROLL
-    for (int w = 0; w < kVecs; ++w) {
-      const float* at = scores + key * kStride + w * kLanes;
-      const F32 p0 = exp2_coarse(mul(sub(load(at), largest[w]), f));
-      const F32 p1 = key + 1 < n ? exp2_coarse(mul(sub(load(at + kStride), largest[w]), f)) : zero();
-      total[w] = add(total[w], add(p0, p1));
-      store_pairs(weights + key / 2 * kStride + w * kLanes, make_pairs(p0, p1));
-    }
+  for (int64_t key = 0; key < n; key += 2) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    const float* at = scores + key * kStride + w * kLanes;
+    const F32 p0 = exp2_coarse(mul(sub(load(at), largest[w]), f));
+    const F32 p1 = key + 1 < n ? exp2_coarse(mul(sub(load(at + kStride), largest[w]), f)) : zero();
+    total[w] = add(total[w], add(p0, p1));
+    store_pairs(weights + key / 2 * kStride + w * kLanes, make_pairs(p0, p1));
+  }
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) block_sum[w] = total[w];
 }
@@ -111,8 +111,8 @@ FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
 // O^T of a panel that the diagonal crosses, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
 // that a row sees are summed. Rare, hence scalar.
 template <class T, class Ops>
-void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, int64_t keys, int64_t first_hidden,
-                   int64_t lanes, const float* alpha, float* o) {
+void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, int64_t keys,
+                   int64_t first_hidden, int64_t lanes, const float* alpha, float* o) {
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const int64_t seen = first_hidden + lane < keys ? first_hidden + lane : keys;
     for (int64_t d = 0; d < headdim_v; ++d) {
@@ -126,8 +126,8 @@ void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename O
 // A block of keys [0, keys) for one panel of kVecs vectors of query rows, the first of which is lane 0 here. Lane i sees
 // the keys below first_hidden + i. `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
 template <class T, class Ops, int kVecs>
-__attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch, Scalars k,
-                                             Scalars v, const T* v_rows, int64_t keys, int64_t first_hidden, bool poisoned, float factor) {
+__attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
+                                             Scalars k, Scalars v, const T* v_rows, int64_t keys, int64_t first_hidden, bool poisoned, float factor) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const int64_t last = first_hidden + kStride - 1;  // keys that the panel's last row sees
@@ -142,8 +142,8 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   product_by_row<Ops, kVecs>(k, whole, tile.q + lane0, steps, scratch.scores, kStride, top);
   if (whole < n) {
     const F32 hidden = set1(minus_infinity());
-    product_by_row<Ops, kVecs>(Scalars{k.data + whole * k.stride, k.stride}, n - whole, tile.q + lane0, steps, scratch.scores + whole * kStride, kStride,
-                               unused);
+    product_by_row<Ops, kVecs>(Scalars{k.data + whole * k.stride, k.stride}, n - whole, tile.q + lane0, steps, scratch.scores + whole * kStride,
+                               kStride, unused);
     for (int64_t key = whole; key < n; ++key)
       for (int w = 0; w < kVecs; ++w) {
         float* at = scratch.scores + key * kStride + w * kLanes;
@@ -225,7 +225,8 @@ void forward_task(const ForwardTask& task) {
       const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
       const int64_t first_hidden = row0 + task.diagonal - key0;  // for the tile's first row
       const int64_t seen_by_all = first_hidden < 0 ? 0 : first_hidden;
-      const bool poisoned = seen_by_all < block && any_nonfinite(v_rows + seen_by_all * task.v_stride, task.v_stride, block - seen_by_all, task.headdim_v);
+      const bool poisoned =
+          seen_by_all < block && any_nonfinite(v_rows + seen_by_all * task.v_stride, task.v_stride, block - seen_by_all, task.headdim_v);
       const auto panel = [&](int w, auto count) {
         forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_hidden + w * kLanes, poisoned,
                                                       scale.factor);

@@ -76,13 +76,13 @@ template <class Ops, bool kTransposed, int kVecs, class Begin, class End>
 FATTN_INLINE void sweep(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t b_stride, int64_t n, const Begin& begin, const End& end) {
   const int64_t step = kTransposed ? 4 : a.stride;
   int64_t r = 0;
-#define FATTN_BLOCK(R)                                                                    \
-  {                                                                                       \
-    F32 acc[R][kVecs];                                                                    \
-    begin(acc, r);                                                                        \
+#define FATTN_BLOCK(R)                                                                     \
+  {                                                                                        \
+    F32 acc[R][kVecs];                                                                     \
+    begin(acc, r);                                                                         \
     multiply<Ops, kTransposed>(Scalars{a.data + r * step, a.stride}, b, b_stride, n, acc); \
-    end(acc, r);                                                                          \
-    r += R;                                                                               \
+    end(acc, r);                                                                           \
+    r += R;                                                                                \
   }
   while (r + 6 <= rows) FATTN_BLOCK(6)
   if (r + 4 <= rows) FATTN_BLOCK(4)
@@ -94,9 +94,8 @@ FATTN_INLINE void sweep(Scalars a, int64_t rows, const typename Ops::Element* b,
 template <int kRows, int kVecs>
 FATTN_INLINE void set_zero(F32 (&acc)[kRows][kVecs]) {
   FATTN_UNROLL
-  for (int r = 0; r < kRows; ++r)
-    FATTN_UNROLL
-    for (int w = 0; w < kVecs; ++w) acc[r][w] = zero();
+  for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) acc[r][w] = zero();
 }
 
 // to[key][lane] = sum over d of a(key, d) * b[d][lane]; largest[w] = max(largest[w], to[..][w]). For S^T = K Q^T and
@@ -112,12 +111,11 @@ __attribute__((noinline)) void product_by_row(Scalars a, int64_t rows, const typ
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          FATTN_UNROLL
-          for (int w = 0; w < kVecs; ++w) {
-            store(to + (row + r) * to_stride + w * kLanes, acc[r][w]);
-            top[w] = max(top[w], acc[r][w]);
-          }
+        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+        for (int w = 0; w < kVecs; ++w) {
+          store(to + (row + r) * to_stride + w * kLanes, acc[r][w]);
+          top[w] = max(top[w], acc[r][w]);
+        }
       });
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
@@ -133,16 +131,14 @@ __attribute__((noinline)) void product_by_column(Scalars a, int64_t columns, con
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          FATTN_UNROLL
-          for (int w = 0; w < kVecs; ++w) acc[r][w] = mul(load(to + (row + r) * kTile + w * kLanes), scale[w]);
+        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+        for (int w = 0; w < kVecs; ++w) acc[r][w] = mul(load(to + (row + r) * kTile + w * kLanes), scale[w]);
       },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          FATTN_UNROLL
-          for (int w = 0; w < kVecs; ++w) store(to + (row + r) * kTile + w * kLanes, acc[r][w]);
+        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * kTile + w * kLanes, acc[r][w]);
       });
 }
 
@@ -156,23 +152,21 @@ __attribute__((noinline)) void product_into_rows(Scalars a, int64_t rows, const 
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          FATTN_UNROLL
-          for (int w = 0; w < kVecs; ++w) acc[r][w] = load(to + (row + r) * to_stride + w * kLanes);
+        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+        for (int w = 0; w < kVecs; ++w) acc[r][w] = load(to + (row + r) * to_stride + w * kLanes);
       },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          FATTN_UNROLL
-          for (int w = 0; w < kVecs; ++w) store(to + (row + r) * to_stride + w * kLanes, acc[r][w]);
+        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
+        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * to_stride + w * kLanes, acc[r][w]);
       });
 }
 
 // The same over `vecs` vectors of columns, panel by panel.
 template <class Ops>
-FATTN_INLINE void product_into_wide_rows(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t b_stride, int64_t n, float* to, int64_t to_stride,
-                                         int64_t vecs) {
+FATTN_INLINE void product_into_wide_rows(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t b_stride, int64_t n, float* to,
+                                         int64_t to_stride, int64_t vecs) {
   int64_t w = 0;
   for (; w + kPanelVecs <= vecs; w += kPanelVecs)
     product_into_rows<Ops, kPanelVecs>(a, rows, b + w * kLanes, b_stride, n, to + w * kLanes, to_stride);

@@ -43,7 +43,7 @@ void sum_rows(KernelDType dtype, const float* parts, int64_t part_stride, int64_
 }  // namespace amx
 
 const CpuKernels* kernels_amx() {
-  static constexpr CpuKernels kTable = {amx::forward_scratch, amx::forward,          amx::decode_scratch, amx::decode,
+  static constexpr CpuKernels kTable = {amx::forward_scratch,  amx::forward,  amx::decode_scratch, amx::decode,
                                         amx::backward_scratch, amx::backward, amx::row_dots,       amx::sum_rows};
   return &kTable;
 }

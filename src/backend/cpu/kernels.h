@@ -12,9 +12,9 @@ enum KernelDType : int { kKernelF32 = 0, kKernelF16 = 1, kKernelBF16 = 2, kKerne
 
 // Shape of a task, for its scratch size. Rows are query rows.
 struct KernelShape {
-  int64_t rows;         // most query rows of a task
-  int64_t task_k;       // most keys of a task (backward, decode)
-  int64_t block_k;      // keys of one inner step
+  int64_t rows;     // most query rows of a task
+  int64_t task_k;   // most keys of a task (backward, decode)
+  int64_t block_k;  // keys of one inner step
   int headdim, headdim_v;
 };
 
@@ -70,7 +70,8 @@ struct CpuKernels {
   size_t (*backward_scratch)(KernelDType, const KernelShape&);
   void (*backward)(KernelDType, const BackwardTask&);
   // to[i] = sum over d of a[i][d] * b[i][d], rows x headdim: delta of the backward pass
-  void (*row_dots)(KernelDType, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to, int64_t to_stride);
+  void (*row_dots)(KernelDType, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
+                   int64_t to_stride);
   // to (in dtype) = sum of `parts` fp32 rows, in order
   void (*sum_rows)(KernelDType, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to);
 };

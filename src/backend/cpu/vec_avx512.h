@@ -92,9 +92,7 @@ typedef __m512i Pairs;
 FATTN_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
 FATTN_INLINE void store_pairs(uint32_t* p, Pairs v) { _mm512_storeu_si512(p, v); }
 FATTN_INLINE Pairs set1_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-FATTN_INLINE F32 dot(F32 acc, Pairs a, Pairs b) {
-  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-}
+FATTN_INLINE F32 dot(F32 acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
 // Lane i: (lo[i], hi[i]) as bf16, lo in the low half; exact for values that are bf16 already, truncating otherwise.
 FATTN_INLINE Pairs make_pairs_exact(F32 lo, F32 hi) {
   const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -103,7 +101,8 @@ FATTN_INLINE Pairs make_pairs_exact(F32 lo, F32 hi) {
 // The same, rounded to nearest even (subnormal values become 0, as VDPBF16PS takes them anyway).
 FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);  // 16 low values, then 16 high values
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i interleave =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(interleave, both);
 }
 FATTN_INLINE void store_rounded(bf16* p, F32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }

@@ -35,8 +35,12 @@ FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return select(a == b,
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) { return select(I32{0, 1, 2, 3} >= I32{first, first, first, first}, x, other); }
 FATTN_INLINE F32 keep_below(F32 x, int end, F32 other) { return select(I32{0, 1, 2, 3} < I32{end, end, end, end}, x, other); }
 FATTN_INLINE float sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
-FATTN_INLINE F32 load(const f16* p) { return F32{f16_to_float(p[0].bits), f16_to_float(p[1].bits), f16_to_float(p[2].bits), f16_to_float(p[3].bits)}; }
-FATTN_INLINE F32 load(const bf16* p) { return F32{bf16_to_float(p[0].bits), bf16_to_float(p[1].bits), bf16_to_float(p[2].bits), bf16_to_float(p[3].bits)}; }
+FATTN_INLINE F32 load(const f16* p) {
+  return F32{f16_to_float(p[0].bits), f16_to_float(p[1].bits), f16_to_float(p[2].bits), f16_to_float(p[3].bits)};
+}
+FATTN_INLINE F32 load(const bf16* p) {
+  return F32{bf16_to_float(p[0].bits), bf16_to_float(p[1].bits), bf16_to_float(p[2].bits), bf16_to_float(p[3].bits)};
+}
 FATTN_INLINE void store(f16* p, F32 v) {
   for (int i = 0; i < 4; ++i) p[i].bits = float_to_f16(v[i]);
 }

@@ -87,15 +87,13 @@ void forward(const Problem& p, const fattn_buffers& b) {
             const double weight = std::exp(s[j] - lse);
             for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[j][d];
           }
-        for (int64_t d = 0; d < p.headdim_v; ++d)
-          store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
+        for (int64_t d = 0; d < p.headdim_v; ++d) store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
         if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head, lse);
         if (p.want_weights)
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
             const bool visible = j < p.mask().visible_end(i) && !empty;
             const int64_t* ws = p.weights_strides;
-            store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + j * ws[3],
-                  visible ? std::exp(s[static_cast<size_t>(j)] - lse) : 0.0);
+            store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + j * ws[3], visible ? std::exp(s[static_cast<size_t>(j)] - lse) : 0.0);
           }
       }
     }
@@ -129,8 +127,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
               dk[j][d] += ds * q[d];
             }
           }
-          for (int64_t d = 0; d < p.headdim; ++d)
-            store(b.dq, p.dtype, n * p.dq.batch + i * p.dq.row + h * p.dq.head + d, dq[static_cast<size_t>(d)]);
+          for (int64_t d = 0; d < p.headdim; ++d) store(b.dq, p.dtype, n * p.dq.batch + i * p.dq.row + h * p.dq.head + d, dq[static_cast<size_t>(d)]);
         }
       for (int64_t j = 0; j < p.seqlen_k; ++j) {
         for (int64_t d = 0; d < p.headdim; ++d)

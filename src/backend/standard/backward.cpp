@@ -105,8 +105,10 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
   for (int64_t h = first_head; h < end_head; ++h)
     for (int64_t row = 0; row < p.seqlen_q; row += at.tile_q) {
       const int64_t rows = std::min(at.tile_q, p.seqlen_q - row);
-      const Matrix weights = matrix_of<E>(call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
-      const Matrix dscores = matrix_of<E>(call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
+      const Matrix weights =
+          matrix_of<E>(call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
+      const Matrix dscores =
+          matrix_of<E>(call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
       const Matrix q_rows = matrix_of(q_batch + h * p.q.head + row * p.q.row, p.q.row, rows, p.headdim, scratch + at.tile[0]);
       const Matrix dout_rows = matrix_of(dout_batch + h * p.dout.head + row * p.dout.row, p.dout.row, rows, p.headdim_v, scratch + at.tile[1]);
       // dv = p^T dout; dk = scale ds^T q
@@ -127,9 +129,11 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
         if (lse_batch[h * p.lse.head + row * p.lse.row] == -kInf) continue;
         const int64_t at_pair = row * p.seqlen_k + key + j;
         if (again_k)
-          add_scaled(call.head_matrix<E>(at.dscores, b, h)[at_pair], scale.product, q_batch + h * p.q.head + row * p.q.row, p.headdim, line, dk.row(j));
+          add_scaled(call.head_matrix<E>(at.dscores, b, h)[at_pair], scale.product, q_batch + h * p.q.head + row * p.q.row, p.headdim, line,
+                     dk.row(j));
         if (again_v)
-          add_scaled(call.head_matrix<E>(at.weights, b, h)[at_pair], 1.0f, dout_batch + h * p.dout.head + row * p.dout.row, p.headdim_v, line, dv.row(j));
+          add_scaled(call.head_matrix<E>(at.weights, b, h)[at_pair], 1.0f, dout_batch + h * p.dout.head + row * p.dout.row, p.headdim_v, line,
+                     dv.row(j));
       }
   }
   dk.finish();

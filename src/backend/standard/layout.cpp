@@ -34,9 +34,9 @@ class Sizes {
  private:
   size_t checked(bool fits, size_t n) const {
     if (!fits || n > kLimit)
-      throw Error(ErrorCode::kOutOfMemory,
-                  text("algorithm standard stores the scores of every head; with batch ", p_.batch, ", nheads ", p_.nheads, ", seqlen_q ", p_.seqlen_q,
-                       " and seqlen_k ", p_.seqlen_k, " that is more than 2^63 - 1 bytes. Use algorithm v2, whose memory grows with seqlen_q only"));
+      throw Error(ErrorCode::kOutOfMemory, text("algorithm standard stores the scores of every head; with batch ", p_.batch, ", nheads ", p_.nheads,
+                                                ", seqlen_q ", p_.seqlen_q, " and seqlen_k ", p_.seqlen_k,
+                                                " that is more than 2^63 - 1 bytes. Use algorithm v2, whose memory grows with seqlen_q only"));
     return n;
   }
   const Problem& p_;

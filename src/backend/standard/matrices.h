@@ -42,7 +42,9 @@ class OutputRows {
   void clear() {
     for (int64_t r = 0; r < count_; ++r) std::fill_n(row(r), width_, 0.0f);
   }
-  bool has_nan(int64_t r) const { return std::any_of(row(r), row(r) + width_, [](float x) { return std::isnan(x); }); }
+  bool has_nan(int64_t r) const {
+    return std::any_of(row(r), row(r) + width_, [](float x) { return std::isnan(x); });
+  }
   void finish() const {
     if constexpr (std::is_same_v<E, float>)
       if (data == rows_) return;
@@ -63,8 +65,8 @@ enum class Side { kPlain = 111, kTransposed = 112 };  // CBLAS's CblasNoTrans an
 inline void multiply(const OpenBlas& blas, Side side_a, Side side_b, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b, float beta,
                      float* c, int ldc) {
   constexpr int kRowMajor = 101;
-  blas.sgemm(kRowMajor, static_cast<int>(side_a), static_cast<int>(side_b), static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a.data,
-             a.ld, b.data, b.ld, beta, c, ldc);
+  blas.sgemm(kRowMajor, static_cast<int>(side_a), static_cast<int>(side_b), static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha,
+             a.data, a.ld, b.data, b.ld, beta, c, ldc);
 }
 
 // BLAS does not look at its operands when alpha is 0, and a NaN in them would be lost. So a scale of 0 is applied after.

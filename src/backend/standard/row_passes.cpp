@@ -72,16 +72,20 @@ FATTN_INLINE float exponential(float x) {
 template <class E>
 FATTN_INLINE void load(const E* from, float* to, int64_t n) {
   for (int64_t j = 0; j < n; ++j) {
-    if constexpr (std::is_same_v<E, float>) to[j] = from[j];
-    else to[j] = value_of<E>(from[j].bits);
+    if constexpr (std::is_same_v<E, float>)
+      to[j] = from[j];
+    else
+      to[j] = value_of<E>(from[j].bits);
   }
 }
 
 template <class E>
 FATTN_INLINE void store(const float* from, E* to, int64_t n) {
   for (int64_t j = 0; j < n; ++j) {
-    if constexpr (std::is_same_v<E, float>) to[j] = from[j];
-    else to[j].bits = static_cast<uint16_t>(encoded<E>(from[j]));
+    if constexpr (std::is_same_v<E, float>)
+      to[j] = from[j];
+    else
+      to[j].bits = static_cast<uint16_t>(encoded<E>(from[j]));
   }
 }
 
@@ -156,17 +160,17 @@ FATTN_INLINE void gradient(float* score, float* dweight, E* weights, E* dscore, 
 }
 
 // One set of functions for an instruction set: the loops above are inlined into them and vectorised for it.
-#define FATTN_ROW_PASSES(name, target)                                                                                        \
-  template <class E>                                                                                                          \
-  struct name {                                                                                                               \
-    target static void load_row(const E* from, float* to, int64_t n) { load(from, to, n); }                                   \
-    target static void store_row(const float* from, E* to, int64_t n) { store(from, to, n); }                                 \
-    target static float softmax_row(float* row, E* weights, int64_t visible, int64_t n) { return softmax(row, weights, visible, n); } \
+#define FATTN_ROW_PASSES(name, target)                                                                                                       \
+  template <class E>                                                                                                                         \
+  struct name {                                                                                                                              \
+    target static void load_row(const E* from, float* to, int64_t n) { load(from, to, n); }                                                  \
+    target static void store_row(const float* from, E* to, int64_t n) { store(from, to, n); }                                                \
+    target static float softmax_row(float* row, E* weights, int64_t visible, int64_t n) { return softmax(row, weights, visible, n); }        \
     target static void gradient_row(float* score, float* dweight, E* weights, E* dscore, int64_t visible, int64_t n, float lse, float delta, \
-                                    float factor) {                                                                           \
-      gradient(score, dweight, weights, dscore, visible, n, lse, delta, factor);                                              \
-    }                                                                                                                         \
-    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row};                                    \
+                                    float factor) {                                                                                          \
+      gradient(score, dweight, weights, dscore, visible, n, lse, delta, factor);                                                             \
+    }                                                                                                                                        \
+    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row};                                                   \
   };
 
 FATTN_ROW_PASSES(Baseline, )
@@ -180,7 +184,8 @@ FATTN_ROW_PASSES(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512
 template <class E>
 const RowPasses<E>& row_passes() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
     return Avx512<E>::kPasses;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Avx2<E>::kPasses;
 #endif
