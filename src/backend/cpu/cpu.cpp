@@ -33,10 +33,15 @@ const CpuKernels& kernels_of(Isa isa) {
 
 KernelDType kernel_dtype(DType dtype) { return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16; }
 
+// An element of a tensor that may be absent (null, of a dimension of 0): no offset is added to null.
 template <class T>
 T* at(T* base, int64_t element, size_t element_size) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-  return static_cast<T*>(static_cast<Byte*>(base) + element * static_cast<int64_t>(element_size));
+  return base ? static_cast<T*>(static_cast<Byte*>(base) + element * static_cast<int64_t>(element_size)) : nullptr;
+}
+template <class T>
+T* at(T* base, int64_t element) {
+  return base ? base + element : nullptr;
 }
 
 // Grows a workspace piece by piece; every piece is aligned to 64 bytes. Refuses sizes beyond an address.
@@ -154,7 +159,7 @@ void forward(const Call& call) {
     t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
     t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
     t.o = at(call.b.o, n * p.o.batch + h * p.o.head, call.element);
-    t.lse = p.want_lse ? static_cast<float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head : nullptr;
+    t.lse = p.want_lse ? at(static_cast<float*>(call.b.lse), n * p.lse.batch + h * p.lse.head) : nullptr;
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
     t.v_stride = p.v.row;
@@ -232,7 +237,7 @@ void decode(const Call& call) {
     const int64_t n = i / p.nheads_k, hk = i % p.nheads_k;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t h = hk * p.group() + row / p.seqlen_q, q = row % p.seqlen_q;
-      float* lse = p.want_lse ? static_cast<float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head + q * p.lse.row : nullptr;
+      float* lse = p.want_lse ? at(static_cast<float*>(call.b.lse), n * p.lse.batch + h * p.lse.head + q * p.lse.row) : nullptr;
       merge_row(call, i * chunks, row, at(call.b.o, n * p.o.batch + h * p.o.head + q * p.o.row, call.element), lse);
     }
   });
@@ -273,9 +278,9 @@ void backward(const Call& call) {
     t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
     t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
     t.dout = at(call.b.dout, n * p.dout.batch + h * p.dout.head, call.element);
-    t.lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+    t.lse = at(static_cast<const float*>(call.b.lse), n * p.lse.batch + h * p.lse.head);
     t.delta = delta + (n * p.nheads + h) * p.seqlen_q;
-    t.dq = dq_base + split * dq_split + n * dq.batch + h * dq.head;
+    t.dq = at(dq_base, split * dq_split + n * dq.batch + h * dq.head);
     t.dk = at(call.b.dk, n * p.dk.batch + hk * p.dk.head, call.element);
     t.dv = at(call.b.dv, n * p.dv.batch + hk * p.dv.head, call.element);
     t.q_stride = p.q.row;
