@@ -21,6 +21,8 @@ for ((first = 0; first < ${#fuzzers[@]}; first += 2)); do
     corpus=$build/corpus/$name
     mkdir -p "$corpus"
     options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 -artifact_prefix="$build/$name-")
+    # A short run is a test of the change, always the same one; the long ones look for something new.
+    [ "$seconds" -le 60 ] && options+=(-seed=1)
     [ -f "tests/fuzz/$name.dict" ] && options+=(-dict="tests/fuzz/$name.dict")
     seeds=()
     [ -d "tests/fuzz/corpus/$name" ] && seeds+=("tests/fuzz/corpus/$name")
