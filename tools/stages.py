@@ -17,6 +17,7 @@ class Count:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    names: list[str] = dataclasses.field(default_factory=list, compare=False)  # of what failed, where that is known
 
 
 @dataclasses.dataclass
@@ -47,6 +48,9 @@ def count_junit_file(path: Path) -> Count:
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
             count.failed += 1
+            failure = next((e for e in case if e.tag in ("failure", "error")), None)
+            message = " ".join((failure.get("message") or "").split())[:200] if failure is not None else ""
+            count.names.append(f'{case.get("classname", "")}.{case.get("name", "")}'.strip(".") + (f" ({message})" if message else ""))
         elif case.find("skipped") is not None or case.get("result") == "skipped" or case.get("status") in ("notrun", "disabled"):
             count.skipped += 1
         else:
@@ -55,7 +59,7 @@ def count_junit_file(path: Path) -> Count:
 
 
 def add(a: Count, b: Count) -> Count:
-    return Count(a.passed + b.passed, a.failed + b.failed, a.skipped + b.skipped)
+    return Count(a.passed + b.passed, a.failed + b.failed, a.skipped + b.skipped, a.names + b.names)
 
 
 def count_pytest(reports: Path, log: str, status: int) -> Count:
@@ -80,6 +84,7 @@ def count_ctest(reports: Path, log: str, status: int) -> Count:
                 pass
             if program.get("status") != "run":
                 own.failed = max(own.failed, 1)
+                own.names = own.names or [program.get("name", "")]
             elif not is_gtest:
                 own.passed = 1
             count = add(count, own)
@@ -136,7 +141,8 @@ def run_stage(stage: Stage, root: Path, reports: Path, verbose: bool) -> tuple[C
 
 
 def run_stages(stages: list[Stage], root: Path, reports: Path, verbose: bool) -> int:
-    """Runs all, whatever fails, prints a table and at the end the line `N passed, N failed`; the exit status."""
+    """Runs all, whatever fails, prints a table, the names of what failed (so that the end of the output says it) and the line
+    `N passed, N failed`; the exit status."""
     total, rows, start = Count(), [], time.monotonic()
     for stage in stages:
         count, seconds = run_stage(stage, root, reports, verbose)
@@ -148,6 +154,9 @@ def run_stages(stages: list[Stage], root: Path, reports: Path, verbose: bool) ->
     for name, count, seconds in rows:
         print(f"{name:<{width}}  {seconds:8.1f}  {count.passed:7}  {count.failed:7}  {count.skipped:7}")
     print(f"{'total':<{width}}  {time.monotonic() - start:8.1f}  {total.passed:7}  {total.failed:7}  {total.skipped:7}\n")
+    for name, count, _ in rows:
+        if count.failed:
+            print(f"failed in {name}: {', '.join(count.names[:12]) or 'see its log'}")
     print(f"{total.passed} passed, {total.failed} failed", flush=True)
     sys.stdout.flush()
     return 1 if total.failed else 0
