@@ -450,6 +450,7 @@ TEST(StandardThreads, WorksInAForkedChild) {
   run_forward(parent, c);
   const pid_t child = fork();
   if (child == 0) {
+    alarm(60);  // a child that hangs is a failure, not a hang of the test
     Set run(c, DType::kF32, 12);
     run_forward(run, c);
     _exit(run.o.bytes == parent.o.bytes ? 0 : 1);
