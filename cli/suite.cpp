@@ -118,6 +118,17 @@ void add_rows(Table& table, const Section& section, const std::vector<Row>& rows
   }
 }
 
+nlohmann::ordered_json summary_of(const std::map<std::string, Ratios>& ratios) {
+  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
+  for (const auto& [name, sum] : ratios)
+    summary.push_back({{"against", name},
+                       {"geometric_mean_ratio", std::exp(sum.log_sum / sum.cells)},
+                       {"problems", sum.cells},
+                       {"slower", sum.lost},
+                       {"undecided", sum.undecided}});
+  return summary;
+}
+
 }  // namespace
 
 int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
@@ -139,6 +150,14 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::vector<Row> all;
   std::map<std::string, Ratios> ratios;
   Peaks first, last;
+  std::vector<std::string> flags = {"--suite", "cpu"};
+  if (suite.quick) flags.emplace_back("--quick");
+  for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
+  const auto write_record = [&](bool complete) {
+    Record record{"suite", flags, first, last, all, summary_of(ratios)};
+    record.complete = complete;
+    write_json(to_json(record), suite.json);
+  };
   Progress progress("suite", items);
   for (const Section& section : sections) {
     std::vector<Contestant*> contestants = {library.get()};
@@ -168,26 +187,19 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
     fmt::print(out, "\n{}\n{}", section.title, section.note.empty() ? "" : section.note + "\n");
     table.print(out);
     std::fflush(out);
+    // A file has what was measured so far, should the suite be interrupted.
+    if (!suite.json.empty() && suite.json != "-") write_record(false);
   }
 
   fmt::print(out, "\n");
-  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (const auto& [name, sum] : ratios) {
-    const double mean = std::exp(sum.log_sum / sum.cells);
-    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name), mean, sum.cells,
-               sum.lost, sum.undecided);
-    summary.push_back(
-        {{"against", name}, {"geometric_mean_ratio", mean}, {"problems", sum.cells}, {"slower", sum.lost}, {"undecided", sum.undecided}});
+    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name),
+               std::exp(sum.log_sum / sum.cells), sum.cells, sum.lost, sum.undecided);
   }
   fmt::print(out, "\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.\n");
   print_peaks(out, first, last);
   print_warnings(out, all);
-  if (!suite.json.empty()) {
-    std::vector<std::string> flags = {"--suite", "cpu"};
-    if (suite.quick) flags.emplace_back("--quick");
-    for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
-    write_json(to_json(Record{"suite", flags, first, last, all, summary}), suite.json);
-  }
+  if (!suite.json.empty()) write_record(true);
   return exit_code_of(all);
 }
 

@@ -167,6 +167,7 @@ ordered_json to_json(const Record& record) {
                        {"command", record.command},
                        {"flags", record.flags},
                        {"status", name_of(status)},
+                       {"complete", record.complete},
                        {"environment", environment()}};
   json["peaks"] = {{"before", to_json(record.peaks_before)}, {"after", to_json(record.peaks_after)}};
   json["rows"] = std::move(rows);

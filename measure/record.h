@@ -72,6 +72,7 @@ struct Record {
   Peaks peaks_before, peaks_after;
   std::vector<Row> rows;
   nlohmann::ordered_json summary;  // null for bench
+  bool complete = true;            // false: written while the suite was still running
 };
 // "ok" if every row is, else the worst status among its rows in the order check_failed, refused, others.
 nlohmann::ordered_json to_json(const Record& record);
