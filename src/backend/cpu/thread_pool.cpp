@@ -18,8 +18,8 @@
 // counter. When no number is left, the caller takes back the offers that nobody took, so a thread that wakes late costs
 // nothing, and waits for those that are still at work.
 // Calls at the same time share the pool: each gets the threads that are free at its start, and none waits for a thread
-// of another, so all make progress and there is nothing to deadlock. Sharing costs nothing: on two CPUs, two callers that
-// ask for two workers each get as much done as two that ask for one each (calls of 2, 20 and 200 us).
+// of another, so all make progress and there is nothing to deadlock. On two CPUs, two callers that ask for two workers each
+// got as much done as two that asked for one each, within the noise (calls of 2, 20 and 200 us).
 
 namespace fattn::core {
 namespace {
