@@ -20,7 +20,7 @@ HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries)$"
 TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*"
-TSAN_FILTER += "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:Fork*"
+FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
 # What another architecture can change: kernels, conversions, the case table.
 PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
@@ -112,7 +112,7 @@ def stages(jobs, long):
             "tsan",
             "export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1\n"
             "cmake --preset tsan --log-level=WARNING\n" + build_tests("build/tsan", jobs, THREADED)
-            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix=("" if long else "GTEST_FILTER='" + TSAN_FILTER + "' ") + fixed_addresses),
+            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" if long else TSAN_FILTER) + FORKS + "' " + fixed_addresses),
             count_ctest,
             7200 if long else 2400,
         ),
