@@ -1,15 +1,13 @@
 // OpenBLAS opened at run time: found, missing, not an OpenBLAS; its thread count is put back.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <string>
 #include <thread>
 
 #include "device/dynamic_library.h"
 #include "device/libraries.h"
 #include "fattn/fattn.hpp"
+#include "in_child.h"
 
 namespace {
 
@@ -21,27 +19,7 @@ using fattn::core::openblas;
 // so every test has a process of its own and the parent never opens it.
 template <class Body>
 std::string in_child(const char* openblas_setting, const Body& body) {
-  int channel[2];
-  if (pipe(channel) != 0) return "no pipe";
-  const pid_t child = fork();
-  if (child == 0) {
-    if (openblas_setting)
-      setenv("FATTN_OPENBLAS", openblas_setting, 1);
-    else
-      unsetenv("FATTN_OPENBLAS");
-    const std::string answer = body();
-    const bool whole = write(channel[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
-    _exit(whole ? 0 : 1);
-  }
-  close(channel[1]);
-  if (child < 0) return "no child";
-  std::string answer;
-  char part[512];
-  for (ssize_t n; (n = read(channel[0], part, sizeof part)) > 0;) answer.append(part, static_cast<size_t>(n));
-  close(channel[0]);
-  int status = -1;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? answer : answer + " (the child failed)";
+  return fattn::test::in_child({{"FATTN_OPENBLAS", openblas_setting}}, body);
 }
 
 std::string reason() { return openblas() ? "opened " + openblas().path : openblas().reason; }

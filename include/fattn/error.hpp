@@ -15,6 +15,8 @@ enum class ErrorCode : int32_t {
   kWorkspace = FATTN_ERROR_WORKSPACE,
   kAbi = FATTN_ERROR_ABI,
   kInternal = FATTN_ERROR_INTERNAL,
+  kDevice = FATTN_ERROR_DEVICE,
+  kCompile = FATTN_ERROR_COMPILE,
 };
 
 // what() says what was given, what is allowed and what to do.

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "device/cuda_driver.h"
 #include "device/dynamic_library.h"
 #include "shared/env.h"
 
@@ -101,7 +102,9 @@ const OpenBlas& openblas() {
 
 std::vector<LibraryStatus> library_status() {
   const OpenBlas& blas = openblas();
-  return {{"OpenBLAS", "matrix products of algorithm standard on the CPU", blas.path, blas.reason}};
+  const CudaDriver& cuda = cuda_driver();
+  return {{"OpenBLAS", "matrix products of algorithm standard on the CPU", blas.path, blas.reason},
+          {"CUDA driver", "memory and kernels of NVIDIA GPUs", cuda.path, cuda.reason}};
 }
 
 OneBlasThread::OneBlasThread(const OpenBlas& blas) : blas_(blas) {

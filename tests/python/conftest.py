@@ -51,3 +51,12 @@ def fattn() -> Cli:
 @pytest.fixture(scope="session")
 def root() -> pathlib.Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def cuda_stub(fattn) -> dict:
+    """The environment in which the library opens the tests' stub of the CUDA driver (tests/stub)."""
+    path = pathlib.Path(fattn.path).parent.parent / "tests" / "libfattn_stub_cuda.so"
+    if not path.exists():
+        pytest.fail(f"'{path}' does not exist; build the target fattn_stub_cuda")
+    return {"FATTN_CUDA_DRIVER": str(path)}
