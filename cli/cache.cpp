@@ -1,0 +1,257 @@
+// One function a subcommand, each over fattn/cache.hpp.
+#include "cli/cache.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/problem_flags.h"
+#include "cli/sanitize.h"
+#include "cli/table.h"
+#include "cli/usage_error.h"
+#include "fattn/cache.hpp"
+#include "fattn/problem.hpp"
+#include "measure/problem.h"
+
+namespace fattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string target_of(const fattn_cache_entry& entry) { return fmt::format("sm_{}{}", entry.arch, entry.arch_specific ? "a" : ""); }
+
+const char* origin_of(const fattn_cache_entry& entry) {
+  return entry.origin == FATTN_FROM_DISK ? "disk cache" : entry.origin == FATTN_FROM_PACK ? "pack" : "compiled";
+}
+
+// UTC, as records have it.
+std::string time_text(int64_t seconds) {
+  const auto t = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  char text[32] = "";
+  if (gmtime_r(&t, &parts)) std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+Json as_json(const fattn_cache_entry& entry) {
+  if (entry.damage[0])
+    return {{"key", printable(entry.key)}, {"bytes", entry.bytes}, {"last_used", time_text(entry.last_used)}, {"damage", printable(entry.damage)}};
+  Json json = {{"name", printable(entry.name)},
+               {"target", target_of(entry)},
+               {"key", printable(entry.key)},
+               {"nvrtc", fmt::format("{}.{}", entry.nvrtc_major, entry.nvrtc_minor)},
+               {"registers", entry.registers},
+               {"stack_bytes", entry.stack_bytes},
+               {"spill_bytes", entry.spill_bytes},
+               {"shared_bytes", entry.shared_bytes},
+               {"bytes", entry.bytes},
+               {"compile_seconds", entry.compile_seconds},
+               {"damage", nullptr}};
+  if (entry.last_used > 0)
+    json["last_used"] = time_text(entry.last_used);
+  else
+    json["origin"] = origin_of(entry);
+  return json;
+}
+
+Json record_of(const char* command) { return {{"fattn_cache", 1}, {"command", command}}; }
+
+struct CacheFlags {
+  std::string json, output, use_pack;
+  std::vector<int32_t> archs;
+  ProblemFlags problem;
+};
+
+void add_json(CLI::App& command, CacheFlags& flags) {
+  command.add_option("--json", flags.json, "Write what was found or done as JSON to a file, or - for stdout")->type_name("FILE|-");
+}
+
+int path(const CacheFlags& flags) {
+  const fattn_cache_info info = cache::info();
+  std::FILE* text = text_stream(flags.json);
+  fmt::print(text, "{}\n", printable(info.path));
+  if (!info.usable) fmt::print(stderr, "fattn: not usable: {}; kernels are compiled anew by every process\n", printable(info.reason));
+  if (!flags.json.empty()) {
+    Json record = record_of("path");
+    record["path"] = printable(info.path);
+    record["usable"] = info.usable != 0;
+    record["reason"] = info.usable ? Json(nullptr) : Json(printable(info.reason));
+    record["entries"] = info.entries;
+    record["bytes"] = info.bytes;
+    record["limit_bytes"] = info.limit_bytes;
+    record["installed_pack"] = printable(info.pack);
+    write_json(record, flags.json);
+  }
+  return info.usable ? kExitFine : kExitCheckFailed;
+}
+
+int list(const CacheFlags& flags) {
+  const fattn_cache_info info = cache::info();
+  const std::vector<fattn_cache_entry> entries = cache::list();
+  std::FILE* text = text_stream(flags.json);
+  Table table({"<kernel", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
+  Json all = Json::array();
+  for (const fattn_cache_entry& e : entries) {
+    all.push_back(as_json(e));
+    const std::string kib = fmt::format("{}", (e.bytes + 1023) / 1024);
+    if (e.damage[0]) {
+      table.add({printable(e.key, 16), "", "", "", kib, "", time_text(e.last_used), ""});
+      table.note("damaged: " + printable(e.damage));
+      continue;
+    }
+    table.add({printable(e.name), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib, seconds_text(e.compile_seconds),
+               time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
+  }
+  if (!entries.empty()) table.print(text);
+  fmt::print(text, "{} kernels, {} of at most {} in {}\n", entries.size(), bytes_text(static_cast<double>(info.bytes)),
+             bytes_text(static_cast<double>(info.limit_bytes)), printable(info.path));
+  if (!info.usable) fmt::print(text, "not usable: {}\n", printable(info.reason));
+  if (!flags.json.empty()) {
+    Json record = record_of("list");
+    record["path"] = printable(info.path);
+    record["entries"] = all;
+    write_json(record, flags.json);
+  }
+  return kExitFine;
+}
+
+int clear(const CacheFlags& flags) {
+  const cache::Cleared gone = cache::clear();
+  fmt::print(text_stream(flags.json), "removed {} kernels, {}\n", gone.entries, bytes_text(static_cast<double>(gone.bytes)));
+  if (!flags.json.empty()) {
+    Json record = record_of("clear");
+    record["entries"] = gone.entries;
+    record["bytes"] = gone.bytes;
+    write_json(record, flags.json);
+  }
+  return kExitFine;
+}
+
+// The passes of the problem that the flags describe, or one empty one: the built-in list.
+std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
+  if (!flags.problem.problem_given()) return {std::nullopt};
+  const measure::ProblemSpec spec = flags.problem.spec();
+  const auto view = [](const Tensor& tensor) { return tensor.on(Device::kCuda, 0, nullptr); };
+  Options options = flags.problem.options();
+  options.backend = Backend::kCuda;
+  options.causal = spec.causal;
+  const Tensor q = view(measure::q_view(spec, nullptr)), k = view(measure::k_view(spec, nullptr)), v = view(measure::v_view(spec, nullptr)),
+               o = view(measure::o_view(spec, nullptr)), lse = view(measure::lse_view(spec, nullptr));
+  std::vector<std::optional<fattn_problem>> all = {describe(ForwardTensors{q, k, v, o, lse, {}}, options)};
+  if (flags.problem.grad()) all.emplace_back(describe(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+  return all;
+}
+
+// What prints a line for every kernel that is ready and keeps it for the record.
+cache::Visit progress(std::FILE* text, Json& kernels) {
+  return [text, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
+    kernels.push_back(as_json(e));
+    fmt::print(text, "{:>4}/{} {} {} {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.registers,
+               e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
+               e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : "");
+    std::fflush(text);
+  };
+}
+
+int warm(const CacheFlags& flags) {
+  std::FILE* text = text_stream(flags.json);
+  if (!flags.use_pack.empty()) cache::use_pack(std::filesystem::absolute(flags.use_pack));
+  Json kernels = Json::array();
+  const std::vector<int32_t> archs = flags.archs.empty() ? std::vector<int32_t>{0} : flags.archs;
+  for (const int32_t arch : archs)
+    for (const auto& problem : problems_of(flags)) cache::warm(problem ? &*problem : nullptr, arch, progress(text, kernels));
+  const fattn_cache_info info = cache::info();
+  if (!info.usable) fmt::print(stderr, "fattn: nothing was kept: {}\n", printable(info.reason));
+  if (!flags.json.empty()) {
+    Json record = record_of("warm");
+    record["path"] = printable(info.path);
+    record["kernels"] = kernels;
+    write_json(record, flags.json);
+  }
+  return info.usable ? kExitFine : kExitCheckFailed;
+}
+
+int pack(const CacheFlags& flags) {
+  std::FILE* text = text_stream(flags.json);
+  Json kernels = Json::array();
+  const auto problems = problems_of(flags);
+  std::vector<fattn_problem> given;
+  for (const auto& problem : problems)
+    if (problem) given.push_back(*problem);
+  cache::pack(flags.output, given, flags.archs, progress(text, kernels));
+  fmt::print(text, "wrote {}: {} kernels\n", printable(flags.output), kernels.size());
+  if (!flags.json.empty()) {
+    Json record = record_of("pack");
+    record["output"] = printable(flags.output);
+    record["kernels"] = kernels;
+    write_json(record, flags.json);
+  }
+  return kExitFine;
+}
+
+constexpr const char* kProblemFooter =
+    "With flags of a problem, the kernels of that problem, forward and backward; without, those of a list of common shapes and options.";
+
+void add_problem(CLI::App& command, CacheFlags& flags) {
+  flags.problem.add_problem_to(command);
+  command.add_flag("--deterministic", flags.problem.target.deterministic, "A backward pass that gives the same bits every run");
+  command.add_option("--cuda-level", flags.problem.target.cuda_level, "Kernels for this compute capability; 0: the best for the architecture")
+      ->check(CLI::IsMember({0, 75, 80}))
+      ->capture_default_str();
+}
+
+CLI::Option* add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
+  return command.add_option("--arch", flags.archs, help)
+      ->delimiter(',')
+      ->check(CLI::Range(50, 999))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("N,...");
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app, int& exit_code) {
+  CLI::App* cache_app = app.add_subcommand("cache", "Look at and fill the folder that keeps compiled GPU kernels");
+  cache_app->require_subcommand(1);
+  cache_app->footer(
+      "A kernel is compiled when it is first needed and kept in the folder that `fattn cache path` prints (FATTN_CACHE_DIR); what was used\n"
+      "longest ago is removed when there is too much. Every one of these commands takes --json FILE|-.");
+  const auto add = [&](const char* name, const char* help, int (*run)(const CacheFlags&)) {
+    CLI::App* command = cache_app->add_subcommand(name, help);
+    auto flags = std::make_shared<CacheFlags>();
+    command->callback([flags, run, &exit_code] { exit_code = run(*flags); });
+    return std::pair(command, flags);
+  };
+  for (const auto& [command, flags] :
+       {add("list", "Show the kernels that are there", list), add("path", "Print the folder; exit 1 and say why if it cannot be used", path),
+        add("clear", "Remove everything that is there", clear)})
+    add_json(*command, *flags);
+
+  const auto [warm_command, warm_flags] = add("warm", "Have kernels ready before they are needed", warm);
+  add_archs(*warm_command, *warm_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [the GPU's]");
+  add_problem(*warm_command, *warm_flags);
+  warm_command->add_option("--pack", warm_flags->use_pack, "Take kernels from this pack file where it has them")->type_name("FILE");
+  add_json(*warm_command, *warm_flags);
+  warm_command->footer(kProblemFooter);
+
+  const auto [pack_command, pack_flags] = add("pack", "Write kernels into one file, for machines without NVRTC", pack);
+  pack_command->add_option("--output", pack_flags->output, "File to write; replaced if it exists")->type_name("FILE")->required();
+  add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there")->required();
+  add_problem(*pack_command, *pack_flags);
+  add_json(*pack_command, *pack_flags);
+  pack_command->footer(
+      std::string(kProblemFooter) +
+      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for; elsewhere by `fattn cache warm --pack`.");
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,11 @@
+// `fattn cache`: the compiled GPU kernels on disk.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace fattn::cli {
+
+// Registers the command and its own commands; when one runs, it sets exit_code or throws.
+void add_cache(CLI::App& app, int& exit_code);
+
+}  // namespace fattn::cli

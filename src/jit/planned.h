@@ -1,0 +1,41 @@
+// The list of kernels that are compiled without being asked for: by the tests for every architecture, and into pack files.
+//
+// kernels/planned.txt has one kernel a line, in this order, separated by blanks; # begins a comment line:
+//   quick|full   quick: compiled by `make test` and embedded in the library, for packs; full: by `make test-all` too
+//   budget       registers that the kernel may use at most
+//   limit        Request::max_registers; 0: none
+//   targets      75,80,86,89,90a,100,120: the suffix a is Request::arch_specific
+//   entry        Request::entry
+//   source       the rest of the line: Request::source with \n for a new line and \\ for a backslash
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "jit/jit.h"
+
+namespace fattn::core::jit {
+
+struct Target {
+  int arch = 0;
+  bool arch_specific = false;
+};
+
+struct Planned {
+  bool quick = false;
+  int budget = 0;
+  std::vector<Target> targets;
+  Request request;  // but for the architecture
+
+  Request on(const Target& target) const;
+};
+
+// Throws Error(kInternal) with the number of the line that is wrong.
+std::vector<Planned> parse_planned(std::string_view text);
+std::string planned_line(const Planned& planned);  // and back, without the end of the line
+
+// The embedded list, as requests for one architecture.
+std::vector<Request> planned_requests(int arch);
+
+}  // namespace fattn::core::jit

@@ -1,0 +1,138 @@
+// What the tests of run-time compilation share: a cache folder of a test's own, and programs that a test starts.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "in_child.h"
+#include "jit/jit.h"
+
+namespace fattn::test {
+
+inline void expect_contains(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << "in: " << text; }
+
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+}
+inline void write_file(const std::filesystem::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
+
+// FATTN_CACHE_DIR is a new folder and STUB_NVRTC counts compilations while it lives.
+class CacheFolder {
+ public:
+  CacheFolder() {
+    char name[] = "/tmp/fattn-test-XXXXXX";
+    if (!mkdtemp(name)) std::abort();
+    root_ = name;
+    setenv("FATTN_CACHE_DIR", name, 1);
+    settings("");
+  }
+  ~CacheFolder() {
+    unsetenv("FATTN_CACHE_DIR");
+    unsetenv("STUB_NVRTC");
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+  CacheFolder(const CacheFolder&) = delete;
+  CacheFolder& operator=(const CacheFolder&) = delete;
+
+  // Of the stub of NVRTC, besides counting.
+  void settings(const std::string& more) const {
+    const std::string all = "count=" + (root_ / "count").string() + "," + more;
+    setenv("STUB_NVRTC", all.c_str(), 1);
+  }
+  const std::filesystem::path& root() const { return root_; }
+  std::filesystem::path kernels() const { return root_ / "kernels"; }
+  size_t compilations() const { return read_file(root_ / "count").size() / 2; }
+  std::vector<std::filesystem::path> files(const std::string& suffix) const {
+    std::vector<std::filesystem::path> found;
+    std::error_code none;
+    for (const auto& item : std::filesystem::directory_iterator(kernels(), none))
+      if (item.path().string().ends_with(suffix)) found.push_back(item.path());
+    return found;
+  }
+  std::filesystem::path entry() const {
+    const auto all = files(".cubin");
+    return all.size() == 1 ? all[0] : std::filesystem::path();
+  }
+
+ private:
+  std::filesystem::path root_;
+};
+
+inline core::jit::Request request(const std::string& body = "", const std::string& entry = "fattn_test") {
+  return {entry, "#include \"shared/mask.h\"\n// " + body + "\nextern \"C\" __global__ void " + entry + "(float* x) { x[threadIdx.x] *= 2.0f; }\n",
+          90, true, 0};
+}
+
+struct Done {
+  int status = -1;
+  std::string output;
+};
+
+// A started program whose output can be waited for.
+class Child {
+ public:
+  // `changes` are variables to set, or to take away where the value is null.
+  Child(const std::vector<std::string>& command, const std::vector<std::pair<std::string, const char*>>& changes = {}) {
+    int channel[2];
+    if (pipe2(channel, O_CLOEXEC) != 0) std::abort();
+    std::vector<char*> arguments;
+    for (const std::string& part : command) arguments.push_back(const_cast<char*>(part.c_str()));
+    arguments.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      for (const auto& [name, value] : changes) value ? setenv(name.c_str(), value, 1) : unsetenv(name.c_str());
+      dup2(channel[1], STDOUT_FILENO);
+      dup2(channel[1], STDERR_FILENO);
+      execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    close(channel[1]);
+    from_ = channel[0];
+  }
+  Done wait() {
+    Done done;
+    char part[512];
+    for (ssize_t n; (n = read(from_, part, sizeof part)) > 0;) done.output.append(part, static_cast<size_t>(n));
+    close(from_);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    done.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    return done;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  int from_ = -1;
+};
+
+inline Done run(const std::vector<std::string>& command, const std::vector<std::pair<std::string, const char*>>& changes = {}) {
+  return Child(command, changes).wait();
+}
+
+// What `body` returns or throws in a child of this process.
+template <class Body>
+std::string in_child(const Body& body) {
+  return in_child({}, [&]() -> std::string {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  });
+}
+
+}  // namespace fattn::test

@@ -1,0 +1,118 @@
+// Prints kernels/planned.txt from the tables of the CUDA backend: build/tests/make_planned > kernels/planned.txt
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/requests.h"
+#include "backend/cuda/v2_backward.h"
+#include "jit/planned.h"
+
+namespace {
+
+using namespace fattn::core;
+using fattn::DType;
+
+constexpr int kArchitectures[] = {75, 80, 86, 89, 90, 100, 120};
+constexpr int kRegistersOfAnSm = 65536;
+
+// Lines in the order in which they were added; a kernel for several targets is one line.
+class List {
+ public:
+  void add(const jit::Request& request, int budget, bool quick) {
+    const std::string name = request.entry + "\n" + request.source;
+    const auto [at, is_new] = places_.try_emplace(name, lines_.size());
+    if (is_new) lines_.push_back({quick, budget, {}, request});
+    jit::Planned& line = lines_[at->second];
+    line.quick = line.quick || quick;
+    const auto same = [&](const jit::Target& t) { return t.arch == request.arch && t.arch_specific == request.arch_specific; };
+    if (std::none_of(line.targets.begin(), line.targets.end(), same)) line.targets.push_back({request.arch, request.arch_specific});
+  }
+  void print() const {
+    std::printf(
+        "# Kernels that are compiled without being asked for: by `make test` for every architecture that NVRTC knows, and into pack\n"
+        "# files. src/jit/planned.h says what the fields are: list, budget of registers, limit, targets, entry, source.\n"
+        "# Made by build/tests/make_planned from the tables of src/backend/cuda; do not edit.\n");
+    for (const jit::Planned& line : lines_) std::printf("%s\n", jit::planned_line(line).c_str());
+  }
+
+ private:
+  std::map<std::string, size_t> places_;
+  std::vector<jit::Planned> lines_;
+};
+
+// What __launch_bounds__ leaves a thread.
+int budget_of(int threads, int ctas) { return std::min(255, kRegistersOfAnSm / (threads * ctas) / 8 * 8); }
+
+Problem contiguous(DType dtype, int headdim, int headdim_v, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 2, p.seqlen_q = p.seqlen_k = 1024, p.nheads = p.nheads_k = 8;
+  p.headdim = headdim, p.headdim_v = headdim_v;
+  p.causal = causal;
+  p.q = p.k = {1024 * 8 * headdim, 8 * headdim, headdim};
+  p.v = p.o = {1024 * 8 * headdim_v, 8 * headdim_v, headdim_v};
+  return p;
+}
+
+void add_forward(List& list, int arch, const Problem& problem, bool aligned, bool quick) {
+  const cuda::V2Target target = cuda::target_of(arch);
+  if (!cuda::v2_forward_refusal(problem, target).empty()) return;
+  const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
+  cuda::V2ForwardKey key = plan.key;
+  key.aligned = aligned && plan.aligned_strides;
+  list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), quick);
+}
+
+void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, bool quick) {
+  const cuda::V2Target target = cuda::target_of(arch);
+  problem.backward = true;
+  problem.deterministic = deterministic;
+  problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  if (!cuda::v2_backward_refusal(problem, target).empty()) return;
+  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
+  const int ctas = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)].ctas;
+  const char* const at = aligned ? nullptr : reinterpret_cast<const char*>(2);  // where no 16-byte copy can begin
+  void* const to = const_cast<char*>(at);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
+  list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), quick);
+  list.add(cuda::v2_backward_request(keys.prepare), 255, quick);
+  list.add(cuda::v2_backward_request(keys.finish), 255, quick);
+}
+
+}  // namespace
+
+int main() {
+  // The common head dimensions are in `make test`, all multiples of 8 in `make test-all`; a kernel that is in both is added once.
+  constexpr int kQuick[] = {64, 96, 128, 192, 256};
+  const auto is_quick = [&](int headdim) { return std::find(std::begin(kQuick), std::end(kQuick), headdim) != std::end(kQuick); };
+  // The backward pass has three kernels a problem: one dtype and mask of most are enough for `make test`.
+  const auto is_quick_backward = [](int arch, DType dtype, bool causal, int headdim) {
+    const bool common = headdim == 64 || headdim == 128 || headdim == 256;
+    return common && causal && (dtype == DType::kBF16 || arch == 75 || headdim == 128);
+  };
+  List list;
+  for (const int arch : kArchitectures)
+    for (const DType dtype : {DType::kBF16, DType::kF16})
+      for (const bool causal : {false, true}) {
+        for (int headdim = 8; headdim <= 256; headdim += 8) {
+          const Problem problem = contiguous(dtype, headdim, headdim, causal);
+          add_forward(list, arch, problem, true, is_quick(headdim));
+          add_backward(list, arch, problem, true, false, is_quick_backward(arch, dtype, causal, headdim));
+        }
+        for (const int headdim : {20, 64, 128, 256}) {
+          const Problem problem = contiguous(dtype, headdim, headdim, causal);
+          add_forward(list, arch, problem, false, headdim == 128);
+          add_backward(list, arch, problem, false, false, false);
+          add_backward(list, arch, problem, true, true, headdim == 128 && causal && dtype == DType::kBF16);
+        }
+        const Problem wide = contiguous(dtype, 192, 128, causal);
+        add_forward(list, arch, wide, true, true);
+        add_backward(list, arch, wide, true, false, false);
+      }
+  list.print();
+  return 0;
+}
