@@ -1,0 +1,26 @@
+// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2", "Half Precision Floating Point Instructions: fma".
+#pragma once
+
+#include "kernels/ptx/element.h"
+
+namespace fattn::ptx {
+
+// 2^x, relative error below 2^-22; results below 2^-126 are 0. ex2(-inf) = 0, ex2(NaN) = NaN.
+__device__ __forceinline__ float ex2(float x) {
+  float d;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// a * b + c on two 16-bit floats at once. bf16: sm_80 and later.
+template <class Element>
+__device__ __forceinline__ unsigned fma2(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  if constexpr (is_same<Element, bf16>)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+}  // namespace fattn::ptx

@@ -1,0 +1,12 @@
+// Two neighbouring floats of shared memory in one load. PTX ISA, ld.
+#pragma once
+
+namespace fattn::ptx {
+
+__device__ __forceinline__ float2 ld_shared_f32x2(unsigned address) {
+  float2 d;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(d.x), "=f"(d.y) : "r"(address) : "memory");
+  return d;
+}
+
+}  // namespace fattn::ptx

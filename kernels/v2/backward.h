@@ -1,0 +1,615 @@
+// Backward, algorithm v2 (FlashAttention-2), main kernel: dk and dv of a block of keys, and its share of dq, which is added up in fp32.
+//
+// A CTA owns kBlockN keys of one key head and walks over the blocks of kBlockM queries that see them, of all query heads that share the key head.
+// Scores are computed transposed (keys are rows), because then the accumulators of P^T and dS^T are, in their registers, the A operands of
+//   S^T = K Q^T    P^T = exp2(S^T - lse)    dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dV += P^T dO    dK += dS^T Q    dQ += dS K
+// Warps form groups; a group owns some of the CTA's keys. In a group one half of the warps computes S^T, P^T and dV, the other dP^T, dS^T and dK:
+// all they share is P^T, which goes from the one to the other through shared memory. So a warp holds one accumulator of the keys' gradients and one
+// of scores, which allows larger tiles, and of the two warps of a scheduler one multiplies while the other takes exponentials. Warps of the same
+// role in a group split the queries of a block and then the columns of dV (dK); what they need of each other's P^T (dS^T) they read back.
+// dS^T is in shared memory in any case, for dQ, which all warps compute together one block later, when one barrier a block has made it visible
+// (pipelined; otherwise in the same block, with a barrier more).
+//
+// Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kAligned (16-byte copies); kDeterministic; kTile (a BackwardTile).
+#pragma once
+
+#include "kernels/ptx/async_copy.h"
+#include "kernels/ptx/async_copy_word.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/ldmatrix.h"
+#include "kernels/ptx/math.h"
+#include "kernels/ptx/mma.h"
+#include "kernels/ptx/semaphore.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/shared_pair.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/v2/careful.h"
+#include "kernels/v2/dq_accum.h"
+#include "kernels/v2/fragment_store.h"
+#include "kernels/v2/row_loader.h"
+#include "kernels/v2/swizzled_tile.h"
+#include "shared/attention_params.h"
+#include "shared/backward_layout.h"
+
+namespace fattn::v2 {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+
+template <class Spec>
+class Backward {
+  static constexpr BackwardTile kTile = Spec::kTile;
+  static constexpr int kWidth = kTile.width, kWidthV = kTile.width_v, kBlockM = kTile.block_m, kBlockN = kTile.block_n;
+  static constexpr int kThreads = kTile.threads(), kGroupWarps = kTile.group_warps;
+  static constexpr bool kPipelined = kTile.pipelined, kExchange = kGroupWarps > 1;
+  static constexpr bool kAsync = Spec::kLevel >= 80;
+
+  // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
+  static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
+  static constexpr int kKeyTiles = kKeys / 16, kChunkTiles = kChunk / 8;
+  static constexpr int kColumns = kWidth / kGroupWarps, kColumnsV = kWidthV / kGroupWarps;
+  static constexpr int kSumTiles = (kColumns > kColumnsV ? kColumns : kColumnsV) / 8;
+  // dQ: the warps split a block's rows and columns, as square as they can, because the operands are read from shared memory.
+  static constexpr int dq_row_warps() {
+    int best = 0, best_reads = 0;
+    for (int rows = 1; rows <= kTile.warps(); ++rows) {
+      if (kTile.warps() % rows != 0 || kBlockM % (16 * rows) != 0 || kWidth % (16 * (kTile.warps() / rows)) != 0) continue;
+      const int reads = kBlockM / rows + kWidth / (kTile.warps() / rows);
+      if (best == 0 || reads < best_reads) best = rows, best_reads = reads;
+    }
+    return best;
+  }
+  static constexpr int kDqRowWarps = dq_row_warps(), kDqRows = kBlockM / kDqRowWarps, kDqColumns = kWidth / (kTile.warps() / kDqRowWarps);
+  static constexpr int dq_span() {
+    int parts = 1;
+    while (kDqRows * kDqColumns / parts > 1536 || kDqColumns % (16 * parts) != 0) ++parts;
+    return kDqColumns / parts;
+  }
+  static constexpr int kDqSpan = dq_span();  // columns at a time: dK and dV leave room for 48 accumulators
+
+  static_assert(kKeys % 16 == 0 && kQueries % 16 == 0 && kColumns % 16 == 0 && kColumnsV % 16 == 0 && kQueries % kChunk == 0 && kChunk % 16 == 0);
+  static_assert(!kExchange || kQueries == kChunk, "warps of a group exchange one chunk a block");
+  static_assert(2 * kBlockM <= kThreads, "a thread copies one lse or one row_sum");
+
+  using KLoader = RowLoader<kThreads, kWidth, Spec::kHeaddim, Spec::kAligned, kAsync>;
+  using VLoader = RowLoader<kThreads, kWidthV, Spec::kHeaddimV, Spec::kAligned, kAsync>;
+  using Bits = unsigned short;
+  using Element = typename Spec::Element;
+
+  // ---- what this thread and its CTA are ----
+  const AttentionParams& p;
+  const unsigned shared;
+  // Masked, so that the compiler knows them not to be negative: division by powers of two is then a shift.
+  const int thread = threadIdx.x & 1023, lane = thread & 31, warp = ptx::warp_id() & 31;
+  // The roles are halves of the CTA, so that each scheduler has warps of both.
+  const bool values = warp < kTile.role_warps();  // S, P, dV; otherwise dP, dS, dK
+  const int key_group = warp % kTile.role_warps() / kGroupWarps, member = warp % kGroupWarps;
+  int batch, head_k, key_block, first_key;
+  int first_block;  // of queries that see these keys
+  int diagonal;     // query i sees the keys j <= i + diagonal
+
+  // The query block that a step is about.
+  struct Step {
+    int head, block;  // query head, query block
+  };
+
+  __device__ Step after(Step step) const {
+    return step.block + 1 < query_blocks() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block};
+  }
+  __device__ Step before(Step step) const {
+    return step.block > first_block ? Step{step.head, step.block - 1} : Step{step.head - 1, query_blocks() - 1};
+  }
+
+  __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
+
+  // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
+  // block: under a causal mask the first is the longest.
+  __device__ void take_tile() {
+    int index = static_cast<int>(blockIdx.x);
+    if constexpr (Spec::kDeterministic) {
+      // CTAs wait for those of lower key blocks. Numbers drawn when a CTA starts make sure that those have started.
+      if (thread == 0) *ticket_slot() = ptx::atomic_add(p.dq_semaphore, 1);
+      __syncthreads();
+      index = *ticket_slot();
+      __syncthreads();
+    }
+    const int key_blocks = (p.seqlen_k + kBlockN - 1) / kBlockN, heads = p.batch * p.nheads_k;
+    const int section = index / (key_blocks * p.heads_per_section), first_head = section * p.heads_per_section;
+    const int section_heads = min(p.heads_per_section, heads - first_head), rest = index - first_head * key_blocks;
+    key_block = rest / section_heads;
+    const int head = first_head + rest % section_heads;
+    batch = head / p.nheads_k;
+    head_k = head % p.nheads_k;
+    first_key = key_block * kBlockN;
+    diagonal = p.seqlen_k - p.seqlen_q;
+    first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
+  }
+
+  __device__ int* ticket_slot() const {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    return reinterpret_cast<int*>(shared_memory);
+  }
+
+  // ---- load ----
+  __device__ static const Bits* at(const void* tensor, const TensorStrides& s, int batch, int head, long long row) {
+    return static_cast<const Bits*>(tensor) + batch * s.batch + head * s.head + row * s.row;
+  }
+
+  __device__ void load_keys() const {
+    const KLoader k_loader(thread);
+    const VLoader v_loader(thread);
+    const int rows = p.seqlen_k - first_key;
+    k_loader.template load<kBlockN>(shared, at(p.k, p.k_strides, batch, head_k, first_key), p.k_strides.row, rows);
+    v_loader.template load<kBlockN>(shared + kTile.v_offset(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
+  }
+
+  __device__ void load_queries(Step step, int stage) const {
+    const int thread = ptx::opaque(this->thread);  // as for dQ below: what follows from it shall not occupy registers across the loop
+    const KLoader k_loader(thread);
+    const VLoader v_loader(thread);
+    const int first = step.block * kBlockM, rows = p.seqlen_q - first;
+    k_loader.template load<kBlockM>(shared + kTile.q_offset() + stage * kTile.q_bytes(), at(p.q, p.q_strides, batch, step.head, first),
+                                    p.q_strides.row, rows);
+    v_loader.template load<kBlockM>(shared + kTile.dout_offset() + stage * kTile.dout_bytes(), at(p.dout, p.dout_strides, batch, step.head, first),
+                                    p.dout_strides.row, rows);
+    if (thread < 2 * kBlockM) {
+      const int row = thread % kBlockM;
+      const bool is_lse = thread < kBlockM;
+      const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
+      const float* row_sum = p.row_sum + (static_cast<long long>(batch) * p.nheads + step.head) * p.seqlen_q + first + row;
+      const unsigned to = shared + (is_lse ? kTile.lse_offset() : kTile.row_sum_offset()) + stage * kTile.row_bytes() + 4 * row;
+      const float* from = row >= rows ? p.row_sum : is_lse ? lse : row_sum;
+      if constexpr (kAsync)
+        ptx::cp_async_4_zfill(to, from, row < rows);
+      else
+        ptx::st_shared_f32(to, row < rows ? *from : 0.f);
+    }
+  }
+
+  __device__ static void commit() {
+    if constexpr (kAsync) ptx::cp_async_commit();
+  }
+
+  // This thread's copies are done, and after the barrier everybody's.
+  __device__ static void wait_for_loads() {
+    if constexpr (kAsync) ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  // ---- compute: products ----
+  __device__ static void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (Spec::kLevel < 80) {
+      ptx::mma_m16n8k8_f16(d, a[0], a[1], b0);
+      ptx::mma_m16n8k8_f16(d, a[2], a[3], b1);
+    } else if constexpr (is_same<Element, bf16>) {
+      ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+    } else {
+      ptx::mma_m16n8k16_f16(d, a, b0, b1);
+    }
+  }
+
+  template <int kRowTiles, int kColumnTiles>
+  __device__ static void clear(float (&d)[kRowTiles][kColumnTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][j][e] = 0;
+  }
+
+  // d = A B^T over the whole width: A = kKeys rows of K (V), B = kChunk rows of Q (dO).
+  template <int kInner>
+  __device__ static void multiply_rows(float (&d)[kKeyTiles][kChunkTiles][4], unsigned a_tile, unsigned b_tile,
+                                       const BlockAddress<kInner, kInner, LaneOrder::kColumnMajor>& a_at,
+                                       const BlockAddress<kInner, kInner, LaneOrder::kRowMajor>& b_at, int b_row) {
+#pragma unroll
+    for (int k = 0; k < kInner / 16; ++k) {
+      unsigned a[kKeyTiles][4];
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(a[i], a_at.at(a_tile, 16 * i, k));
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j) {
+        unsigned b[4];
+        ptx::ldmatrix_x4(b, b_at.at(b_tile, b_row + 16 * j, k));
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) {
+          mma(d[i][2 * j], a[i], b[0], b[1]);
+          mma(d[i][2 * j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // d += A B for 16 inner indices (queries): A = fragments of P^T (dS^T), B = 16 rows of dO (Q).
+  template <int kSpan, int kInner>
+  __device__ static void accumulate(float (&d)[kKeyTiles][kSumTiles][4], const unsigned (&a)[kKeyTiles][4], unsigned b_tile,
+                                    const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int b_row) {
+#pragma unroll
+    for (int j = 0; j < kSpan / 16; ++j) {
+      unsigned b[4];
+      ptx::ldmatrix_x4_trans(b, b_at.at(b_tile, b_row, j));
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        mma(d[i][2 * j], a[i], b[0], b[1]);
+        mma(d[i][2 * j + 1], a[i], b[2], b[3]);
+      }
+    }
+  }
+
+  // ---- compute: P^T and dS^T ----
+  // Zeros in place of the pairs that the mask hides, or that are beyond the last key, whatever was computed for them.
+  __device__ void hide(unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], int first_query) const {
+    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
+    const int keys_left = p.seqlen_k - key, reach = query + diagonal - key;
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int key_step = 16 * i + 8 * half;
+          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];  // two neighbouring queries
+          if (key_step >= keys_left) pair = 0;
+          if constexpr (Spec::kCausal) {
+            if (key_step - 8 * j > reach) pair &= 0xffff0000u;
+            if (key_step - 8 * j - 1 > reach) pair &= 0x0000ffffu;
+          }
+        }
+  }
+
+  // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment.
+  __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4]) const {
+    const float scale = p.softmax_scale * kLog2e;
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
+      // An empty row has lse = -inf; its weights are 0.
+      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        float w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) w[e] = ptx::ex2(s[i][j][e] * scale - lse_log2[e % 2]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) p_bits[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
+      }
+    }
+  }
+
+  // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
+  __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
+                                  unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
+          pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * (dp[i][j][2 * half] - row_sum.x),
+                                     ptx::high_float<Element>(pair) * (dp[i][j][2 * half + 1] - row_sum.y));
+        }
+    }
+  }
+
+  // Barriers of a key group. A chunk of P^T is written: the first role goes on, perhaps to the next chunk (hence a barrier for each), the second
+  // waits. And, with several warps of a role, those wait for each other.
+  static constexpr int kAllThreads = 64 * kGroupWarps, kRoleThreads = 32 * kGroupWarps, kChunks = kQueries / kChunk;
+  static_assert(kTile.key_groups * (kChunks + (kExchange ? 2 : 0)) <= 15, "barrier 0 is __syncthreads");
+  __device__ int weights_barrier(int chunk) const { return 1 + key_group * kChunks + chunk; }
+  __device__ int role_barrier() const { return 1 + kTile.key_groups * kChunks + 2 * key_group + values; }
+
+  __device__ unsigned q_tile(int stage) const { return shared + kTile.q_offset() + stage * kTile.q_bytes(); }
+  __device__ unsigned dout_tile(int stage) const { return shared + kTile.dout_offset() + stage * kTile.dout_bytes(); }
+  __device__ unsigned ds_tile(int stage) const { return shared + kTile.ds_offset() + stage * kTile.ds_bytes(); }
+  __device__ unsigned p_tile() const { return shared + kTile.p_offset(); }
+
+  // sum += A B for the queries of the other warps of this role: A from shared memory.
+  template <int kSpan, int kInner>
+  __device__ void accumulate_others(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
+                                    const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at) const {
+    ptx::bar_sync(role_barrier(), kRoleThreads);
+#pragma unroll
+    for (int other = 1; other < kGroupWarps; ++other) {
+      const int queries = (member + other) % kGroupWarps * kQueries;
+      const BlockAddress<kBlockM, kQueries, LaneOrder::kColumnMajor> a_at(lane, key_group * kKeys, queries);
+#pragma unroll
+      for (int j = 0; j < kQueries / 16; ++j) {
+        unsigned a[kKeyTiles][4];
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(a[i], a_at.at(a_tile, 16 * i, j));
+        accumulate<kSpan, kInner>(sum, a, b_tile + 2 * queries * kInner, b_at, 16 * j);
+      }
+    }
+  }
+
+  // sum += A B for all queries of a block that the diagonal crosses and whose B holds Inf or NaN.
+  template <int kSpan, int kInner>
+  __device__ void accumulate_careful(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
+                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int first_query, float factor) const {
+    if constexpr (kExchange)
+      ptx::bar_sync(role_barrier(), kRoleThreads);
+    else
+      ptx::warp_sync();
+    const BlockAddress<kBlockM, kBlockM, LaneOrder::kColumnMajor> a_at(lane, key_group * kKeys, 0);
+#pragma unroll 1
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      unsigned a[kKeyTiles][4];
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(a[i], a_at.at(a_tile, 16 * i, k));
+#pragma unroll
+      for (int j = 0; j < kSpan / 16; ++j) {
+        unsigned b[4];
+        ptx::ldmatrix_x4_trans(b, b_at.at(b_tile, 16 * k, j));
+        for (unsigned& pair : b) pair = without_nonfinite<Element>(pair);
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) {
+          mma(sum[i][2 * j], a[i], b[0], b[1]);
+          mma(sum[i][2 * j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+    const int reach = first_query + diagonal - (first_key + key_group * kKeys + lane / 4);
+    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor,
+                                                 [&](int i, int half, int query) { return 16 * i + 8 * half <= reach + query; });
+  }
+
+  // The first role.
+  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked) const {
+    const int lane = ptx::opaque(this->lane);
+    const BlockAddress<kWidth, kWidth, LaneOrder::kColumnMajor> k_rows(lane, key_group * kKeys, 0);
+    const BlockAddress<kWidth, kWidth, LaneOrder::kRowMajor> q_rows(lane, member * kQueries, 0);
+    const BlockAddress<kWidthV, kColumnsV, LaneOrder::kColumnMajor> dout_columns(lane, 0, member * kColumnsV);
+    const FragmentStore<kBlockM, kQueries> p_store(lane, key_group * kKeys, member * kQueries);
+    const unsigned own_dout = dout_tile(stage) + 2 * member * kQueries * kWidthV;
+    // An Inf or NaN in a row of dO makes its row_sum one.
+    const bool careful = Spec::kCausal && masked && any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
+#pragma unroll 1
+    for (int row = 0; row < kQueries; row += kChunk) {
+      const int query = member * kQueries + row;
+      unsigned p_bits[kChunkTiles / 2][kKeyTiles][4];
+      {
+        float s[kKeyTiles][kChunkTiles][4];
+        clear(s);
+        multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
+        ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
+        weights(s, shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query, p_bits);
+        if (masked) hide(p_bits, first_query + query);
+      }
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) p_store.store(p_tile(), 16 * i, row / 16 + j, p_bits[j][i]);
+      ptx::bar_arrive(weights_barrier(row / kChunk), kAllThreads);
+      if (careful) continue;
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumnsV, kWidthV>(dv, p_bits[j], own_dout, dout_columns, row + 16 * j);  // dV += P^T dO
+    }
+    if (careful)
+      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, first_query, 1.0f);
+    else if constexpr (kExchange)
+      accumulate_others<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns);
+  }
+
+  // The second role.
+  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked) const {
+    const int lane = ptx::opaque(this->lane);
+    const BlockAddress<kWidthV, kWidthV, LaneOrder::kColumnMajor> v_rows(lane, key_group * kKeys, 0);
+    const BlockAddress<kWidthV, kWidthV, LaneOrder::kRowMajor> dout_rows(lane, member * kQueries, 0);
+    const BlockAddress<kWidth, kColumns, LaneOrder::kColumnMajor> q_columns(lane, 0, member * kColumns);
+    const BlockAddress<kBlockM, kQueries, LaneOrder::kColumnMajor> p_read(lane, key_group * kKeys, member * kQueries);
+    const FragmentStore<kBlockM, kQueries> ds_store(lane, key_group * kKeys, member * kQueries);
+    const unsigned own_q = q_tile(stage) + 2 * member * kQueries * kWidth;
+    // An Inf or NaN in a row of Q makes its lse one.
+    const bool careful = Spec::kCausal && masked && any_nonfinite(shared + kTile.lse_offset() + stage * kTile.row_bytes(), kBlockM, lane);
+#pragma unroll 1
+    for (int row = 0; row < kQueries; row += kChunk) {
+      const int query = member * kQueries + row;
+      unsigned ds_bits[kChunkTiles / 2][kKeyTiles][4];
+      {
+        float dp[kKeyTiles][kChunkTiles][4];
+        clear(dp);
+        multiply_rows<kWidthV>(dp, shared + kTile.v_offset(), dout_tile(stage), v_rows, dout_rows, row);  // dP^T = V dO^T
+        ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+#pragma unroll
+        for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+          for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(ds_bits[j][i], p_read.at(p_tile(), 16 * i, row / 16 + j));
+        score_gradients(dp, shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query, ds_bits);
+        if (masked) hide(ds_bits, first_query + query);
+      }
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) ds_store.store(ds_tile(stage), 16 * i, row / 16 + j, ds_bits[j][i]);
+      if (careful) continue;
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumns, kWidth>(dk, ds_bits[j], own_q, q_columns, row + 16 * j);  // dK += dS^T Q
+    }
+    if (careful)
+      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, first_query, 0.0f);
+    else if constexpr (kExchange)
+      accumulate_others<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns);
+  }
+
+  __device__ void clear_ds(int stage) const {
+    const FragmentStore<kBlockM, kQueries> ds_store(lane, key_group * kKeys, member * kQueries);
+    const unsigned zeros[4] = {};
+#pragma unroll
+    for (int j = 0; j < kQueries / 16; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) ds_store.store(ds_tile(stage), 16 * i, j, zeros);
+  }
+
+ public:
+  __device__ Backward(const AttentionParams& params, unsigned shared_address) : p(params), shared(shared_address) {}
+
+  __device__ void run() {
+    take_tile();
+
+    bool keys_nonfinite = false;         // Inf or NaN among the keys; asked under a causal mask only
+    float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
+    clear(sum);
+
+    // S^T, P^T of one block; dV. Or dP^T, dS^T; dK.
+    const auto compute_block = [&](Step step, int stage) {
+      const int first_query = step.block * kBlockM, group_key = first_key + key_group * kKeys;
+      const bool hidden = Spec::kCausal && group_key > first_query + kBlockM - 1 + diagonal;  // no query of the block sees a key of the group
+      const bool masked = first_key + kBlockN > p.seqlen_k || (Spec::kCausal && group_key + kKeys - 1 > first_query + diagonal);
+      if (values) {
+        if (!hidden) compute_values(sum, stage, first_query, masked);
+      } else {
+        if (!hidden)
+          compute_keys(sum, stage, first_query, masked);
+        else
+          clear_ds(stage);
+      }
+    };
+
+    // dQ of one block, from everybody's dS^T.
+    const auto compute_dq = [&](Step step, int stage) {
+      const int lane = ptx::opaque(thread) & 31, dq_row = warp % kDqRowWarps * kDqRows, dq_column = warp / kDqRowWarps * kDqColumns;
+      const BlockAddress<kBlockM, kDqRows, LaneOrder::kRowMajor> ds_columns(lane, 0, dq_row);
+      const BlockAddress<kWidth, kDqColumns, LaneOrder::kColumnMajor> k_columns(lane, 0, dq_column);
+      const long long head = static_cast<long long>(batch) * p.nheads + step.head;
+      const int first_row = step.block * kBlockM + dq_row;
+      const unsigned row_blocks = (static_cast<unsigned>(p.seqlen_q) + kDqAccumRows - 1) / kDqAccumRows;
+      float* const accum = p.dq_accum + (head * row_blocks + first_row / kDqAccumRows) * (kDqAccumRows * kWidth) + dq_column * kDqAccumRows;
+      int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * query_blocks() + step.block : nullptr;
+#pragma unroll
+      for (int first = 0; first < kDqColumns; first += kDqSpan) {
+        float dq[kDqRows / 16][kDqSpan / 8][4];
+        clear(dq);
+        if (Spec::kCausal && keys_nonfinite && first_key + kBlockN - 1 > step.block * kBlockM + diagonal) {
+#pragma unroll 1
+          for (int k = 0; k < kBlockN / 16; ++k) {
+            unsigned a[kDqRows / 16][4];
+#pragma unroll
+            for (int i = 0; i < kDqRows / 16; ++i) ptx::ldmatrix_x4_trans(a[i], ds_columns.at(ds_tile(stage), 16 * k, i));
+#pragma unroll
+            for (int j = 0; j < kDqSpan / 16; ++j) {
+              unsigned b[4];
+              ptx::ldmatrix_x4_trans(b, k_columns.at(shared, 16 * k, first / 16 + j));
+              for (unsigned& pair : b) pair = without_nonfinite<Element>(pair);
+#pragma unroll
+              for (int i = 0; i < kDqRows / 16; ++i) {
+                mma(dq[i][2 * j], a[i], b[0], b[1]);
+                mma(dq[i][2 * j + 1], a[i], b[2], b[3]);
+              }
+            }
+          }
+          const int reach = first_row + lane / 4 + diagonal - first_key;
+          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f,
+                                                         [&](int i, int half, int key) { return key <= reach + 16 * i + 8 * half; });
+        } else
+#pragma unroll
+          for (int k = 0; k < kBlockN / 16; ++k) {  // dQ = dS K
+            unsigned a[kDqRows / 16][4];
+#pragma unroll
+            for (int i = 0; i < kDqRows / 16; ++i) ptx::ldmatrix_x4_trans(a[i], ds_columns.at(ds_tile(stage), 16 * k, i));
+#pragma unroll
+            for (int j = 0; j < kDqSpan / 16; ++j) {
+              unsigned b[4];
+              ptx::ldmatrix_x4_trans(b, k_columns.at(shared, 16 * k, first / 16 + j));
+#pragma unroll
+              for (int i = 0; i < kDqRows / 16; ++i) {
+                mma(dq[i][2 * j], a[i], b[0], b[1]);
+                mma(dq[i][2 * j + 1], a[i], b[2], b[3]);
+              }
+            }
+          }
+        if (Spec::kDeterministic && first == 0) {  // lower key blocks first: the same order of additions in every run
+          if (thread == 0) {
+            while (ptx::ld_acquire(turn) != key_block) __nanosleep(64);
+          }
+          __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < kDqRows / 16; ++i) {
+          if (first_row + 16 * i < p.seqlen_q) {
+#pragma unroll
+            for (int j = 0; j < kDqSpan / 8; ++j) add_to_dq(accum + 16 * i * kWidth + (first / 8 + j) * 128, lane, dq[i][j]);
+          }
+        }
+      }
+      if constexpr (Spec::kDeterministic) {
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) ptx::red_add_release(turn, 1);
+      }
+    };
+
+    // ---- the walk over query blocks ----
+    const int steps = max(0, query_blocks() - first_block) * p.group;
+    Step now{head_k * p.group, first_block};
+    if (steps > 0) {
+      load_keys();
+      load_queries(now, 0);
+      commit();
+    }
+    if (Spec::kCausal && steps > 0) {
+      wait_for_loads();
+      keys_nonfinite = ptx::bar_or(share_nonfinite<Element>(shared, kTile.k_bytes(), thread, kThreads));
+    }
+    for (int i = 0; i < (kPipelined && steps > 0 ? steps + 1 : steps); ++i, now = after(now)) {
+      wait_for_loads();
+      if constexpr (kPipelined) {
+        if (i + 1 < steps) {
+          load_queries(after(now), (i + 1) % 2);
+          commit();
+        }
+        const bool late = !Spec::kDeterministic && values;
+        if (i > 0 && !late) compute_dq(before(now), (i + 1) % 2);
+        if (i < steps) compute_block(now, i % 2);
+        if (i > 0 && late) compute_dq(before(now), (i + 1) % 2);
+      } else {
+        compute_block(now, 0);
+        __syncthreads();
+        if (i + 1 < steps) {
+          load_queries(after(now), 0);
+          commit();
+        }
+        compute_dq(now, 0);
+      }
+    }
+    // ---- finish: dK and dV leave through the shared memory of K and V ----
+    __syncthreads();
+    if (values)
+      store_gradient<kWidthV, kColumnsV>(shared + kTile.v_offset(), sum, 1.f, member * kColumnsV);
+    else
+      store_gradient<kWidth, kColumns>(shared, sum, p.softmax_scale, member * kColumns);
+    __syncthreads();
+    const KLoader k_loader(thread);
+    const VLoader v_loader(thread);
+    const int rows = p.seqlen_k - first_key;
+    k_loader.template store<kBlockN>(shared, const_cast<Bits*>(at(p.dk, p.dk_strides, batch, head_k, first_key)), p.dk_strides.row, rows);
+    v_loader.template store<kBlockN>(shared + kTile.v_offset(), const_cast<Bits*>(at(p.dv, p.dv_strides, batch, head_k, first_key)), p.dv_strides.row,
+                                     rows);
+  }
+
+ private:
+  template <int kInner, int kSpan>
+  __device__ void store_gradient(unsigned tile, const float (&d)[kKeyTiles][kSumTiles][4], float scale, int first_column) const {
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kSpan / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = key_group * kKeys + 16 * i + 8 * half + lane / 4;
+          ptx::st_shared_4(tile + SwizzledTile<kInner>::offset(row, first_column / 8 + j) + lane % 4 * 4,
+                           ptx::pack2<Element>(d[i][j][2 * half] * scale, d[i][j][2 * half + 1] * scale));
+        }
+  }
+};
+
+template <class Spec>
+__device__ __forceinline__ void backward(const AttentionParams& p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Backward<Spec>(p, ptx::shared_address(shared_memory)).run();
+}
+
+}  // namespace fattn::v2

@@ -1,0 +1,79 @@
+// Backward, algorithm v2, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
+//
+// A warp takes 16 queries x 32 columns. Spec: as in backward.h.
+#pragma once
+
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v2/dq_accum.h"
+#include "shared/attention_params.h"
+#include "shared/backward_layout.h"
+
+namespace fattn::v2 {
+
+template <class Spec>
+class BackwardFinish {
+  using Bits = unsigned short;
+  static constexpr int kWidth = Spec::kTile.width, kHeaddim = Spec::kHeaddim, kColumnGroups = kWidth / 32;
+
+  // Among four neighbouring lanes: lane i gives x[j] to lane j and gets its x[i] as x[j].
+  __device__ static void transpose(unsigned (&x)[4], int lane) {
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+      const bool upper = lane & distance;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & distance) continue;
+        const unsigned got = ptx::shfl_xor(upper ? x[i] : x[i + distance], distance);
+        (upper ? x[i] : x[i + distance]) = got;
+      }
+    }
+  }
+
+ public:
+  __device__ static void run(const AttentionParams& p) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const long long row_blocks = dq_accum_blocks(p.seqlen_q);
+    const long long unit = static_cast<long long>(blockIdx.x) * (kFinishThreads / 32) + ptx::warp_id();
+    const int column_group = static_cast<int>(unit % kColumnGroups);
+    const long long block = unit / kColumnGroups, batch_head = block / row_blocks, first_row = block % row_blocks * kDqAccumRows;
+    if (batch_head >= static_cast<long long>(p.batch) * p.nheads) return;
+    const long long batch = batch_head / p.nheads, head = batch_head % p.nheads;
+
+    const float* accum = p.dq_accum + batch_head * dq_accum_head(p.seqlen_q, kWidth) + first_row * kWidth + column_group * 32 * kDqAccumRows;
+    float4 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);
+    // A lane holds two columns of each of four blocks of 8, of rows lane / 4 and 8 below; it gets one block's 8 columns.
+    unsigned rows[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rows[0][i] = ptx::pack2<typename Spec::Element>(x[i].x * p.softmax_scale, x[i].y * p.softmax_scale);
+      rows[1][i] = ptx::pack2<typename Spec::Element>(x[i].z * p.softmax_scale, x[i].w * p.softmax_scale);
+    }
+    const int column = column_group * 32 + lane % 4 * 8;
+    Bits* dq = static_cast<Bits*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head + column;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      transpose(rows[half], lane);
+      const long long row = first_row + lane / 4 + 8 * half;
+      if (row >= p.seqlen_q || column >= kHeaddim) continue;
+      if constexpr (Spec::kAligned) {
+        *reinterpret_cast<uint4*>(dq + row * p.dq_strides.row) = uint4{rows[half][0], rows[half][1], rows[half][2], rows[half][3]};
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (column + e < kHeaddim) dq[row * p.dq_strides.row + e] = static_cast<Bits>(rows[half][e / 2] >> (e % 2 * 16));
+        }
+      }
+    }
+  }
+};
+
+template <class Spec>
+__device__ __forceinline__ void backward_finish(const AttentionParams& p) {
+  BackwardFinish<Spec>::run(p);
+}
+
+}  // namespace fattn::v2

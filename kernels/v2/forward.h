@@ -1,0 +1,388 @@
+// Attention forward, FlashAttention-2's algorithm: a CTA holds a tile of queries and walks over blocks of keys from the last to the first; a
+// warp owns whole rows, so scores, weights and output never leave its registers. Level 80: cp.async and mma of depth 16; level 75: without.
+//
+// A specialisation is a struct with
+//   Element                        bf16 or f16
+//   kLevel                         75 or 80
+//   kHeaddim, kHeaddimV            1 to 256
+//   kCausal                        keys after the query are hidden
+//   kAligned                       bases and strides are multiples of 16 bytes and headdims of 8
+//   kWarps, kRowTiles              warps of a CTA, 16-row tiles of a warp
+//   kBlockN, kStages               keys of a block, blocks in shared memory at once
+//   kStepN, kExactN                keys whose scores are in registers at once; the same in blocks that are masked
+//   kQueriesInRegisters            or read from shared memory for every step
+//   kCtas                          CTAs that an SM is to hold
+#pragma once
+
+#include "kernels/mask.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/softmax.h"
+#include "kernels/tile/for_each.h"
+#include "kernels/tile/fragment.h"
+#include "kernels/tile/global_load.h"
+#include "kernels/v2/nonfinite.h"
+#include "kernels/v2/schedule.h"
+
+namespace fattn::v2 {
+
+using tile::Constant;
+using tile::for_each;
+using tile::round_up;
+using tile::SharedTile;
+
+// Shared memory of a CTA: the queries (in the end the output), then kStages pairs of keys and values.
+template <class Spec>
+struct ForwardShape {
+  static constexpr int kThreads = Spec::kWarps * 32;
+  static constexpr int kWarpRows = Spec::kRowTiles * 16;
+  static constexpr int kBlockM = Spec::kWarps * kWarpRows;
+  using TileQ = SharedTile<kBlockM, round_up(Spec::kHeaddim, 32)>;
+  using TileK = SharedTile<Spec::kBlockN, round_up(Spec::kHeaddim, 32)>;
+  using TileV = SharedTile<Spec::kBlockN, round_up(Spec::kHeaddimV, 32)>;
+  using TileO = SharedTile<kBlockM, round_up(Spec::kHeaddimV, 32)>;
+  static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
+  static constexpr int kStageBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr int kSharedBytes = kQueryBytes + Spec::kStages * kStageBytes;
+  static constexpr auto kCopyBy = !Spec::kAligned ? tile::CopyBy::kElements : Spec::kLevel < 80 ? tile::CopyBy::kRegisters : tile::CopyBy::kAsync;
+};
+
+// What a warp keeps in registers from block to block.
+template <class Spec>
+struct WarpState {
+  static constexpr int kRowTiles = Spec::kRowTiles;
+  static constexpr int kDepthQ = (Spec::kHeaddim + 15) / 16;   // steps of 16 along headdim
+  static constexpr int kDepthO = (Spec::kHeaddimV + 15) / 16;  // pairs of output tiles of 8 columns
+
+  float o[kRowTiles][2 * kDepthO][4];
+  Softmax<kRowTiles> softmax;
+  unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
+  unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
+  float scale;
+
+  __device__ __forceinline__ void start(float softmax_scale_log2) {
+    scale = softmax_scale_log2;
+    softmax.start();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int n = 0; n < 2 * kDepthO; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
+      }
+    }
+  }
+};
+
+// One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
+// key is visible, and the reference is good unless the sums of the weights say that it is not.
+template <class Spec, int kStepN, bool kExact, class Visible>
+__device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible) {
+  using Shape = ForwardShape<Spec>;
+  using State = WarpState<Spec>;
+  using Element = typename Spec::Element;
+  constexpr int kRowTiles = State::kRowTiles;
+  constexpr int kStepTiles = kStepN / 8;  // score tiles of 8 keys
+  constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
+
+  // s = q k^T
+  const unsigned q_address = ptx::opaque(w.q_address);
+  float s[kRowTiles][kStepTiles][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kStepTiles; ++n) s[i][n][0] = s[i][n][1] = s[i][n][2] = s[i][n][3] = 0;
+  }
+  const auto score = [&](auto d, int first_chunk, int last_chunk) {  // one step along headdim, for the chunks of 16 keys [first, last)
+    constexpr int kUnit = 2 * decltype(d)::value;
+    unsigned loaded[kRowTiles][4];
+    if constexpr (!Spec::kQueriesInRegisters) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        ptx::ldmatrix_x4(loaded[i], Shape::TileQ::template advance<kUnit>(q_address) + i * 16 * Shape::TileQ::kRowBytes);
+      }
+    }
+    auto& q = Spec::kQueriesInRegisters ? w.q[Spec::kQueriesInRegisters ? decltype(d)::value : 0] : loaded;
+#pragma unroll
+    for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
+      unsigned k[4];
+      ptx::ldmatrix_x4(k, Shape::TileK::template advance<kUnit>(k_address) + chunk * 16 * Shape::TileK::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        tile::mma<Element, Spec::kLevel>(s[i][2 * chunk], q[i], k[0], k[1]);
+        tile::mma<Element, Spec::kLevel>(s[i][2 * chunk + 1], q[i], k[2], k[3]);
+      }
+    }
+  };
+
+  // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
+  constexpr int kPieces = 2 * kRowTiles;
+  Weights<kRowTiles> weights[2];
+  const auto weigh = [&](int chunk, int piece) {
+    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, w.scale);
+  };
+
+  // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !kExact && kRowTiles * kChunks >= 8;
+  constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
+  if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
+  for_each<0, State::kDepthQ>([&](auto d) {
+    score(d, kSplit, kChunks);
+    if constexpr (kTwoPasses) {
+      constexpr int kD = decltype(d)::value;
+#pragma unroll
+      for (int piece = kD * kPieces / State::kDepthQ; piece < (kD + 1) * kPieces / State::kDepthQ; ++piece) weigh(0, piece);
+    }
+  });
+
+  if constexpr (kExact) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int n = 0; n < kStepTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
+      }
+    }
+    w.softmax.raise(s, 0, kStepTiles, w.scale, w.o);
+  }
+
+  // Where the reference is too low for these weights it is raised, and they are computed again.
+  const auto settle = [&](int chunk) {
+    if constexpr (!kExact) {
+      if (!weights[chunk % 2].template within_limit<Element>()) [[unlikely]] {
+        w.softmax.raise(s, 2 * chunk, 2, w.scale, w.o);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, w.scale);
+        }
+      }
+    }
+    weights[chunk % 2].add_to(w.softmax);
+  };
+
+  // o += p v, 16 keys at a time: the weights of the next 16 are computed between the matrix instructions of these.
+  if constexpr (!kTwoPasses) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) weigh(0, piece);
+  }
+  settle(0);
+  for_each<0, kChunks>([&](auto chunk) {
+    constexpr int kChunk = decltype(chunk)::value;
+    constexpr bool kMore = kChunk + 1 < kChunks;
+    for_each<0, State::kDepthO>([&](auto d) {
+      constexpr int kD = decltype(d)::value;
+      unsigned v[4];
+      ptx::ldmatrix_x4_trans(v, Shape::TileV::template advance<2 * kD>(v_address) + kChunk * 16 * Shape::TileV::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD], weights[kChunk % 2].p[i], v[0], v[1]);
+        tile::mma<Element, Spec::kLevel>(w.o[i][2 * kD + 1], weights[kChunk % 2].p[i], v[2], v[3]);
+      }
+      if constexpr (kMore) {
+#pragma unroll
+        for (int piece = kD * kPieces / State::kDepthO; piece < (kD + 1) * kPieces / State::kDepthO; ++piece) weigh(kChunk + 1, piece);
+      }
+    });
+    if constexpr (kMore) settle(kChunk + 1);
+  });
+}
+
+// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
+template <class Spec>
+__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& p, unsigned tile_q) {
+  using Shape = ForwardShape<Spec>;
+  // Found again rather than kept in registers all the way.
+  const Place place = place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x)));
+  const auto [warp, lane] = ptx::thread_place();
+  using TileO = typename Shape::TileO;
+  const int warp_row = warp * Shape::kWarpRows;
+  const int rows = p.seqlen_q - place.row - warp_row;  // that exist, from the warp's first
+  constexpr int kPitch = TileO::kRowBytes > Shape::TileQ::kRowBytes ? TileO::kRowBytes : Shape::TileQ::kRowBytes;
+  const unsigned tile_o = tile_q + static_cast<unsigned>(warp_row * kPitch);
+  ptx::warp_sync();  // after the warp's last reads of queries
+
+#pragma unroll
+  for (int i = 0; i < Spec::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = w.softmax.sum[i][half];
+      sum += ptx::shfl_xor(sum, 1);
+      sum += ptx::shfl_xor(sum, 2);
+      const bool empty = sum == 0;
+      const float inverse = 1.0f / sum;
+      const int row = i * 16 + half * 8 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < 2 * WarpState<Spec>::kDepthO; ++n) {
+        const float low = empty ? 0.0f : w.o[i][n][2 * half] * inverse;
+        const float high = empty ? 0.0f : w.o[i][n][2 * half + 1] * inverse;
+        ptx::st_shared_4(tile_o + TileO::offset(row, n) + lane % 4 * 4, ptx::pack2<typename Spec::Element>(low, high));
+      }
+      if (p.lse != nullptr && lane % 4 == 0 && row < rows) {
+        constexpr float kLn2 = 0.693147180559945309f;
+        p.lse[place.batch * p.lse_strides.batch + (place.row + warp_row + row) * p.lse_strides.row + place.head * p.lse_strides.head] =
+            empty ? -kInfinity : fmaf(-w.softmax.shift[i][half], kLn2, logf(sum));
+      }
+    }
+  }
+  ptx::warp_sync();
+
+  auto* o =
+      static_cast<unsigned short*>(p.o) + place.batch * p.o_strides.batch + (place.row + warp_row) * p.o_strides.row + place.head * p.o_strides.head;
+  constexpr int kUnits = (Spec::kHeaddimV + 7) / 8;
+#pragma unroll 4
+  for (int index = lane; index < Shape::kWarpRows * kUnits; index += 32) {
+    const int row = index / kUnits, unit = index % kUnits;
+    if (row >= rows) break;
+    const uint4 x = ptx::ld_shared_16(tile_o + TileO::offset(row, unit));
+    unsigned short* to = o + row * p.o_strides.row + unit * 8;
+    if constexpr (Spec::kAligned) {
+      *reinterpret_cast<uint4*>(to) = x;
+    } else {
+      const unsigned word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (unit * 8 + e < Spec::kHeaddimV) to[e] = static_cast<unsigned short>(word[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+template <class Spec>
+__device__ __forceinline__ void forward(const AttentionParams& p) {
+  using Shape = ForwardShape<Spec>;
+  using State = WarpState<Spec>;
+  using CopyQ = tile::TileCopy<typename Shape::TileQ, Shape::kThreads, Spec::kHeaddim, Shape::kCopyBy>;
+  using CopyK = tile::TileCopy<typename Shape::TileK, Shape::kThreads, Spec::kHeaddim, Shape::kCopyBy>;
+  using CopyV = tile::TileCopy<typename Shape::TileV, Shape::kThreads, Spec::kHeaddimV, Shape::kCopyBy>;
+  static_assert(Spec::kBlockN % Spec::kStepN == 0 && Spec::kStepN % 16 == 0 && Spec::kBlockN % Spec::kExactN == 0 && Spec::kStages >= 1);
+
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned tile_q = ptx::shared_address(shared);
+  const unsigned stages = tile_q + Shape::kQueryBytes;
+  const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
+  const core::Mask32 mask{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+  const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+
+  const auto* q =
+      static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
+  const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
+  const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
+
+  // load: block j goes to stage j mod kStages. Only the last block of a sequence can lack keys, and it is among the first loads.
+  const auto load_block = [&](auto bounded, int j) {
+    constexpr bool kBounded = decltype(bounded)::value != 0;
+    const unsigned stage = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
+    const long long key = static_cast<long long>(j) * Spec::kBlockN;
+    const int keys = p.seqlen_k - j * Spec::kBlockN;
+    CopyK::template copy<kBounded>(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
+    CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
+  };
+  CopyQ::template copy<true>(tile_q, q, p.q_strides.row, p.seqlen_q - place.row);
+#pragma unroll
+  for (int ahead = 0; ahead < (Spec::kStages > 1 ? Spec::kStages - 1 : 1); ++ahead) {
+    if (blocks.end - 1 - ahead >= 0) load_block(Constant<1>{}, blocks.end - 1 - ahead);
+    CopyK::commit();
+  }
+  // Makes block j visible to all, frees the stage of block j + 1 and loads the next block into it. Tells whether there is Inf or NaN in its values,
+  // if asked to look.
+  const auto enter_block = [&](int j, bool look_for_nonfinite) {
+    constexpr int kPending = Spec::kStages > 1 ? Spec::kStages - 2 : 0;
+    bool nonfinite = false;
+    if constexpr (Spec::kStages == 1) {
+      if (j != blocks.end - 1) {
+        __syncthreads();
+        load_block(Constant<0>{}, j);
+        CopyK::commit();
+      }
+    }
+    CopyK::template wait<kPending>();
+    if (look_for_nonfinite) {
+      const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
+      nonfinite = ptx::bar_or(copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v));
+    } else {
+      __syncthreads();
+    }
+    if constexpr (Spec::kStages > 1) {
+      if (j - (Spec::kStages - 1) >= 0) load_block(Constant<0>{}, j - (Spec::kStages - 1));
+      CopyK::commit();
+    }
+    return nonfinite;
+  };
+
+  if (blocks.end == 0) {  // no block, whose barrier would come after the queries' arrival: they must not overwrite o
+    CopyQ::template wait<0>();
+    __syncthreads();
+  }
+
+  State w;
+  w.start(p.softmax_scale_log2);
+  const auto [warp, lane] = ptx::thread_place();
+  w.q_address = tile::fragment_address<typename Shape::TileQ>(tile_q, warp * Shape::kWarpRows, lane);
+  w.k_address = tile::fragment_address_n<typename Shape::TileK>(stages, 0, lane);
+  w.v_address = tile::fragment_address<typename Shape::TileV>(stages + Shape::TileK::kBytes, 0, lane);
+
+  // A scale that is negative or 0 goes into q: the maximum of the scores is then that of the logits.
+  if (!(p.softmax_scale > 0)) {
+    CopyQ::template wait<0>();
+    scale_copied<CopyQ, typename Shape::TileQ, typename Spec::Element>(tile_q, p.softmax_scale < 0 ? -1.0f : 0.0f);
+  }
+  if constexpr (Spec::kQueriesInRegisters) {
+    CopyQ::template wait<0>();
+    __syncthreads();
+    for_each<0, State::kDepthQ>([&](auto d) {
+#pragma unroll
+      for (int i = 0; i < Spec::kRowTiles; ++i) {
+        ptx::ldmatrix_x4(w.q[decltype(d)::value][i],
+                         Shape::TileQ::template advance<2 * decltype(d)::value>(w.q_address) + i * 16 * Shape::TileQ::kRowBytes);
+      }
+    });
+  }
+
+  // compute: first the blocks that not all rows see whole (or just the first one, to find the references), then the others.
+  const auto compute_block = [&](auto exact, int j) {
+    constexpr bool kExact = decltype(exact)::value != 0;
+    constexpr int kStepN = kExact ? Spec::kExactN : Spec::kStepN;
+    const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
+#pragma unroll 1
+    for (int step = Spec::kBlockN / kStepN - 1; step >= 0; --step) {
+      const unsigned k_address = w.k_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileK::kRowBytes);
+      const unsigned v_address = w.v_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileV::kRowBytes);
+      const int key = j * Spec::kBlockN + step * kStepN;
+      VisibleKeys<Spec::kRowTiles> visible;
+      if constexpr (kExact) {
+        const auto [warp, lane] = ptx::thread_place();
+        const int row = place.row + warp * Shape::kWarpRows;
+        if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
+        visible = visible_keys<Spec::kRowTiles>(mask, row, key, lane / 4, lane % 4 * 2);
+      }
+      forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible);
+    }
+  };
+  int j = blocks.end - 1;
+#pragma unroll 1
+  for (; j >= min(blocks.whole, blocks.end - 1) && j >= 0; --j) {
+    if (enter_block(j, Spec::kCausal)) [[unlikely]] {
+      // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
+      const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
+      const auto [warp, lane] = ptx::thread_place();
+      const auto visible = visible_keys<Spec::kRowTiles>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
+      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
+      __syncthreads();
+      clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
+      __syncthreads();
+    }
+    compute_block(Constant<1>{}, j);
+  }
+#pragma unroll 1
+  for (; j >= 0; --j) {
+    enter_block(j, false);
+    compute_block(Constant<0>{}, j);
+  }
+
+  // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.
+  if constexpr (Shape::TileO::kRowBytes > Shape::TileQ::kRowBytes) __syncthreads();
+  finish<Spec>(w, p, tile_q);
+}
+
+}  // namespace fattn::v2

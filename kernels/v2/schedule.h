@@ -1,0 +1,43 @@
+// Which tile of queries a CTA computes, and which blocks of keys that tile meets.
+#pragma once
+
+#include "shared/attention_params.h"
+#include "shared/mask.h"
+
+namespace fattn::v2 {
+
+struct Place {
+  int batch, head, head_k;
+  int row;  // first query of the tile
+};
+
+// Tiles of one section of (batch, head) pairs run side by side, those of the last queries (under a causal mask the longest) first.
+template <int kBlockM>
+__device__ __forceinline__ Place place_of(const AttentionParams& p, int index) {
+  const int tiles = (p.seqlen_q + kBlockM - 1) / kBlockM;
+  const int per_section = p.heads_per_section * tiles;
+  const int section = index / per_section;
+  const int in_section = index - section * per_section;
+  const int first_head = section * p.heads_per_section;
+  const int heads = min(p.heads_per_section, p.batch * p.nheads - first_head);
+  const int tile = tiles - 1 - in_section / heads;
+  const int head = first_head + in_section % heads;
+  const int batch = head / p.nheads;
+  const int nth = head - batch * p.nheads;
+  return {batch, nth, nth / p.group, tile * kBlockM};
+}
+
+// Blocks [0, whole) are seen by every row of the tile, [whole, end) by some.
+struct KeyBlocks {
+  int whole, end;
+};
+
+template <int kBlockM, int kBlockN>
+__device__ __forceinline__ KeyBlocks key_blocks(const core::Mask32& mask, int row) {
+  const int last = min(row + kBlockM, mask.seqlen_q) - 1;
+  const int first_end = mask.visible_end(row);
+  const int last_end = mask.visible_end(last);
+  return {first_end / kBlockN, (last_end + kBlockN - 1) / kBlockN};
+}
+
+}  // namespace fattn::v2

@@ -1,0 +1,10 @@
+// What tells the kernels of one family from another's in a kernel key: its first member.
+#pragma once
+
+#include <cstdint>
+
+namespace fattn::core::cuda {
+
+enum class KernelKind : uint32_t { kV2Forward = 1, kV2Backward = 2, kV2BackwardPrepare = 3, kV2BackwardFinish = 4, kPeak = 5 };
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,253 @@
+#include "backend/cuda/v2_backward.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "fattn/error.hpp"
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+// Level 80, the first row of each headdim: the fastest of the tiles tried on an NVIDIA H200 on 2026-11-21 (bf16, batch * seqlen = 16384, nheads *
+// headdim = 2048, seqlen 512 to 16384, with and without a causal mask, all three kernels, medians of 21 interleaved with torch 2.11's
+// FlashAttention-2 backward): 1.09 to 1.28 times its speed, geometric mean 1.21. Tried and slower there: headdim 64 with 128 queries a block, or
+// with four key groups and one CTA a multiprocessor (by 7 and 14%); headdim 128 with chunks of 32 queries (by 5%).
+// The other rows of level 80 are for devices with less shared memory, chosen by count of bytes and registers, run for correctness only; so is
+// level 75.
+constexpr V2BackwardRow kRows[] = {
+    // level, headdim, {width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined}, ctas, tight
+    {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},  {80, 64, {0, 0, 64, 128, 2, 1, 32, false}, 2, false},
+    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 2, false},  {80, 96, {0, 0, 64, 128, 4, 1, 64, true}, 1, false},
+    {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},   {80, 128, {0, 0, 64, 128, 4, 1, 64, true}, 1, true},
+    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false}, {80, 128, {0, 0, 64, 128, 4, 1, 32, false}, 1, false},
+    {80, 128, {0, 0, 64, 64, 4, 1, 64, false}, 1, false}, {80, 256, {0, 0, 64, 64, 2, 2, 32, true}, 1, false},
+    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false}, {80, 192, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
+    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
+    {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},  {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
+    {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
+};
+
+constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
+constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
+constexpr int kReservedSharedBytes = 1024;  // of each CTA, by the system
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The kernels' widths; a tile is made for the larger of two.
+int width_of(int headdim) {
+  for (const int width : {32, 64, 96, 128, 192}) {
+    if (headdim <= width) return width;
+  }
+  return 256;
+}
+
+BackwardTile tile_of(int row, int headdim, int headdim_v) {
+  BackwardTile tile = kRows[row].tile;
+  tile.width = width_of(headdim);
+  tile.width_v = width_of(headdim_v);
+  return tile;
+}
+
+// The row of the table, or -1 if nothing fits.
+int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight) {
+  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
+    const V2BackwardRow& row = kRows[i];
+    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight)) continue;
+    const int64_t bytes = tile_of(i, headdim, headdim_v).shared_bytes();
+    if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
+  }
+  return -1;
+}
+
+// Query heads of the whole batch times their blocks of `rows` queries.
+int64_t query_blocks(const Problem& problem, int64_t rows) { return problem.batch * problem.nheads * ceil_div(problem.seqlen_q, rows); }
+
+// A stride along a dimension of one element is never used.
+bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
+  const auto fits = [](int64_t stride, int64_t size) { return size <= 1 || stride % 8 == 0; };
+  return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
+}
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+bool aligned_strides(const Problem& p) {
+  if (p.headdim % 8 != 0 || p.headdim_v % 8 != 0) return false;
+  for (const Strides* s : {&p.q, &p.o, &p.dout, &p.dq}) {
+    if (!aligned(*s, p.batch, p.seqlen_q, p.nheads)) return false;
+  }
+  for (const Strides* s : {&p.k, &p.v, &p.dk, &p.dv}) {
+    if (!aligned(*s, p.batch, p.seqlen_k, p.nheads_k)) return false;
+  }
+  return true;
+}
+
+// Key heads whose tiles run side by side: as many as have their queries' q, dout and dq in half of the L2 together. Deterministic: all, because
+// the CTAs of one head wait for each other.
+int64_t heads_per_section(const Problem& problem, const BackwardTile& tile, bool deterministic, int64_t l2_bytes) {
+  const int64_t heads = std::max<int64_t>(1, problem.batch * problem.nheads_k);
+  if (deterministic) return heads;
+  const int64_t head_bytes = problem.group() * problem.seqlen_q * (2 * (problem.headdim + problem.headdim_v) + 4 * tile.width);
+  return std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads);
+}
+
+TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
+
+}  // namespace
+
+std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
+
+std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
+  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
+    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
+  }
+  if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
+  if (target.level < 80 && problem.dtype == DType::kBF16)
+    return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
+  if (problem.headdim > 256 || problem.headdim_v > 256) {
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
+  }
+  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
+    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
+  }
+  const int row = choose_row(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), target, false);
+  if (row < 0) {
+    return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
+                " bytes of shared memory");
+  }
+  const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kDqAccumRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n));
+  if (tiles > 0 && problem.batch > 0 && problem.nheads > kMaxGrid / tiles / problem.batch) {
+    return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", tiles, " tiles is more than a grid of ", kMaxGrid, "; split the batch");
+  }
+  return {};
+}
+
+V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
+  const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
+  const bool deterministic = problem.deterministic && problem.seqlen_q > 0;                            // without queries nothing is added
+  const bool tight = target.arch == 90 && !deterministic && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
+  const int row = choose_row(headdim, headdim_v, target, tight);
+  if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
+  V2BackwardPlan plan;
+  plan.key.arch = target.arch;
+  plan.key.level = target.level;
+  plan.key.dtype = static_cast<int32_t>(problem.dtype);
+  plan.key.headdim = headdim;
+  plan.key.headdim_v = headdim_v;
+  plan.key.causal = problem.causal;
+  plan.key.deterministic = deterministic;
+  plan.key.row = row;
+  plan.tile = tile_of(row, headdim, headdim_v);
+  plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
+  plan.main = {problem.batch * problem.nheads_k * ceil_div(problem.seqlen_k, plan.tile.block_n), plan.tile.threads(), plan.tile.shared_bytes()};
+  // A warp takes 16 queries x 32 columns.
+  plan.finish = {ceil_div(query_blocks(problem, kDqAccumRows) * (plan.tile.width / 32), kFinishThreads / 32), kFinishThreads, 0};
+  plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
+  plan.aligned_strides = aligned_strides(problem);
+  plan.unaligned_row = choose_row(headdim, headdim_v, target, false);
+  plan.row_sum_offset = problem.batch * problem.nheads * dq_accum_head(problem.seqlen_q, plan.tile.width) * 4;
+  plan.semaphore_offset = plan.row_sum_offset + problem.batch * problem.nheads * problem.seqlen_q * 4;
+  plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + query_blocks(problem, plan.tile.block_m)) * 4 : 0);
+  return plan;
+}
+
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuffers& b) {
+  V2BackwardKeys keys;
+  keys.main = plan.key;
+  keys.main.aligned = plan.aligned_strides;
+  for (const void* pointer :
+       {b.q, b.k, b.v, b.o, b.dout, static_cast<const void*>(b.dq), static_cast<const void*>(b.dk), static_cast<const void*>(b.dv)}) {
+    keys.main.aligned = keys.main.aligned && aligned(pointer);
+  }
+  if (!keys.main.aligned) keys.main.row = plan.unaligned_row;
+  // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
+  keys.prepare = keys.main;
+  keys.prepare.kind = KernelKind::kV2BackwardPrepare;
+  keys.prepare.headdim = plan.tile.width;
+  keys.prepare.causal = 0;
+  if (!keys.main.deterministic) keys.prepare.row = 0;
+  keys.finish = keys.main;
+  keys.finish.kind = KernelKind::kV2BackwardFinish;
+  keys.finish.headdim_v = keys.main.headdim;
+  keys.finish.causal = keys.finish.deterministic = keys.finish.row = 0;
+  return keys;
+}
+
+AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const V2BackwardBuffers& b) {
+  AttentionParams params{};
+  params.q = b.q;
+  params.k = b.k;
+  params.v = b.v;
+  params.o = const_cast<void*>(b.o);       // read only, here
+  params.lse = const_cast<float*>(b.lse);  // likewise
+  params.dout = b.dout;
+  params.dq = b.dq;
+  params.dk = b.dk;
+  params.dv = b.dv;
+  char* const workspace = static_cast<char*>(b.workspace);
+  params.dq_accum = reinterpret_cast<float*>(workspace);
+  params.row_sum = reinterpret_cast<float*>(workspace + plan.row_sum_offset);
+  params.dq_semaphore = plan.key.deterministic ? reinterpret_cast<int*>(workspace + plan.semaphore_offset) : nullptr;
+  params.q_strides = strides_of(problem.q);
+  params.k_strides = strides_of(problem.k);
+  params.v_strides = strides_of(problem.v);
+  params.o_strides = strides_of(problem.o);
+  params.lse_strides = strides_of(problem.lse);
+  params.dout_strides = strides_of(problem.dout);
+  params.dq_strides = strides_of(problem.dq);
+  params.dk_strides = strides_of(problem.dk);
+  params.dv_strides = strides_of(problem.dv);
+  params.batch = static_cast<int>(problem.batch);
+  params.seqlen_q = static_cast<int>(problem.seqlen_q);
+  params.seqlen_k = static_cast<int>(problem.seqlen_k);
+  params.nheads = static_cast<int>(problem.nheads);
+  params.nheads_k = static_cast<int>(problem.nheads_k);
+  params.group = static_cast<int>(problem.group());
+  params.heads_per_section = plan.heads_per_section;
+  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
+  params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
+  return params;
+}
+
+jit::Request v2_backward_request(const V2BackwardKey& key) {
+  const BackwardTile tile = tile_of(key.row, key.headdim, key.headdim_v);
+  const auto flag = [](bool x) { return x ? "true" : "false"; };
+  struct Kernel {
+    const char *file, *function, *entry;
+    int threads, ctas;
+  };
+  const Kernel kernel =
+      key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", "backward_prepare", "fattn_v2_bwd_prepare", kPrepareThreads, 1}
+      : key.kind == KernelKind::kV2BackwardFinish ? Kernel{"backward_finish", "backward_finish", "fattn_v2_bwd_finish", kFinishThreads, 1}
+                                                  : Kernel{"backward", "backward", "fattn_v2_bwd", tile.threads(), kRows[key.row].ctas};
+  jit::Request request;
+  request.entry = kernel.entry;
+  request.arch = key.arch;
+  request.source = text("#include \"kernels/v2/", kernel.file,
+                        ".h\"\n"
+                        "struct Spec {\n"
+                        "  using Element = fattn::",
+                        key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
+                        ";\n"
+                        "  static constexpr int kLevel = ",
+                        key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+                        ";\n"
+                        "  static constexpr bool kCausal = ",
+                        flag(key.causal), ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic),
+                        ";\n"
+                        "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
+                        "  static constexpr fattn::BackwardTile kTile = {",
+                        tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
+                        tile.chunk, ", ", flag(tile.pipelined),
+                        "};\n"
+                        "};\n"
+                        "extern \"C\" __global__ void __launch_bounds__(",
+                        kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
+                        "(const __grid_constant__ fattn::AttentionParams p) {\n"
+                        "  fattn::v2::",
+                        kernel.function,
+                        "<Spec>(p);\n"
+                        "}\n");
+  return request;
+}
+
+}  // namespace fattn::core::cuda

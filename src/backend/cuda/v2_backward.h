@@ -1,0 +1,82 @@
+// Host side of kernels/v2/backward*.h: which problems they take, the tile for each, the source of a specialisation, and what the launches need.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_forward.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+#include "shared/backward_layout.h"
+
+namespace fattn::core::cuda {
+
+// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`. Of several the first of which `ctas` fit into a
+// multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
+struct V2BackwardRow {
+  int level, headdim;
+  BackwardTile tile;
+  int ctas;    // a multiprocessor
+  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, nor for unequal widths. Its twin differs in `chunk`
+};
+std::span<const V2BackwardRow> v2_backward_rows();
+
+// Tells one specialisation of one of the three kernels from another; 64 bytes without padding.
+struct V2BackwardKey {
+  KernelKind kind = KernelKind::kV2Backward;
+  int32_t arch = 0;
+  int32_t level = 0;
+  int32_t dtype = 0;  // DType
+  int32_t headdim = 0, headdim_v = 0;
+  int32_t causal = 0;
+  int32_t aligned = 0;
+  int32_t deterministic = 0;
+  int32_t row = 0;  // of the table
+  std::array<int32_t, 6> reserved{};
+};
+static_assert(sizeof(V2BackwardKey) == 64);
+
+// Why the kernels cannot compute the problem on the target; empty: they can.
+std::string v2_backward_refusal(const Problem& problem, const V2Target& target);
+
+struct V2BackwardLaunch {
+  int64_t grid = 0;  // CTAs, one-dimensional; 0: nothing to do
+  int threads = 0, shared_bytes = 0;
+};
+
+// Launched in this order on one stream: prepare, main, finish.
+struct V2BackwardPlan {
+  V2BackwardKey key;  // of the main kernel, but for `aligned`, which depends on the pointers
+  BackwardTile tile;
+  V2BackwardLaunch prepare, main, finish;
+  int heads_per_section = 0;
+  bool aligned_strides = false;
+  int unaligned_row = 0;  // of the table, for calls that are not aligned
+  // Workspace: dq in fp32, a float a row, and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
+  int64_t row_sum_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
+};
+// For problems that are not refused.
+V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
+
+struct V2BackwardBuffers {
+  const void *q, *k, *v, *o, *dout;
+  const float* lse;
+  void *dq, *dk, *dv, *workspace;
+};
+
+// The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
+struct V2BackwardKeys {
+  V2BackwardKey prepare, main, finish;
+};
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuffers& buffers);
+
+// The same for all three kernels.
+AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const V2BackwardBuffers& buffers);
+
+jit::Request v2_backward_request(const V2BackwardKey& key);
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,202 @@
+#include "backend/cuda/v2_forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "fattn/error.hpp"
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+// Measured 2026-11-21 on one H200 (CUDA 13.0, driver 580.159): bf16, batch * seqlen = 16384, nheads * headdim = 2048, seqlen 512 to 16384, medians
+// of 31 launches by events, in turn with torch 2.11's FLASH_ATTENTION. Speed over torch's, geometric mean over seqlen, plain / causal (`fattn compare
+// --device cuda` measures it again):
+//   headdim  64  1.19 / 1.22 the first row; 64 keys a block 1.16 / 1.19; three CTAs and steps of 32 keys 1.18 / 1.22; queries in shared memory 1.13
+//   headdim 128  1.14 / 1.23 the first row; steps of 32 keys 1.08 / 1.16; 8 warps: 1.05 / 1.09, with 128 keys a block 1.10 / 1.13
+//   headdim 256  8 warps 1.05 / 1.08, two CTAs of 4 warps 1.04 / 1.11; queries in shared memory 1.00 / 1.04 and 0.98 / 1.05
+// The second rows of level 80 are for GPUs with less shared memory; neither they nor level 75 have been timed on such GPUs.
+// clang-format off
+constexpr V2ForwardRow kRows[] = {
+    // level, headdim, causal, {warps, row_tiles, block_n, stages, step_n, exact_n, queries_in_registers, ctas}
+    {80, 64, true, {4, 2, 128, 2, 64, 32, true, 2}},
+    {80, 64, true, {4, 2, 64, 2, 64, 32, true, 2}},
+    {80, 128, true, {4, 2, 64, 2, 64, 32, false, 2}},
+    {80, 128, true, {4, 2, 32, 2, 32, 32, false, 2}},
+    {80, 256, false, {8, 1, 64, 2, 32, 16, true, 1}},
+    {80, 256, false, {4, 1, 32, 2, 32, 32, true, 2}},
+    {80, 256, true, {4, 1, 32, 2, 32, 16, true, 2}},
+    {75, 64, true, {4, 2, 64, 1, 64, 32, false, 1}},
+    {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}},
+    {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}},
+};
+// clang-format on
+
+constexpr int64_t kSharedPerCta = 1024;           // that the driver keeps for itself
+constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
+constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return (problem.seqlen_q + tile.block_m() - 1) / tile.block_m(); }
+
+// The row of the table, or -1 if nothing fits.
+int choose_row(const Problem& problem, const V2Target& target) {
+  const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
+  int fits_once = -1;
+  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
+    const V2ForwardRow& row = kRows[i];
+    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (problem.causal && !row.causal)) continue;
+    const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v);
+    if (bytes > target.shared_bytes) continue;
+    if (row.tile.ctas * (bytes + kSharedPerCta) <= target.shared_bytes_per_multiprocessor) return i;
+    if (fits_once < 0) fits_once = i;
+  }
+  return fits_once;
+}
+
+// A stride along a dimension of one element is never used.
+bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
+  const auto fits = [](int64_t stride, int64_t size) { return size <= 1 || stride % 8 == 0; };
+  return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
+}
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Under a causal mask the tiles of several heads run side by side, the longest first, so that the short ones fill the end: as many heads as have
+// their keys and values in L2 together, in sections of equal size (measured as above, headdim 128: 1.23; head after head 1.16; a smaller
+// last section 1.14).
+int64_t heads_per_section(const Problem& problem, const V2Target& target) {
+  const int64_t heads = problem.batch * problem.nheads;
+  if (!problem.causal || heads == 0) return 1;
+  const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
+  const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes) * problem.group();
+  const int64_t sections = (heads + most - 1) / most;
+  return (heads + sections - 1) / sections;
+}
+
+TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
+
+}  // namespace
+
+int V2ForwardTile::shared_bytes(int headdim, int headdim_v) const {
+  const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
+  return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
+}
+
+std::span<const V2ForwardRow> v2_forward_rows() { return kRows; }
+
+std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
+  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
+    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
+  }
+  if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
+  if (target.level < 80 && problem.dtype == DType::kBF16)
+    return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
+  if (problem.headdim > 256 || problem.headdim_v > 256) {
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
+  }
+  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
+    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
+  }
+  const int row = choose_row(problem, target);
+  if (row < 0) {
+    return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
+                " bytes of shared memory");
+  }
+  const int64_t tiles = tiles_of(problem, kRows[row].tile);
+  if (tiles > 0 && problem.batch > 0 && problem.nheads > kMaxGrid / tiles / problem.batch) {
+    return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", tiles, " tiles of queries is more than a grid of ", kMaxGrid,
+                "; split the batch");
+  }
+  return {};
+}
+
+V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
+  const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
+  const int row = choose_row(problem, target);
+  if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_forward() was called for a problem that v2_forward_refusal() refuses");
+  V2ForwardPlan plan;
+  plan.key.arch = target.arch;
+  plan.key.level = target.level;
+  plan.key.dtype = static_cast<int32_t>(problem.dtype);
+  plan.key.headdim = headdim;
+  plan.key.headdim_v = headdim_v;
+  plan.key.causal = problem.causal;
+  plan.key.row = row;
+  plan.tile = kRows[row].tile;
+  plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
+  plan.threads = plan.tile.threads();
+  plan.shared_bytes = plan.tile.shared_bytes(headdim, headdim_v);
+  plan.heads_per_section = static_cast<int>(heads_per_section(problem, target));
+  plan.aligned_strides = headdim % 8 == 0 && headdim_v % 8 == 0 && aligned(problem.q, problem.batch, problem.seqlen_q, problem.nheads) &&
+                         aligned(problem.o, problem.batch, problem.seqlen_q, problem.nheads) &&
+                         aligned(problem.k, problem.batch, problem.seqlen_k, problem.nheads_k) &&
+                         aligned(problem.v, problem.batch, problem.seqlen_k, problem.nheads_k);
+  return plan;
+}
+
+V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o) {
+  V2ForwardKey key = plan.key;
+  key.aligned = plan.aligned_strides && aligned(q) && aligned(k) && aligned(v) && aligned(o);
+  return key;
+}
+
+AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o,
+                                  float* lse) {
+  AttentionParams params{};
+  params.q = q;
+  params.k = k;
+  params.v = v;
+  params.o = o;
+  params.lse = lse;
+  params.q_strides = strides_of(problem.q);
+  params.k_strides = strides_of(problem.k);
+  params.v_strides = strides_of(problem.v);
+  params.o_strides = strides_of(problem.o);
+  params.lse_strides = strides_of(problem.lse);
+  params.batch = static_cast<int>(problem.batch);
+  params.seqlen_q = static_cast<int>(problem.seqlen_q);
+  params.seqlen_k = static_cast<int>(problem.seqlen_k);
+  params.nheads = static_cast<int>(problem.nheads);
+  params.nheads_k = static_cast<int>(problem.nheads_k);
+  params.group = static_cast<int>(problem.group());
+  params.heads_per_section = plan.heads_per_section;
+  // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
+  constexpr double kLog2E = 1.4426950408889634;
+  const float scale_log2 = static_cast<float>(std::min(std::abs(problem.softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
+  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(problem.softmax_scale) : 0.0f;
+  params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;
+  return params;
+}
+
+jit::Request v2_forward_request(const V2ForwardKey& key) {
+  const V2ForwardTile& tile = kRows[key.row].tile;
+  std::string source = "#include \"kernels/v2/forward.h\"\n\nstruct Spec {\n";
+  source += text("  using Element = fattn::", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16", ";\n");
+  const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
+  const auto add_bool = [&](const char* name, bool value) {
+    source += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
+  };
+  add_int("kLevel", key.level);
+  add_int("kHeaddim", key.headdim);
+  add_int("kHeaddimV", key.headdim_v);
+  add_bool("kCausal", key.causal != 0);
+  add_bool("kAligned", key.aligned != 0);
+  add_int("kWarps", tile.warps);
+  add_int("kRowTiles", tile.row_tiles);
+  add_int("kBlockN", tile.block_n);
+  add_int("kStages", tile.stages);
+  add_int("kStepN", key.aligned ? tile.step_n : tile.exact_n);  // copies element by element need registers
+  add_int("kExactN", tile.exact_n);
+  add_bool("kQueriesInRegisters", tile.queries_in_registers);
+  add_int("kCtas", tile.ctas);
+  source +=
+      "};\n\n"
+      "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) fattn_v2_fwd(const __grid_constant__ fattn::AttentionParams p) "
+      "{\n"
+      "  fattn::v2::forward<Spec>(p);\n"
+      "}\n";
+  return {.entry = "fattn_v2_fwd", .source = source, .arch = key.arch};
+}
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,81 @@
+// Host side of kernels/v2/forward.h: which problems it takes, the tile for each, the source of a specialisation, and what a launch needs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/cuda/kernel_kind.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+
+namespace fattn::core::cuda {
+
+// What is asked of the device. `level` is what the kernel is written for, 75 or 80; `arch` what it is compiled for.
+struct V2Target {
+  int arch = 0;
+  int level = 0;
+  int64_t shared_bytes = 0;                     // that a CTA can have (opted in)
+  int64_t shared_bytes_per_multiprocessor = 0;  // for all CTAs there
+  int64_t l2_bytes = 0;
+};
+
+// Names as in kernels/v2/forward.h.
+struct V2ForwardTile {
+  int warps, row_tiles, block_n, stages, step_n, exact_n;
+  bool queries_in_registers;
+  int ctas;
+
+  constexpr int block_m() const { return warps * row_tiles * 16; }
+  constexpr int threads() const { return warps * 32; }
+  int shared_bytes(int headdim, int headdim_v) const;
+};
+
+// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`. The first row is taken whose CTAs, as many as it wants on a
+// multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
+struct V2ForwardRow {
+  int level, headdim;
+  bool causal;  // also under a causal mask
+  V2ForwardTile tile;
+};
+std::span<const V2ForwardRow> v2_forward_rows();
+
+// Tells one specialisation from another; 64 bytes without padding.
+struct V2ForwardKey {
+  KernelKind kind = KernelKind::kV2Forward;
+  int32_t arch = 0;
+  int32_t level = 0;
+  int32_t dtype = 0;  // DType
+  int32_t headdim = 0, headdim_v = 0;
+  int32_t causal = 0;
+  int32_t aligned = 0;
+  int32_t row = 0;  // of the table
+  std::array<int32_t, 7> reserved{};
+};
+static_assert(sizeof(V2ForwardKey) == 64);
+
+// Why the kernel cannot compute the problem on the target; empty: it can.
+std::string v2_forward_refusal(const Problem& problem, const V2Target& target);
+
+struct V2ForwardPlan {
+  V2ForwardKey key;  // but for `aligned`, which depends on the pointers
+  V2ForwardTile tile;
+  int64_t grid = 0;  // CTAs, one-dimensional; 0: nothing to do
+  int threads = 0, shared_bytes = 0;
+  int heads_per_section = 0;
+  bool aligned_strides = false;
+};
+// For problems that are not refused.
+V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
+
+// The key of a call with these pointers: 16-byte copies, or the slower ones that take any address.
+V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
+
+AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o,
+                                  float* lse);
+
+jit::Request v2_forward_request(const V2ForwardKey& key);
+
+}  // namespace fattn::core::cuda

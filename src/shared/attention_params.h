@@ -1,0 +1,39 @@
+// What a kernel is told about one call: pointers, strides, sizes. Passed by value; include-free, compiled by the host and by NVRTC.
+// Compile-time facts (dtype, headdims, causal, alignment) are in the kernel's specialisation instead.
+#pragma once
+
+namespace fattn {
+
+// Elements between neighbours; the last dimension (headdim) is contiguous.
+struct TensorStrides {
+  long long batch, row, head;
+};
+
+struct AttentionParams {
+  // (batch, seqlen, nheads or nheads_k, headdim or headdim_v)
+  const void* q;
+  const void* k;
+  const void* v;
+  void* o;     // read by backward
+  float* lse;  // (batch, nheads, seqlen_q), natural log; null: not wanted
+  const void* dout;
+  void* dq;
+  void* dk;
+  void* dv;
+
+  // Workspace of backward.
+  float* dq_accum;
+  float* row_sum;
+  int* dq_semaphore;  // deterministic only
+
+  TensorStrides q_strides, k_strides, v_strides, o_strides, lse_strides, dout_strides, dq_strides, dk_strides, dv_strides;
+
+  int batch, seqlen_q, seqlen_k, nheads, nheads_k;
+  int group;              // query heads that share a key head: nheads / nheads_k
+  int heads_per_section;  // (batch, head) pairs whose tiles run side by side, so that their K and V stay in L2
+
+  float softmax_scale;       // as given
+  float softmax_scale_log2;  // |softmax_scale| * log2(e), or 1 where softmax_scale is 0: forward moves sign and 0 into q
+};
+
+}  // namespace fattn

@@ -1,0 +1,182 @@
+// The host side of the CUDA v2 forward kernel: the table of tiles, refusals, keys, parameters and the emitted source. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "backend/cuda/v2_forward.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+// Shared memory of a CTA and of a multiprocessor: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+const V2Target kTargets[] = {
+    {75, 75, 65536, 65536, 6 << 20},    {80, 80, 166912, 167936, 40 << 20},   {86, 80, 101376, 102400, 6 << 20},   {89, 80, 101376, 102400, 72 << 20},
+    {90, 80, 232448, 233472, 50 << 20}, {100, 80, 232448, 233472, 126 << 20}, {120, 80, 101376, 102400, 96 << 20}, {90, 75, 65536, 233472, 50 << 20},
+};
+const V2Target kHopper = kTargets[4];
+const V2Target kTuring = kTargets[0];
+
+Problem problem_of(DType dtype, int64_t headdim, int64_t headdim_v, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.seqlen_q = 300;
+  p.seqlen_k = 523;
+  p.nheads = 6;
+  p.nheads_k = 2;
+  p.headdim = headdim;
+  p.headdim_v = headdim_v;
+  p.causal = causal;
+  p.softmax_scale = 0.125;
+  p.q = {300 * 6 * headdim, 6 * headdim, headdim};
+  p.k = {523 * 2 * headdim, 2 * headdim, headdim};
+  p.v = {523 * 2 * headdim_v, 2 * headdim_v, headdim_v};
+  p.o = {300 * 6 * headdim_v, 6 * headdim_v, headdim_v};
+  p.lse = {6 * 300, 1, 300};
+  return p;
+}
+
+const void* address(uintptr_t value) { return reinterpret_cast<const void*>(value); }
+
+TEST(V2ForwardPlanSmall, EveryHeaddimHasATileThatFits) {
+  for (const V2Target& target : kTargets) {
+    for (const bool causal : {false, true}) {
+      for (int headdim = 1; headdim <= 256; ++headdim) {
+        for (const int headdim_v : {headdim, 1, 64, 256}) {
+          const Problem p = problem_of(DType::kF16, headdim, headdim_v, causal);
+          ASSERT_EQ(v2_forward_refusal(p, target), "") << target.arch << " " << headdim << " " << headdim_v;
+          const V2ForwardPlan plan = plan_v2_forward(p, target);
+          EXPECT_LE(plan.shared_bytes, target.shared_bytes);
+          EXPECT_GE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].headdim, std::max(headdim, headdim_v));
+          EXPECT_EQ(plan.grid, (300 + plan.tile.block_m() - 1) / plan.tile.block_m() * 12);
+        }
+      }
+    }
+  }
+}
+
+// What kernels/v2/forward.h and kernels/tile assume of a tile.
+TEST(V2ForwardPlanSmall, TilesAreWellFormed) {
+  for (const V2ForwardRow& row : v2_forward_rows()) {
+    const V2ForwardTile& tile = row.tile;
+    EXPECT_EQ(tile.step_n % 16, 0);
+    EXPECT_EQ(tile.exact_n % 16, 0);
+    EXPECT_EQ(tile.block_n % tile.step_n, 0);
+    EXPECT_EQ(tile.step_n % tile.exact_n, 0);
+    EXPECT_EQ(tile.block_m() * 64 % 1024, 0);
+    EXPECT_EQ(tile.block_n * 64 % 1024, 0);
+    EXPECT_LE(tile.threads(), 1024);
+    EXPECT_GE(tile.ctas, 1);
+    if (row.level == 75) {
+      EXPECT_EQ(tile.stages, 1) << "copies through registers are not asynchronous";
+    }
+    // Output, scores and queries in registers, at 255 a thread.
+    const int output = tile.row_tiles * row.headdim / 2, scores = tile.row_tiles * tile.step_n / 2;
+    const int queries = tile.queries_in_registers ? tile.row_tiles * row.headdim / 4 : 0;
+    EXPECT_LE(output + scores + queries, 65536 / (tile.threads() * tile.ctas) - 32) << row.headdim;
+  }
+}
+
+TEST(V2ForwardPlanSmall, RefusesWithAReason) {
+  const auto refusal = [](auto change, const V2Target& target) {
+    Problem p = problem_of(DType::kBF16, 64, 64, false);
+    change(p);
+    return v2_forward_refusal(p, target);
+  };
+  const auto nothing = [](Problem&) {};
+  EXPECT_EQ(refusal(nothing, kHopper), "");
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }, kHopper).find("fp16 and bf16"), std::string::npos);
+  EXPECT_NE(refusal(nothing, kTuring).find("bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim = 257; }, kHopper).find("257"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 264; }, kHopper).find("264"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_k = int64_t{1} << 31; }, kHopper).find("seqlen_k"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }, kHopper).find("grid"), std::string::npos);
+  V2Target level = kHopper;
+  level.level = 90;
+  EXPECT_NE(refusal(nothing, level).find("90"), std::string::npos);
+  V2Target little = kHopper;
+  little.shared_bytes = 16384;
+  EXPECT_NE(refusal(nothing, little).find("16384"), std::string::npos);
+}
+
+TEST(V2ForwardPlanSmall, AddressesDecideTheCopies) {
+  const V2ForwardPlan plan = plan_v2_forward(problem_of(DType::kBF16, 64, 64, false), kHopper);
+  const void* even = address(1024);
+  EXPECT_EQ(v2_forward_key(plan, even, even, even, even).aligned, 1);
+  for (int which = 0; which < 4; ++which) {
+    const auto at = [&](int i) { return address(i == which ? 1026 : 1024); };
+    EXPECT_EQ(v2_forward_key(plan, at(0), at(1), at(2), at(3)).aligned, 0);
+  }
+  Problem p = problem_of(DType::kBF16, 64, 64, false);
+  p.k.row += 1;
+  EXPECT_FALSE(plan_v2_forward(p, kHopper).aligned_strides);
+  p = problem_of(DType::kBF16, 64, 64, false);
+  p.v.batch += 4;
+  EXPECT_FALSE(plan_v2_forward(p, kHopper).aligned_strides);
+  p.batch = 1;  // a stride that is never used
+  EXPECT_TRUE(plan_v2_forward(p, kHopper).aligned_strides);
+  EXPECT_FALSE(plan_v2_forward(problem_of(DType::kBF16, 60, 60, false), kHopper).aligned_strides);
+  EXPECT_FALSE(plan_v2_forward(problem_of(DType::kBF16, 64, 36, false), kHopper).aligned_strides);
+}
+
+TEST(V2ForwardPlanSmall, ScaleGoesIntoParameters) {
+  const auto params = [](double scale) {
+    Problem p = problem_of(DType::kBF16, 64, 64, true);
+    p.softmax_scale = scale;
+    return v2_forward_params(p, plan_v2_forward(p, kHopper), nullptr, nullptr, nullptr, nullptr, nullptr);
+  };
+  EXPECT_FLOAT_EQ(params(0.125).softmax_scale_log2, 0.125f * 1.44269504f);
+  EXPECT_FLOAT_EQ(params(-2).softmax_scale_log2, 2 * 1.44269504f);
+  EXPECT_FLOAT_EQ(params(-2).softmax_scale, -2);
+  for (const double zero : {0.0, 1e-60, -1e-60}) {
+    EXPECT_EQ(params(zero).softmax_scale, 0);
+    EXPECT_EQ(params(zero).softmax_scale_log2, 1);
+  }
+  EXPECT_EQ(params(1e60).softmax_scale_log2, FLT_MAX);
+  EXPECT_EQ(params(1).group, 3);
+}
+
+TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {
+  for (const int64_t seqlen_k : {0, 1, 512, 8192, 1 << 20}) {
+    for (const int64_t batch : {1, 3, 64}) {
+      Problem p = problem_of(DType::kBF16, 128, 128, true);
+      p.batch = batch;
+      p.seqlen_k = seqlen_k;
+      const V2ForwardPlan plan = plan_v2_forward(p, kHopper);
+      EXPECT_GE(plan.heads_per_section, 1);
+      EXPECT_LE(plan.heads_per_section, batch * p.nheads);
+    }
+  }
+  EXPECT_EQ(plan_v2_forward(problem_of(DType::kBF16, 128, 128, false), kHopper).heads_per_section, 1);
+}
+
+TEST(V2ForwardPlanSmall, SourcesDifferWhereKeysDo) {
+  std::set<std::string> sources;
+  size_t count = 0;
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const int headdim : {64, 72, 128, 256}) {
+      for (const bool causal : {false, true}) {
+        for (const bool aligned : {false, true}) {
+          V2ForwardKey key = plan_v2_forward(problem_of(dtype, headdim, headdim, causal), kHopper).key;
+          key.aligned = aligned;
+          const jit::Request request = v2_forward_request(key);
+          EXPECT_EQ(request.arch, 90);
+          EXPECT_FALSE(request.arch_specific);
+          EXPECT_NE(request.source.find("#include \"kernels/v2/forward.h\""), std::string::npos);
+          EXPECT_NE(request.source.find(request.entry + "("), std::string::npos);
+          EXPECT_NE(request.source.find("kHeaddim = " + std::to_string(headdim) + ";"), std::string::npos);
+          sources.insert(request.source);
+          ++count;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(sources.size(), count);
+}
+
+}  // namespace
+}  // namespace fattn::core::cuda
