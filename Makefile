@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-all bench lint format setup clean
+.PHONY: help run build test test-all test-gpu bench bench-gpu lint format setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +27,13 @@ test-all: ## the stages of `make test` and the long ones (whole table under sani
 
 bench: build ## the speed table of this machine, as shares of its peak measured in the same run
 	$(BUILD)/cli/fattn bench --suite cpu
+
+test-gpu: build ## on a machine with a GPU: the table of cases on it, compute-sanitizer; ends with "N passed, N failed"
+	cmake --build $(BUILD) --parallel $(JOBS) --target test_cuda_gpu
+	@python3 tools/test_gpu.py
+
+bench-gpu: build ## the speed table of the GPU against torch's backends
+	$(BUILD)/cli/fattn bench --suite cuda
 
 lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
 	@tools/setup.sh lint

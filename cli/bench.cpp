@@ -17,6 +17,7 @@
 #include "cli/suite.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
+#include "fattn/plan.hpp"
 
 namespace fattn::cli {
 namespace {
@@ -27,13 +28,27 @@ struct BenchFlags {
   ProblemFlags problem;
   ProviderFlags providers;
   std::string suite;
-  bool quick = false;
+  bool quick = false, explain = false;
 };
+
+void explain(std::FILE* out, const ProblemSpec& spec, bool grad, Options options, const Placement& place) {
+  options.causal = spec.causal;
+  const auto at = [&](const Tensor& t) { return place.device == Device::kCpu ? t : t.on(place.device, place.index, nullptr); };
+  const Tensor q = at(q_view(spec, nullptr)), k = at(k_view(spec, nullptr)), v = at(v_view(spec, nullptr)), o = at(o_view(spec, nullptr)),
+               lse = at(lse_view(spec, nullptr));
+  const auto print = [&](const char* pass, const Plan& plan) {
+    const fattn_plan_info info = plan.info();
+    fmt::print(out, "plan {}: {}\n          {}\n          workspace {}\n", pass, printable(info.kernel), printable(info.why),
+               bytes_text(static_cast<double>(info.workspace_bytes)));
+  };
+  print("fwd", Plan(ForwardTensors{q, k, v, o, lse, {}}, options));
+  if (grad) print("bwd", Plan(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+}
 
 void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
   const Row& first = result.rows.front();
-  fmt::print(out, "{}: backend {}, algorithm {}, {} thread{}\n", describe(spec), first.who.backend, first.who.algorithm, first.who.threads,
-             first.who.threads == 1 ? "" : "s");
+  fmt::print(out, "{}: backend {}, algorithm {}, {}\n", describe(spec), first.who.backend, first.who.algorithm,
+             first.who.device == "cpu" ? fmt::format("{} thread{}", first.who.threads, first.who.threads == 1 ? "" : "s") : first.who.device);
   const std::string kernels = first.who.kernel(Pass::kForwardBackward);
   if (!kernels.empty()) fmt::print(out, "kernel: {}\n", printable(kernels));
   for (const Row& row : result.rows)
@@ -77,9 +92,11 @@ int bench_one(const BenchFlags& flags) {
   // Sizes and settings that cannot be are refused before anything is measured.
   cost_of(spec, Pass::kForward);
   require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
-  options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, library));
+  options.place = problem.place();
+  if (options.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, library));
 
-  const std::unique_ptr<Contestant> contestant = make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library);
+  const std::unique_ptr<Contestant> contestant =
+      make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library, options.place);
   RaceResult result;
   {
     Progress progress("bench", race_steps(1, options));
@@ -87,6 +104,7 @@ int bench_one(const BenchFlags& flags) {
     result = race(spec, {contestant.get()}, options);
   }
   for (Row& row : result.rows) row.speedup_over_standard.reset();  // nothing was compared
+  if (flags.explain) explain(text_stream(problem.json()), spec, options.grad, library, options.place);
   print(text_stream(problem.json()), spec, result);
   if (!problem.json().empty()) {
     Record record{"bench", problem.repeating_flags(), result.before, result.after, result.rows, nullptr};
@@ -102,9 +120,10 @@ void add_bench(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   flags->problem.add_to(*command);
   command->add_option("--suite", flags->suite, "Instead of one problem: the speed table of a device, against providers that are there")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("NAME");
   command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples");
+  command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
   flags->providers.add_to(*command);
   command->footer(
       "The result is checked against the float64 oracle before anything is timed (large problems: in samples); exit 1 if it fails,\n"
@@ -114,9 +133,16 @@ void add_bench(CLI::App& app, int& exit_code) {
       "           fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
       "           fattn bench --suite cpu --json results.json");
   command->callback([flags, &exit_code] {
-    exit_code = flags->suite.empty()
-                    ? bench_one(*flags)
-                    : run_suite({flags->quick, flags->problem.options(), flags->problem.json(), flags->problem.memory_limit()}, flags->providers);
+    if (flags->suite.empty()) {
+      exit_code = bench_one(*flags);
+      return;
+    }
+    // --suite cuda is --device cuda.
+    if (flags->suite == "cuda" && !flags->problem.target.on_cuda()) flags->problem.target.device = "cuda";
+    if (flags->suite == "cpu" && flags->problem.target.on_cuda())
+      throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
+    const ProblemFlags& problem = flags->problem;
+    exit_code = run_suite({flags->quick, problem.options(), problem.place(), problem.json(), problem.memory_limit()}, flags->providers);
   });
 }
 

@@ -149,7 +149,8 @@ int check_cases(const CheckFlags& flags) {
   if (flags.list) return list(cases, flags.json);
   Options options;
   flags.target.apply_to(options);
-  const testing::Target target{options.backend, options.algorithm, options.cpu_isa, options.num_threads};
+  const testing::Target target{options.backend,       options.algorithm, options.cpu_isa, options.num_threads, flags.target.device_index(),
+                               options.deterministic, options.cuda_level};
 
   std::FILE* text = text_stream(flags.json);
   int64_t passed = 0, failed = 0, skipped = 0;
@@ -171,7 +172,8 @@ int check_cases(const CheckFlags& flags) {
     }
   }
   const bool nothing_ran = passed + failed == 0;
-  const std::string where = fmt::format("backend {}, algorithm {}, isa {}", flags.target.backend, flags.target.algorithm, flags.target.isa);
+  const std::string where =
+      fmt::format("device {}, backend {}, algorithm {}, isa {}", flags.target.device, flags.target.backend, flags.target.algorithm, flags.target.isa);
   fmt::print(text, "\n{} cases on {}: {} passed, {} failed, {} skipped\n", cases.size(), where, passed, failed, skipped);
   if (!flags.json.empty())
     write_json({{"fattn_check", 1},
@@ -179,6 +181,7 @@ int check_cases(const CheckFlags& flags) {
                            : nothing_ran ? "unsupported"
                                          : "ok"},
                 {"reason", nothing_ran ? Json(first_reason) : Json(nullptr)},
+                {"device", flags.target.device},
                 {"backend", flags.target.backend},
                 {"algorithm", flags.target.algorithm},
                 {"isa", flags.target.isa},

@@ -30,7 +30,8 @@ struct CompareFlags {
 
 std::vector<std::string> chosen(const CompareFlags& flags) {
   if (!flags.names.empty()) return flags.names;
-  std::vector<std::string> names = {"fattn", "standard"};
+  std::vector<std::string> names = {"fattn"};
+  if (!flags.problem.target.on_cuda()) names.emplace_back("standard");
   for (const ProviderProgram& provider : flags.providers.found()) names.push_back(provider.name);
   return names;
 }
@@ -39,12 +40,11 @@ std::unique_ptr<Contestant> make_contestant(const std::string& name, const Compa
   Options options = flags.problem.options();
   if (name == "standard") {
     options.algorithm = Algorithm::kStandard;
-    // The textbook algorithm is a CPU one; its ISA is that of the matrix library.
-    options.backend = Backend::kCpu;
-    options.cpu_isa = Isa::kAuto;
+    options.cpu_isa = Isa::kAuto;  // that of the matrix library
+    if (!flags.problem.target.on_cuda()) options.backend = Backend::kCpu;
   }
-  if (name == "fattn" || name == "standard") return make_library_contestant(name, options);
-  return flags.providers.make(name, options.num_threads);
+  if (name == "fattn" || name == "standard") return make_library_contestant(name, options, flags.problem.place());
+  return flags.providers.make(name, options.num_threads, flags.problem.place());
 }
 
 std::string names_of(const std::vector<Row>& rows, const Winner& winner) {
@@ -109,7 +109,8 @@ int compare(const CompareFlags& flags) {
     owned.push_back(make_contestant(name, flags));
     contestants.push_back(owned.back().get());
   }
-  options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
+  options.place = problem.place();
+  if (options.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
 
   RaceResult result;
   {
@@ -119,7 +120,8 @@ int compare(const CompareFlags& flags) {
   }
 
   std::FILE* out = text_stream(problem.json());
-  fmt::print(out, "{}, {} threads: checked against the float64 oracle, then timed in turns\n", describe(spec), result.before.threads);
+  fmt::print(out, "{}, {}: checked against the float64 oracle, then timed in turns\n", describe(spec),
+             result.before.device == "cpu" ? fmt::format("{} threads", result.before.threads) : result.before.device);
   std::set<std::string> told;
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {

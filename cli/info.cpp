@@ -67,21 +67,64 @@ Json picked() {
 
 Json known(int64_t bytes) { return bytes > 0 ? Json(bytes) : Json(nullptr); }
 
-// Devices and drivers that the system shows, whether or not this build could use them.
+// The kernel's side of NVIDIA's driver, in its own words; empty if there is none.
+std::string system_driver() {
+  std::ifstream version("/proc/driver/nvidia/version");
+  std::string line;
+  return std::getline(version, line) ? printable(line, 120) : "";
+}
+
+// Devices that the system shows, whether or not they can be used.
 std::vector<std::string> gpu_traces() {
   std::vector<std::string> found;
   std::error_code ignored;
   int devices = 0;
   while (devices < 64 && std::filesystem::exists(fmt::format("/dev/nvidia{}", devices), ignored)) ++devices;
   if (devices > 0) found.push_back(plural(devices, "NVIDIA device") + " (/dev/nvidia0 ...)");
-  std::ifstream version("/proc/driver/nvidia/version");
-  std::string line;
-  if (std::getline(version, line)) found.push_back("NVIDIA driver: " + printable(line, 120));
   if (std::filesystem::exists("/dev/kfd", ignored)) found.emplace_back("AMD device (/dev/kfd)");
   return found;
 }
 
-constexpr const char* kNoGpu = "this build of fattn has no GPU backend; everything runs on the CPU";
+// Megahertz, or null where the driver does not say.
+Json megahertz(int32_t khz) { return khz > 0 ? Json(khz / 1000) : Json(nullptr); }
+
+std::string cuda_version(int32_t version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+Json gpus() {
+  Json devices = Json::array();
+  std::string reason;
+  const int count = cuda::count(&reason);
+  for (int i = 0; i < count; ++i) {
+    const fattn_cuda_info info = cuda::info(i);
+    Json device = {{"device", fmt::format("cuda:{}", i)},
+                   {"name", printable(info.name)},
+                   {"capability", fmt::format("{}.{}", info.capability_major, info.capability_minor)},
+                   {"multiprocessors", info.multiprocessors},
+                   {"memory_bytes", known(info.memory_bytes)},
+                   {"memory_free_bytes", nullptr},
+                   {"memory_bus_bits", info.memory_bus_bits},
+                   {"l2_bytes", known(info.l2_bytes)},
+                   {"shared_bytes_per_block", info.shared_per_block},
+                   {"shared_bytes_per_multiprocessor", info.shared_per_multiprocessor},
+                   {"clock_mhz_max", megahertz(info.clock_khz)},
+                   {"memory_clock_mhz_max", megahertz(info.memory_clock_khz)},
+                   {"driver_cuda_version", cuda_version(info.driver_version)},
+                   {"pci_bus_id", printable(info.pci_bus_id)},
+                   {"uuid", printable(info.uuid)},
+                   {"reason", nullptr}};
+    try {
+      device["memory_free_bytes"] = cuda::memory(i).free_bytes;
+    } catch (const Error& error) {  // it is there, and cannot be used now
+      device["reason"] = printable(error.what());
+    }
+    devices.push_back(device);
+  }
+  return {{"available", count > 0},
+          {"reason", count > 0 ? Json(nullptr) : Json(printable(reason))},
+          {"driver", system_driver().empty() ? Json(nullptr) : Json(system_driver())},
+          {"devices", devices},
+          {"seen", gpu_traces()}};
+}
 
 Json as_json() {
   const fattn_cpu_info cpu = cpu_info();
@@ -116,21 +159,41 @@ Json as_json() {
             {"l2_bytes", known(cpu.l2_bytes)},
             {"l3_bytes", known(cpu.l3_bytes)}}},
           {"memory", {{"total_bytes", known(cpu.memory_bytes)}, {"available_bytes", known(cpu.memory_available_bytes)}}},
-          {"gpu", {{"available", false}, {"reason", kNoGpu}, {"seen", gpu_traces()}}},
+          {"gpu", gpus()},
           {"libraries", found_libraries},
           {"environment_variables", found_variables}};
 }
 
+std::string text(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string bytes(const Json& value) { return size(value.is_number() ? value.get<int64_t>() : 0); }
+
+void print_gpus(const Json& gpu) {
+  const auto mhz = [](const Json& value) { return value.is_null() ? std::string("not stated") : text(value) + " MHz"; };
+  if (gpu["available"] == false) {
+    fmt::print("GPU       none: {}\n", text(gpu["reason"]));
+    for (const Json& seen : gpu["seen"]) fmt::print("          seen, not used: {}\n", text(seen));
+    if (gpu["seen"].empty()) fmt::print("          the system shows no GPU device either\n");
+  }
+  for (const Json& device : gpu["devices"]) {
+    fmt::print("GPU       {}: {}, capability {}, {} SMs, {} memory, {}\n", text(device["device"]), text(device["name"]), text(device["capability"]),
+               text(device["multiprocessors"]), bytes(device["memory_bytes"]),
+               device["memory_free_bytes"].is_null() ? "cannot be used: " + text(device["reason"]) : bytes(device["memory_free_bytes"]) + " free");
+    fmt::print("          L2 {}, shared memory {} a block; clocks up to {}, memory up to {} on {} bits; {}, {}\n", bytes(device["l2_bytes"]),
+               bytes(device["shared_bytes_per_block"]), mhz(device["clock_mhz_max"]), mhz(device["memory_clock_mhz_max"]),
+               text(device["memory_bus_bits"]), text(device["pci_bus_id"]), text(device["uuid"]));
+  }
+  if (!gpu["devices"].empty()) fmt::print("          the driver knows CUDA up to {}\n", text(gpu["devices"][0]["driver_cuda_version"]));
+  if (!gpu["driver"].is_null()) fmt::print("          {}\n", text(gpu["driver"]));
+}
+
 // The text says what the JSON says.
 void print(const Json& info) {
-  const auto text = [](const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
-  const auto bytes = [](const Json& value) { return size(value.is_number() ? value.get<int64_t>() : 0); };
   const Json& cpu = info["cpu"];
   std::string isas;
   for (const Json& isa : cpu["isas_available"]) isas += (isas.empty() ? "" : ", ") + text(isa);
   fmt::print("fattn {} (ABI {})\n\n", text(info["version"]), text(info["abi_version"]));
-  fmt::print("CPU       {} ({})\n", cpu["model"] == "" ? "unknown" : text(cpu["model"]),
-             cpu["vendor"] == "" ? "unknown vendor" : text(cpu["vendor"]));
+  fmt::print("CPU       {} ({})\n", text(cpu["model"]).empty() ? "unknown" : text(cpu["model"]),
+             text(cpu["vendor"]).empty() ? "unknown vendor" : text(cpu["vendor"]));
   fmt::print("ISAs      {}; default: {}\n", isas, text(cpu["isa_default"]));
   for (const auto& [dtype, pick] : cpu["picked"].items())
     fmt::print("          {}: {}\n", dtype,
@@ -140,9 +203,7 @@ void print(const Json& info) {
   fmt::print("Memory    {}, {} available\n", bytes(info["memory"]["total_bytes"]), bytes(info["memory"]["available_bytes"]));
   fmt::print("Threads   {} of {} usable: {}\n", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"),
              text(cpu["usable_threads_why"]));
-  fmt::print("GPU       none: {}\n", text(info["gpu"]["reason"]));
-  for (const Json& seen : info["gpu"]["seen"]) fmt::print("          seen, not used: {}\n", text(seen));
-  if (info["gpu"]["seen"].empty()) fmt::print("          the system shows no GPU device either\n");
+  print_gpus(info["gpu"]);
 
   fmt::print("\nLibraries, opened at run time if present\n");
   for (const Json& library : info["libraries"])

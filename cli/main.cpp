@@ -7,12 +7,14 @@
 #include <new>
 
 #include "cli/bench.h"
+#include "cli/cache.h"
 #include "cli/check.h"
 #include "cli/compare.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
+#include "cli/support.h"
 #include "cli/usage_error.h"
 #include "fattn/fattn.h"
 
@@ -32,10 +34,12 @@ int run_command_line(int argc, char** argv) {
   app.footer(kFooter);
   app.require_subcommand(1);
   add_info(app, exit_code);
+  add_support(app, exit_code);
   add_run(app, exit_code);
   add_check(app, exit_code);
   add_bench(app, exit_code);
   add_compare(app, exit_code);
+  add_cache(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -16,7 +16,7 @@ std::vector<std::string> preset_names() {
 
 }  // namespace
 
-void ProblemFlags::add_to(CLI::App& command) {
+void ProblemFlags::add_problem_to(CLI::App& command) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
@@ -24,9 +24,9 @@ void ProblemFlags::add_to(CLI::App& command) {
   auto integer = [&](Integer& flag, const char* name, const char* help) {
     flag.option = command.add_option(name, flag.value, help)->check(size)->type_name("N");
   };
-  command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
-      ->check(CLI::IsMember(preset_names()))
-      ->type_name("NAME");
+  preset_option_ = command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
+                       ->check(CLI::IsMember(preset_names()))
+                       ->type_name("NAME");
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
   integer(seqlen_k_, "--seqlen-k", "Keys [as --seqlen]");
@@ -35,11 +35,23 @@ void ProblemFlags::add_to(CLI::App& command) {
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
   causal_option_ = command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right");
-  command.add_option("--dtype", dtype_, "Type of all tensors")
-      ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
-      ->capture_default_str();
-  command.add_flag("--no-grad", no_grad_, "Forward only");
+  dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors")
+                      ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                      ->capture_default_str();
+  no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
+}
+
+bool ProblemFlags::problem_given() const {
+  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
+                                    headdim_v_.option, causal_option_, preset_option_, dtype_option_, no_grad_option_})
+    if (option->count() > 0) return true;
+  return false;
+}
+
+void ProblemFlags::add_to(CLI::App& command) {
+  add_problem_to(command);
   target.add_to(command);
+  command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
   command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
@@ -102,6 +114,11 @@ Options ProblemFlags::options() const {
   return o;
 }
 
+measure::Placement ProblemFlags::place() const {
+  if (!target.on_cuda()) return {};
+  return {Device::kCuda, target.device_index(), !warm_l2_};
+}
+
 std::vector<std::string> ProblemFlags::repeating_flags() const {
   const measure::ProblemSpec s = spec();
   std::vector<std::string> flags;
@@ -119,10 +136,14 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   flags.emplace_back(s.causal ? "--causal" : "--no-causal");
   add("--dtype", name_of(s.dtype));
   if (!grad()) flags.emplace_back("--no-grad");
+  add("--device", target.device);
   add("--backend", target.backend);
   add("--algorithm", target.algorithm);
   add("--isa", target.isa);
   add("--threads", std::to_string(target.threads));
+  if (target.deterministic) flags.emplace_back("--deterministic");
+  if (target.cuda_level != 0) add("--cuda-level", std::to_string(target.cuda_level));
+  if (warm_l2_) flags.emplace_back("--warm-l2");
   add("--repeats", std::to_string(repeats_));
   add("--min-time", CLI::detail::to_string(min_seconds_));
   add("--max-time", CLI::detail::to_string(max_seconds_));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/target_flags.h"
+#include "measure/contestant.h"
 #include "measure/problem.h"
 #include "measure/sampling.h"
 
@@ -14,6 +15,9 @@ namespace fattn::cli {
 class ProblemFlags {
  public:
   void add_to(CLI::App& command);
+  // The flags of the problem alone: sizes, mask, dtype. Whether any of them was given, after parsing.
+  void add_problem_to(CLI::App& command);
+  bool problem_given() const;
 
   // After parsing: the preset's values where a flag was not given. Throws CLI::ValidationError where flags contradict.
   measure::ProblemSpec spec() const;
@@ -21,6 +25,7 @@ class ProblemFlags {
   std::vector<measure::Pass> passes() const;
   measure::SamplingOptions sampling() const;
   Options options() const;  // of the library; causal is the problem's
+  measure::Placement place() const;
   int64_t memory_limit() const { return static_cast<int64_t>(memory_limit_); }
   const std::string& json() const { return json_; }
   // The flags, every one with its value, that repeat this run whatever defaults or presets later say.
@@ -35,8 +40,8 @@ class ProblemFlags {
     int64_t or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
-  bool causal_ = false, no_grad_ = false;
-  CLI::Option* causal_option_ = nullptr;
+  bool causal_ = false, no_grad_ = false, warm_l2_ = false;
+  CLI::Option *causal_option_ = nullptr, *preset_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr;
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
   double min_seconds_ = 0.3, max_seconds_ = 3;

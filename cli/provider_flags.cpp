@@ -33,12 +33,13 @@ std::string ProviderFlags::directory() const {
 
 std::vector<measure::ProviderProgram> ProviderFlags::found() const { return measure::find_providers(directory()); }
 
-std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name, int threads) const {
+std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name, int threads, const measure::Placement& place) const {
   measure::ProviderOptions options;
   const size_t colon = name.find(':');
   options.name = name.substr(0, colon);
   if (colon != std::string::npos) options.variant = name.substr(colon + 1);
   options.threads = threads;
+  options.place = place;
   options.timeout_seconds = timeout_;
   options.pythons = python_.empty() ? std::vector<std::string>{"python3", "python"} : std::vector<std::string>{python_};
   std::string known;

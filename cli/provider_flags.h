@@ -16,7 +16,7 @@ class ProviderFlags {
 
   std::vector<measure::ProviderProgram> found() const;
   // `name` is one of found(), with ":VARIANT" or without. Throws CLI::ValidationError, naming those that exist.
-  std::unique_ptr<measure::Contestant> make(const std::string& name, int threads) const;
+  std::unique_ptr<measure::Contestant> make(const std::string& name, int threads, const measure::Placement& place) const;
   std::vector<std::string> repeating_flags() const;
 
  private:

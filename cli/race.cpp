@@ -85,6 +85,14 @@ Planned plan_of(const ProblemSpec& spec, Options options) {
   }
 }
 
+Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
+  if (options.place.device == Device::kCuda) return measure_cuda_peaks(options.place.index);
+  const Planned planned = plan_of(spec, options.library);
+  Peaks peaks = measure_peaks(planned.isa, planned.threads);
+  peaks.read_bytes_per_s = options.read_bytes_per_s;
+  return peaks;
+}
+
 void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const RaceOptions& options, Outputs& standard) {
   const Outputs* outputs = nullptr;
   const std::vector<TensorCheck> checks =
@@ -131,11 +139,8 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
   require_memory(spec.input_bytes(options.grad), options.memory_limit,
                  "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
-  const Planned planned = plan_of(spec, options.library);
-
   RaceResult result;
-  result.before = measure_peaks(planned.isa, planned.threads);
-  result.before.read_bytes_per_s = options.read_bytes_per_s;
+  result.before = peaks_of(spec, options);
   result.rows.resize(options.passes.size() * contestants.size());
   std::vector<Entry> entries(contestants.size());
   for (size_t c = 0; c < contestants.size(); ++c) {
@@ -170,8 +175,7 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options);
   for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
 
-  result.after = measure_peaks(planned.isa, planned.threads);
-  result.after.read_bytes_per_s = options.read_bytes_per_s;
+  result.after = peaks_of(spec, options);
   const Peaks peaks = higher(result.before, result.after);
   for (Row& row : result.rows) {
     set_rates(row, peaks);

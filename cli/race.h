@@ -15,7 +15,8 @@ struct RaceOptions {
   measure::SamplingOptions sampling;
   int64_t memory_limit = 0;
   Options library;              // peaks are measured with the instruction set and the threads of its plan
-  double read_bytes_per_s = 0;  // measured once by the caller
+  measure::Placement place;     // where they are measured, and the contestants compute
+  double read_bytes_per_s = 0;  // CPU: measured once by the caller
   double oracle_flops = 0;
   std::function<void()> step = [] {};  // progress
 };

@@ -32,8 +32,11 @@ void print_peaks(std::FILE* out, const Peaks& before, const Peaks& after) {
   auto line = [&](const Peak& a, const Peak& b) {
     if (a.rate > 0) fmt::print(out, "  {:<28} {} GFLOP/s before, {} after\n", a.name, giga_text(a.rate), giga_text(b.rate));
   };
-  fmt::print(out, "Peak of this machine, {} thread{}, instruction set {}, measured in this run:\n", before.threads, before.threads == 1 ? "" : "s",
-             name_of(before.isa));
+  if (before.device == "cpu")
+    fmt::print(out, "Peak of this machine, {} thread{}, instruction set {}, measured in this run:\n", before.threads, before.threads == 1 ? "" : "s",
+               name_of(before.isa));
+  else
+    fmt::print(out, "Peak of {}, measured in this run:\n", before.device);
   line(before.fma, after.fma);
   line(before.bf16, after.bf16);
   if (before.read_bytes_per_s > 0) fmt::print(out, "  {:<28} {} GB/s\n", "memory read", giga_text(before.read_bytes_per_s));

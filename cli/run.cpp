@@ -65,6 +65,7 @@ struct Held {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   safetensors::Bytes data;
+  cuda::Buffer on_device;  // a copy, where a CUDA device computes
 
   uint64_t bytes() const {
     uint64_t n = size_of(dtype);
@@ -72,11 +73,12 @@ struct Held {
     return n;
   }
   void allocate() { data = safetensors::allocate(bytes()); }
-  // As the library sees it: (batch, seqlen, heads, headdim), without a copy.
-  Tensor view(bool bhsd) const {
-    if (shape.size() == 3) return Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]});
-    const Tensor tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]});
-    return bhsd ? tensor.transposed(1, 2) : tensor;
+  // As the library sees it: (batch, seqlen, heads, headdim), without a copy; on a CUDA device (or, -1, in host memory).
+  Tensor view(bool bhsd, int device) const {
+    Tensor tensor = shape.size() == 3 ? Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]})
+                                      : Tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]});
+    if (bhsd && shape.size() == 4) tensor = tensor.transposed(1, 2);
+    return device < 0 ? tensor : tensor.on(Device::kCuda, device, on_device.get());
   }
 };
 
@@ -88,9 +90,14 @@ struct Tensors {
   bool backward() const { return !dout.name.empty(); }
   std::vector<Held*> inputs() { return backward() ? std::vector<Held*>{&q, &k, &v, &dout} : std::vector<Held*>{&q, &k, &v}; }
   std::vector<Held*> outputs() { return backward() ? std::vector<Held*>{&o, &lse, &dq, &dk, &dv} : std::vector<Held*>{&o, &lse}; }
-  ForwardTensors forward_views() const { return {q.view(bhsd), k.view(bhsd), v.view(bhsd), o.view(bhsd), lse.view(bhsd), {}}; }
-  BackwardTensors backward_views() const {
-    return {q.view(bhsd), k.view(bhsd), v.view(bhsd), o.view(bhsd), lse.view(bhsd), dout.view(bhsd), dq.view(bhsd), dk.view(bhsd), dv.view(bhsd)};
+  // `device`: a CUDA device, or -1 for host memory.
+  ForwardTensors forward_views(int device) const {
+    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
+    return {at(q), at(k), at(v), at(o), at(lse), {}};
+  }
+  BackwardTensors backward_views(int device) const {
+    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
+    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv)};
   }
 };
 
@@ -196,9 +203,10 @@ int run(const RunFlags& flags, Json& record) {
     if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored  {}, which is none of q, k, v, do\n", printable(other.name, 200));
 
   const Options options = flags.options();
-  const Plan forward(t.forward_views(), options);
+  const int device = flags.target.on_cuda() ? flags.target.device_index() : -1;
+  const Plan forward(t.forward_views(device), options);
   std::optional<Plan> backward;
-  if (t.backward()) backward.emplace(t.backward_views(), options);
+  if (t.backward()) backward.emplace(t.backward_views(device), options);
   const size_t workspace_bytes = std::max(forward.workspace_bytes(), backward ? backward->workspace_bytes() : 0);
   record["plan_fwd"] = plan_json(forward.info());
   if (backward) record["plan_bwd"] = plan_json(backward->info());
@@ -207,18 +215,33 @@ int run(const RunFlags& flags, Json& record) {
   WholeFile output(flags.output);  // before the work: a folder that cannot be written is told at once
   for (Held* held : t.inputs()) held->data = file.read(*file.find(held->name));
   for (Held* held : t.outputs()) held->allocate();
-  const safetensors::Bytes workspace = safetensors::allocate(workspace_bytes);
+  safetensors::Bytes workspace;
+  cuda::Buffer device_workspace;
+  if (device < 0) {
+    workspace = safetensors::allocate(workspace_bytes);
+  } else {
+    for (Held* held : t.inputs()) {
+      held->on_device = cuda::Buffer(device, held->bytes());
+      held->on_device.copy_from(held->data.get(), held->bytes());
+    }
+    for (Held* held : t.outputs()) held->on_device = cuda::Buffer(device, held->bytes());
+    device_workspace = cuda::Buffer(device, workspace_bytes);
+  }
+  void* const memory = device < 0 ? workspace.get() : device_workspace.get();
   fmt::print(text, "forward  {}\n", explain(forward));
-  forward.execute(t.forward_views(), workspace.get(), workspace_bytes);
+  forward.execute(t.forward_views(device), memory, workspace_bytes);
   if (backward) {
     fmt::print(text, "backward {}\n", explain(*backward));
-    backward->execute(t.backward_views(), workspace.get(), workspace_bytes);
+    backward->execute(t.backward_views(device), memory, workspace_bytes);
   }
 
+  if (device >= 0)
+    for (Held* held : t.outputs()) held->on_device.copy_to(held->data.get(), held->bytes());
+
   if (flags.verify) {
-    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(), options);
+    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(-1), options);
     if (backward)
-      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(), options)) verdicts.push_back(std::move(verdict));
+      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options)) verdicts.push_back(std::move(verdict));
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
     for (const testing::TensorVerdict& verdict : verdicts) {

@@ -1,4 +1,5 @@
-// The CPU suite: speed by dtype, head size, length and mask; decode; small shapes; memory of long sequences.
+// The suites: what is raced, in which sections. cpu: speed by dtype, head size, length and mask; decode; small shapes; memory of
+// long sequences. cuda: the table that the field prints, 16384 tokens and a width of 2048.
 #include "cli/suite.h"
 
 #include <fmt/format.h>
@@ -73,6 +74,25 @@ std::vector<Section> cpu_suite(bool quick) {
   return sections;
 }
 
+std::vector<Section> cuda_suite(bool quick) {
+  constexpr int64_t kTokens = 16384, kWidth = 2048;
+  const std::vector<int64_t> lengths = quick ? std::vector<int64_t>{512, 4096} : std::vector<int64_t>{512, 1024, 2048, 4096, 8192, 16384};
+  std::vector<Section> sections;
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (int64_t headdim : {64, 128, 256}) {
+      Section speed{fmt::format("Speed, {}, headdim {}", name_of(dtype), headdim), "", {}};
+      const int64_t heads = kWidth / headdim;
+      for (bool causal : {false, true})
+        for (int64_t n : lengths) {
+          // fp16 runs at the speed of bf16; one length shows it.
+          if (dtype == DType::kF16 && n != 4096) continue;
+          speed.items.push_back({problem(dtype, kTokens / n, n, n, heads, heads, headdim, causal)});
+        }
+      sections.push_back(speed);
+    }
+  return sections;
+}
+
 // Times of the library and of one provider in the same cell.
 struct Ratios {
   double log_sum = 0;
@@ -132,10 +152,15 @@ nlohmann::ordered_json summary_of(const std::map<std::string, Ratios>& ratios) {
 }  // namespace
 
 int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
-  const std::vector<Section> sections = cpu_suite(suite.quick);
-  const std::unique_ptr<Contestant> library = make_library_contestant("fattn", suite.library);
+  const bool on_cpu = suite.place.device == Device::kCpu;
+  const std::vector<Section> sections = on_cpu ? cpu_suite(suite.quick) : cuda_suite(suite.quick);
+  const std::unique_ptr<Contestant> library = make_library_contestant("fattn", suite.library, suite.place);
   std::vector<std::unique_ptr<Contestant>> peers;
-  for (const ProviderProgram& provider : providers.found()) peers.push_back(providers.make(provider.name, suite.library.num_threads));
+  for (const ProviderProgram& provider : providers.found()) {
+    const bool torch = provider.name == "torch-sdpa";
+    for (const char* variant : on_cpu || !torch ? std::vector<const char*>{""} : std::vector<const char*>{":flash", ":cudnn"})
+      peers.push_back(providers.make(provider.name + variant, suite.library.num_threads, suite.place));
+  }
 
   std::FILE* out = text_stream(suite.json);
   const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
@@ -143,14 +168,16 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   options.library = suite.library;
   options.memory_limit = suite.memory_limit;
   options.oracle_flops = kSuiteOracleFlops;
-  options.read_bytes_per_s = measure_read_bandwidth(threads);
+  options.place = suite.place;
+  if (on_cpu) options.read_bytes_per_s = measure_read_bandwidth(threads);
 
   int64_t items = 0;
   for (const Section& section : sections) items += static_cast<int64_t>(section.items.size());
   std::vector<Row> all;
   std::map<std::string, Ratios> ratios;
   Peaks first, last;
-  std::vector<std::string> flags = {"--suite", "cpu"};
+  std::vector<std::string> flags = {"--suite", on_cpu ? "cpu" : "cuda"};
+  if (!on_cpu) flags.insert(flags.end(), {"--device", suite.place.name()});
   if (suite.quick) flags.emplace_back("--quick");
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
   const auto write_record = [&](bool complete) {
@@ -166,7 +193,8 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
     if (!section.once)
       for (const auto& peer : peers) {
         contestants.push_back(peer.get());
-        columns.insert(columns.end(), {peer->identity().provider, "ratio"});
+        const Identity who = peer->identity();
+        columns.insert(columns.end(), {on_cpu || who.algorithm.empty() ? who.provider : who.provider + ":" + who.algorithm, "ratio"});
       }
     Table table(columns);
     for (const Item& item : section.items) {

@@ -11,6 +11,7 @@ namespace fattn::cli {
 struct SuiteOptions {
   bool quick = false;
   Options library;
+  measure::Placement place;  // on a CUDA device: the cuda suite
   std::string json;
   int64_t memory_limit = 0;
 };

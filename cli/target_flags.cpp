@@ -3,10 +3,12 @@
 
 #include <vector>
 
+#include "cli/sanitize.h"
+
 namespace fattn::cli {
 namespace {
 
-constexpr Backend kBackends[] = {Backend::kAuto, Backend::kReference, Backend::kCpu};
+constexpr Backend kBackends[] = {Backend::kAuto, Backend::kReference, Backend::kCpu, Backend::kCuda};
 constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV2};
 constexpr Isa kIsas[] = {Isa::kAuto, Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon};
 
@@ -24,10 +26,25 @@ T value_of(const std::string& name, const T (&values)[N]) {
   return T::kAuto;  // the parser has refused every other name
 }
 
+// "cpu", "cuda" (device 0) or "cuda:2"; empty if the text is one of them.
+std::string not_a_device(const std::string& text) {
+  if (text == "cpu" || text == "cuda") return {};
+  const std::string digits = text.rfind("cuda:", 0) == 0 ? text.substr(5) : "";
+  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
+    return "'" + printable(text, 40) + "' is no device; allowed: cpu, cuda, cuda:0, cuda:1, ...";
+  return {};
+}
+
 }  // namespace
 
+int TargetFlags::device_index() const { return device.size() > 5 ? std::stoi(device.substr(5)) : 0; }
+
 void TargetFlags::add_to(CLI::App& command) {
-  command.add_option("--backend", backend, "Where to compute: reference is the float64 oracle, cpu the fast kernels")
+  command.add_option("--device", device, "Where the tensors are: cpu, cuda or cuda:INDEX; `fattn info` lists the devices")
+      ->check(CLI::Validator(not_a_device, "DEVICE"))
+      ->type_name("")
+      ->capture_default_str();
+  command.add_option("--backend", backend, "What computes: reference is the float64 oracle, cpu and cuda the fast kernels")
       ->check(one_of(kBackends))
       ->capture_default_str();
   command.add_option("--algorithm", algorithm, "standard: textbook attention, O(seqlen^2) memory; v2: FlashAttention-2")
@@ -39,6 +56,10 @@ void TargetFlags::add_to(CLI::App& command) {
   command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  command.add_flag("--deterministic", deterministic, "CUDA: a backward pass that gives the same bits every run; the CPU always does");
+  command.add_option("--cuda-level", cuda_level, "CUDA: kernels for this compute capability; 0: the best for the device")
+      ->check(CLI::IsMember({0, 75, 80}))
+      ->capture_default_str();
 }
 
 void TargetFlags::apply_to(Options& options) const {
@@ -46,6 +67,9 @@ void TargetFlags::apply_to(Options& options) const {
   options.algorithm = value_of(algorithm, kAlgorithms);
   options.cpu_isa = value_of(isa, kIsas);
   options.num_threads = threads;
+  options.deterministic = deterministic;
+  options.cuda_level = cuda_level;
+  if (on_cuda() && options.backend == Backend::kAuto) options.backend = Backend::kCuda;
 }
 
 }  // namespace fattn::cli

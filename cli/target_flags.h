@@ -1,4 +1,4 @@
-// The flags that say where and how to compute: --backend, --algorithm, --isa, --threads.
+// The flags that say where and how to compute: --device, --backend, --algorithm, --isa, --threads, ....
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,11 +9,15 @@
 namespace fattn::cli {
 
 struct TargetFlags {
-  std::string backend = "auto", algorithm = "auto", isa = "auto";
-  int threads = 0;
+  std::string device = "cpu", backend = "auto", algorithm = "auto", isa = "auto";
+  int threads = 0, cuda_level = 0;
+  bool deterministic = false;
+
+  bool on_cuda() const { return device != "cpu"; }
+  int device_index() const;  // of a CUDA device
 
   void add_to(CLI::App& command);
-  void apply_to(Options& options) const;
+  void apply_to(Options& options) const;  // backend auto on a CUDA device: cuda
 };
 
 }  // namespace fattn::cli

@@ -53,17 +53,17 @@ std::vector<std::string> commands_of(const CLI::App& app) {
 
 // What was not understood: an argument of a command, or the command itself. "" if everything was.
 std::string unknown_argument(const CLI::App& app, const std::string& full_name) {
-  const bool is_top = app.get_parent() == nullptr;
+  const bool has_commands = !commands_of(app).empty();
   const std::vector<std::string> extras = app.remaining();
   if (extras.empty()) return "";
   const std::string& first = extras.front();
   const bool is_flag = first.size() > 1 && first[0] == '-';
   const std::string flag = first.substr(0, first.find('='));
-  const std::string near = is_flag ? nearest(flag, flags_of(app)) : is_top ? nearest(first, commands_of(app)) : "";
+  const std::string near = is_flag ? nearest(flag, flags_of(app)) : has_commands ? nearest(first, commands_of(app)) : "";
   std::string text = fmt::format("{} has no {} '{}'", full_name,
-                                 is_flag  ? "flag"
-                                 : is_top ? "command"
-                                          : "argument",
+                                 is_flag        ? "flag"
+                                 : has_commands ? "command"
+                                                : "argument",
                                  printable(is_flag ? flag : first, 200));
   if (!near.empty()) text += fmt::format("; did you mean '{}'?", near);
   return text;
@@ -75,9 +75,11 @@ int report_parse_error(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == kExitFine) return app.exit(error);  // --help, --version
 
   std::string name = app.get_name(), unknown = unknown_argument(app, name);
-  for (const CLI::App* sub : app.get_subcommands()) {
-    name = app.get_name() + " " + sub->get_name();
-    if (unknown.empty()) unknown = unknown_argument(*sub, name);
+  // Down the commands that were given: fattn, cache, warm.
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    name += " " + at->get_name();
+    if (unknown.empty()) unknown = unknown_argument(*at, name);
   }
   const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
   const bool about_names = is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError);

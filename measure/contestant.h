@@ -53,8 +53,20 @@ class Contestant {
   virtual void release() = 0;  // gives its memory back
 };
 
+// Where a contestant computes.
+struct Placement {
+  Device device = Device::kCpu;
+  int index = 0;          // of a CUDA device
+  bool flush_l2 = false;  // CUDA: every sample begins with an L2 cache full of other data
+  std::string name() const { return device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(index); }
+};
+
+// What is written before a sample to flush the L2 cache: enough to take longer than queueing the call behind it. 0: nothing.
+int64_t flush_bytes(const Placement& place);
+
 // The library itself; `provider` names the row ("fattn", "standard").
-std::unique_ptr<Contestant> make_library_contestant(std::string provider, const Options& options);
+std::unique_ptr<Contestant> make_library_contestant(std::string provider, const Options& options, const Placement& place = {});
+std::unique_ptr<Contestant> make_cuda_contestant(std::string provider, const Options& options, const Placement& place);
 
 // The exception as a Failure: by its type and the library's status code, never by its message.
 Failure as_failure(const std::exception& e);

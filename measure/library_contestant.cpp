@@ -155,7 +155,8 @@ class LibraryContestant final : public Contestant {
 
 }  // namespace
 
-std::unique_ptr<Contestant> make_library_contestant(std::string provider, const Options& options) {
+std::unique_ptr<Contestant> make_library_contestant(std::string provider, const Options& options, const Placement& place) {
+  if (place.device == Device::kCuda) return make_cuda_contestant(std::move(provider), options, place);
   return std::make_unique<LibraryContestant>(std::move(provider), options);
 }
 

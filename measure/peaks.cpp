@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "fattn/device.hpp"
 #include "fattn/system.hpp"
 #include "measure/memory.h"
 #include "measure/peak_kernels.h"
@@ -82,7 +83,10 @@ int64_t sum_of(const int64_t* words, size_t count) {
 
 }  // namespace
 
-const Peak& Peaks::of(DType dtype) const { return dtype == DType::kBF16 && bf16.rate > 0 ? bf16 : fma; }
+const Peak& Peaks::of(DType dtype) const {
+  const bool products = dtype == DType::kBF16 || (dtype == DType::kF16 && device != "cpu");
+  return products && bf16.rate > 0 ? bf16 : fma;
+}
 
 double Peaks::ceiling(DType dtype) const {
   const double fp32 = std::max(fma.rate, best_fma_rate);
@@ -99,6 +103,19 @@ Peaks measure_peaks(Isa isa, int threads) {
   const bool same = peaks.isa == best;
   peaks.best_fma_rate = same ? peaks.fma.rate : arithmetic_peak(fma_kernel(best), peaks.threads).rate;
   peaks.best_bf16_rate = same ? peaks.bf16.rate : arithmetic_peak(bf16_kernel(best), peaks.threads).rate;
+  return peaks;
+}
+
+Peaks measure_cuda_peaks(int device) {
+  const fattn_cuda_info info = cuda::info(device);
+  Peaks peaks;
+  peaks.device = "cuda:" + std::to_string(device);
+  peaks.fma = {"fp32 FMA", cuda::peak(device, FATTN_PEAK_FMA)};
+  const int capability = 10 * info.capability_major + info.capability_minor;
+  peaks.bf16 = {capability == 90 ? "wgmma, 16 bit" : "mma.sync, 16 bit", cuda::peak(device, FATTN_PEAK_MATRIX)};
+  peaks.best_fma_rate = peaks.fma.rate;
+  peaks.best_bf16_rate = peaks.bf16.rate;
+  peaks.read_bytes_per_s = cuda::peak(device, FATTN_PEAK_READ);
   return peaks;
 }
 
@@ -136,8 +153,11 @@ double measure_read_bandwidth(int threads) {
 }
 
 nlohmann::ordered_json to_json(const Peaks& peaks) {
-  nlohmann::ordered_json json = {
-      {"isa", name_of(peaks.isa)}, {"threads", peaks.threads}, {"fma_instruction", peaks.fma.name}, {"fma_flops_per_s", peaks.fma.rate}};
+  nlohmann::ordered_json json = {{"device", peaks.device},
+                                 {"isa", name_of(peaks.isa)},
+                                 {"threads", peaks.threads},
+                                 {"fma_instruction", peaks.fma.name},
+                                 {"fma_flops_per_s", peaks.fma.rate}};
   json["bf16_instruction"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.name) : nlohmann::ordered_json(nullptr);
   json["bf16_flops_per_s"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.rate) : nlohmann::ordered_json(nullptr);
   json["read_bytes_per_s"] = peaks.read_bytes_per_s > 0 ? nlohmann::ordered_json(peaks.read_bytes_per_s) : nlohmann::ordered_json(nullptr);

@@ -14,6 +14,7 @@ struct Peak {
 };
 
 struct Peaks {
+  std::string device = "cpu";  // or a CUDA device: its matrix peak is `bf16`, of all 16-bit dtypes; isa and threads mean nothing
   Isa isa = Isa::kAuto;
   int threads = 0;
   Peak fma;   // fp32
@@ -31,6 +32,8 @@ struct Peaks {
 
 // Arithmetic only: about 0.2 s. `isa` as a plan reports it; kAuto: the one that the library picks here.
 Peaks measure_peaks(Isa isa, int threads);
+// Of a CUDA device: about 0.1 s.
+Peaks measure_cuda_peaks(int device);
 // Of two measurements around the benchmark: the higher of each.
 Peaks higher(const Peaks& before, const Peaks& after);
 

@@ -41,11 +41,11 @@ class ProviderContestant final : public Contestant {
   Identity identity() const override {
     Identity id;
     id.provider = options_.name;
-    id.backend = options_.device;
+    id.backend = device_kind();
     id.algorithm = variant_.empty() ? options_.variant : variant_;
     id.version = version_;
     id.kernel_forward = kernel_;
-    id.device = options_.device;
+    id.device = options_.place.name();
     id.threads = threads();
     return id;
   }
@@ -72,7 +72,9 @@ class ProviderContestant final : public Contestant {
                     {"grad", grad},
                     {"seed", spec.seed},
                     {"threads", threads()},
-                    {"device", options_.device},
+                    {"device", device_kind()},
+                    {"device_index", options_.place.index},
+                    {"flush_bytes", flush_bytes(options_.place)},
                     {"variant", variant_},
                     {"min_sample_s", kMinSampleSeconds},
                     {"memory_limit_bytes", memory_limit}};
@@ -142,6 +144,7 @@ class ProviderContestant final : public Contestant {
   }
 
  private:
+  std::string device_kind() const { return options_.place.device == Device::kCpu ? "cpu" : "cuda"; }
   int threads() const { return options_.threads > 0 ? options_.threads : cpu_info().usable_threads; }
 
   [[noreturn]] void nonsense(const std::string& what) {
@@ -192,17 +195,17 @@ class ProviderContestant final : public Contestant {
     std::vector<std::string> variants;
     const auto devices = answer.find("devices");
     const json* list = nullptr;
-    if (devices != answer.end() && devices->is_object() && devices->contains(options_.device)) list = &(*devices)[options_.device];
-    if (!list) throw Failure(Status::kUnsupported, "has no device " + options_.device + " here");
-    if (!list->is_array()) nonsense("its hello lists no variants for " + options_.device);
+    if (devices != answer.end() && devices->is_object() && devices->contains(device_kind())) list = &(*devices)[device_kind()];
+    if (!list) throw Failure(Status::kUnsupported, "has no device " + device_kind() + " here");
+    if (!list->is_array()) nonsense("its hello lists no variants for " + device_kind());
     for (const json& variant : *list)
       if (variant.is_string()) variants.push_back(variant.get<std::string>());
-    if (variants.empty()) nonsense("its hello lists no variants for " + options_.device);
+    if (variants.empty()) nonsense("its hello lists no variants for " + device_kind());
     variant_ = options_.variant.empty() ? variants.front() : options_.variant;
     if (std::find(variants.begin(), variants.end(), variant_) == variants.end()) {
       std::string known;
       for (const std::string& variant : variants) known += (known.empty() ? "" : ", ") + variant;
-      throw Failure(Status::kUnsupported, "has no variant " + variant_ + " on " + options_.device + "; it has " + known);
+      throw Failure(Status::kUnsupported, "has no variant " + variant_ + " on " + device_kind() + "; it has " + known);
     }
   }
 

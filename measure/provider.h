@@ -13,7 +13,7 @@ struct ProviderOptions {
   std::string name;     // of the row: "torch-sdpa"
   std::string program;  // a .py file, run by one of `pythons`, or an executable
   std::string variant;  // which of the provider's implementations; "": its first
-  std::string device = "cpu";
+  Placement place;
   int threads = 0;                   // 0: as many as the library uses
   std::vector<std::string> pythons;  // tried in order until one says hello
   double timeout_seconds = 300;      // of one answer

@@ -163,12 +163,8 @@ ordered_json to_json(const Record& record) {
     rows.push_back(to_json(row));
     if (rank(row.status) > rank(status)) status = row.status;
   }
-  ordered_json json = {{"fattn_record", kRecordVersion},
-                       {"command", record.command},
-                       {"flags", record.flags},
-                       {"status", name_of(status)},
-                       {"complete", record.complete},
-                       {"environment", environment()}};
+  ordered_json json = {{"fattn_record", kRecordVersion}, {"command", record.command},   {"flags", record.flags},
+                       {"status", name_of(status)},      {"complete", record.complete}, {"environment", environment()}};
   json["peaks"] = {{"before", to_json(record.peaks_before)}, {"after", to_json(record.peaks_after)}};
   json["rows"] = std::move(rows);
   json["summary"] = record.summary;

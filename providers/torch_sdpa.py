@@ -107,7 +107,11 @@ class Provider:
             raise Refusal("unsupported", f"no variant {p['variant']} on {p['device']}")
         self.problem = p
         self.dtype = dtypes[p["dtype"]]
-        self.device = torch.device(p["device"])
+        self.device = torch.device("cpu") if p["device"] == "cpu" else torch.device(p["device"], p.get("device_index", 0))
+        if self.device.type == "cuda":
+            if self.device.index >= torch.cuda.device_count():
+                raise Refusal("unsupported", f"no device {self.device}; torch sees {torch.cuda.device_count()}")
+            torch.cuda.set_device(self.device)
         self.mask = None
         self.is_causal = p["causal"] and p["seqlen_q"] == p["seqlen_k"]
         if p["causal"] and not self.is_causal and p["seqlen_q"] > 1:
@@ -269,12 +273,14 @@ class Provider:
 
     def time_cuda(self, call, request):
         torch = self.torch
+        flush = torch.empty(self.problem.get("flush_bytes", 0), dtype=torch.uint8, device=self.device)
         for _ in range(request["warmup"]):
             call()
         seconds = []
         for _ in range(request["samples"]):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self.synchronize()
+            flush.zero_()  # of other data than the call's, and long enough that the call is queued before it begins
             begin.record()
             call()
             end.record()

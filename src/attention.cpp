@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include "backend/cpu/cpu.h"
+#include "backend/cuda/cuda.h"
 #include "backend/reference/reference.h"
 #include "backend/standard/standard.h"
 #include "shared/text.h"
@@ -8,8 +9,12 @@
 namespace fattn::core {
 
 Plan prepare(const fattn_problem& problem) {
-  Plan plan = make_plan(validate(problem), cpu_info());
+  Plan plan = make_plan(validate(problem), cpu_info(), [](int index) -> const CudaDeviceInfo& { return cuda_device(index).info(); });
   if (plan.backend == Backend::kReference) return plan;
+  if (plan.backend == Backend::kCuda) {
+    plan_cuda_kernels(plan);
+    return plan;
+  }
   if (plan.algorithm == Algorithm::kStandard) {
     if (const std::string why = standard_unsupported(plan.problem); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
     plan.workspace_bytes = standard_workspace_bytes(plan.problem, plan.cpu.threads);
@@ -24,12 +29,18 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
   if (buffers.workspace_bytes < plan.workspace_bytes)
     throw Error(ErrorCode::kWorkspace, text("the workspace has ", buffers.workspace_bytes, " bytes; this plan needs ", plan.workspace_bytes,
                                             ". Ask fattn_plan_query for the size"));
-  if (plan.workspace_bytes > 0 && (!buffers.workspace || reinterpret_cast<uintptr_t>(buffers.workspace) % 64 != 0))
-    throw Error(ErrorCode::kWorkspace, text("the workspace is at ", buffers.workspace, "; it must be aligned to 64 bytes and not null"));
+  const uintptr_t alignment = plan.backend == Backend::kCuda ? 256 : 64;
+  if (plan.workspace_bytes > 0 && (!buffers.workspace || reinterpret_cast<uintptr_t>(buffers.workspace) % alignment != 0))
+    throw Error(ErrorCode::kWorkspace, text("the workspace is at ", buffers.workspace, "; it must be aligned to ", alignment, " bytes and not null"));
 
+  if (plan.backend == Backend::kCuda) return execute_cuda(plan, buffers);
   if (plan.backend == Backend::kReference) return execute_reference(plan, buffers);
   if (plan.algorithm == Algorithm::kStandard) return execute_standard(plan, buffers);
   return execute_cpu(plan, buffers);
+}
+
+void load(const Plan& plan) {
+  if (plan.backend == Backend::kCuda) load_cuda_kernels(plan);
 }
 
 }  // namespace fattn::core

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "fattn/plan.hpp"
+#include "testing/device_mirror.h"
 #include "testing/numbers.h"
 #include "testing/run.h"
 #include "testing/standard_model.h"
@@ -155,9 +156,17 @@ std::string execute(const Tensors& tensors, const Options& options) {
   constexpr size_t kGuard = 256;
   const size_t bytes = plan.workspace_bytes();
   std::vector<unsigned char> memory(bytes + 2 * kGuard + 64, TensorBlock::kCanary);
-  const size_t skip = kGuard + (64 - (reinterpret_cast<uintptr_t>(memory.data()) + kGuard) % 64) % 64;
+  const bool on_device = tensors.q.device() == Device::kCuda;
+  const size_t skip = kGuard + (on_device ? 0 : (64 - (reinterpret_cast<uintptr_t>(memory.data()) + kGuard) % 64) % 64);
   std::fill_n(memory.begin() + static_cast<std::ptrdiff_t>(skip), bytes, TensorBlock::kUnwritten);
-  plan.execute(tensors, memory.data() + skip, bytes);
+  if (on_device) {
+    cuda::Buffer copy(tensors.q.device_index(), memory.size());
+    copy.copy_from(memory.data(), memory.size());
+    plan.execute(tensors, static_cast<unsigned char*>(copy.get()) + skip, bytes);
+    copy.copy_to(memory.data(), memory.size());
+  } else {
+    plan.execute(tensors, memory.data() + skip, bytes);
+  }
   for (size_t i = 0; i < memory.size(); ++i)
     if ((i < skip || i >= skip + bytes) && memory[i] != TensorBlock::kCanary)
       return "byte " + std::to_string(static_cast<int64_t>(i) - static_cast<int64_t>(skip)) + " of a workspace of " + std::to_string(bytes) +
@@ -243,15 +252,25 @@ CaseResult PreparedCase::run(const Target& target) const {
     }
   };
 
+  const bool on_device = target.backend == Backend::kCuda;
+  // Executes in host memory, or on copies of all blocks on the device.
+  const auto execute_on = [&](const auto& tensors_of, const std::vector<TensorBlock>& outputs) {
+    if (!on_device) return execute(tensors_of([](const Tensor& t) { return t; }), options);
+    DeviceMirror mirror(target.device_index);
+    mirror.add(d.inputs.blocks);
+    mirror.add(d.saved.blocks);
+    mirror.add(outputs);
+    std::string problem = execute(tensors_of([&](const Tensor& t) { return mirror.at(t); }), options);
+    mirror.fetch();
+    return problem;
+  };
+
   attempt("forward", [&] {
     const CaseForward out = make_forward(d.c);
-    ForwardTensors t;
-    t.q = d.inputs.q;
-    t.k = d.inputs.k;
-    t.v = d.inputs.v;
-    t.o = out.o;
-    if (d.c.want_lse) t.lse = out.lse;
-    note("forward", execute(t, options));
+    const auto tensors = [&](const auto& at) {
+      return ForwardTensors{at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {}};
+    };
+    note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
     result.tensors.push_back(judge(d.forward[0], out.o));
     if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse));
@@ -259,8 +278,11 @@ CaseResult PreparedCase::run(const Target& target) const {
   if (d.c.backward)
     attempt("backward", [&] {
       const CaseGradients out = make_gradients(d.c);
-      const BackwardTensors t{d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, out.dq, out.dk, out.dv};
-      note("backward", execute(t, options));
+      const auto tensors = [&](const auto& at) {
+        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k), at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
+                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv)};
+      };
+      note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
       result.tensors.push_back(judge(d.backward[0], out.dq));
       result.tensors.push_back(judge(d.backward[1], out.dk));

@@ -45,6 +45,9 @@ struct Target {
   Algorithm algorithm = Algorithm::kAuto;
   Isa isa = Isa::kAuto;
   int num_threads = 0;
+  int device_index = 0;  // backend cuda
+  bool deterministic = false;
+  int cuda_level = 0;
 };
 
 // A case with its inputs, the oracle's outputs and the bounds: made once, run on any number of targets.

@@ -1,5 +1,7 @@
 #include "testing/run.h"
 
+#include "testing/device_mirror.h"
+
 namespace fattn::testing {
 
 bool same_bits(const Outputs& a, const Outputs& b) {
@@ -14,24 +16,29 @@ Options options_of(const Case& c, const Target& target) {
   options.algorithm = target.algorithm;
   options.cpu_isa = target.isa;
   options.num_threads = target.num_threads;
+  options.deterministic = target.deterministic;
+  options.cuda_level = target.cuda_level;
   return options;
 }
 
-Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options) {
+Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, int device_index) {
+  CaseForward out = make_forward(c);
+  CaseGradients grads = c.backward ? make_gradients(c) : CaseGradients();
+  const bool on_device = options.backend == Backend::kCuda;
+  DeviceMirror mirror(device_index);
+  if (on_device) {
+    mirror.add(in.blocks);
+    mirror.add(out.blocks);
+    mirror.add(grads.blocks);
+  }
+  const auto at = [&](const Tensor& t) { return on_device ? mirror.at(t) : t; };
+  forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}}, options);
+  if (c.backward) backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv)}, options);
+  if (on_device) mirror.fetch();
   Outputs result;
-  const CaseForward out = make_forward(c);
-  ForwardTensors t;
-  t.q = in.q;
-  t.k = in.k;
-  t.v = in.v;
-  t.o = out.o;
-  t.lse = out.lse;
-  forward(t, options);
   result.o = read(out.o);
   result.lse = read(out.lse);
   if (!c.backward) return result;
-  const CaseGradients grads = make_gradients(c);
-  backward({in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv}, options);
   result.dq = read(grads.dq);
   result.dk = read(grads.dk);
   result.dv = read(grads.dv);

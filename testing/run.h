@@ -17,7 +17,7 @@ bool same_bits(const Outputs& a, const Outputs& b);
 // The options of a case on a target.
 Options options_of(const Case& c, const Target& target);
 
-// Forward, then backward with what forward returned. Throws Error.
-Outputs run_passes(const Case& c, const CaseInputs& inputs, const Options& options);
+// Forward, then backward with what forward returned. Throws Error. Backend cuda: on a copy of everything on that device.
+Outputs run_passes(const Case& c, const CaseInputs& inputs, const Options& options, int device_index = 0);
 
 }  // namespace fattn::testing

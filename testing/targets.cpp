@@ -14,16 +14,20 @@ const std::vector<Target>& all_targets() {
 
 std::string name_of(const Target& target) {
   if (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) return std::string("cpu_") + fattn::name_of(target.isa);
+  if (target.backend == Backend::kCuda)
+    return std::string("cuda") + (target.cuda_level ? "_" + std::to_string(target.cuda_level) : "") + (target.deterministic ? "_deterministic" : "");
   return target.backend == Backend::kCpu ? "standard" : fattn::name_of(target.backend);
 }
 
 std::string why_unavailable(const Target& target, DType dtype) {
   ForwardTensors t;
   t.q = t.k = t.v = t.o = Tensor(nullptr, dtype, {1, 16, 1, 64});
+  if (target.backend == Backend::kCuda) t.q = t.k = t.v = t.o = t.q.on(Device::kCuda, target.device_index, nullptr);
   Options options;
   options.backend = target.backend;
   options.algorithm = target.algorithm;
   options.cpu_isa = target.isa;
+  options.cuda_level = target.cuda_level;
   return supported(describe(t, options)).reason;
 }
 

@@ -41,6 +41,8 @@ class TensorBlock {
   // Empty if no byte outside the tensors has changed, else which one has.
   std::string damage() const;
 
+  const Memory& memory() const { return memory_; }
+
  private:
   DType dtype_ = DType::kF32;
   int64_t guard_ = 0;

@@ -207,14 +207,26 @@ TEST(InvalidSmall, UnknownEnums) {
     int32_t fattn_problem::*member;
     int32_t first_bad;
   };
-  for (const Field& f : {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 3},
+  for (const Field& f : {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 4},
                          Field{"algorithm", &fattn_problem::algorithm, 3}, Field{"causal", &fattn_problem::causal, 2},
-                         Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2}, Field{"cpu_isa", &fattn_problem::cpu_isa, 7}})
+                         Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2}, Field{"cpu_isa", &fattn_problem::cpu_isa, 7},
+                         Field{"deterministic", &fattn_problem::deterministic, 2}, Field{"cuda_level", &fattn_problem::cuda_level, 90}})
     for (int32_t bad : {f.first_bad, -1, 1 << 30}) {
       Good g;
       g.problem.*f.member = bad;
       expect_invalid(g.problem, {std::string(f.name) + " is " + std::to_string(bad), "allowed"});
     }
+}
+TEST(InvalidSmall, TensorsOnTwoDevices) {
+  for (fattn_tensor fattn_problem::*member : {&fattn_problem::k, &fattn_problem::v, &fattn_problem::o, &fattn_problem::dout, &fattn_problem::dk}) {
+    Good g(true);
+    (g.problem.*member).device_type = FATTN_DEVICE_CUDA;
+    expect_invalid(g.problem, {"is on CUDA device 0 but q is on the CPU", "one device"});
+  }
+  Good g;
+  g.problem.q.device_type = FATTN_DEVICE_CUDA;
+  g.problem.q.device_index = -1;
+  expect_invalid(g.problem, {"q is on device type 1, index -1", "allowed"});
 }
 TEST(InvalidSmall, SoftmaxScale) {
   for (double scale : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e300}) {

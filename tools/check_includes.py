@@ -7,10 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = ("*.h", "*.hpp", "*.c", "*.cpp")
+SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
-LAYERS = ["src/shared", "src/device", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
+LAYERS = ["src/shared", "src/device", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
+# Run-time compilation knows no attention, and what describes and plans attention compiles nothing.
+NOT_SEEN = {"src/problem": ["src/jit"], "src/plan": ["src/jit"]}
 
 # Folders above the API, and what they see besides themselves.
 ABOVE = {
@@ -20,6 +22,7 @@ ABOVE = {
     "cli": ["include/fattn", "testing", "measure"],
     "examples": ["include/fattn"],
     "tests": ["include/fattn", "src", "testing", "measure", "cli"],
+    "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
 }
 
 # Other people's libraries, by the first part of the name, and the folders that may use them.
@@ -65,6 +68,8 @@ def may_see(path, target):
     if area in LAYERS:
         if target_area == "include/fattn":
             return True
+        if target_area in NOT_SEEN.get(area, []):
+            return False
         return target_area in LAYERS and LAYERS.index(target_area) < LAYERS.index(area)
     return any(target == seen or target.startswith(seen + "/") for seen in ABOVE[area])
 
@@ -72,7 +77,7 @@ def may_see(path, target):
 def read_graph(root):
     """{file: [(line, kind, name, file included or None)]} with paths relative to root."""
     files = {}
-    for top in ("include", "src", "testing", "measure", "cli", "examples", "tests"):
+    for top in ("include", "src", "testing", "measure", "cli", "examples", "tests", "kernels"):
         for pattern in SOURCES:
             for path in sorted((root / top).rglob(pattern)):
                 files[path.relative_to(root).as_posix()] = path
@@ -127,9 +132,16 @@ def check(root):
                     problems.append(f"{where}: {name} is in no layer; put it into one of {', '.join(LAYERS)} or a folder above the API")
                 elif not may_see(name, target):
                     problems.append(f"{where}: {area_of(name)} may not see {target}")
+                elif area_of(name) == "kernels" and area_of(target) != "kernels" and graph[target]:
+                    problems.append(f"{where}: {target} includes other headers, so device code cannot use it")
+                elif area_of(name) == "kernels" and included not in (target, target.removeprefix("src/")):
+                    problems.append(f'{where}: device code includes by the path from the root, or from src: "{target.removeprefix("src/")}"')
                 continue
             if kind == '"':
                 problems.append(f'{where}: "{included}" is no file of the project; use <{included}> for others\' headers')
+                continue
+            if area_of(name) == "kernels":
+                problems.append(f"{where}: <{included}>: device code includes no system headers; NVRTC has none")
                 continue
             library = re.split(r"[/.]", included)[0]
             if library in LIBRARIES and area_of(name) not in LIBRARIES[library]:
@@ -153,6 +165,13 @@ GOOD_TREE = {
     "include/fattn/fattn.h": "#include <stdint.h>\n",
     "include/fattn/types.hpp": '#include <cstdint>\n#include "fattn/fattn.h"\n',
     "src/shared/mask.h": "",
+    "src/shared/text.h": "#include <string>\n",
+    "src/device/cuda_device.h": '#include "shared/text.h"\n',
+    "src/jit/jit.h": '#include "device/cuda_device.h"\n',
+    "src/backend/cuda/v2.cpp": '#include "jit/jit.h"\n#include "plan/plan.h"\n',
+    "kernels/ptx/element.h": "",
+    "kernels/ptx/mma.h": '#include "kernels/ptx/element.h"\n',
+    "kernels/v2/forward.h": '#include "kernels/ptx/mma.h"\n#include "shared/mask.h"\n',
     "src/problem/problem.h": '#include "fattn/types.hpp"\n#include "shared/mask.h"\n',
     "src/plan/plan.h": '#include "problem/problem.h"\n',
     "src/plan/plan.cpp": '#include "plan/plan.h"\n',
@@ -178,6 +197,14 @@ BAD_CHANGES = [
     ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, cli, tests only"),
     ("include/fattn/fattn.h", '  #  include "fattn/types.hpp"\n', "cycle: include/fattn/"),
     ("src/backend/cpu/kernels.h", "#include <vector>\n", "<vector> reaches src/backend/cpu/isa_avx2.cpp"),
+    ("src/jit/jit.h", '#include "problem/problem.h"\n', "src/jit may not see src/problem/problem.h"),
+    ("src/device/cuda_device.h", '#include "jit/jit.h"\n', "src/device may not see src/jit/jit.h"),
+    ("src/plan/plan.h", '#include "jit/jit.h"\n', "src/plan may not see src/jit/jit.h"),
+    ("src/backend/cuda/v2.cpp", '#include "kernels/v2/forward.h"\n', "src/backend may not see kernels/v2/forward.h"),
+    ("kernels/v2/forward.h", '#include "plan/plan.h"\n', "kernels may not see src/plan/plan.h"),
+    ("kernels/v2/forward.h", '#include "shared/text.h"\n', "src/shared/text.h includes other headers"),
+    ("kernels/v2/forward.h", "#include <cuda_fp16.h>\n", "device code includes no system headers"),
+    ("kernels/ptx/mma.h", '#include "element.h"\n', "device code includes by the path from the root"),
     ("src/odd.h", '#include "shared/mask.h"\n', "src/odd.h is in no layer"),
 ]
 

@@ -23,10 +23,9 @@ def help_of(fattn: str, *command: str) -> str:
 
 
 def commands_in(top: str) -> list[str]:
+    """The commands that a help text lists; none if it lists none."""
     block = re.search(r"^Subcommands:\n((?:  .*\n?)+)", top, re.M)
-    if not block:
-        raise SystemExit("`fattn --help` lists no subcommands; is this the right program?")
-    return re.findall(r"^  ([a-z]\w*)", block.group(1), re.M)
+    return re.findall(r"^  ([a-z]\w*)", block.group(1), re.M) if block else []
 
 
 def page(title: str, text: str, links: str = "") -> str:
@@ -37,10 +36,15 @@ def page(title: str, text: str, links: str = "") -> str:
 def pages(fattn: str) -> dict[str, str]:
     top = help_of(fattn)
     commands = commands_in(top)
+    if not commands:
+        raise SystemExit("`fattn --help` lists no subcommands; is this the right program?")
     links = "\n" + "".join(f"- [`fattn {command}`]({command}.md)\n" for command in commands)
     made = {"README.md": page("fattn", top, links)}
     for command in commands:
-        made[f"{command}.md"] = page(f"fattn {command}", help_of(fattn, command))
+        text = help_of(fattn, command)
+        made[f"{command}.md"] = page(f"fattn {command}", text)
+        for sub in commands_in(text):
+            made[f"{command}.md"] += f"\n## `fattn {command} {sub}`\n\n```text\n{help_of(fattn, command, sub)}\n```\n"
     return made
 
 

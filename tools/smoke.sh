@@ -31,6 +31,9 @@ expect 0 "$fattn" --version
 expect 0 "$fattn" --help
 expect 0 "$fattn" info
 expect 0 json_of info
+expect 0 env FATTN_CACHE_DIR="$scratch/cache" "$fattn" cache path
+expect 0 env FATTN_CACHE_DIR="$scratch/cache" "$fattn" cache list
+expect 2 env FATTN_CACHE_DIR="$scratch/cache" FATTN_NVRTC=/nonexistent "$fattn" cache warm --arch 80
 expect 0 "$fattn" check --list
 expect 0 "$fattn" check --backend reference --dtype bf16 --filter h8_2
 expect 0 "$fattn" check --dtype fp32 --filter h8_2

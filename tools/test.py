@@ -18,11 +18,9 @@ HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
-THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries)$"
-TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*"
+TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
+TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
-# qemu's emulation of user programs ends (with status 127) a child of a process with threads when it starts threads itself.
-EMULATED_FILTER = "*-*Fork.*"
 # What another architecture can change: kernels, conversions, the case table.
 PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
@@ -78,6 +76,18 @@ def stages(jobs, long):
             'FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest tests/python -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             1800,
+        ),
+        Stage(
+            "kernels",
+            "status=0\n"
+            "python3 tools/check_kernels.py --self-test || status=1\n"
+            f"python3 tools/check_kernels.py --jobs {jobs}{' --full' if long else ''} || status=1\n"
+            "nvrtc=$(python3 tools/check_kernels.py --print-nvrtc)\n"
+            'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'
+            "else status=1; echo '0 passed, 1 failed'; fi\n"
+            "exit $status\n",
+            count_line,
+            7200 if long else 2400,
         ),
         Stage("smoke", "tools/smoke.sh build", count_line),
         Stage("install", "tests/install/test_install.sh build", count_line),

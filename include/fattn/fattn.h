@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 1u
+#define FATTN_ABI_VERSION 2u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -41,13 +41,15 @@ enum {
   FATTN_ERROR_OUT_OF_MEMORY = 3,
   FATTN_ERROR_WORKSPACE = 4, /* the workspace handed to fattn_plan_execute is too small or misaligned */
   FATTN_ERROR_ABI = 5,       /* a struct of another ABI version, or a size that this library does not know */
-  FATTN_ERROR_INTERNAL = 6   /* a defect of the library or an exception of the host's executor */
+  FATTN_ERROR_INTERNAL = 6,  /* a defect of the library or an exception of the host's executor */
+  FATTN_ERROR_DEVICE = 7,    /* a GPU or its driver failed; the message says whether the process must restart */
+  FATTN_ERROR_COMPILE = 8    /* a GPU kernel could not be compiled, or the driver refused it */
 };
 
 enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4 }; /* dtype; F64 on backend reference only */
-enum { FATTN_DEVICE_CPU = 0 };                                        /* device_type */
+enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 };                 /* device_type */
 enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };                       /* pass */
-enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2 };
+enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2, FATTN_BACKEND_CUDA = 3 };
 /* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. */
 enum { FATTN_ALGORITHM_AUTO = 0, FATTN_ALGORITHM_STANDARD = 1, FATTN_ALGORITHM_V2 = 2 };
 /* Instruction set of the CPU kernels. */
@@ -66,7 +68,7 @@ typedef struct fattn_tensor {
   void* data;          /* aligned to the element size; may be null in a description and when a dimension is 0 */
   int32_t dtype;       /* FATTN_F32, ... */
   int32_t ndim;        /* 0: the tensor is absent */
-  int32_t device_type; /* FATTN_DEVICE_CPU */
+  int32_t device_type; /* FATTN_DEVICE_CPU, ... */
   int32_t device_index;
   int64_t shape[4];
   int64_t strides[4]; /* in elements, >= 0; inputs may have stride 0 (expanded views) */
@@ -94,6 +96,8 @@ typedef struct fattn_problem {
   int32_t cpu_isa;           /* FATTN_ISA_AUTO, or the instruction set to use (for tests and measurements) */
   double softmax_scale;
   int32_t num_threads;            /* 0: every CPU that affinity and the control group allow; results do not depend on it */
+  int32_t deterministic;          /* 0 or 1: a backward pass on a GPU gives the same bits every run, at a price; all else does always */
+  int32_t cuda_level;             /* 0: the best that the GPU has; 75 or 80: the kernels for that compute capability (for tests) */
   int32_t reserved;               /* 0 */
   const fattn_executor* executor; /* null: the library's own thread pool */
   fattn_tensor q, k, v;
@@ -114,8 +118,9 @@ typedef struct fattn_buffers {
   void* weights;
   const void* dout;
   void *dq, *dk, *dv;
-  void* workspace; /* aligned to 64 bytes; may be null if the plan asks for none */
+  void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
+  void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */
 } fattn_buffers;
 
 /* What a plan decided. Strings live as long as the plan. */
@@ -125,7 +130,7 @@ typedef struct fattn_plan_info {
   int32_t algorithm;
   int32_t cpu_isa;
   int32_t num_threads;
-  int32_t reserved;
+  int32_t cuda_level; /* compute capability that the kernels are written for: 75, 80; 0: not a GPU's */
   size_t workspace_bytes;
   double flops;         /* 2 * (headdim + headdim_v) per visible (query, key) pair forward; 2.5 times that backward */
   double flops_nominal; /* the same with every pair counted, halved if causal: what papers print */
@@ -167,6 +172,64 @@ typedef struct fattn_env_info {
   char value[512];
 } fattn_env_info;
 
+/* A CUDA device as its driver describes it. */
+typedef struct fattn_cuda_info {
+  uint32_t struct_size; /* sizeof(fattn_cuda_info) */
+  int32_t index;        /* what device_index of a tensor means; CUDA_VISIBLE_DEVICES decides which devices there are */
+  int32_t capability_major, capability_minor;
+  int32_t multiprocessors;
+  int32_t clock_khz, memory_clock_khz; /* the highest that the driver states; 0: unknown */
+  int32_t memory_bus_bits;
+  int32_t shared_per_block; /* bytes of shared memory, the most that a block can ask for */
+  int32_t shared_per_multiprocessor;
+  int32_t registers_per_multiprocessor;
+  int32_t driver_version; /* the newest CUDA that the driver knows: 13000 is 13.0 */
+  int64_t memory_bytes, l2_bytes;
+  char name[128];
+  char pci_bus_id[32];
+  char uuid[64]; /* "GPU-...", the name that CUDA_VISIBLE_DEVICES and nvidia-smi know */
+} fattn_cuda_info;
+
+/* The folder that keeps compiled GPU kernels. */
+typedef struct fattn_cache_info {
+  uint32_t struct_size; /* sizeof(fattn_cache_info) */
+  int32_t usable;
+  int64_t entries, bytes, limit_bytes; /* beyond the limit, what was used longest ago is removed */
+  char path[1024];
+  char reason[512]; /* why it cannot be used, if it cannot: kernels are compiled anew by every process then */
+  char pack[1024];  /* where the pack file of the installation is looked for; it need not be there */
+} fattn_cache_info;
+
+/* Where a compiled kernel came from: the disk cache, a pack file, or it was compiled now. */
+enum { FATTN_FROM_DISK = 0, FATTN_FROM_PACK = 1, FATTN_FROM_COMPILER = 2 };
+
+/* A compiled kernel. */
+typedef struct fattn_cache_entry {
+  uint32_t struct_size;        /* sizeof(fattn_cache_entry) */
+  int32_t origin;              /* FATTN_FROM_... */
+  int32_t arch, arch_specific; /* 90, 1: compiled for sm_90a */
+  int32_t nvrtc_major, nvrtc_minor;
+  int32_t registers, stack_bytes, spill_bytes; /* of a thread */
+  int32_t shared_bytes;                        /* static, of a block */
+  int64_t bytes;
+  int64_t last_used; /* seconds since 1970; 0: not from the disk cache */
+  double compile_seconds;
+  char name[128];
+  char key[72];
+  char damage[128]; /* why it cannot be used; nothing above but bytes and last_used is known then */
+} fattn_cache_entry;
+
+/* Called for each kernel; `entry` is gone when it returns. It must not throw. `index` counts from 0 to count - 1. */
+typedef void (*fattn_cache_visit)(void* context, const fattn_cache_entry* entry, int32_t index, int32_t count);
+
+/* A GPU architecture that kernels are compiled for. */
+typedef struct fattn_architecture_info {
+  uint32_t struct_size; /* sizeof(fattn_architecture_info) */
+  int32_t capability;   /* 10 * major + minor */
+  char name[32];
+  char executed_on[128]; /* the device that the tests were run on; empty: its kernels are compiled by the tests, but were never run */
+} fattn_architecture_info;
+
 typedef struct fattn_plan fattn_plan;
 
 FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
@@ -181,17 +244,83 @@ FATTN_API fattn_status fattn_supported(const fattn_problem* problem, char* reaso
 /* Validates once and decides everything; execute any number of times, from any thread, then destroy. */
 FATTN_API fattn_status fattn_plan_create(const fattn_problem* problem, fattn_plan** plan);
 FATTN_API fattn_status fattn_plan_query(const fattn_plan* plan, fattn_plan_info* info);
-/* Allocates nothing. Executions of one plan at the same time need a workspace each. */
+/* Allocates nothing. Executions of one plan at the same time need a workspace each. On a GPU it returns at once, and the
+ * work is done in the order of the stream; a call may be captured into a graph. (Kernels are compiled when the plan is made; only
+ * pointers that are not aligned to 16 bytes, although the strides would allow it, need another kernel at their first use.) */
 FATTN_API fattn_status fattn_plan_execute(const fattn_plan* plan, const fattn_buffers* buffers);
 FATTN_API void fattn_plan_destroy(fattn_plan* plan);
 
-/* One call: plan, allocate the workspace, execute with the pointers in the problem's tensors. */
+/* One call: plan, allocate the workspace, execute with the pointers in the problem's tensors. On a GPU: on the default stream,
+ * and back when it is done. */
 FATTN_API fattn_status fattn_execute(const fattn_problem* problem);
 
 FATTN_API fattn_status fattn_query_cpu(fattn_cpu_info* info);
 /* index counts from 0; FATTN_ERROR_INVALID_ARGUMENT past the end. */
 FATTN_API fattn_status fattn_query_library(int32_t index, fattn_library_info* info);
 FATTN_API fattn_status fattn_query_environment(int32_t index, fattn_env_info* info);
+
+/* index counts from 0; FATTN_ERROR_INVALID_ARGUMENT past the end. */
+FATTN_API fattn_status fattn_query_architecture(int32_t index, fattn_architecture_info* info);
+
+/* CUDA devices, for programs that have no CUDA toolkit: what there is, memory, streams, events, graphs. Attention needs none
+ * of it: a program with its own CUDA runtime passes its own pointers and streams. The device's primary context is used, the
+ * one of the CUDA runtime; the calling thread's current context is left as it was. `stream` is a CUstream (cudaStream_t); null is the
+ * default stream. Every function that takes a device fails with FATTN_ERROR_UNSUPPORTED and the reason where there is none,
+ * and with the same FATTN_ERROR_DEVICE again and again once a kernel has broken the device for this process. */
+
+/* FATTN_OK and the number of devices; where that is 0, `reason` (may be null) receives why and what to do. */
+FATTN_API fattn_status fattn_cuda_count(int32_t* count, char* reason, size_t reason_size);
+FATTN_API fattn_status fattn_cuda_query(int32_t device, fattn_cuda_info* info);
+/* What the device can do at most, measured now on the default stream (about 30 ms, and the compilation of a kernel at the first
+ * call): FLOP/s of the tensor cores with 16-bit inputs and fp32 sums, FLOP/s of fp32 FMA, bytes a second read from memory. */
+enum { FATTN_PEAK_MATRIX = 1, FATTN_PEAK_FMA = 2, FATTN_PEAK_READ = 3 };
+FATTN_API fattn_status fattn_cuda_peak(int32_t device, int32_t what, double* per_second);
+FATTN_API fattn_status fattn_cuda_memory(int32_t device, size_t* free_bytes, size_t* total_bytes);
+/* Waits until the device has done everything that this process gave it, and reports what failed in between. */
+FATTN_API fattn_status fattn_cuda_synchronize(int32_t device);
+
+FATTN_API fattn_status fattn_cuda_malloc(int32_t device, size_t bytes, void** pointer); /* 0 bytes: a null pointer */
+FATTN_API fattn_status fattn_cuda_free(int32_t device, void* pointer);                  /* may be null */
+/* Copies between host and device, in the order of the stream: fattn_cuda_copy returns when it is done, _async at once, and then
+ * host memory must live until the stream has come so far. */
+enum { FATTN_COPY_TO_DEVICE = 1, FATTN_COPY_TO_HOST = 2, FATTN_COPY_ON_DEVICE = 3 };
+FATTN_API fattn_status fattn_cuda_copy(int32_t device, int32_t direction, void* to, const void* from, size_t bytes, void* stream);
+FATTN_API fattn_status fattn_cuda_copy_async(int32_t device, int32_t direction, void* to, const void* from, size_t bytes, void* stream);
+/* Sets every byte, in the order of the stream; returns at once. */
+FATTN_API fattn_status fattn_cuda_memset(int32_t device, void* to, int32_t byte, size_t bytes, void* stream);
+
+FATTN_API fattn_status fattn_cuda_stream_create(int32_t device, void** stream); /* does not wait for the default stream */
+FATTN_API fattn_status fattn_cuda_stream_synchronize(int32_t device, void* stream);
+FATTN_API fattn_status fattn_cuda_stream_destroy(int32_t device, void* stream); /* may be null */
+FATTN_API fattn_status fattn_cuda_event_create(int32_t device, void** event);
+FATTN_API fattn_status fattn_cuda_event_record(int32_t device, void* event, void* stream);
+/* Waits for `end`, then gives the time between two recorded events of the same device. */
+FATTN_API fattn_status fattn_cuda_event_elapsed(int32_t device, void* start, void* end, double* seconds);
+FATTN_API fattn_status fattn_cuda_event_destroy(int32_t device, void* event); /* may be null */
+/* Between begin and end, what this thread gives the stream is recorded, not done, and calls that would allocate or wait fail.
+ * end makes an executable graph of it. The stream is not the default stream. */
+FATTN_API fattn_status fattn_cuda_graph_begin(int32_t device, void* stream);
+FATTN_API fattn_status fattn_cuda_graph_end(int32_t device, void* stream, void** graph);
+FATTN_API fattn_status fattn_cuda_graph_launch(int32_t device, void* graph, void* stream);
+FATTN_API fattn_status fattn_cuda_graph_destroy(int32_t device, void* graph); /* may be null */
+
+/* Compiled GPU kernels. A kernel is compiled when it is first needed and kept on disk. */
+FATTN_API fattn_status fattn_cache_query(fattn_cache_info* info);
+/* The entries of the disk cache, the last used first. Damaged ones too; they are replaced when they are needed. */
+FATTN_API fattn_status fattn_cache_list(fattn_cache_visit visit, void* context);
+/* Removes everything; `entries` and `bytes` (may be null) say how much it was. */
+FATTN_API fattn_status fattn_cache_clear(int64_t* entries, int64_t* bytes);
+/* Has the kernels of a problem ready in the disk cache, so that no call waits for them. `problem` null: the kernels of the list that is
+ * built in, common shapes and options. `arch` is a compute capability (80, 90, ...), for which no GPU need be there; 0: that of CUDA
+ * device 0. `visit` may be null. */
+FATTN_API fattn_status fattn_cache_warm(const fattn_problem* problem, int32_t arch, fattn_cache_visit visit, void* context);
+/* The kernels of several problems (none: the built-in list) for several architectures into one file, for machines without a compiler;
+ * the file is replaced. */
+FATTN_API fattn_status fattn_cache_pack(const char* path, const fattn_problem* problems, int32_t nproblems, const int32_t* archs, int32_t narchs,
+                                        fattn_cache_visit visit, void* context);
+/* Kernels are looked for in this pack file, too, as long as the process lives: after the disk cache, before the compiler. The path is
+ * absolute, the file belongs to root or the user of the process. */
+FATTN_API fattn_status fattn_cache_use_pack(const char* path);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "fattn/attention.hpp"
+#include "fattn/cache.hpp"
+#include "fattn/device.hpp"
 #include "fattn/error.hpp"
 #include "fattn/plan.hpp"
 #include "fattn/problem.hpp"

@@ -27,9 +27,10 @@ class Plan {
   }
   size_t workspace_bytes() const { return info().workspace_bytes; }
 
-  // `workspace`: at least workspace_bytes() bytes, aligned to 64; shapes and strides of the tensors are the plan's.
-  void execute(const ForwardTensors& t, void* workspace, size_t workspace_bytes) const {
-    fattn_buffers b = buffers(workspace, workspace_bytes);
+  // `workspace`: at least workspace_bytes() bytes on the tensors' device, aligned to 64 (CUDA: 256); shapes and strides of the
+  // tensors are the plan's. `stream`: CUDA only, null is the default stream; the call returns before the work is done.
+  void execute(const ForwardTensors& t, void* workspace, size_t workspace_bytes, void* stream = nullptr) const {
+    fattn_buffers b = buffers(workspace, workspace_bytes, stream);
     b.q = t.q.data();
     b.k = t.k.data();
     b.v = t.v.data();
@@ -38,8 +39,8 @@ class Plan {
     b.weights = t.weights.data();
     check(fattn_plan_execute(raw_.get(), &b));
   }
-  void execute(const BackwardTensors& t, void* workspace, size_t workspace_bytes) const {
-    fattn_buffers b = buffers(workspace, workspace_bytes);
+  void execute(const BackwardTensors& t, void* workspace, size_t workspace_bytes, void* stream = nullptr) const {
+    fattn_buffers b = buffers(workspace, workspace_bytes, stream);
     b.q = t.q.data();
     b.k = t.k.data();
     b.v = t.v.data();
@@ -53,11 +54,12 @@ class Plan {
   }
 
  private:
-  static fattn_buffers buffers(void* workspace, size_t workspace_bytes) {
+  static fattn_buffers buffers(void* workspace, size_t workspace_bytes, void* stream) {
     fattn_buffers b{};
     b.struct_size = sizeof b;
     b.workspace = workspace;
     b.workspace_bytes = workspace_bytes;
+    b.stream = stream;
     return b;
   }
   struct Destroy {

@@ -15,6 +15,8 @@ struct Options {
   Isa cpu_isa = Isa::kAuto;
   int num_threads = 0;                       // 0: all that affinity and the control group allow
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
+  bool deterministic = false;                // CUDA, backward: the same bits every run; everything else gives them always
+  int cuda_level = 0;                        // CUDA: 75 or 80, kernels for that compute capability; 0: the best for the device
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -42,6 +44,8 @@ inline fattn_problem describe(const Options& options) {
   p.softmax_scale = options.softmax_scale.value_or(0.0);
   p.num_threads = options.num_threads;
   p.executor = options.executor;
+  p.deterministic = options.deterministic ? 1 : 0;
+  p.cuda_level = options.cuda_level;
   return p;
 }
 }  // namespace detail

@@ -36,4 +36,14 @@ inline std::vector<fattn_env_info> environment() {
   }
 }
 
+inline std::vector<fattn_architecture_info> architectures() {
+  std::vector<fattn_architecture_info> all;
+  for (int32_t i = 0;; ++i) {
+    fattn_architecture_info info{};
+    info.struct_size = sizeof info;
+    if (fattn_query_architecture(i, &info) != FATTN_OK) return all;
+    all.push_back(info);
+  }
+}
+
 }  // namespace fattn

@@ -15,12 +15,14 @@ enum class Backend : int32_t {
   kAuto = FATTN_BACKEND_AUTO,
   kReference = FATTN_BACKEND_REFERENCE,
   kCpu = FATTN_BACKEND_CPU,
+  kCuda = FATTN_BACKEND_CUDA,
 };
 enum class Algorithm : int32_t {
   kAuto = FATTN_ALGORITHM_AUTO,
   kStandard = FATTN_ALGORITHM_STANDARD,
   kV2 = FATTN_ALGORITHM_V2,
 };
+enum class Device : int32_t { kCpu = FATTN_DEVICE_CPU, kCuda = FATTN_DEVICE_CUDA };
 enum class Isa : int32_t {
   kAuto = FATTN_ISA_AUTO,
   kScalar = FATTN_ISA_SCALAR,
@@ -54,6 +56,7 @@ constexpr const char* name_of(Backend backend) {
     case Backend::kAuto: return "auto";
     case Backend::kReference: return "reference";
     case Backend::kCpu: return "cpu";
+    case Backend::kCuda: return "cuda";
   }
   return "unknown";
 }
@@ -121,6 +124,16 @@ class Tensor {
     t.raw_.strides[b] = raw_.strides[a];
     return t;
   }
+  // The same view of memory at `data` on another device.
+  Tensor on(Device device, int index, const void* data) const {
+    Tensor t = *this;
+    t.raw_.device_type = static_cast<int32_t>(device);
+    t.raw_.device_index = index;
+    t.raw_.data = const_cast<void*>(data);
+    return t;
+  }
+  Device device() const { return static_cast<Device>(raw_.device_type); }
+  int device_index() const { return raw_.device_index; }
   explicit operator bool() const { return raw_.ndim > 0; }
   const fattn_tensor& raw() const { return raw_; }
 

@@ -1,15 +1,18 @@
 // The C ABI: struct sizes, status codes, this thread's last message. No exception leaves a function here.
 #include "fattn/fattn.h"
 
-#include <algorithm>
 #include <cstdlib>
-#include <cstring>
+#include <iterator>
 #include <memory>
-#include <new>
 #include <string>
+#include <vector>
 
+#include "api/guard.h"
 #include "attention.h"
+#include "device/cuda_device.h"
 #include "device/libraries.h"
+#include "jit/nvrtc.h"
+#include "plan/architectures.h"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -21,62 +24,72 @@ namespace {
 
 using fattn::Error;
 using fattn::ErrorCode;
+using fattn::core::checked;
+using fattn::core::copy;
+using fattn::core::guarded;
+using fattn::core::sized;
 using fattn::core::text;
 
 // A plain array: a destructor would keep the library loaded until every thread that saw an error has ended.
 thread_local char last_error[2048] = "";
 
+// The workspace of one call, on the plan's device.
+class Workspace {
+ public:
+  explicit Workspace(const fattn::core::Plan& plan) {
+    if (plan.backend == fattn::Backend::kCuda) {
+      device_ = &fattn::core::cuda_device(plan.problem.device_index);
+      memory_ = reinterpret_cast<void*>(device_->alloc(plan.workspace_bytes));
+      return;
+    }
+    const size_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
+    memory_ = bytes ? std::aligned_alloc(64, bytes) : nullptr;
+    if (bytes && !memory_)
+      throw Error(ErrorCode::kOutOfMemory, text("no memory for a workspace of ", bytes, " bytes; use a smaller problem or free memory"));
+  }
+  ~Workspace() {
+    if (!device_) {
+      std::free(memory_);
+      return;
+    }
+    try {
+      device_->free(reinterpret_cast<fattn::core::CUdeviceptr>(memory_));
+    } catch (...) {  // the device is broken, and its memory gone; the call that broke it has said so
+    }
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* get() const { return memory_; }
+  // Waits for what was launched on the default stream.
+  void synchronize() const {
+    if (!device_) return;
+    const fattn::core::CudaCurrent scope = device_->current();
+    device_->check(fattn::core::cuda_driver().streamSynchronize(nullptr), "waiting for the default stream");
+  }
+
+ private:
+  fattn::core::CudaDevice* device_ = nullptr;
+  void* memory_ = nullptr;
+};
+
+// What is opened at run time, by the layers that open it.
+std::vector<fattn::core::LibraryStatus> all_libraries() {
+  auto all = fattn::core::library_status();
+  const fattn::core::jit::Nvrtc& nvrtc = fattn::core::jit::nvrtc();
+  all.push_back({"NVRTC", "compiles kernels for NVIDIA GPUs at their first use", nvrtc.path, nvrtc.reason});
+  return all;
+}
+
+}  // namespace
+
+namespace fattn::core {
+
 fattn_status fail(fattn_status status, const char* message) noexcept {
-  const size_t n = std::min(std::strlen(message), sizeof last_error - 1);
-  std::memcpy(last_error, message, n);
-  last_error[n] = '\0';
+  copy(last_error, message);
   return status;
 }
 
-template <class Body>
-fattn_status guarded(const Body& body) noexcept {
-  try {
-    body();
-    return FATTN_OK;
-  } catch (const Error& e) {
-    return fail(static_cast<fattn_status>(e.code()), e.what());
-  } catch (const std::bad_alloc&) {
-    return fail(FATTN_ERROR_OUT_OF_MEMORY, "out of memory; use a smaller problem or free memory");
-  } catch (const std::exception& e) {
-    return fail(FATTN_ERROR_INTERNAL, e.what());
-  } catch (...) {
-    return fail(FATTN_ERROR_INTERNAL, "an exception of unknown type");
-  }
-}
-
-template <class T>
-T& checked(T* pointer, const char* name) {
-  if (!pointer) throw Error(ErrorCode::kInvalidArgument, text(name, " is a null pointer"));
-  return *pointer;
-}
-
-// A struct that begins with its size: the size must be one that this library knows.
-template <class T>
-T& sized(T* pointer, const char* name) {
-  checked(pointer, name);
-  if (pointer->struct_size != sizeof(T))
-    throw Error(ErrorCode::kAbi, text(name, ".struct_size is ", pointer->struct_size, "; this library knows ", sizeof(T), " (ABI version ",
-                                      FATTN_ABI_VERSION, "). Set it to sizeof and build against this library's fattn.h"));
-  return *pointer;
-}
-
-template <size_t N>
-void copy(char (&to)[N], const std::string& from) {
-  const size_t n = std::min(from.size(), N - 1);
-  std::memcpy(to, from.data(), n);
-  to[n] = '\0';
-}
-
-struct FreeDeleter {
-  void operator()(void* p) const { std::free(p); }
-};
-
-}  // namespace
+}  // namespace fattn::core
 
 extern "C" {
 
@@ -93,25 +106,24 @@ const char* fattn_status_name(fattn_status status) {
     case FATTN_ERROR_WORKSPACE: return "workspace";
     case FATTN_ERROR_ABI: return "abi";
     case FATTN_ERROR_INTERNAL: return "internal";
+    case FATTN_ERROR_DEVICE: return "device";
+    case FATTN_ERROR_COMPILE: return "compile";
     default: return "unknown";
   }
 }
 
 fattn_status fattn_supported(const fattn_problem* problem, char* reason, size_t reason_size) {
   const fattn_status status = guarded([&] { fattn::core::prepare(sized(problem, "problem")); });
-  if (reason && reason_size > 0) {
-    const char* message = status == FATTN_OK ? "" : last_error;
-    const size_t n = std::min(std::strlen(message), reason_size - 1);
-    std::memcpy(reason, message, n);
-    reason[n] = '\0';
-  }
+  if (reason && reason_size > 0) copy(reason, reason_size, status == FATTN_OK ? "" : last_error);
   return status;
 }
 
 fattn_status fattn_plan_create(const fattn_problem* problem, fattn_plan** plan) {
   return guarded([&] {
     checked(plan, "plan") = nullptr;
-    *plan = new fattn_plan{fattn::core::prepare(sized(problem, "problem"))};
+    auto made = std::make_unique<fattn_plan>(fattn_plan{fattn::core::prepare(sized(problem, "problem"))});
+    fattn::core::load(made->plan);
+    *plan = made.release();
   });
 }
 
@@ -123,7 +135,7 @@ fattn_status fattn_plan_query(const fattn_plan* plan, fattn_plan_info* info) {
     i.algorithm = static_cast<int32_t>(p.algorithm);
     i.cpu_isa = p.backend == fattn::Backend::kCpu ? static_cast<int32_t>(p.cpu.isa) : FATTN_ISA_AUTO;
     i.num_threads = p.backend == fattn::Backend::kCpu ? p.cpu.threads : 1;
-    i.reserved = 0;
+    i.cuda_level = p.cuda.level;
     i.workspace_bytes = p.workspace_bytes;
     i.flops = p.cost.flops;
     i.flops_nominal = p.cost.flops_nominal;
@@ -142,10 +154,7 @@ void fattn_plan_destroy(fattn_plan* plan) { delete plan; }
 fattn_status fattn_execute(const fattn_problem* problem) {
   return guarded([&] {
     const fattn::core::Plan plan = fattn::core::prepare(sized(problem, "problem"));
-    const size_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
-    std::unique_ptr<void, FreeDeleter> workspace(bytes ? std::aligned_alloc(64, bytes) : nullptr);
-    if (bytes && !workspace)
-      throw Error(ErrorCode::kOutOfMemory, text("no memory for a workspace of ", bytes, " bytes; use a smaller problem or free memory"));
+    const Workspace workspace(plan);
     const fattn_problem& p = *problem;
     fattn_buffers b{};
     b.struct_size = sizeof b;
@@ -160,8 +169,10 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     b.dk = p.dk.data;
     b.dv = p.dv.data;
     b.workspace = workspace.get();
-    b.workspace_bytes = bytes;
+    b.workspace_bytes = plan.workspace_bytes;
+    fattn::core::load(plan);
     fattn::core::execute(plan, b);
+    workspace.synchronize();
   });
 }
 
@@ -186,7 +197,7 @@ fattn_status fattn_query_cpu(fattn_cpu_info* info) {
 fattn_status fattn_query_library(int32_t index, fattn_library_info* info) {
   return guarded([&] {
     fattn_library_info& out = sized(info, "info");
-    const auto all = fattn::core::library_status();
+    const auto all = all_libraries();
     if (index < 0 || static_cast<size_t>(index) >= all.size())
       throw Error(ErrorCode::kInvalidArgument, text("library index ", index, "; allowed: 0 to ", all.size() - 1));
     const auto& library = all[static_cast<size_t>(index)];
@@ -195,6 +206,18 @@ fattn_status fattn_query_library(int32_t index, fattn_library_info* info) {
     copy(out.purpose, library.purpose);
     copy(out.path, library.path);
     copy(out.reason, library.reason);
+  });
+}
+
+fattn_status fattn_query_architecture(int32_t index, fattn_architecture_info* info) {
+  return guarded([&] {
+    fattn_architecture_info& out = sized(info, "info");
+    constexpr int32_t kCount = static_cast<int32_t>(std::size(fattn::core::kArchitectures));
+    if (index < 0 || index >= kCount) throw Error(ErrorCode::kInvalidArgument, text("architecture ", index, "; there are ", kCount));
+    const fattn::core::Architecture& a = fattn::core::kArchitectures[index];
+    out.capability = a.capability;
+    copy(out.name, a.name);
+    copy(out.executed_on, a.executed_on);
   });
 }
 

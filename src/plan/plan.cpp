@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "plan/architectures.h"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -107,14 +108,45 @@ void plan_cpu(const Problem& p, Plan& plan) {
   }
 }
 
+Backend choose_backend(const Problem& p) {
+  if (p.device == Device::kCuda) {
+    if (p.backend == Backend::kAuto || p.backend == Backend::kCuda) return Backend::kCuda;
+    unsupported(text("backend ", name_of(p.backend), " computes in host memory, and the tensors are on CUDA device ", p.device_index,
+                     "; ask for backend cuda or auto, or copy them to the host"));
+  }
+  if (p.backend == Backend::kCuda) unsupported("backend cuda computes in device memory, and the tensors are on the CPU; copy them to a CUDA device");
+  return p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
+}
+
+// Algorithm v2 only, on the tensor cores of capability 7.5 and later. Which dtypes and sizes its kernels take, they say.
+void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
+  const std::string device = text("CUDA device ", gpu.index, " (", gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ")");
+  if (p.algorithm == Algorithm::kStandard || p.want_weights)
+    unsupported(text("backend cuda has algorithm v2 only", p.want_weights ? ", which never has the weights in memory" : "",
+                     "; ask for v2 or auto, or copy the tensors to the host"));
+  const Architecture* known = architecture_for(gpu.capability());
+  if (!known)
+    unsupported(text(device, ": the kernels are for capability 7.5, 8.x, 9.0, 10.x and 12.x. Use another device, or copy the tensors to the host"));
+  const int arch = known->capability;
+  const int level = p.cuda_level != 0 ? p.cuda_level : arch >= 80 ? 80 : 75;
+  if (level > arch) unsupported(text("cuda_level is ", level, ", which ", device, " cannot run; leave it at 0"));
+  plan.algorithm = Algorithm::kV2;
+  plan.cuda.level = level;
+  plan.cuda.arch = arch;
+}
+
 }  // namespace
 
-Plan make_plan(const Problem& p, const CpuInfo& cpu) {
+Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu)(int index)) {
   Plan plan;
   plan.problem = p;
   plan.cost = cost_of(p);
 
-  plan.backend = p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
+  plan.backend = choose_backend(p);
+  if (plan.backend == Backend::kCuda) {
+    plan_cuda(p, gpu(p.device_index), plan);
+    return plan;
+  }
   if (plan.backend == Backend::kReference) {
     if (p.algorithm == Algorithm::kV2) unsupported("backend reference has algorithm standard only; ask for standard or auto, or for backend cpu");
     plan.kernel = "reference float64";

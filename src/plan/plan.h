@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "device/cpu_info.h"
+#include "device/cuda_device.h"
 #include "problem/problem.h"
 
 namespace fattn::core {
@@ -24,17 +26,27 @@ struct CpuPlan {
   int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
 };
 
+// What the CUDA backend is told: which device, and what its kernels are written and compiled for. It chooses tiles and grids
+// from its own tables, and keeps them here.
+struct CudaPlan {
+  int level = 0;  // compute capability that the kernels are written for: 75, 80
+  int arch = 0;   // compute capability that they are compiled for
+  std::shared_ptr<const struct CudaKernels> kernels;
+};
+
 struct Plan {
   Problem problem;
   Backend backend = Backend::kReference;
   Algorithm algorithm = Algorithm::kStandard;
-  CpuPlan cpu;  // for Backend::kCpu
+  CpuPlan cpu;    // for Backend::kCpu
+  CudaPlan cuda;  // for Backend::kCuda
   size_t workspace_bytes = 0;
   Cost cost;
   std::string kernel, why;
 };
 
-// Throws Error(kUnsupported) with the reason if nothing here can run the problem. Leaves workspace_bytes to the backend.
-Plan make_plan(const Problem& problem, const CpuInfo& cpu);
+// Throws Error(kUnsupported) with the reason if nothing here can run the problem. Leaves workspace_bytes to the backend. `gpu` is
+// asked for a device's description if the problem is on one; it throws where there is none.
+Plan make_plan(const Problem& problem, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu)(int index));
 
 }  // namespace fattn::core

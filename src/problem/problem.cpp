@@ -38,8 +38,11 @@ void check_tensor(const char* name, const fattn_tensor& t, int ndim, bool output
     invalid(text(name, " has ", t.ndim, " dimensions; allowed: ", ndim, ndim == 4 ? " (batch, seqlen, heads, headdim)" : " (batch, heads, seqlen_q)",
                  ". Add a dimension of 1 where one is missing"));
   if (!known_dtype(t.dtype)) invalid(text(name, " has the unknown dtype ", t.dtype, "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
-  if (t.device_type != FATTN_DEVICE_CPU || t.device_index != 0)
-    invalid(text(name, " is on device type ", t.device_type, ", index ", t.device_index, "; allowed: CPU (0), index 0"));
+  const bool on_cpu = t.device_type == FATTN_DEVICE_CPU && t.device_index == 0;
+  const bool on_cuda = t.device_type == FATTN_DEVICE_CUDA && t.device_index >= 0;
+  if (!on_cpu && !on_cuda)
+    invalid(text(name, " is on device type ", t.device_type, ", index ", t.device_index,
+                 "; allowed: CPU (0) with index 0, CUDA (1) with the index of a device"));
   for (int i = 0; i < ndim; ++i) {
     if (t.shape[i] < 0) invalid(text(name, " has the shape ", shape_text(t), "; every dimension must be at least 0"));
     if (t.strides[i] < 0)
@@ -72,6 +75,13 @@ void check_same_dtype(const char* name, const fattn_tensor& t, int32_t dtype) {
                  "; all tensors of a call share one dtype. Cast one of them"));
 }
 
+std::string device_text(const fattn_tensor& t) { return t.device_type == FATTN_DEVICE_CPU ? "the CPU" : text("CUDA device ", t.device_index); }
+
+void check_same_device(const char* name, const fattn_tensor& t, const fattn_tensor& q) {
+  if (t.device_type != q.device_type || t.device_index != q.device_index)
+    invalid(text(name, " is on ", device_text(t), " but q is on ", device_text(q), "; all tensors of a call are on one device. Copy one of them"));
+}
+
 Strides row_strides(const fattn_tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
 
 template <class Range>
@@ -84,10 +94,13 @@ void check_enum(const char* name, int32_t value, Range allowed, const char* name
 void check_options(const fattn_problem& g) {
   using A = std::initializer_list<int32_t>;
   check_enum("pass", g.pass, A{FATTN_FORWARD, FATTN_BACKWARD}, "forward (0), backward (1)");
-  check_enum("backend", g.backend, A{FATTN_BACKEND_AUTO, FATTN_BACKEND_REFERENCE, FATTN_BACKEND_CPU}, "auto (0), reference (1), cpu (2)");
+  check_enum("backend", g.backend, A{FATTN_BACKEND_AUTO, FATTN_BACKEND_REFERENCE, FATTN_BACKEND_CPU, FATTN_BACKEND_CUDA},
+             "auto (0), reference (1), cpu (2), cuda (3)");
   check_enum("algorithm", g.algorithm, A{FATTN_ALGORITHM_AUTO, FATTN_ALGORITHM_STANDARD, FATTN_ALGORITHM_V2}, "auto (0), standard (1), v2 (2)");
   check_enum("causal", g.causal, A{0, 1}, "0, 1");
   check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
+  check_enum("deterministic", g.deterministic, A{0, 1}, "0, 1");
+  check_enum("cuda_level", g.cuda_level, A{0, 75, 80}, "0 (the best for the device), 75, 80");
   if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON) invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
   if (g.reserved != 0) throw Error(ErrorCode::kAbi, text("reserved is ", g.reserved, "; it must be 0. Zero the whole struct before filling it"));
   if (g.has_softmax_scale && !std::isfinite(g.softmax_scale))
@@ -121,6 +134,8 @@ Problem validate(const fattn_problem& g) {
   check_rows("v", g.v, false);
   check_same_dtype("k", g.k, g.q.dtype);
   check_same_dtype("v", g.v, g.q.dtype);
+  check_same_device("k", g.k, g.q);
+  check_same_device("v", g.v, g.q);
 
   Problem p;
   p.backward = backward;
@@ -145,11 +160,13 @@ Problem validate(const fattn_problem& g) {
 
   check_rows("o", g.o, !backward);
   check_same_dtype("o", g.o, g.q.dtype);
+  check_same_device("o", g.o, g.q);
   check_shape("o", g.o, {p.batch, p.seqlen_q, p.nheads, p.headdim_v}, "from q's batch, seqlen and heads and v's headdim");
   p.o = row_strides(g.o);
 
   if (g.lse.ndim != 0 || backward) {
     check_tensor("lse", g.lse, 3, !backward);
+    check_same_device("lse", g.lse, g.q);
     const int32_t wanted = g.q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     if (g.lse.dtype != wanted)
       invalid(text("lse is ", name_of(static_cast<DType>(g.lse.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ",
@@ -162,6 +179,7 @@ Problem validate(const fattn_problem& g) {
     if (backward) invalid("weights are an output of the forward pass only; leave them absent in a backward problem");
     check_tensor("weights", g.weights, 4, true);
     check_same_dtype("weights", g.weights, g.q.dtype);
+    check_same_device("weights", g.weights, g.q);
     check_shape("weights", g.weights, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, "(batch, nheads, seqlen_q, seqlen_k)");
     if (g.weights.shape[3] > 1 && g.weights.strides[3] != 1)
       invalid(text("weights has the stride ", g.weights.strides[3], " in its last dimension (seqlen_k); it must be 1"));
@@ -181,6 +199,7 @@ Problem validate(const fattn_problem& g) {
                               Gradient{"dk", g.dk, g.k, "the shape of k", p.dk, true}, Gradient{"dv", g.dv, g.v, "the shape of v", p.dv, true}}) {
       check_rows(d.name, d.tensor, d.output);
       check_same_dtype(d.name, d.tensor, g.q.dtype);
+      check_same_device(d.name, d.tensor, g.q);
       check_shape(d.name, d.tensor, {d.like.shape[0], d.like.shape[1], d.like.shape[2], d.like.shape[3]}, d.because);
       d.strides = row_strides(d.tensor);
     }
@@ -193,6 +212,10 @@ Problem validate(const fattn_problem& g) {
   p.cpu_isa = static_cast<Isa>(g.cpu_isa);
   p.num_threads = g.num_threads;
   if (g.executor) p.executor = *g.executor;
+  p.device = static_cast<Device>(g.q.device_type);
+  p.device_index = g.q.device_index;
+  p.deterministic = g.deterministic != 0;
+  p.cuda_level = g.cuda_level;
   return p;
 }
 

@@ -26,6 +26,10 @@ struct Problem {
   Isa cpu_isa = Isa::kAuto;
   int num_threads = 0;
   std::optional<fattn_executor> executor;
+  Device device = Device::kCpu;  // of every tensor
+  int device_index = 0;
+  bool deterministic = false;
+  int cuda_level = 0;
 
   bool want_lse = false, want_weights = false;
   Strides q, k, v, o, lse, dout, dq, dk, dv;

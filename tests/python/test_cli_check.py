@@ -36,7 +36,7 @@ def test_verdicts(fattn, one):
     done = fattn("check", "--filter", one, "--dtype", "fp32", "--backend", "reference")
     assert re.search(rf"^passed  {re.escape(one)}$", done.stdout, re.M)
     assert re.search(r"^ +o +error \S+ +allowed \S+ ok$", done.stdout, re.M)
-    assert re.search(r"\d+ cases on backend reference.*: \d+ passed, 0 failed, 0 skipped", done.stdout)
+    assert re.search(r"\d+ cases on device cpu, backend reference.*: \d+ passed, 0 failed, 0 skipped", done.stdout)
 
 
 def test_record(fattn, one):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-COMMANDS = ["info", "run", "check", "bench", "compare"]
+COMMANDS = ["info", "run", "check", "bench", "compare", "cache"]
 
 
 def test_help_lists_every_command(fattn):
@@ -41,7 +41,7 @@ def test_no_command(fattn):
         (["info", "surplus"], "fattn info has no argument 'surplus'"),
         (["info", "--jsn=x"], "has no flag '--jsn'; did you mean '--json'?"),
         (["run", "--input", "x"], "--output is required"),
-        (["check", "--backend", "gpu"], "gpu not in {auto,reference,cpu}"),
+        (["check", "--backend", "gpu"], "gpu not in {auto,reference,cpu,cuda}"),
         (["check", "--threads", "many"], "many"),
         (["check", "--threads", "-1"], "-1 not in range"),
         (["check", "--dtype", "fp8"], "fp8 not in"),
@@ -61,14 +61,51 @@ def test_unknown_flag_of_a_wild_user_is_printed_harmlessly(fattn):
 
 def test_info(fattn):
     text = fattn("info").stdout
-    for word in ("CPU", "ISAs", "Caches", "Memory", "Threads", "GPU", "no GPU backend", "Libraries", "Environment variables", "FATTN_CPU_ISA"):
+    for word in ("CPU", "ISAs", "Caches", "Memory", "Threads", "GPU", "Libraries", "Environment variables", "FATTN_CPU_ISA"):
         assert word in text
     info = fattn.json("info")
     assert "scalar" in info["cpu"]["isas_available"]
     assert 1 <= info["cpu"]["usable_threads"] <= info["cpu"]["logical_cpus"]
-    assert info["gpu"]["available"] is False and "no GPU backend" in info["gpu"]["reason"]
+    assert info["gpu"]["available"] == bool(info["gpu"]["devices"]) != bool(info["gpu"]["reason"])
+    assert {"OpenBLAS", "CUDA driver", "NVRTC"} <= {library["name"] for library in info["libraries"]}
     for library in info["libraries"]:
         assert bool(library["path"]) == library["loaded"] and bool(library["reason"]) != library["loaded"]
+
+
+def test_info_without_a_cuda_driver(fattn):
+    env = {"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}
+    text = fattn("info", env=env).stdout
+    assert "GPU       none: no usable CUDA driver" in text and "FATTN_CUDA_DRIVER" in text
+    info = fattn.json("info", env=env)
+    assert info["gpu"]["available"] is False and info["gpu"]["devices"] == [] and "no usable CUDA driver" in info["gpu"]["reason"]
+    assert "/nonexistent/libcuda.so.1" in next(lib for lib in info["libraries"] if lib["name"] == "CUDA driver")["reason"]
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [("devices=0", "no usable CUDA device"), ("version=11040", "supports CUDA 11.4; fattn needs 12.0"), ("cuInit=999", "nvidia-smi")],
+)
+def test_info_says_why_there_is_no_gpu(fattn, cuda_stub, settings, reason):
+    info = fattn.json("info", env={**cuda_stub, "STUB_CUDA": settings})
+    assert info["gpu"]["available"] is False and reason in info["gpu"]["reason"]
+
+
+def test_info_of_gpus(fattn, cuda_stub):
+    env = {**cuda_stub, "STUB_CUDA": "version=12080"}
+    text = fattn("info", env=env).stdout
+    for part in ("cuda:0: Stub GPU 0, capability 9.0, 132 SMs, 1024 MiB memory, 1024 MiB free", "cuda:1: ", "1980 MHz", "0000:60:00.0", "CUDA up to 12.8"):
+        assert part in text
+    gpu = fattn.json("info", env=env)["gpu"]
+    assert gpu["available"] is True and gpu["reason"] is None and len(gpu["devices"]) == 2
+    second = gpu["devices"][1]
+    assert second["device"] == "cuda:1" and second["memory_free_bytes"] == second["memory_bytes"] == 2**30 and second["driver_cuda_version"] == "12.8"
+
+
+def test_info_of_a_gpu_that_cannot_be_used(fattn, cuda_stub):
+    env = {**cuda_stub, "STUB_CUDA": "cuDevicePrimaryCtxRetain=46"}
+    assert "cannot be used: cuda:0 (Stub GPU 0)" in fattn("info", env=env).stdout
+    device = fattn.json("info", env=env)["gpu"]["devices"][0]
+    assert device["memory_free_bytes"] is None and "another process has the device" in device["reason"]
 
 
 def test_info_says_why_it_has_these_threads(fattn):

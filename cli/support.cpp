@@ -1,0 +1,121 @@
+// Every cell is the answer of fattn_supported for a problem of that kind, so the table cannot differ from what is computed.
+#include "cli/support.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/sanitize.h"
+#include "cli/table.h"
+#include "cli/usage_error.h"
+#include "fattn/fattn.hpp"
+
+namespace fattn::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Way {
+  std::string name;
+  Device device = Device::kCpu;
+  int index = 0;
+  Options options;
+};
+
+std::vector<Way> ways() {
+  std::vector<Way> all;
+  const auto add = [&](const std::string& name, Backend backend, Algorithm algorithm) -> Way& {
+    Way& way = all.emplace_back();
+    way.name = name;
+    way.options.backend = backend;
+    way.options.algorithm = algorithm;
+    return way;
+  };
+  add("reference", Backend::kReference, Algorithm::kAuto);
+  add("cpu standard", Backend::kCpu, Algorithm::kStandard);
+  add("cpu v2", Backend::kCpu, Algorithm::kV2);
+  for (int i = 0, n = cuda::count(); i < n; ++i) {
+    Way& way = add(fmt::format("cuda:{} v2", i), Backend::kCuda, Algorithm::kV2);
+    way.device = Device::kCuda;
+    way.index = i;
+  }
+  return all;
+}
+
+Support ask(const Way& way, DType dtype, bool backward, int64_t headdim) {
+  const auto make = [&](DType type, std::initializer_list<int64_t> shape) {
+    const Tensor tensor(nullptr, type, shape);
+    return way.device == Device::kCpu ? tensor : tensor.on(way.device, way.index, nullptr);
+  };
+  const Tensor x = make(dtype, {1, 64, 2, headdim}), lse = make(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64});
+  Options options = way.options;
+  options.causal = true;
+  return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x}, options)
+                            : describe(ForwardTensors{x, x, x, x, lse, {}}, options));
+}
+
+// The largest headdim that is computed; 0, and why, if none is.
+int64_t largest_headdim(const Way& way, DType dtype, bool backward, std::string& reason) {
+  for (const int64_t headdim : {576, 512, 256, 192, 128, 64}) {
+    const Support answer = ask(way, dtype, backward, headdim);
+    if (answer) return headdim;
+    reason = answer.reason;
+  }
+  return 0;
+}
+
+Json as_json() {
+  Json json = {{"fattn_support", 1}, {"backends", Json::array()}, {"gpu_architectures", Json::array()}};
+  for (const Way& way : ways())
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
+      for (const bool backward : {false, true}) {
+        std::string reason;
+        const int64_t headdim = largest_headdim(way, dtype, backward, reason);
+        json["backends"].push_back({{"name", way.name},
+                                    {"dtype", name_of(dtype)},
+                                    {"pass", backward ? "bwd" : "fwd"},
+                                    {"headdim_max", headdim},
+                                    {"reason", headdim > 0 ? Json(nullptr) : Json(printable(reason, 600))}});
+      }
+  for (const fattn_architecture_info& a : architectures())
+    json["gpu_architectures"].push_back(
+        {{"capability", a.capability}, {"name", a.name}, {"executed_on", *a.executed_on ? Json(a.executed_on) : Json(nullptr)}});
+  return json;
+}
+
+void print(const Json& json) {
+  Table table({"<backend", "<dtype", "<pass", "headdim to"});
+  for (const Json& row : json["backends"]) {
+    const auto headdim = row["headdim_max"].get<int64_t>();
+    table.add({row["name"].get<std::string>(), row["dtype"].get<std::string>(), row["pass"].get<std::string>(),
+               headdim > 0 ? std::to_string(headdim) : "no"});
+    if (headdim == 0) table.note(row["reason"].get<std::string>());
+  }
+  table.print(stdout);
+  std::string reason;
+  if (cuda::count(&reason) == 0) fmt::print("\ncuda: {}\n", printable(reason, 600));
+  fmt::print("\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides, and log-sum-exp.\n\nGPU architectures\n");
+  for (const Json& a : json["gpu_architectures"])
+    fmt::print("  {:<4} {:<10} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
+               a["executed_on"].is_null() ? "compiled by the tests, never run" : "run on " + a["executed_on"].get<std::string>());
+}
+
+}  // namespace
+
+void add_support(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("support", "What each backend computes on this machine, and why not where it does not");
+  auto json = std::make_shared<std::string>();
+  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->callback([json, &exit_code] {
+    const Json support = as_json();
+    if (*json != "-") print(support);
+    if (!json->empty()) write_json(support, *json);
+    exit_code = kExitFine;
+  });
+}
+
+}  // namespace fattn::cli

@@ -1,0 +1,17 @@
+// What a CUDA device can do at most, measured: what a rate is a share of.
+#pragma once
+
+#include "device/cuda_device.h"
+
+namespace fattn::core {
+
+enum class CudaPeak {
+  kMatrix = FATTN_PEAK_MATRIX,  // FLOP/s of the tensor cores, 16-bit inputs, fp32 sums, by the fastest instructions that the kernels know
+  kFma = FATTN_PEAK_FMA,        // FLOP/s in fp32
+  kRead = FATTN_PEAK_READ       // bytes a second read from memory
+};
+
+// About 30 ms on the default stream, plus the compilation at the first call. Waits for the device.
+double measure_cuda_peak(CudaDevice& device, CudaPeak peak);
+
+}  // namespace fattn::core

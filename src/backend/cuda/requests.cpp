@@ -1,0 +1,55 @@
+#include "backend/cuda/requests.h"
+
+#include <string>
+
+#include "backend/cuda/v2_backward.h"
+#include "fattn/error.hpp"
+#include "shared/text.h"
+
+namespace fattn::core {
+namespace {
+
+// Shared memory of a multiprocessor in KiB, by compute capability (CUDA C++ Programming Guide, technical specifications). A CTA can
+// have all but 1 KiB of it, on 7.5 all of it.
+struct SharedMemory {
+  int arch;
+  int64_t kib;
+};
+constexpr SharedMemory kSharedMemory[] = {{75, 64}, {80, 164}, {86, 100}, {89, 100}, {90, 228}, {100, 228}, {120, 100}};
+constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not the kernel
+
+[[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
+
+}  // namespace
+
+cuda::V2Target cuda::target_of(int arch, int level) {
+  std::string known;
+  for (const SharedMemory& memory : kSharedMemory) {
+    const int64_t bytes = memory.kib * 1024;
+    if (memory.arch == arch) return {arch, level > 0 ? level : arch < 80 ? 75 : 80, arch < 80 ? bytes : bytes - 1024, bytes, kL2Bytes};
+    known += text(known.empty() ? "" : ", ", memory.arch);
+  }
+  unsupported(text("there are no kernels for architecture ", arch, "; allowed: ", known));
+}
+
+std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
+  const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
+  if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
+  std::vector<jit::Request> requests;
+  // As calls with aligned pointers need them.
+  if (problem.backward) {
+    if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
+    const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
+    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::V2BackwardBuffers{});
+    if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
+    if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
+    if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
+  } else {
+    if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);
+    const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
+    if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
+  }
+  return requests;
+}
+
+}  // namespace fattn::core

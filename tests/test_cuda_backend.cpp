@@ -1,0 +1,208 @@
+// From the public API to the launch, with stubs of driver and NVRTC: which kernels are launched with what, errors on the way,
+// what is allocated. What the kernels compute is for a real GPU (test_cuda_gpu, `fattn check --device cuda`).
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "fattn/attention.hpp"
+#include "fattn/device.hpp"
+#include "fattn/plan.hpp"
+#include "jit_test.h"
+#include "shared/attention_params.h"
+#include "stub/cuda_stub.h"
+
+namespace fattn {
+namespace {
+
+using test::CudaStub;
+using test::expect_contains;
+
+const bool stubs_are_set = [] {
+  setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
+  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
+  return true;
+}();
+
+const CudaStub& stub() {
+  static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
+  return loaded;
+}
+
+// What the last launch of a kernel was given, and in which order kernels were launched.
+AttentionParams last;
+std::vector<std::string> launched;
+template <char kWhich>
+void note(const void* argument) {
+  std::memcpy(&last, argument, sizeof last);
+  launched.emplace_back(1, kWhich);
+}
+
+// A problem in the memory of the stub's device.
+struct OnDevice {
+  static constexpr int64_t kBatch = 2, kSeqlen = 100, kHeads = 4, kHeadsK = 2, kHeaddim = 64;
+  cuda::Buffer memory[9];
+  ForwardTensors forward;
+  BackwardTensors backward;
+
+  explicit OnDevice(DType dtype = DType::kBF16) {
+    int next = 0;
+    const auto make = [&](DType type, std::initializer_list<int64_t> shape) {
+      const Tensor t(nullptr, type, shape);
+      cuda::Buffer& buffer = memory[next++] = cuda::Buffer(0, static_cast<size_t>(t.size()) * size_of(type) + 64);
+      return t.on(Device::kCuda, 0, buffer.get());
+    };
+    const auto q = [&] { return make(dtype, {kBatch, kSeqlen, kHeads, kHeaddim}); };
+    const auto k = [&] { return make(dtype, {kBatch, kSeqlen, kHeadsK, kHeaddim}); };
+    forward = {q(), k(), k(), q(), make(DType::kF32, {kBatch, kHeads, kSeqlen}), {}};
+    const Tensor dout = q(), dq = q(), dk = k(), dv = k();
+    backward = {forward.q, forward.k, forward.v, forward.o, forward.lse, dout, dq, dk, dv};
+  }
+};
+
+class CudaBackend : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    stub().kernel("fattn_v2_fwd", note<'f'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
+    stub().kernel("fattn_v2_bwd", note<'b'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_finish", note<'e'>, sizeof last);
+    launched.clear();
+  }
+  const test::CacheFolder folder_;
+};
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "no error";
+  } catch (const Error& e) {
+    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
+  }
+}
+
+TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {
+  const OnDevice d;
+  Options options;
+  options.causal = true;
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"f"});
+  EXPECT_EQ(last.q, d.forward.q.data());
+  EXPECT_EQ(last.o, d.forward.o.data());
+  EXPECT_EQ(last.lse, d.forward.lse.data());
+  EXPECT_EQ(last.batch, OnDevice::kBatch);
+  EXPECT_EQ(last.seqlen_k, OnDevice::kSeqlen);
+  EXPECT_EQ(last.nheads, OnDevice::kHeads);
+  EXPECT_EQ(last.nheads_k, OnDevice::kHeadsK);
+  EXPECT_EQ(last.q_strides.row, OnDevice::kHeads * OnDevice::kHeaddim);
+  EXPECT_FLOAT_EQ(last.softmax_scale, 0.125f);
+  const fattn_plan_info info = Plan(d.forward, options).info();
+  EXPECT_EQ(info.backend, FATTN_BACKEND_CUDA);
+  EXPECT_EQ(info.cuda_level, 80);
+  EXPECT_EQ(info.workspace_bytes, 0u) << "forward adds nothing but its outputs";
+}
+
+TEST_F(CudaBackend, BackwardLaunchesThreeKernelsInOrder) {
+  const OnDevice d;
+  for (const bool deterministic : {false, true}) {
+    launched.clear();
+    Options options;
+    options.deterministic = deterministic;
+    backward(d.backward, options);
+    EXPECT_EQ(launched, (std::vector<std::string>{"p", "b", "e"}));
+    EXPECT_EQ(last.dq, d.backward.dq.data());
+    EXPECT_NE(last.dq_accum, nullptr);
+    EXPECT_NE(last.row_sum, nullptr);
+  }
+  // Workspace: dq in fp32 (rows rounded up to 16) and a float a row, nothing else.
+  const size_t rows = OnDevice::kBatch * OnDevice::kHeads, dq = rows * 112 * OnDevice::kHeaddim * 4;
+  EXPECT_LE(Plan(d.backward, {}).workspace_bytes(), dq + rows * 128 * 4 + 1024);
+}
+
+TEST_F(CudaBackend, ExecuteAllocatesNothingAndWaitsForNothing) {
+  const OnDevice d;
+  const Plan plan(d.backward, {});
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  plan.execute(d.backward, workspace.get(), workspace.bytes());
+  const char* const never[] = {"cuMemAlloc_v2",    "cuMemFree_v2",       "cuStreamSynchronize",
+                               "cuCtxSynchronize", "cuModuleLoadDataEx", "cuEventSynchronize"};
+  std::vector<int64_t> before;
+  for (const char* name : never) before.push_back(stub().calls(name));
+  for (int i = 0; i < 3; ++i) plan.execute(d.backward, workspace.get(), workspace.bytes());
+  for (size_t i = 0; i < std::size(never); ++i) EXPECT_EQ(stub().calls(never[i]), before[i]) << never[i];
+}
+
+TEST_F(CudaBackend, UnalignedPointersGetAKernelOfTheirOwn) {
+  const OnDevice d;
+  forward(d.forward);
+  const int64_t loaded = stub().alive("modules");
+  ForwardTensors t = d.forward;
+  t.q = t.q.on(Device::kCuda, 0, static_cast<char*>(t.q.data()) + 2);
+  forward(t);
+  EXPECT_EQ(stub().alive("modules"), loaded + 1);
+  EXPECT_EQ(last.q, t.q.data());
+  forward(t);
+  forward(d.forward);
+  EXPECT_EQ(stub().alive("modules"), loaded + 1);
+}
+
+TEST_F(CudaBackend, UnsupportedSaysWhy) {
+  const auto reason = [](DType dtype, int64_t headdim, Options options = {}) {
+    const Tensor x = Tensor(nullptr, dtype, {1, 64, 2, headdim}).on(Device::kCuda, 0, nullptr);
+    return supported(describe(ForwardTensors{x, x, x, x, {}, {}}, options)).reason;
+  };
+  EXPECT_EQ(reason(DType::kBF16, 256), "");
+  expect_contains(reason(DType::kF32, 64), "fp16 and bf16");
+  expect_contains(reason(DType::kBF16, 264), "up to 256");
+  Options options;
+  options.cuda_level = 75;
+  EXPECT_EQ(reason(DType::kF16, 64, options), "");
+  expect_contains(reason(DType::kBF16, 64, options), "bf16 needs compute capability 8.0");
+}
+
+// Asking compiles nothing.
+TEST_F(CudaBackend, SupportedLoadsNothing) {
+  const int64_t loaded = stub().alive("modules");
+  const Tensor x = Tensor(nullptr, DType::kF16, {1, 64, 2, 72}).on(Device::kCuda, 0, nullptr);
+  EXPECT_TRUE(supported(describe(ForwardTensors{x, x, x, x, {}, {}}, {})));
+  EXPECT_EQ(stub().alive("modules"), loaded);
+}
+
+TEST_F(CudaBackend, ErrorsLeaveItUsable) {
+  const OnDevice d;
+  forward(d.forward);
+  std::vector<uint16_t> host(1 << 16);
+  ForwardTensors t = d.forward;
+  t.v = t.v.on(Device::kCuda, 0, host.data());
+  expect_contains(error_of([&] { forward(t); }), "invalid_argument: v");
+  stub().fault("cuLaunchKernel", 701, 1);  // too many resources requested
+  expect_contains(error_of([&] { forward(d.forward); }), "fattn_v2_fwd");
+  stub().fault("cuMemAlloc_v2", 2, 1);
+  expect_contains(error_of([&] { backward(d.backward); }), "out_of_memory");
+  const Plan plan(d.backward, {});
+  cuda::Buffer workspace(0, plan.workspace_bytes() + 256);
+  char* const at = static_cast<char*>(workspace.get());
+  expect_contains(error_of([&] { plan.execute(d.backward, at + 64, plan.workspace_bytes()); }), "aligned to 256");
+  expect_contains(error_of([&] { plan.execute(d.backward, at, plan.workspace_bytes() - 1); }), "workspace");
+  launched.clear();
+  forward(d.forward);
+  plan.execute(d.backward, at, plan.workspace_bytes());
+  EXPECT_EQ(launched.size(), 4u);
+}
+
+TEST_F(CudaBackend, EmptyProblemsLaunchWhatIsLeftToWrite) {
+  const auto q = [](int64_t seqlen, void* data) { return Tensor(nullptr, DType::kBF16, {1, seqlen, 2, 64}).on(Device::kCuda, 0, data); };
+  cuda::Buffer memory(0, 1 << 20);
+  char* const at = static_cast<char*>(memory.get());
+  forward({q(0, nullptr), q(5, at), q(5, at + 4096), q(0, nullptr), {}, {}});
+  EXPECT_TRUE(launched.empty());
+  forward({q(5, at), q(0, nullptr), q(0, nullptr), q(5, at + 4096), {}, {}});  // o is zeros
+  EXPECT_EQ(launched.size(), 1u);
+}
+
+}  // namespace
+}  // namespace fattn

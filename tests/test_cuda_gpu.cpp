@@ -1,0 +1,243 @@
+// The CUDA backend on a real GPU: what the table of cases does not show. Without a GPU every test is skipped.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "fattn/attention.hpp"
+#include "fattn/device.hpp"
+#include "fattn/plan.hpp"
+#include "testing/cases.h"
+#include "testing/device_mirror.h"
+#include "testing/run.h"
+
+namespace fattn {
+namespace {
+
+using testing::Case;
+using testing::CaseInputs;
+using testing::make_inputs;
+using testing::Outputs;
+using testing::run_passes;
+
+class CudaGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda::count(&reason) == 0) GTEST_SKIP() << reason;
+  }
+};
+
+Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim, bool causal) {
+  Case c;
+  c.name = "gpu";
+  c.dtype = dtype;
+  c.batch = batch;
+  c.seqlen_q = seqlen_q;
+  c.seqlen_k = seqlen_k;
+  c.nheads = nheads;
+  c.nheads_k = nheads_k;
+  c.headdim = c.headdim_v = headdim;
+  c.causal = causal;
+  c.seed = 7;
+  return c;
+}
+
+Options on_cuda(const Case& c) {
+  Options options;
+  options.causal = c.causal;
+  options.backend = Backend::kCuda;
+  return options;
+}
+
+// Contiguous tensors of a forward problem in device memory, `skew` elements into their allocations.
+struct DeviceForward {
+  std::vector<cuda::Buffer> memory;
+  ForwardTensors t;
+
+  explicit DeviceForward(const Case& c, int64_t skew = 0) {
+    const auto make = [&](DType dtype, std::initializer_list<int64_t> dims) {
+      const Tensor view(nullptr, dtype, dims);
+      const size_t bytes = static_cast<size_t>(view.size() + skew) * size_of(dtype);
+      memory.emplace_back(0, bytes);
+      memory.back().fill(0x3c);  // small finite numbers in fp16 and bf16
+      return view.on(Device::kCuda, 0, static_cast<char*>(memory.back().get()) + static_cast<size_t>(skew) * size_of(dtype));
+    };
+    t.q = make(c.dtype, {c.batch, c.seqlen_q, c.nheads, c.headdim});
+    t.k = make(c.dtype, {c.batch, c.seqlen_k, c.nheads_k, c.headdim});
+    t.v = make(c.dtype, {c.batch, c.seqlen_k, c.nheads_k, c.headdim_v});
+    t.o = make(c.dtype, {c.batch, c.seqlen_q, c.nheads, c.headdim_v});
+    t.lse = make(DType::kF32, {c.batch, c.nheads, c.seqlen_q});
+  }
+};
+
+std::vector<uint16_t> halves(const Tensor& tensor, int64_t first, int64_t count) {
+  std::vector<uint16_t> host(static_cast<size_t>(count));
+  check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, host.data(), static_cast<const uint16_t*>(tensor.data()) + first, 2 * host.size(), nullptr));
+  return host;
+}
+
+TEST_F(CudaGpu, ForwardHasTheSameBitsEveryRun) {
+  const Case c = shape(DType::kBF16, 2, 700, 900, 4, 2, 128, true);
+  CaseInputs in = make_inputs(c);
+  Case forward_only = c;
+  forward_only.backward = false;
+  const Outputs first = run_passes(forward_only, in, on_cuda(c));
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(testing::same_bits(first, run_passes(forward_only, in, on_cuda(c))));
+}
+
+TEST_F(CudaGpu, DeterministicBackwardHasTheSameBitsEveryRun) {
+  for (const int64_t headdim : {64, 128, 256}) {
+    const Case c = shape(DType::kBF16, 2, 700, 900, 4, 2, headdim, headdim == 128);
+    CaseInputs in = make_inputs(c);
+    Options options = on_cuda(c);
+    options.deterministic = true;
+    const Outputs first = run_passes(c, in, options);
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(testing::same_bits(first, run_passes(c, in, options))) << headdim;
+  }
+}
+
+// Pointers that no 16-byte copy can take give the same numbers through the slower path.
+TEST_F(CudaGpu, MisalignedPointersGiveTheSameNumbers) {
+  const Case c = shape(DType::kF16, 1, 130, 150, 2, 1, 64, true);
+  DeviceForward aligned(c), skewed(c, 3);
+  std::vector<uint16_t> values(static_cast<size_t>(aligned.t.q.size()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3000 + (i * 2654435761u >> 20) % 0x0a00);
+  const auto fill = [&](const Tensor& to) {
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, to.data(), values.data(), 2 * std::min(values.size(), static_cast<size_t>(to.size())), nullptr));
+  };
+  for (DeviceForward* d : {&aligned, &skewed})
+    for (const Tensor* t : {&d->t.q, &d->t.k, &d->t.v}) fill(*t);
+  forward(aligned.t, on_cuda(c));
+  forward(skewed.t, on_cuda(c));
+  const std::vector<uint16_t> a = halves(aligned.t.o, 0, aligned.t.o.size()), b = halves(skewed.t.o, 0, skewed.t.o.size());
+  EXPECT_EQ(a, b);
+}
+
+TEST_F(CudaGpu, ACallCanBeCapturedInAGraph) {
+  const Case c = shape(DType::kBF16, 2, 512, 512, 4, 4, 64, true);
+  DeviceForward d(c);
+  const Plan plan(d.t, on_cuda(c));
+  const cuda::Stream stream(0);
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  plan.execute(d.t, workspace.get(), workspace.bytes(), stream.get());
+  stream.synchronize();
+  const std::vector<uint16_t> direct = halves(d.t.o, 0, d.t.o.size());
+  const cuda::Graph graph(stream, [&] { plan.execute(d.t, workspace.get(), workspace.bytes(), stream.get()); });
+  check(fattn_cuda_memset(0, d.t.o.data(), 0xff, 2 * static_cast<size_t>(d.t.o.size()), stream.get()));
+  for (int i = 0; i < 3; ++i) graph.launch(stream.get());
+  stream.synchronize();
+  EXPECT_EQ(halves(d.t.o, 0, d.t.o.size()), direct);
+}
+
+TEST_F(CudaGpu, ABackwardCallCanBeCapturedInAGraph) {
+  const Case c = shape(DType::kBF16, 1, 512, 512, 4, 4, 128, false);
+  DeviceForward d(c), gradients(c), more(c);
+  forward(d.t, on_cuda(c));
+  const BackwardTensors b{d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, more.t.o, gradients.t.q, gradients.t.k, gradients.t.v};
+  const Plan plan(b, on_cuda(c));
+  const cuda::Stream stream(0);
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  cuda::synchronize(0);
+  const cuda::Graph graph(stream, [&] { plan.execute(b, workspace.get(), workspace.bytes(), stream.get()); });
+  graph.launch(stream.get());
+  stream.synchronize();
+  const std::vector<uint16_t> captured = halves(gradients.t.k, 0, gradients.t.k.size());
+  check(fattn_cuda_memset(0, gradients.t.k.data(), 0xff, 2 * static_cast<size_t>(gradients.t.k.size()), stream.get()));
+  plan.execute(b, workspace.get(), workspace.bytes(), stream.get());
+  stream.synchronize();
+  EXPECT_EQ(halves(gradients.t.k, 0, gradients.t.k.size()), captured);
+}
+
+TEST_F(CudaGpu, SeveralThreadsAtOnce) {
+  const Case c = shape(DType::kBF16, 1, 300, 300, 2, 2, 64, true);
+  DeviceForward alone(c);
+  forward(alone.t, on_cuda(c));
+  const std::vector<uint16_t> expected = halves(alone.t.o, 0, alone.t.o.size());
+  std::vector<std::thread> threads;
+  std::vector<int> same(4, 0);
+  for (size_t i = 0; i < same.size(); ++i)
+    threads.emplace_back([&, i] {
+      DeviceForward own(c);
+      const Plan plan(own.t, on_cuda(c));
+      const cuda::Stream stream(0);
+      cuda::Buffer workspace(0, plan.workspace_bytes());
+      cuda::synchronize(0);
+      for (int run = 0; run < 50; ++run) plan.execute(own.t, workspace.get(), workspace.bytes(), stream.get());
+      stream.synchronize();
+      same[i] = halves(own.t.o, 0, own.t.o.size()) == expected;
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const int s : same) EXPECT_EQ(s, 1);
+}
+
+// Tensors of more than 2^31 elements: the last head, which lies beyond, gets what a small problem of the same numbers gets.
+TEST_F(CudaGpu, TensorsBeyondTwoToThe31Elements) {
+  const Case large = shape(DType::kBF16, 1, 70000, 512, 250, 1, 128, false), small = shape(DType::kBF16, 1, 256, 512, 1, 1, 128, false);
+  ASSERT_GT(large.seqlen_q * large.nheads * large.headdim, int64_t{1} << 31);
+  const int64_t bytes = 4 * large.seqlen_q * large.nheads * large.headdim;
+  if (static_cast<int64_t>(cuda::memory(0).free_bytes) < bytes + (int64_t{1} << 30)) GTEST_SKIP() << "too little memory on the device";
+  DeviceForward l(large), s(small);
+  std::vector<uint16_t> numbers(static_cast<size_t>(s.t.k.size()));
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint16_t>(0x3e00 + (i * 2654435761u >> 20) % 0x0180 + (i % 2 ? 0x8000 : 0));
+  const auto upload = [&](void* to, size_t count) { check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, to, numbers.data(), 2 * count, nullptr)); };
+  for (DeviceForward* d : {&l, &s}) {
+    upload(d->t.k.data(), numbers.size());
+    upload(d->t.v.data(), numbers.size());
+  }
+  // The same 256 rows: the small problem's q, and the last rows of the last head.
+  for (int64_t row = 0; row < small.seqlen_q; ++row) {
+    const int64_t at = ((large.seqlen_q - small.seqlen_q + row) * large.nheads + large.nheads - 1) * large.headdim;
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(l.t.q.data()) + at, numbers.data() + row * 128, 256, nullptr));
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(s.t.q.data()) + row * 128, numbers.data() + row * 128, 256, nullptr));
+  }
+  forward(l.t, on_cuda(large));
+  forward(s.t, on_cuda(small));
+  for (const int64_t row : {int64_t{0}, int64_t{100}, small.seqlen_q - 1}) {
+    const int64_t at = ((large.seqlen_q - small.seqlen_q + row) * large.nheads + large.nheads - 1) * large.headdim;
+    EXPECT_EQ(halves(l.t.o, at, 128), halves(s.t.o, row * 128, 128)) << row;
+  }
+}
+
+TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {
+  const Case c = shape(DType::kBF16, 1, 64, 64, 1, 1, 64, false);
+  DeviceForward d(c);
+  std::vector<uint16_t> host(64 * 64);
+  ForwardTensors t = d.t;
+  t.k = t.k.on(Device::kCuda, 0, host.data());
+  try {
+    forward(t, on_cuda(c));
+    FAIL() << "host memory was taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument) << e.what();
+    EXPECT_NE(std::string(e.what()).find("k"), std::string::npos);
+  }
+  forward(d.t, on_cuda(c));  // the device is usable still
+}
+
+// The host's part of a call; a bound with room, as other programs may run.
+TEST_F(CudaGpu, ExecuteReturnsQuickly) {
+  const Case c = shape(DType::kBF16, 1, 64, 64, 1, 1, 64, false);
+  DeviceForward d(c);
+  const Plan plan(d.t, on_cuda(c));
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  const cuda::Stream stream(0);
+  plan.execute(d.t, workspace.get(), workspace.bytes(), stream.get());
+  double best = 1;
+  for (int round = 0; round < 20; ++round) {
+    stream.synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i) plan.execute(d.t, workspace.get(), workspace.bytes(), stream.get());
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 100);
+  }
+  stream.synchronize();
+  RecordProperty("execute_us", std::to_string(best * 1e6));
+  std::printf("execute: %.2f us of host time\n", best * 1e6);
+  EXPECT_LT(best, 20e-6);
+}
+
+}  // namespace
+}  // namespace fattn

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, and compute-sanitizer on a subset.
+Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from stages import Count, Stage, count_ctest, run_stages
+
+ROOT = Path(__file__).resolve().parent.parent
+# Small problems of every kind of tile: the sanitizers are a hundred times slower.
+SANITIZED = ["q65-k97", "q33-k33", "q127-k127", "padded"]
+
+
+def count_check(reports, log, status):
+    """The line of `fattn check`: N cases on ...: N passed, N failed, N skipped. Nothing passed is a failure."""
+    count = Count()
+    for passed, failed, skipped in re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped$", log, re.MULTILINE):
+        count.passed += int(passed)
+        count.failed += int(failed)
+        count.skipped += int(skipped)
+    count.names = re.findall(r"^FAILED +(\S+)", log, re.MULTILINE)
+    if status != 0 and count.failed == 0:
+        count.failed = 1
+    return count
+
+
+def stages(fattn, tests, sanitizer):
+    check = f"'{fattn}' check --device cuda"
+    found = [
+        Stage("cases", check, count_check, 1200),
+        Stage("deterministic", f"{check} --deterministic", count_check, 1200),
+        Stage("level75", f"{check} --cuda-level 75 --dtype fp16", count_check, 1200),
+        Stage(
+            "gpu",
+            f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/test_cuda_gpu.xml\" '{tests}/test_cuda_gpu' || status=$?\n"
+            'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'
+            'echo "<testsuite><testcase name=\\"test_cuda_gpu\\" status=\\"$word\\"/></testsuite>" > "$REPORTS/ctest.xml"\n'
+            "exit ${status:-0}\n",
+            count_ctest,
+            900,
+        ),
+    ]
+    for tool in ("memcheck", "racecheck", "initcheck") if sanitizer else ():
+        lines = [
+            f"compute-sanitizer --tool {tool} --error-exitcode 9 --target-processes all {check} --dtype {dtype} --filter {name}"
+            for dtype, name in zip(("bf16", "fp16", "bf16", "fp16"), SANITIZED)
+        ]
+        found.append(Stage(tool, "\n".join(lines), count_check, 1800))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fattn", default=str(ROOT / "build/cli/fattn"), help="the program to test")
+    parser.add_argument("--tests", default=str(ROOT / "build/tests"), help="folder with test_cuda_gpu")
+    parser.add_argument("--only", action="append", help="run this stage; may be repeated")
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    sanitizer = shutil.which("compute-sanitizer") is not None
+    chosen = stages(arguments.fattn, arguments.tests, sanitizer)
+    if arguments.only:
+        chosen = [stage for stage in chosen if stage.name in arguments.only]
+    if not sanitizer:
+        print("compute-sanitizer is not on the PATH: memcheck, racecheck and initcheck are left out")
+    reports = ROOT / "build/reports-gpu"
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        reports = Path(tempfile.mkdtemp())
+    return run_stages(chosen, ROOT, reports, arguments.verbose)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
