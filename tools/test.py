@@ -18,6 +18,7 @@ HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
+THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend|jit|jit_load)$"
 TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
 TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
@@ -176,6 +177,7 @@ def self_test():
         (Stage("gtest_filtered", write.format(ctest_ok, "ctest.xml") + write.format("<testsuites/>", "gtest/t.xml"), count_ctest), Count(0, 1)),
     ]
     passed = failed = 0
+    assert stages(1, False) and stages(1, True)  # can be made at all
     with tempfile.TemporaryDirectory() as folder:
         for stage, expected in cases:
             with open(os.devnull, "w") as silent:
