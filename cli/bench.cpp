@@ -41,8 +41,12 @@ void explain(std::FILE* out, const ProblemSpec& spec, bool grad, Options options
     fmt::print(out, "plan {}: {}\n          {}\n          workspace {}\n", pass, printable(info.kernel), printable(info.why),
                bytes_text(static_cast<double>(info.workspace_bytes)));
   };
-  print("fwd", Plan(ForwardTensors{q, k, v, o, lse, {}}, options));
-  if (grad) print("bwd", Plan(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+  try {
+    print("fwd", Plan(ForwardTensors{q, k, v, o, lse, {}}, options));
+    if (grad) print("bwd", Plan(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+  } catch (const Error& error) {
+    fmt::print(out, "no plan: {}\n", printable(error.what(), 600));
+  }
 }
 
 void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {

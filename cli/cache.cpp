@@ -140,7 +140,9 @@ int clear(const CacheFlags& flags) {
 // The passes of the problem that the flags describe, or one empty one: the built-in list.
 std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
   if (!flags.problem.problem_given()) return {std::nullopt};
-  const measure::ProblemSpec spec = flags.problem.spec();
+  ProblemFlags problem = flags.problem;
+  problem.target.device = "cuda";  // whose kernels these are
+  const measure::ProblemSpec spec = problem.spec();
   const auto view = [](const Tensor& tensor) { return tensor.on(Device::kCuda, 0, nullptr); };
   Options options = flags.problem.options();
   options.backend = Backend::kCuda;

@@ -149,8 +149,11 @@ int check_cases(const CheckFlags& flags) {
   if (flags.list) return list(cases, flags.json);
   Options options;
   flags.target.apply_to(options);
-  const testing::Target target{options.backend,       options.algorithm, options.cpu_isa, options.num_threads, flags.target.device_index(),
-                               options.deterministic, options.cuda_level};
+  testing::Target target{options.backend, options.algorithm, options.cpu_isa, options.num_threads};
+  target.device = flags.target.on_cuda() ? Device::kCuda : Device::kCpu;
+  target.device_index = flags.target.device_index();
+  target.deterministic = options.deterministic;
+  target.cuda_level = options.cuda_level;
 
   std::FILE* text = text_stream(flags.json);
   int64_t passed = 0, failed = 0, skipped = 0;
@@ -172,8 +175,9 @@ int check_cases(const CheckFlags& flags) {
     }
   }
   const bool nothing_ran = passed + failed == 0;
-  const std::string where =
-      fmt::format("device {}, backend {}, algorithm {}, isa {}", flags.target.device, flags.target.backend, flags.target.algorithm, flags.target.isa);
+  const std::string where = fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}", flags.target.device, flags.target.backend,
+                                        flags.target.algorithm, flags.target.isa, target.deterministic ? ", deterministic" : "",
+                                        target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
   fmt::print(text, "\n{} cases on {}: {} passed, {} failed, {} skipped\n", cases.size(), where, passed, failed, skipped);
   if (!flags.json.empty())
     write_json({{"fattn_check", 1},
@@ -185,6 +189,8 @@ int check_cases(const CheckFlags& flags) {
                 {"backend", flags.target.backend},
                 {"algorithm", flags.target.algorithm},
                 {"isa", flags.target.isa},
+                {"deterministic", target.deterministic},
+                {"cuda_level", target.cuda_level},
                 {"threads", flags.target.threads},
                 {"passed", passed},
                 {"failed", failed},

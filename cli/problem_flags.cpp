@@ -35,7 +35,7 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
   causal_option_ = command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right");
-  dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors")
+  dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
                       ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
                       ->capture_default_str();
   no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
@@ -85,6 +85,7 @@ measure::ProblemSpec ProblemFlags::spec() const {
   if (causal_option_->count() > 0) s.causal = causal_;
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
     if (dtype_ == name_of(dtype)) s.dtype = dtype;
+  if (dtype_option_->count() == 0 && target.on_cuda()) s.dtype = DType::kBF16;  // what its kernels compute
   s.seed = seed_;
   return s;
 }

@@ -181,8 +181,11 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     set_rates(row, peaks);
     compare_memory(row);
   }
+  for (const std::string& problem : {result.before.problem, result.after.problem})
+    if (!problem.empty())
+      for (Row& row : result.rows) row.warnings.push_back("the machine's peak is not known in full: " + problem);
   const double drift = result.after.fma.rate / std::max(result.before.fma.rate, 1.0);
-  if (!(drift > 0.9 && drift < 1.1))
+  if (result.before.fma.rate > 0 && result.after.fma.rate > 0 && !(drift > 0.9 && drift < 1.1))
     for (Row& row : result.rows)
       row.warnings.push_back(
           fmt::format("the machine's peak changed from {:.0f} to {:.0f} GFLOP/s during the measurement: something else was running or the clock "

@@ -210,7 +210,7 @@ int run(const RunFlags& flags, Json& record) {
   const size_t workspace_bytes = std::max(forward.workspace_bytes(), backward ? backward->workspace_bytes() : 0);
   record["plan_fwd"] = plan_json(forward.info());
   if (backward) record["plan_bwd"] = plan_json(backward->info());
-  require_memory(t, workspace_bytes);
+  require_memory(t, device < 0 ? workspace_bytes : 0);
 
   WholeFile output(flags.output);  // before the work: a folder that cannot be written is told at once
   for (Held* held : t.inputs()) held->data = file.read(*file.find(held->name));
@@ -285,6 +285,7 @@ Json begin_record(const RunFlags& flags) {
           {"reason", nullptr},
           {"input", printable(flags.input)},
           {"output", printable(flags.output)},
+          {"device", flags.target.device},
           {"layout", flags.layout},
           {"causal", flags.causal},
           {"softmax_scale", flags.softmax_scale ? Json(*flags.softmax_scale) : Json(nullptr)},

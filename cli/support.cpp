@@ -1,4 +1,4 @@
-// Every cell is the answer of fattn_supported for a problem of that kind, so the table cannot differ from what is computed.
+// Every cell is the answer of fattn_supported for a problem of that kind, so the table cannot differ from what the planner says.
 #include "cli/support.h"
 
 #include <fmt/format.h>
@@ -98,6 +98,9 @@ void print(const Json& json) {
   table.print(stdout);
   std::string reason;
   if (cuda::count(&reason) == 0) fmt::print("\ncuda: {}\n", printable(reason, 600));
+  for (const fattn_library_info& library : libraries())
+    if (std::string(library.name) == "NVRTC" && !library.loaded && cuda::count() > 0)
+      fmt::print("\ncuda: without NVRTC only kernels of the cache or of a pack file run: {}\n", printable(library.reason, 600));
   fmt::print("\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides, and log-sum-exp.\n\nGPU architectures\n");
   for (const Json& a : json["gpu_architectures"])
     fmt::print("  {:<4} {:<10} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),

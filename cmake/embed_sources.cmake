@@ -11,7 +11,7 @@ foreach(path IN LISTS shared)
   endif()
 endforeach()
 
-# A raw string literal; in pieces, because compilers need not take longer ones than 64 KiB.
+# A raw string literal, in pieces that every compiler takes.
 function(literal path result)
   file(READ ${ROOT}/${path} content)
   if(path STREQUAL kernels/planned.txt)

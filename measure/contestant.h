@@ -61,7 +61,9 @@ struct Placement {
   std::string name() const { return device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(index); }
 };
 
-// What is written before a sample to flush the L2 cache: enough to take longer than queueing the call behind it. 0: nothing.
+// What is written before a sample, kFlushRepeats times: more than the L2 cache holds, and long enough (about a millisecond) that a
+// call is queued before it begins, so that its host time is no part of the measurement. 0 bytes: nothing.
+inline constexpr int kFlushRepeats = 16;
 int64_t flush_bytes(const Placement& place);
 
 // The library itself; `provider` names the row ("fattn", "standard").

@@ -34,6 +34,7 @@ class CudaContestant final : public Contestant {
 
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
     release();
+    for (cuda::Buffer* input : {&q_, &k_, &v_, &dout_}) *input = cuda::Buffer();
     forward_.reset();
     backward_.reset();
     spec_ = spec;
@@ -64,18 +65,6 @@ class CudaContestant final : public Contestant {
     MemoryUse use;
     use.method = "allocated";
     use.extra_bytes = spec_.output_bytes(pass != Pass::kForward) + static_cast<int64_t>(workspace_bytes(pass));
-    // What the driver says is gone; it gives out memory in large pieces, so this shows leaks, not exact sizes.
-    guarded([&] {
-      release();
-      cuda::synchronize(place_.index);
-      const size_t before = cuda::memory(place_.index).free_bytes;
-      allocate(pass);
-      run(pass);
-      cuda::synchronize(place_.index);
-      const size_t after = cuda::memory(place_.index).free_bytes;
-      use.rss_measured = false;
-      use.rss_extra_bytes = before > after ? static_cast<int64_t>(before - after) : 0;
-    });
     return use;
   }
 
@@ -105,7 +94,7 @@ class CudaContestant final : public Contestant {
       cuda::Event begin(place_.index), end(place_.index);
       for (int i = 0; i < warmup; ++i) run(pass);
       while (static_cast<int>(seconds.size()) < samples) {
-        if (place_.flush_l2) flush();
+        flush();
         begin.record();
         run(pass);
         end.record();
@@ -175,11 +164,12 @@ class CudaContestant final : public Contestant {
     if (pass != Pass::kForward) backward_->execute(backward_tensors(), workspace_.get(), workspace_.bytes());
   }
 
-  // Writes more than the L2 cache holds, so that a call finds none of its inputs there.
+  // Fills the L2 cache with other data than the call's, long enough that the call is queued before it begins.
   void flush() {
     const auto bytes = static_cast<size_t>(flush_bytes(place_));
+    if (bytes == 0) return;
     if (flush_.bytes() < bytes) flush_ = cuda::Buffer(place_.index, bytes);
-    flush_.fill(0);
+    for (int i = 0; i < kFlushRepeats; ++i) flush_.fill(0);
   }
 
   template <typename Body>

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "fattn/device.hpp"
 #include "fattn/system.hpp"
 
 namespace fattn::measure {
@@ -61,7 +62,16 @@ ordered_json environment() {
   uname(&system);
   double load[1] = {0};
   const bool has_load = getloadavg(load, 1) == 1;
-  return {
+  ordered_json gpus = ordered_json::array();
+  for (const fattn_cuda_info& gpu : cuda::devices())
+    gpus.push_back({{"device", "cuda:" + std::to_string(gpu.index)},
+                    {"name", gpu.name},
+                    {"capability", std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor)},
+                    {"multiprocessors", gpu.multiprocessors},
+                    {"memory_bytes", gpu.memory_bytes},
+                    {"clock_khz_max", gpu.clock_khz},
+                    {"cuda_driver_version", gpu.driver_version}});
+  ordered_json environment = {
       {"date", now_utc()},
       {"library_version", fattn_version()},
       {"commit", text_or_null(commit())},
@@ -83,6 +93,8 @@ ordered_json environment() {
       {"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine},
       {"load_average", has_load ? ordered_json(load[0]) : ordered_json(nullptr)},
   };
+  if (!gpus.empty()) environment["gpus"] = std::move(gpus);
+  return environment;
 }
 
 }  // namespace fattn::measure

@@ -110,12 +110,21 @@ Peaks measure_cuda_peaks(int device) {
   const fattn_cuda_info info = cuda::info(device);
   Peaks peaks;
   peaks.device = "cuda:" + std::to_string(device);
-  peaks.fma = {"fp32 FMA", cuda::peak(device, FATTN_PEAK_FMA)};
+  // A peak that cannot be measured (no compiler for its kernel, no memory) is not known; the problem itself may run.
+  const auto rate = [&](int32_t what) {
+    try {
+      return cuda::peak(device, what);
+    } catch (const Error& error) {
+      peaks.problem = error.what();
+      return 0.0;
+    }
+  };
+  peaks.fma = {"fp32 FMA", rate(FATTN_PEAK_FMA)};
   const int capability = 10 * info.capability_major + info.capability_minor;
-  peaks.bf16 = {capability == 90 ? "wgmma, 16 bit" : "mma.sync, 16 bit", cuda::peak(device, FATTN_PEAK_MATRIX)};
+  peaks.bf16 = {capability == 90 ? "wgmma, 16 bit" : "mma.sync, 16 bit", rate(FATTN_PEAK_MATRIX)};
   peaks.best_fma_rate = peaks.fma.rate;
   peaks.best_bf16_rate = peaks.bf16.rate;
-  peaks.read_bytes_per_s = cuda::peak(device, FATTN_PEAK_READ);
+  peaks.read_bytes_per_s = rate(FATTN_PEAK_READ);
   return peaks;
 }
 

@@ -22,9 +22,10 @@ struct Peaks {
   // The same of the best instruction set here, which other programs use whatever was chosen for the library.
   double best_fma_rate = 0, best_bf16_rate = 0;
   double read_bytes_per_s = 0;
+  std::string problem;  // why one of a CUDA device's is not known; empty: all are
 
   // What a result in this dtype is a share of: bf16 products where the instruction set has them and the dtype is bf16; the
-  // fp32 FMA peak for everything else (fp16 is computed in fp32 on these backends).
+  // fp32 FMA peak for everything else (the CPU computes fp16 in fp32); on a CUDA device the matrix peak for both 16-bit dtypes.
   const Peak& of(DType dtype) const;
   // No result of anybody in this dtype can be above it. For 16-bit types the highest peak that the machine has.
   double ceiling(DType dtype) const;

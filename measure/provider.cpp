@@ -75,6 +75,7 @@ class ProviderContestant final : public Contestant {
                     {"device", device_kind()},
                     {"device_index", options_.place.index},
                     {"flush_bytes", flush_bytes(options_.place)},
+                    {"flush_repeats", kFlushRepeats},
                     {"variant", variant_},
                     {"min_sample_s", kMinSampleSeconds},
                     {"memory_limit_bytes", memory_limit}};

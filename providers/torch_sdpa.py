@@ -280,7 +280,8 @@ class Provider:
         for _ in range(request["samples"]):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self.synchronize()
-            flush.zero_()  # of other data than the call's, and long enough that the call is queued before it begins
+            for _ in range(self.problem.get("flush_repeats", 1)):  # so long that the call is queued before it begins
+                flush.zero_()
             begin.record()
             call()
             end.record()
@@ -291,6 +292,8 @@ class Provider:
     def release(self, _request):
         self.results = None
         gc.collect()
+        if self.problem and self.device.type == "cuda":
+            self.torch.cuda.empty_cache()  # others on this device need it
         return {}
 
     def drop(self):

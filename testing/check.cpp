@@ -252,7 +252,7 @@ CaseResult PreparedCase::run(const Target& target) const {
     }
   };
 
-  const bool on_device = target.backend == Backend::kCuda;
+  const bool on_device = target.device == Device::kCuda;
   // Executes in host memory, or on copies of all blocks on the device.
   const auto execute_on = [&](const auto& tensors_of, const std::vector<TensorBlock>& outputs) {
     if (!on_device) return execute(tensors_of([](const Tensor& t) { return t; }), options);

@@ -45,7 +45,8 @@ struct Target {
   Algorithm algorithm = Algorithm::kAuto;
   Isa isa = Isa::kAuto;
   int num_threads = 0;
-  int device_index = 0;  // backend cuda
+  Device device = Device::kCpu;  // where the tensors are
+  int device_index = 0;
   bool deterministic = false;
   int cuda_level = 0;
 };

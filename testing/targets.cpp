@@ -22,7 +22,7 @@ std::string name_of(const Target& target) {
 std::string why_unavailable(const Target& target, DType dtype) {
   ForwardTensors t;
   t.q = t.k = t.v = t.o = Tensor(nullptr, dtype, {1, 16, 1, 64});
-  if (target.backend == Backend::kCuda) t.q = t.k = t.v = t.o = t.q.on(Device::kCuda, target.device_index, nullptr);
+  if (target.device == Device::kCuda) t.q = t.k = t.v = t.o = t.q.on(Device::kCuda, target.device_index, nullptr);
   Options options;
   options.backend = target.backend;
   options.algorithm = target.algorithm;

@@ -65,6 +65,8 @@ def main():
     chosen = stages(arguments.fattn, arguments.tests, sanitizer)
     if arguments.only:
         chosen = [stage for stage in chosen if stage.name in arguments.only]
+    if not chosen:
+        parser.error(f"no stage is left of {', '.join(arguments.only)} (memcheck, racecheck and initcheck need compute-sanitizer)")
     if not sanitizer:
         print("compute-sanitizer is not on the PATH: memcheck, racecheck and initcheck are left out")
     reports = ROOT / "build/reports-gpu"

@@ -227,7 +227,7 @@ typedef struct fattn_architecture_info {
   uint32_t struct_size; /* sizeof(fattn_architecture_info) */
   int32_t capability;   /* 10 * major + minor */
   char name[32];
-  char executed_on[128]; /* the device that the tests were run on; empty: its kernels are compiled by the tests, but were never run */
+  char executed_on[128]; /* a device on which its kernels were run and checked; empty: they are compiled by the tests, but were never run */
 } fattn_architecture_info;
 
 typedef struct fattn_plan fattn_plan;

@@ -12,6 +12,7 @@
 #include "jit/disk_cache.h"
 #include "jit/pack.h"
 #include "jit/planned.h"
+#include "plan/architectures.h"
 
 namespace {
 
@@ -44,10 +45,14 @@ fattn_cache_entry described(const jit::Entry& entry, jit::Origin origin) {
 std::vector<jit::Request> requests(const fattn_problem* problem, int32_t arch) {
   if (arch < 0)
     throw Error(ErrorCode::kInvalidArgument, text("architecture ", arch, "; allowed: 75, 80, 90, ..., or 0 for the one of CUDA device 0"));
-  const int target = arch > 0 ? arch : cuda_device(0).info().capability();
+  const int capability = arch > 0 ? arch : cuda_device(0).info().capability();
+  const Architecture* known = architecture_for(capability);
+  if (!known)
+    throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", capability,
+                                              "; allowed: 75, 80, 86, 89, 90, 100, 120 and later versions of the same generation"));
+  const int target = known->capability;
   std::vector<jit::Request> all = problem ? requests_for(validate(sized(problem, "problem")), target) : jit::planned_requests(target);
-  if (all.empty())
-    throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", target, "; allowed: 75, 80, 86, 89, 90, 100, 120"));
+  if (all.empty() && !problem) throw Error(ErrorCode::kInternal, text("the list of kernels has none for architecture ", target));
   return all;
 }
 
@@ -101,7 +106,9 @@ fattn_status fattn_cache_list(fattn_cache_visit visit, void* context) {
 
 fattn_status fattn_cache_clear(int64_t* entries, int64_t* bytes) {
   return guarded([&] {
-    const jit::CacheUse gone = jit::default_disk_cache().clear();
+    const jit::DiskCache cache = jit::default_disk_cache();
+    if (const std::string why = cache.problem(); !why.empty()) throw Error(ErrorCode::kInvalidArgument, "nothing was removed: " + why);
+    const jit::CacheUse gone = cache.clear();
     if (entries) *entries = gone.entries;
     if (bytes) *bytes = gone.bytes;
   });

@@ -139,7 +139,8 @@ Nvrtc open_nvrtc() {
     tried += text(tried.empty() ? "" : "; ", name, ": ", why);
   }
   found.reason =
-      "no usable NVRTC (the compiler of GPU kernels); install it (pip install nvidia-cuda-nvrtc, or the CUDA toolkit) or set FATTN_NVRTC to the "
+      "no usable NVRTC (the compiler of GPU kernels); install it (the CUDA toolkit, or, in an "
+      "active virtual environment, pip install nvidia-cuda-nvrtc; for drivers before CUDA 13 nvidia-cuda-nvrtc-cu12) or set FATTN_NVRTC to the "
       "absolute path of libnvrtc.so.13 or .12. Tried " +
       tried;
   return found;

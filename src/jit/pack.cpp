@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -60,7 +61,7 @@ void write_pack(const std::string& path, std::vector<Entry> entries) {
   append(head, &count, sizeof count);
   append(head, checksum.data(), checksum.size());
 
-  const std::string temporary = text(path, ".new-", getpid());
+  const std::string temporary = text(path, ".new-", getpid(), "-", std::chrono::steady_clock::now().time_since_epoch().count());
   const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
   if (!file) refuse(path, text("cannot be written: ", std::strerror(errno)));
   for (const std::string* part : {&head, &table, &bodies}) {

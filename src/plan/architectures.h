@@ -6,7 +6,7 @@ namespace fattn::core {
 struct Architecture {
   int capability;  // 10 * major + minor
   const char* name;
-  const char* executed_on;  // the device whose results passed `make test-gpu`; empty: compiled only (every kernel, by `make test`)
+  const char* executed_on;  // a device on which they were run and compared with float64; empty: compiled only, by the tests
 };
 
 inline constexpr Architecture kArchitectures[] = {

@@ -124,6 +124,9 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   if (p.algorithm == Algorithm::kStandard || p.want_weights)
     unsupported(text("backend cuda has algorithm v2 only", p.want_weights ? ", which never has the weights in memory" : "",
                      "; ask for v2 or auto, or copy the tensors to the host"));
+  constexpr int64_t kMost = int64_t{1} << 30;  // CTAs are counted in 32 bits
+  if (p.batch > kMost || p.nheads > kMost || p.batch * p.nheads > kMost)
+    unsupported(text("batch is ", p.batch, " and nheads ", p.nheads, "; backend cuda computes up to 2^30 of both together. Split the batch"));
   const Architecture* known = architecture_for(gpu.capability());
   if (!known)
     unsupported(text(device, ": the kernels are for capability 7.5, 8.x, 9.0, 10.x and 12.x. Use another device, or copy the tensors to the host"));

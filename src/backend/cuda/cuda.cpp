@@ -44,21 +44,30 @@ CudaLaunch shape_of(int64_t grid, int threads, int shared_bytes) {
 }
 
 // Every pointer that the kernels touch is memory of the device: host memory would be a fault that ends all work of the process there.
-void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers& b) {
+void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers& b, size_t workspace_bytes) {
   const auto require = [&](const void* pointer, const char* name) {
     if (pointer) device.require_on_device(pointer, name);
   };
-  require(b.q, "q");
-  require(b.k, "k");
-  require(b.v, "v");
-  require(b.o, "o");
-  if (p.want_lse) require(b.lse, "lse");
+  const bool rows = !p.empty(), keys = p.batch > 0 && p.seqlen_k > 0;  // nothing of an empty tensor is touched
+  if (rows) {
+    require(b.q, "q");
+    require(b.o, "o");
+    if (p.want_lse) require(b.lse, "lse");
+  }
+  if (keys) {
+    require(b.k, "k");
+    require(b.v, "v");
+  }
   if (!p.backward) return;
-  require(b.dout, "dout");
-  require(b.dq, "dq");
-  require(b.dk, "dk");
-  require(b.dv, "dv");
-  require(b.workspace, "workspace");
+  if (rows) {
+    require(b.dout, "dout");
+    require(b.dq, "dq");
+  }
+  if (keys) {
+    require(b.dk, "dk");
+    require(b.dv, "dv");
+  }
+  if (workspace_bytes > 0) require(b.workspace, "workspace");
 }
 
 void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -87,7 +96,6 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
     const Loaded& kernel = backward_kernel(device, key);
     device.launch(kernel.function, shape_of(shape.grid, shape.threads, shape.shared_bytes), stream, parameters, kernel.name.c_str());
   };
-  const CudaCurrent scope = device.current();
   launch(keys.prepare, chosen.prepare);
   launch(keys.main, chosen.main);
   launch(keys.finish, chosen.finish);
@@ -136,7 +144,8 @@ void load_cuda_kernels(const Plan& plan) {
 void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   CudaDevice& device = cuda_device(plan.problem.device_index);
   device.require_usable();
-  require_on_device(device, plan.problem, buffers);
+  const CudaCurrent scope = device.current();
+  require_on_device(device, plan.problem, buffers, plan.workspace_bytes);
   const auto stream = static_cast<CUstream>(buffers.stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);
 }

@@ -7,6 +7,7 @@
 #include "backend/cuda/kernel_kind.h"
 #include "fattn/error.hpp"
 #include "jit/kernel_table.h"
+#include "plan/architectures.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -21,6 +22,13 @@ struct PeakKey {
   int32_t peak = 0, target = 0;
   int32_t reserved[13] = {};
 };
+
+PeakKey key_of(CudaPeak peak, int target) {
+  PeakKey key;
+  key.peak = static_cast<int32_t>(peak);
+  key.target = target;
+  return key;
+}
 
 jit::Request request_of(const jit::KernelKey& packed) {
   const auto key = jit::pod_of_key<PeakKey>(packed);
@@ -106,15 +114,20 @@ class DeviceMemory {
 
 }  // namespace
 
+std::vector<jit::Request> cuda_peak_requests(int arch) {
+  std::vector<jit::Request> requests;
+  for (const CudaPeak peak : {CudaPeak::kMatrix, CudaPeak::kFma, CudaPeak::kRead})
+    requests.push_back(request_of(jit::key_of_pod(key_of(peak, arch))));
+  return requests;
+}
+
 double measure_cuda_peak(CudaDevice& device, CudaPeak peak) {
   const CudaDeviceInfo& info = device.info();
-  if (info.capability() < 75)
+  const Architecture* known = architecture_for(info.capability());
+  if (!known)
     throw Error(ErrorCode::kUnsupported,
-                text("CUDA device ", info.index, " has compute capability ", info.major, ".", info.minor, "; its peaks are measured from 7.5 on"));
-  PeakKey key;
-  key.peak = static_cast<int32_t>(peak);
-  key.target = info.capability();
-  const jit::Loaded& kernel = jit::kernel_table().get(device, jit::key_of_pod(key), request_of);
+                text("CUDA device ", info.index, " has compute capability ", info.major, ".", info.minor, "; its peaks are not known"));
+  const jit::Loaded& kernel = jit::kernel_table().get(device, jit::key_of_pod(key_of(peak, known->capability)), request_of);
   const CudaCurrent scope = device.current();
   Timer timer(device);
   CudaLaunch launch;
@@ -138,9 +151,9 @@ double measure_cuda_peak(CudaDevice& device, CudaPeak peak) {
 
   const DeviceMemory memory(device, 4 * kThreads);
   // One block of two warpgroups for wgmma, else enough warps to hide the instructions' latency.
-  const bool warpgroups = peak == CudaPeak::kMatrix && info.capability() == 90;
+  const bool warpgroups = peak == CudaPeak::kMatrix && known->capability == 90;
   launch.grid_x = static_cast<unsigned>(info.multiprocessors * (warpgroups ? 1 : 2));
-  const double flops = flops_of_thread(peak, info.capability()) * kThreads * launch.grid_x;
+  const double flops = flops_of_thread(peak, known->capability) * kThreads * launch.grid_x;
   CUdeviceptr out = memory.address();
   int iterations = 100;
   void* parameters[] = {&out, &iterations};

@@ -1,7 +1,10 @@
 // What a CUDA device can do at most, measured: what a rate is a share of.
 #pragma once
 
+#include <vector>
+
 #include "device/cuda_device.h"
+#include "jit/jit.h"
 
 namespace fattn::core {
 
@@ -13,5 +16,8 @@ enum class CudaPeak {
 
 // About 30 ms on the default stream, plus the compilation at the first call. Waits for the device.
 double measure_cuda_peak(CudaDevice& device, CudaPeak peak);
+
+// The kernels that it needs on an architecture.
+std::vector<jit::Request> cuda_peak_requests(int arch);
 
 }  // namespace fattn::core
