@@ -112,6 +112,9 @@ int main() {
           add_backward(list, arch, problem, false, false, false);
           add_backward(list, arch, problem, true, true, headdim == 128 && causal && dtype == DType::kBF16);
         }
+        // Pairs of widths that not every tile can take.
+        for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
+          add_backward(list, arch, contiguous(dtype, headdim, headdim_v, causal), true, false, false);
         const Problem wide = contiguous(dtype, 192, 128, causal);
         add_forward(list, arch, wide, true, true);
         add_backward(list, arch, wide, true, false, false);

@@ -50,17 +50,9 @@ class Backward {
   static constexpr int kKeyTiles = kKeys / 16, kChunkTiles = kChunk / 8;
   static constexpr int kColumns = kWidth / kGroupWarps, kColumnsV = kWidthV / kGroupWarps;
   static constexpr int kSumTiles = (kColumns > kColumnsV ? kColumns : kColumnsV) / 8;
-  // dQ: the warps split a block's rows and columns, as square as they can, because the operands are read from shared memory.
-  static constexpr int dq_row_warps() {
-    int best = 0, best_reads = 0;
-    for (int rows = 1; rows <= kTile.warps(); ++rows) {
-      if (kTile.warps() % rows != 0 || kBlockM % (16 * rows) != 0 || kWidth % (16 * (kTile.warps() / rows)) != 0) continue;
-      const int reads = kBlockM / rows + kWidth / (kTile.warps() / rows);
-      if (best == 0 || reads < best_reads) best = rows, best_reads = reads;
-    }
-    return best;
-  }
-  static constexpr int kDqRowWarps = dq_row_warps(), kDqRows = kBlockM / kDqRowWarps, kDqColumns = kWidth / (kTile.warps() / kDqRowWarps);
+  // dQ: the warps split a block's rows and columns.
+  static_assert(kTile.dq_row_warps() > 0);
+  static constexpr int kDqRowWarps = kTile.dq_row_warps(), kDqRows = kBlockM / kDqRowWarps, kDqColumns = kWidth / (kTile.warps() / kDqRowWarps);
   static constexpr int dq_span() {
     int parts = 1;
     while (kDqRows * kDqColumns / parts > 1536 || kDqColumns % (16 * parts) != 0) ++parts;

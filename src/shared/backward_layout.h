@@ -17,6 +17,18 @@ struct BackwardTile {
   constexpr int threads() const { return 32 * warps(); }
   constexpr int stages() const { return pipelined ? 2 : 1; }
 
+  // All warps compute dQ of a block: how many of them side by side along its rows, the others along its columns, as square as they
+  // can, because the operands are read from shared memory. 0: they cannot share it out in tiles of 16 x 16.
+  constexpr int dq_row_warps() const {
+    int best = 0, best_reads = 0;
+    for (int rows = 1; rows <= warps(); ++rows) {
+      if (warps() % rows != 0 || block_m % (16 * rows) != 0 || width % (16 * (warps() / rows)) != 0) continue;
+      const int reads = block_m / rows + width / (warps() / rows);
+      if (best == 0 || reads < best_reads) best = rows, best_reads = reads;
+    }
+    return best;
+  }
+
   // Bytes of the parts of shared memory, in their order.
   constexpr int k_bytes() const { return 2 * block_n * width; }
   constexpr int v_bytes() const { return 2 * block_n * width_v; }

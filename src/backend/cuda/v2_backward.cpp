@@ -22,7 +22,7 @@ constexpr V2BackwardRow kRows[] = {
     {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},   {80, 128, {0, 0, 64, 128, 4, 1, 64, true}, 1, true},
     {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false}, {80, 128, {0, 0, 64, 128, 4, 1, 32, false}, 1, false},
     {80, 128, {0, 0, 64, 64, 4, 1, 64, false}, 1, false}, {80, 256, {0, 0, 64, 64, 2, 2, 32, true}, 1, false},
-    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false}, {80, 192, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
+    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false}, {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
     {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},  {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
     {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
@@ -54,7 +54,9 @@ int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2BackwardRow& row = kRows[i];
     if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight)) continue;
-    const int64_t bytes = tile_of(i, headdim, headdim_v).shared_bytes();
+    const BackwardTile tile = tile_of(i, headdim, headdim_v);
+    if (tile.dq_row_warps() == 0) continue;
+    const int64_t bytes = tile.shared_bytes();
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
   }
   return -1;
