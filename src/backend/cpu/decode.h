@@ -9,12 +9,15 @@ namespace fattn::core::FATTN_ISA {
 
 constexpr int64_t kDecodeBlock = 64;  // keys of one inner step
 static_assert(kDecodeBlock % kLanes == 0);
+// Keys whose V are weighed at once: few where V is widened first, so that the copy stays in the L1 cache.
+template <class T>
+constexpr int64_t kValueKeys = sizeof(T) == sizeof(float) ? kDecodeBlock : kLanes;
 
 template <class T>
 struct DecodeScratch {
   float* q;       // [rows][headdim rounded up]
   float* k;       // [kLanes][headdim rounded up], where K cannot be read in place
-  float* v;       // [kDecodeBlock][headdim_v rounded up], likewise
+  float* v;       // [kValueKeys][headdim_v rounded up], likewise
   float* scores;  // [rows][kDecodeBlock]
   float* acc;     // [rows][headdim_v rounded up]
 
@@ -23,7 +26,7 @@ struct DecodeScratch {
     const int64_t width = round_up(headdim, kLanes), width_v = round_up(headdim_v, kLanes);
     q = s.take<float>(rows * width);
     k = s.take<float>(kLanes * width);
-    v = s.take<float>(kDecodeBlock * width_v);
+    v = s.take<float>(kValueKeys<T> * width_v);
     scores = s.take<float>(rows * kDecodeBlock);
     acc = s.take<float>(rows * width_v);
     return s.used;
@@ -94,6 +97,8 @@ void decode_task(const DecodeTask& task) {
     for (int64_t j = 0; j < keys; j += kLanes) {
       const int64_t n = keys - j < kLanes ? keys - j : kLanes;
       prefetch_rows(v_all + (key0 + j) * task.v_stride, task.v_stride, n, task.headdim_v);
+      const int64_t next = key0 + j + kLanes, left = task.key_end - next;
+      if (left > 0) prefetch_rows(k_all + next * task.k_stride, task.k_stride, left < kLanes ? left : kLanes, task.headdim);
       const T* k_rows = k_all + (key0 + j) * task.k_stride;
       int64_t k_stride = 0;
       const float* k = nullptr;
@@ -137,23 +142,24 @@ void decode_task(const DecodeTask& task) {
     // O += P V for the keys that every row sees; the few at the diagonal row by row, so that hidden ones meet no V.
     const int64_t whole_end = task.diagonal < task.key_end ? task.diagonal : task.key_end;
     const int64_t whole = whole_end - key0 < 0 ? 0 : whole_end - key0 < keys ? whole_end - key0 : keys;
-    if (key0 + kDecodeBlock < task.key_end)
-      prefetch_rows(k_all + (key0 + kDecodeBlock) * task.k_stride, task.k_stride,
-                    task.key_end - key0 - kDecodeBlock < kLanes ? task.key_end - key0 - kDecodeBlock : kLanes, task.headdim);
-    int64_t v_stride = 0;
-    const float* v = widened(v_all + key0 * task.v_stride, task.v_stride, keys, task.headdim_v, s.v, v_stride);
-    if (whole > 0)
-      product_into_wide_rows<OpsF32>(Scalars{reinterpret_cast<const char*>(s.scores), kDecodeBlock * 4}, task.rows, v, v_stride, whole, s.acc,
-                                     width_v, width_v / kLanes);
-    for (int64_t j = whole; j < keys; ++j)
-      for (int64_t r = 0; r < task.rows; ++r) {
-        if (key0 + j >= r % task.seqlen_q + task.diagonal) continue;
-        const F32 p = set1(s.scores[r * kDecodeBlock + j]);
-        for (int64_t d = 0; d < width_v; d += kLanes) {
-          float* at = s.acc + r * width_v + d;
-          store(at, fma(p, load(v + j * v_stride + d), load(at)));
+    for (int64_t first = 0; first < keys; first += kValueKeys<T>) {
+      const int64_t n = keys - first < kValueKeys<T> ? keys - first : kValueKeys<T>;
+      int64_t v_stride = 0;
+      const float* v = widened(v_all + (key0 + first) * task.v_stride, task.v_stride, n, task.headdim_v, s.v, v_stride);
+      const int64_t shared = whole - first < 0 ? 0 : whole - first < n ? whole - first : n;
+      if (shared > 0)
+        product_into_wide_rows<OpsF32>(Scalars{reinterpret_cast<const char*>(s.scores + first), kDecodeBlock * 4}, task.rows, v, v_stride, shared,
+                                       s.acc, width_v, width_v / kLanes);
+      for (int64_t j = shared; j < n; ++j)
+        for (int64_t r = 0; r < task.rows; ++r) {
+          if (key0 + first + j >= r % task.seqlen_q + task.diagonal) continue;
+          const F32 p = set1(s.scores[r * kDecodeBlock + first + j]);
+          for (int64_t d = 0; d < width_v; d += kLanes) {
+            float* at = s.acc + r * width_v + d;
+            store(at, fma(p, load(v + j * v_stride + d), load(at)));
+          }
         }
-      }
+    }
   }
   for (int64_t r = 0; r < task.rows; ++r)
     for (int64_t d = 0; d < task.headdim_v; d += kLanes)
