@@ -179,12 +179,12 @@ std::optional<NvrtcVersion> noted_version(const std::string& note) {
 }  // namespace
 
 const Nvrtc& nvrtc() {
-  static const Nvrtc& found = [&]() -> const Nvrtc& {
-    const Nvrtc& made = *new Nvrtc(open_nvrtc());  // never destroyed: other code may compile during static destruction
-    opened.store(&made, std::memory_order_release);
+  static const Nvrtc* const found = [] {
+    const auto* made = new Nvrtc(open_nvrtc());  // never destroyed: other code may compile during static destruction
+    opened.store(made, std::memory_order_release);
     return made;
   }();
-  return found;
+  return *found;
 }
 
 std::optional<NvrtcVersion> nvrtc_version(const DiskCache& cache) {

@@ -23,13 +23,13 @@ using jit::Loaded;
 
 jit::Request forward_request(const KernelKey& key) { return cuda::v2_forward_request(jit::pod_of_key<cuda::V2ForwardKey>(key)); }
 
-const Loaded& forward_kernel(CudaDevice& device, const cuda::V2ForwardKey& key) {
+const Loaded& forward_kernel(CudaDevice& device, cuda::V2ForwardKey key) {
   return jit::kernel_table().get(device, jit::key_of_pod(key), forward_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
 
-const Loaded& backward_kernel(CudaDevice& device, const cuda::V2BackwardKey& key) {
+const Loaded& backward_kernel(CudaDevice& device, cuda::V2BackwardKey key) {
   return jit::kernel_table().get(device, jit::key_of_pod(key), backward_request);
 }
 

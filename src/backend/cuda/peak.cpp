@@ -127,7 +127,8 @@ double measure_cuda_peak(CudaDevice& device, CudaPeak peak) {
   if (!known)
     throw Error(ErrorCode::kUnsupported,
                 text("CUDA device ", info.index, " has compute capability ", info.major, ".", info.minor, "; its peaks are not known"));
-  const jit::Loaded& kernel = jit::kernel_table().get(device, jit::key_of_pod(key_of(peak, known->capability)), request_of);
+  const jit::KernelKey key = jit::key_of_pod(key_of(peak, known->capability));
+  const jit::Loaded& kernel = jit::kernel_table().get(device, key, request_of);
   const CudaCurrent scope = device.current();
   Timer timer(device);
   CudaLaunch launch;
