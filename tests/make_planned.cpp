@@ -10,14 +10,15 @@
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
+#include "backend/cuda/v2_forward.h"
 #include "jit/planned.h"
+#include "plan/architectures.h"
 
 namespace {
 
 using namespace fattn::core;
 using fattn::DType;
 
-constexpr int kArchitectures[] = {75, 80, 86, 89, 90, 100, 120};
 constexpr int kRegistersOfAnSm = 65536;
 
 // Lines in the order in which they were added; a kernel for several targets is one line.
@@ -96,28 +97,28 @@ int main() {
     return common && (dtype == DType::kBF16 || arch == 75 || headdim == 128);
   };
   List list;
-  for (const int arch : kArchitectures)
-    for (const jit::Request& request : cuda_peak_requests(arch)) list.add(request, 255, true);
-  for (const int arch : kArchitectures)
+  for (const Architecture& a : kArchitectures)
+    for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, true);
+  for (const Architecture& a : kArchitectures)
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const bool causal : {false, true}) {
         for (int headdim = 8; headdim <= 256; headdim += 8) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, arch, problem, true, is_quick(headdim));
-          add_backward(list, arch, problem, true, false, is_quick_backward(arch, dtype, headdim));
+          add_forward(list, a.capability, problem, true, is_quick(headdim));
+          add_backward(list, a.capability, problem, true, false, is_quick_backward(a.capability, dtype, headdim));
         }
         for (const int headdim : {20, 64, 128, 256}) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, arch, problem, false, headdim == 128);
-          add_backward(list, arch, problem, false, false, false);
-          add_backward(list, arch, problem, true, true, headdim == 128 && causal && dtype == DType::kBF16);
+          add_forward(list, a.capability, problem, false, headdim == 128);
+          add_backward(list, a.capability, problem, false, false, false);
+          add_backward(list, a.capability, problem, true, true, headdim == 128 && causal && dtype == DType::kBF16);
         }
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
-          add_backward(list, arch, contiguous(dtype, headdim, headdim_v, causal), true, false, false);
+          add_backward(list, a.capability, contiguous(dtype, headdim, headdim_v, causal), true, false, false);
         const Problem wide = contiguous(dtype, 192, 128, causal);
-        add_forward(list, arch, wide, true, true);
-        add_backward(list, arch, wide, true, false, false);
+        add_forward(list, a.capability, wide, true, true);
+        add_backward(list, a.capability, wide, true, false, false);
       }
   list.print();
   return 0;

@@ -48,8 +48,8 @@ std::vector<jit::Request> requests(const fattn_problem* problem, int32_t arch) {
   const int capability = arch > 0 ? arch : cuda_device(0).info().capability();
   const Architecture* known = architecture_for(capability);
   if (!known)
-    throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", capability,
-                                              "; allowed: 75, 80, 86, 89, 90, 100, 120 and later versions of the same generation"));
+    throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", capability, "; allowed: ", known_architectures(),
+                                              " and later versions of the same generation"));
   const int target = known->capability;
   std::vector<jit::Request> all = problem ? requests_for(validate(sized(problem, "problem")), target) : jit::planned_requests(target);
   if (all.empty() && !problem) throw Error(ErrorCode::kInternal, text("the list of kernels has none for architecture ", target));

@@ -1,17 +1,20 @@
 // The GPU architectures that kernels are compiled for, and where they were run.
 #pragma once
 
+#include <string>
+
 namespace fattn::core {
 
 struct Architecture {
   int capability;  // 10 * major + minor
   const char* name;
+  int shared_kib;           // of a multiprocessor (CUDA C++ Programming Guide, technical specifications)
   const char* executed_on;  // a device on which they were run and compared with float64; empty: compiled only, by the tests
 };
 
 inline constexpr Architecture kArchitectures[] = {
-    {75, "Turing", ""},     {80, "Ampere", ""},     {86, "Ampere", ""}, {89, "Ada", ""}, {90, "Hopper", "NVIDIA H200"},
-    {100, "Blackwell", ""}, {120, "Blackwell", ""},
+    {75, "Turing", 64, ""},      {80, "Ampere", 164, ""},     {86, "Ampere", 100, ""}, {89, "Ada", 100, ""}, {90, "Hopper", 228, "NVIDIA H200"},
+    {100, "Blackwell", 228, ""}, {120, "Blackwell", 100, ""},
 };
 
 // What to compile for a device of this capability: machine code runs on later minor versions of the same major one. Null: none is known.
@@ -20,6 +23,13 @@ constexpr const Architecture* architecture_for(int capability) {
   for (const Architecture& a : kArchitectures)
     if (a.capability / 10 == capability / 10 && a.capability <= capability) best = &a;
   return best;
+}
+
+// "75, 80, ...", for messages.
+inline std::string known_architectures() {
+  std::string names;
+  for (const Architecture& a : kArchitectures) names += (names.empty() ? "" : ", ") + std::to_string(a.capability);
+  return names;
 }
 
 }  // namespace fattn::core

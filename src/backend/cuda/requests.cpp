@@ -3,19 +3,14 @@
 #include <string>
 
 #include "backend/cuda/v2_backward.h"
+#include "backend/cuda/v2_forward.h"
 #include "fattn/error.hpp"
+#include "plan/architectures.h"
 #include "shared/text.h"
 
 namespace fattn::core {
 namespace {
 
-// Shared memory of a multiprocessor in KiB, by compute capability (CUDA C++ Programming Guide, technical specifications). A CTA can
-// have all but 1 KiB of it, on 7.5 all of it.
-struct SharedMemory {
-  int arch;
-  int64_t kib;
-};
-constexpr SharedMemory kSharedMemory[] = {{75, 64}, {80, 164}, {86, 100}, {89, 100}, {90, 228}, {100, 228}, {120, 100}};
 constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not the kernel
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
@@ -23,13 +18,13 @@ constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not th
 }  // namespace
 
 cuda::V2Target cuda::target_of(int arch, int level) {
-  std::string known;
-  for (const SharedMemory& memory : kSharedMemory) {
-    const int64_t bytes = memory.kib * 1024;
-    if (memory.arch == arch) return {arch, level > 0 ? level : arch < 80 ? 75 : 80, arch < 80 ? bytes : bytes - 1024, bytes, kL2Bytes};
-    known += text(known.empty() ? "" : ", ", memory.arch);
+  for (const Architecture& a : kArchitectures) {
+    const int64_t bytes = int64_t{a.shared_kib} * 1024;
+    // Of which a CTA can have all but what the system keeps, on 7.5 all.
+    if (a.capability == arch)
+      return {arch, level > 0 ? level : arch < 80 ? 75 : 80, arch < 80 ? bytes : bytes - cuda::kReservedSharedBytes, bytes, kL2Bytes};
   }
-  unsupported(text("there are no kernels for architecture ", arch, "; allowed: ", known));
+  unsupported(text("there are no kernels for architecture ", arch, "; allowed: ", known_architectures()));
 }
 
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {

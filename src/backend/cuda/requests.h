@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v2_common.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 

@@ -28,12 +28,6 @@ constexpr V2BackwardRow kRows[] = {
     {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
 };
 
-constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
-constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
-constexpr int kReservedSharedBytes = 1024;  // of each CTA, by the system
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The kernels' widths; a tile is made for the larger of two.
 int width_of(int headdim) {
   for (const int width : {32, 64, 96, 128, 192}) {
@@ -65,13 +59,6 @@ int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight) {
 // Query heads of the whole batch times their blocks of `rows` queries.
 int64_t query_blocks(const Problem& problem, int64_t rows) { return problem.batch * problem.nheads * ceil_div(problem.seqlen_q, rows); }
 
-// A stride along a dimension of one element is never used.
-bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
-  const auto fits = [](int64_t stride, int64_t size) { return size <= 1 || stride % 8 == 0; };
-  return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
-}
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 bool aligned_strides(const Problem& p) {
   if (p.headdim % 8 != 0 || p.headdim_v % 8 != 0) return false;
   for (const Strides* s : {&p.q, &p.o, &p.dout, &p.dq}) {
@@ -92,25 +79,12 @@ int64_t heads_per_section(const Problem& problem, const BackwardTile& tile, bool
   return std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads);
 }
 
-TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
-
 }  // namespace
 
 std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
-  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
-    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
-  }
-  if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
-  if (target.level < 80 && problem.dtype == DType::kBF16)
-    return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
-  if (problem.headdim > 256 || problem.headdim_v > 256) {
-    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
-  }
-  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
-    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  }
+  if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   const int row = choose_row(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), target, false);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -175,7 +149,7 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuff
 }
 
 AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const V2BackwardBuffers& b) {
-  AttentionParams params{};
+  AttentionParams params = v2_params(problem, plan.heads_per_section);
   params.q = b.q;
   params.k = b.k;
   params.v = b.v;
@@ -189,22 +163,10 @@ AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan&
   params.dq_accum = reinterpret_cast<float*>(workspace);
   params.row_sum = reinterpret_cast<float*>(workspace + plan.row_sum_offset);
   params.dq_semaphore = plan.key.deterministic ? reinterpret_cast<int*>(workspace + plan.semaphore_offset) : nullptr;
-  params.q_strides = strides_of(problem.q);
-  params.k_strides = strides_of(problem.k);
-  params.v_strides = strides_of(problem.v);
-  params.o_strides = strides_of(problem.o);
-  params.lse_strides = strides_of(problem.lse);
   params.dout_strides = strides_of(problem.dout);
   params.dq_strides = strides_of(problem.dq);
   params.dk_strides = strides_of(problem.dk);
   params.dv_strides = strides_of(problem.dv);
-  params.batch = static_cast<int>(problem.batch);
-  params.seqlen_q = static_cast<int>(problem.seqlen_q);
-  params.seqlen_k = static_cast<int>(problem.seqlen_k);
-  params.nheads = static_cast<int>(problem.nheads);
-  params.nheads_k = static_cast<int>(problem.nheads_k);
-  params.group = static_cast<int>(problem.group());
-  params.heads_per_section = plan.heads_per_section;
   constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
   params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
   return params;

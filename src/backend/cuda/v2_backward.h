@@ -7,7 +7,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v2_common.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/attention_params.h"

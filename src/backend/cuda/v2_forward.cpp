@@ -33,12 +33,8 @@ constexpr V2ForwardRow kRows[] = {
 };
 // clang-format on
 
-constexpr int64_t kSharedPerCta = 1024;           // that the driver keeps for itself
-constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
-constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
-
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
-int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return (problem.seqlen_q + tile.block_m() - 1) / tile.block_m(); }
+int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target) {
@@ -49,18 +45,11 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (problem.causal && !row.causal)) continue;
     const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v);
     if (bytes > target.shared_bytes) continue;
-    if (row.tile.ctas * (bytes + kSharedPerCta) <= target.shared_bytes_per_multiprocessor) return i;
+    if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
     if (fits_once < 0) fits_once = i;
   }
   return fits_once;
 }
-
-// A stride along a dimension of one element is never used.
-bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
-  const auto fits = [](int64_t stride, int64_t size) { return size <= 1 || stride % 8 == 0; };
-  return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
-}
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Under a causal mask the tiles of several heads run side by side, the longest first, so that the short ones fill the end: as many heads as have
 // their keys and values in L2 together, in sections of equal size (measured as above, headdim 128: 1.23; head after head 1.16; a smaller
@@ -70,11 +59,9 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
   if (!problem.causal || heads == 0) return 1;
   const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes) * problem.group();
-  const int64_t sections = (heads + most - 1) / most;
-  return (heads + sections - 1) / sections;
+  const int64_t sections = ceil_div(heads, most);
+  return ceil_div(heads, sections);
 }
-
-TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
 
 }  // namespace
 
@@ -86,18 +73,7 @@ int V2ForwardTile::shared_bytes(int headdim, int headdim_v) const {
 std::span<const V2ForwardRow> v2_forward_rows() { return kRows; }
 
 std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
-  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
-    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
-  }
-  if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
-  if (target.level < 80 && problem.dtype == DType::kBF16)
-    return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
-  if (problem.headdim > 256 || problem.headdim_v > 256) {
-    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
-  }
-  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
-    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  }
+  if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -143,24 +119,12 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void
 
 AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o,
                                   float* lse) {
-  AttentionParams params{};
+  AttentionParams params = v2_params(problem, plan.heads_per_section);
   params.q = q;
   params.k = k;
   params.v = v;
   params.o = o;
   params.lse = lse;
-  params.q_strides = strides_of(problem.q);
-  params.k_strides = strides_of(problem.k);
-  params.v_strides = strides_of(problem.v);
-  params.o_strides = strides_of(problem.o);
-  params.lse_strides = strides_of(problem.lse);
-  params.batch = static_cast<int>(problem.batch);
-  params.seqlen_q = static_cast<int>(problem.seqlen_q);
-  params.seqlen_k = static_cast<int>(problem.seqlen_k);
-  params.nheads = static_cast<int>(problem.nheads);
-  params.nheads_k = static_cast<int>(problem.nheads_k);
-  params.group = static_cast<int>(problem.group());
-  params.heads_per_section = plan.heads_per_section;
   // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
   constexpr double kLog2E = 1.4426950408889634;
   const float scale_log2 = static_cast<float>(std::min(std::abs(problem.softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));

@@ -7,20 +7,12 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_common.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/attention_params.h"
 
 namespace fattn::core::cuda {
-
-// What is asked of the device. `level` is what the kernel is written for, 75 or 80; `arch` what it is compiled for.
-struct V2Target {
-  int arch = 0;
-  int level = 0;
-  int64_t shared_bytes = 0;                     // that a CTA can have (opted in)
-  int64_t shared_bytes_per_multiprocessor = 0;  // for all CTAs there
-  int64_t l2_bytes = 0;
-};
 
 // Names as in kernels/v2/forward.h.
 struct V2ForwardTile {

@@ -1,0 +1,39 @@
+// What the host sides of the v2 forward and backward kernels share: the target, the limits, alignment, the sizes of a call.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+
+namespace fattn::core::cuda {
+
+// What is asked of the device. `level` is what the kernel is written for, 75 or 80; `arch` what it is compiled for.
+struct V2Target {
+  int arch = 0;
+  int level = 0;
+  int64_t shared_bytes = 0;                     // that a CTA can have (opted in)
+  int64_t shared_bytes_per_multiprocessor = 0;  // for all CTAs there
+  int64_t l2_bytes = 0;
+};
+
+inline constexpr int64_t kReservedSharedBytes = 1024;  // of each CTA, by the system
+inline constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Why no v2 kernel can compute the problem on the target, whatever its tiles; empty: tiles and grid decide.
+std::string v2_refusal(const Problem& problem, const V2Target& target);
+
+// Whether 16-byte copies can take rows with these strides. A stride along a dimension of one element is never used.
+bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads);
+inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+inline TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
+
+// Sizes, and the strides of q, k, v, o and lse; the rest is zero.
+AttentionParams v2_params(const Problem& problem, int heads_per_section);
+
+}  // namespace fattn::core::cuda
