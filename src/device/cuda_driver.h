@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "shared/tensor_map.h"
+
 namespace fattn::core {
 
 // Handles of the driver. Each is a pointer to something that only the driver sees.
@@ -126,9 +128,7 @@ struct CUlaunchConfig {
   unsigned attribute_count;
 };
 static_assert(sizeof(CUlaunchConfig) == 56);
-struct alignas(64) CUtensorMap {
-  uint64_t words[16];
-};
+using CUtensorMap = TensorMap;
 
 // The functions, named as in the driver API without `cu`; cuda_driver.cpp has the symbols (those with _v2 where the plain
 // one is an older interface). Calls check nothing: cuda_check() and CudaDevice::check() turn a status into an Error.
