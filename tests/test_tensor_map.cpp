@@ -62,7 +62,11 @@ TEST(TensorMapSmall, AddressesAreMultiplesOf16) {
 TEST(TensorMapSmall, TheDriverTakesWhatIsNotRefused) {
   CudaDevice& device = cuda_device(0);
   TiledTensor t = contiguous();
-  const auto encode = [&](uintptr_t address) { return tensor_map_of(device, t, reinterpret_cast<const void*>(address)).opaque[0]; };
+  const auto encode = [&](uintptr_t address) {
+    TensorMap map;
+    encode_tensor_map(map, device, t, reinterpret_cast<const void*>(address));
+    return map.opaque[0];
+  };
   EXPECT_EQ(encode(4096), 4096u);
   t.batch = 1, t.batch_stride = 7;
   EXPECT_EQ(encode(4096), 4096u);

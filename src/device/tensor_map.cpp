@@ -33,7 +33,7 @@ std::string tensor_map_refusal(const TiledTensor& t, const char* name) {
   return why;
 }
 
-TensorMap tensor_map_of(CudaDevice& device, const TiledTensor& t, const void* address) {
+void encode_tensor_map(TensorMap& map, CudaDevice& device, const TiledTensor& t, const void* address) {
   const CudaDriver& driver = cuda_driver();
   if (!driver.tensorMapEncodeTiled)
     throw Error(ErrorCode::kUnsupported, text("the driver (CUDA ", cuda_version_text(driver.version), ") has no cuTensorMapEncodeTiled; update it"));
@@ -44,11 +44,9 @@ TensorMap tensor_map_of(CudaDevice& device, const TiledTensor& t, const void* ad
   const uint64_t strides[3] = {bytes(t.rows, t.row_stride), bytes(t.heads, t.head_stride), bytes(t.batch, t.batch_stride)};
   const uint32_t box[4] = {static_cast<uint32_t>(kSwizzleBytes / element), static_cast<uint32_t>(t.box_rows), 1, 1};
   const uint32_t every[4] = {1, 1, 1, 1};
-  TensorMap map;
   device.check(driver.tensorMapEncodeTiled(&map, driver_dtype(t.dtype), 4, const_cast<void*>(address), sizes, strides, box, every, kNotInterleaved,
                                            kSwizzle128, kPromoteTo256Bytes, kFillWithZeros),
                "describing a tensor to TMA");
-  return map;
 }
 
 }  // namespace fattn::core

@@ -25,7 +25,8 @@ std::string tensor_map_refusal(const TiledTensor& tensor, const char* name);
 // Whether a tensor may begin here.
 inline bool tensor_map_takes(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-// For views that are not refused. Allocates nothing. Throws what CudaDevice::check() does.
-TensorMap tensor_map_of(CudaDevice& device, const TiledTensor& tensor, const void* address);
+// For views that are not refused. Allocates nothing. Throws what CudaDevice::check() does. Not a function that returns the map: g++ 12 does not align
+// the temporary, and the driver refuses it.
+void encode_tensor_map(TensorMap& map, CudaDevice& device, const TiledTensor& tensor, const void* address);
 
 }  // namespace fattn::core
