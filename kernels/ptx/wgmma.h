@@ -45,6 +45,13 @@ __device__ __forceinline__ void pin(unsigned (&r)[kCount][4]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
 }
 
+// Registers that the next wgmma, which does not accumulate, defines: what they held need not be kept until then.
+template <int kCount>
+__device__ __forceinline__ void forget(float (&r)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(r[i]));
+}
+
 // The text of one instruction and its operands: the registers of D, which an asm statement must name one by one, then those of A and B, whether to
 // add to D, and which operands are not contiguous along the sum.
 #define FATTN_TEN(tens) \

@@ -1,0 +1,147 @@
+// The warpgroup that computes dQ = dS K of each block of queries and adds it to the fp32 accumulator in global memory: 64 columns at a time through
+// shared memory, added there by the copy engine while the next are multiplied.
+#pragma once
+
+#include "kernels/ptx/async_proxy.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/bulk_copy.h"
+#include "kernels/ptx/semaphore.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/tensor_copy.h"
+#include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_load.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+#include "kernels/v3/ring.h"
+
+namespace fattn::v3 {
+
+template <class Spec>
+struct QueryGradient {
+  using Shape = BackwardShape<Spec>;
+  using TileK = typename Shape::TileK;
+  using TileDs = typename Shape::TileDs;
+  using Element = typename Spec::Element;
+  static constexpr int kWidth = Spec::kHeaddim;
+  static constexpr int kWhole = kWidth / 64, kRest = kWidth % 64;  // parts of 64 columns, and a narrower one
+  static constexpr int kParts = kWhole + (kRest > 0);
+  static constexpr int kBarrier = 1;                               // named, of this warpgroup
+  static_assert(kRest == 0 || kRest == 32);
+
+  const BackwardCall& p;
+  const unsigned shared;
+  const BackwardBarriers<Spec> barriers;
+  const TilePlace tile;
+  const int thread;
+
+  int block;               // of queries, counted over all heads
+  int pending_block = -1;  // of the part that is in shared memory; negative: none is
+  unsigned staging = 0;    // the buffer for the next part
+  Ring<Shape::kStagesDs> ds;
+
+  __device__ __forceinline__ QueryGradient(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        tile(of_keys),
+        thread(static_cast<int>(threadIdx.x) % 128),
+        block((of_keys.batch() * params.call.nheads + of_keys.head_k() * params.call.group) * params.work.row_blocks + first_block()) {}
+
+  __device__ __forceinline__ int first_block() const { return tile.first_row() / Shape::kBlockM; }
+  __device__ __forceinline__ unsigned staging_of(unsigned buffer) const { return shared + Shape::kOffsetStaging + buffer * Shape::kStagingBytes; }
+
+  // One thread. Deterministic: each block of queries is added to in the order of the tiles of keys; whose turn it is, is counted in dq_semaphore.
+  __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + pending_block; }
+  __device__ __forceinline__ void wait_turn() const {
+    while (ptx::ld_acquire(turn()) != tile.number()) __nanosleep(64);
+    ptx::async_proxy_fence_all();  // what others added is before what this thread's copies add
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    ptx::bulk_wait<0>();
+    ptx::async_proxy_fence_all();
+    __threadfence();
+    ptx::red_add_release(turn(), 1);
+  }
+
+  // What was staged last, part `part` of its block, goes to global memory; when this returns, the buffer that is next in turn is free.
+  template <int kColumns>
+  __device__ __forceinline__ void flush(int part) const {
+    ptx::async_proxy_fence();
+    if (thread == 0) ptx::bulk_wait_read<0>();
+    ptx::bar_sync(kBarrier, 128);
+    if (thread == 0) {
+      if (Spec::kDeterministic && part == 0) wait_turn();
+      float* const to = p.call.dq_accum + static_cast<long long>(pending_block) * (Shape::kBlockM * kWidth) + part * (Shape::kBlockM * 64);
+      ptx::bulk_add_f32(to, staging_of(Spec::kStagings == 2 ? staging ^ 1 : 0), 4 * Shape::kBlockM * kColumns);
+      ptx::bulk_commit();
+      if (Spec::kDeterministic && part == kParts - 1) pass_turn();
+    }
+  }
+
+  // kColumns columns of dq from column 64 * part on; meanwhile the kPending columns before are flushed, if there are any.
+  template <int kColumns, int kPending>
+  __device__ __forceinline__ void multiply(int part) {
+    float dq[kColumns / 2];
+    const unsigned a = ptx::wgmma_descriptor(shared + Shape::kOffsetDs, TileDs::kColumnBytes) + ds.stage * (TileDs::kBytes / 16);
+    const unsigned b = ptx::wgmma_descriptor(shared, TileK::kColumnBytes) + static_cast<unsigned>(part * (TileK::kColumnBytes / 16));
+    ptx::forget(dq);
+    ptx::wgmma_fence();
+    ptx::wgmma<Element, false, ptx::Major::kOther, ptx::Major::kOther>(dq, a, b);
+#pragma unroll
+    for (int step = 1; step < Shape::kBlockN / 16; ++step)
+      ptx::wgmma<Element, true, ptx::Major::kOther, ptx::Major::kOther>(dq, a + static_cast<unsigned>(step * 128), b + static_cast<unsigned>(step * 128));
+    ptx::wgmma_commit();
+    if (pending_block >= 0) flush<kPending>(part == 0 ? kParts - 1 : part - 1);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dq);
+    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
+    if constexpr (Spec::kStagings == 1) {
+      if (thread == 0) ptx::bulk_wait_read<0>();
+      ptx::bar_sync(kBarrier, 128);
+    }
+    const unsigned to = staging_of(staging) + static_cast<unsigned>(16 * thread);
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i)
+      ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                                                                    __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])});
+    pending_block = block;
+    if constexpr (Spec::kStagings == 2) staging ^= 1;
+  }
+
+  __device__ __forceinline__ void multiply_block() {
+    if constexpr (kRest == 0) {
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) multiply<64, 64>(part);
+    } else {
+      static_assert(kRest == 0 || kWhole == 1);
+      multiply<64, kRest>(0);
+      multiply<kRest, 64>(1);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    BackwardLoader<Spec> loader(p, shared, barriers);
+    if constexpr (!Spec::kOwnLoader)
+      if (thread == 0) loader.begin(tile);
+    int left = tile.blocks();
+#pragma unroll 1
+    for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
+      ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
+      if constexpr (!Spec::kOwnLoader)
+        if (thread == 0) loader.next();  // v3/backward_load.h, run_behind_ds(), says why now
+      multiply_block();
+      ds.next();
+      ++block;
+      if (--left == 0) {  // to the next query head, whose blocks follow
+        left = tile.blocks();
+        block += first_block();
+      }
+    }
+    if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
+    flush<kRest == 0 ? 64 : kRest>(kParts - 1);
+    if (thread == 0) ptx::bulk_wait<0>();
+  }
+};
+
+}  // namespace fattn::v3

@@ -1,0 +1,96 @@
+// Backward on Hopper, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
+//
+// A CTA takes one block of queries of one head. Spec: Element, Mask, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
+#pragma once
+
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/v3/backward_again.h"
+#include "kernels/v3/backward_fragments.h"
+#include "kernels/v3/backward_prepare.h"
+#include "kernels/v3/operand_tile.h"
+
+namespace fattn::v3 {
+
+template <class Spec>
+struct BackwardFinish {
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  using Tile = OperandTile<kV3BackwardRows, Spec::kHeaddim>;  // swizzled, so that neither writing nor reading it has conflicts
+  static constexpr int kGroups = Spec::kHeaddim / 8;          // of 8 columns
+  static constexpr int kAtOnce = 16;                          // loads in flight: enough, and 64 registers
+
+  // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
+  static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
+    const HeadPairs<Element> pairs(p, at.batch, at.head);
+    const int tiles = (Mask::visible_end(p.call, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
+    const int keys = min(tiles * Spec::kBlockN, p.call.seqlen_k);
+#pragma unroll 1
+    for (int nth = first; nth < first + 16; ++nth) {
+      const int row = at.row + nth;
+      if (row >= p.call.seqlen_q) break;
+      const int end = Mask::visible_end(p.call, row);
+      bool spoilt = false;
+#pragma unroll 1
+      for (int key = end; key < keys && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
+      if (!spoilt) continue;
+      GradientRow<Spec::kHeaddim> gradient;
+#pragma unroll 1
+      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key) gradient.add(pairs.gradient(row, key, lane), pairs.k, key, lane);
+      write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const BackwardCall& p, unsigned shared) {
+    const AttentionParams& call = p.call;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
+    const QueryBlock at = query_block(call, p.work);
+    ptx::wait_for_kernel_before();
+    const float4* const accum = reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.batch, at.head) + at.row) * Spec::kHeaddim);
+    bool finite = true;
+    // A thread has, as in wgmma's accumulators, two columns of rows lane / 4 and 8 further of its warp's 16.
+    const unsigned row = static_cast<unsigned>(first_row + lane / 4), word = static_cast<unsigned>(lane % 4 * 4);
+#pragma unroll
+    for (int begin = 0; begin < kGroups; begin += kAtOnce) {
+      float4 x[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce && begin + i < kGroups; ++i) x[i] = __ldcs(accum + (begin + i) * kV3FinishThreads + thread);
+#pragma unroll
+      for (int i = 0; i < kAtOnce && begin + i < kGroups; ++i) {
+        const unsigned group = static_cast<unsigned>(begin + i);
+        const unsigned to = shared + group / 8 * Tile::kColumnBytes + row * 128 + (group % 8 ^ row % 8) * 16 + word;
+        ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * call.softmax_scale, x[i].y * call.softmax_scale));
+        ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * call.softmax_scale, x[i].w * call.softmax_scale));
+        if constexpr (Mask::kUneven) finite = finite && is_finite(x[i].x) && is_finite(x[i].y) && is_finite(x[i].z) && is_finite(x[i].w);
+      }
+    }
+    if constexpr (Mask::kUneven) {
+      if (!ptx::vote_all(finite)) [[unlikely]] {
+        ptx::warp_sync();
+        rows_again(p, at, shared, first_row, lane);
+      }
+    }
+    __syncthreads();
+    unsigned short* const dq = static_cast<unsigned short*>(call.dq) + at.batch * call.dq_strides.batch + at.head * call.dq_strides.head;
+    constexpr int kLanes = kGroups & -kGroups;  // neighbours of a row: the largest power of two that divides it
+#pragma unroll
+    for (int i = 0; i < kV3BackwardRows * kGroups / kV3FinishThreads; ++i) {
+      const int in_part = i * kV3FinishThreads + thread;
+      const int part = in_part / (kV3BackwardRows * kLanes), in_rows = in_part % (kV3BackwardRows * kLanes);
+      const unsigned from_row = static_cast<unsigned>(in_rows / kLanes), group = static_cast<unsigned>(part * kLanes + in_rows % kLanes);
+      const int to_row = at.row + static_cast<int>(from_row), column = static_cast<int>(group) * 8;
+      if (to_row >= call.seqlen_q || column >= p.work.columns) continue;
+      *reinterpret_cast<uint4*>(dq + to_row * call.dq_strides.row + column) =
+          ptx::ld_shared_16(shared + group / 8 * Tile::kColumnBytes + from_row * 128 + (group % 8 ^ from_row % 8) * 16);
+    }
+  }
+};
+
+template <class Spec>
+__device__ __forceinline__ void backward_finish(const BackwardCall& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  BackwardFinish<Spec>::run(p, ptx::shared_address(memory));
+}
+
+}  // namespace fattn::v3

@@ -1,0 +1,123 @@
+// What the warpgroups of the v3 backward kernel do with their registers between products. Scores are transposed, S^T = K Q^T: a row is a key, a column
+// a query, so that the accumulators of P^T and dS^T are A operands of dV = P^T dO and dK = dS^T Q.
+//
+// Of a 64 x 64 block, a thread has s[4 i + e]: key lane / 4 + 8 (e / 2) of its warp's 16, query 8 i + 2 (lane % 4) + e % 2 of the block; as pairs in 16
+// bits, bits[i / 2][i % 2 * 2 + e / 2].
+#pragma once
+
+#include "kernels/ptx/async_proxy.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/math.h"
+#include "kernels/ptx/shared_pair.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/stmatrix.h"
+#include "kernels/ptx/tensor_copy.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+
+namespace fattn::v3 {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+
+// Where the thread is, found again at each call to keep registers free.
+__device__ __forceinline__ unsigned own_lane() { return ptx::opaque(threadIdx.x) % 32; }
+// The warp's first row of its warpgroup's 64.
+__device__ __forceinline__ unsigned own_warp_row() { return ptx::opaque(threadIdx.x) / 2 & 48; }
+
+// lse or row sums of a block, as the columns of scores need them.
+struct RowValues {
+  float2 of[kV3BackwardRows / 8];
+  __device__ __forceinline__ void read(unsigned address) {
+    const unsigned from = address + own_lane() % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kV3BackwardRows / 8; ++i) of[i] = ptx::ld_shared_f32x2(from + static_cast<unsigned>(32 * i));
+  }
+};
+
+// s = exp2(s * scale - lse)
+__device__ __forceinline__ void exponentials(float (&s)[32], const RowValues& lse, float scale) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 l = lse.of[i];
+    s[4 * i] = ptx::ex2(__fmaf_rn(s[4 * i], scale, -l.x));
+    s[4 * i + 1] = ptx::ex2(__fmaf_rn(s[4 * i + 1], scale, -l.y));
+    s[4 * i + 2] = ptx::ex2(__fmaf_rn(s[4 * i + 2], scale, -l.x));
+    s[4 * i + 3] = ptx::ex2(__fmaf_rn(s[4 * i + 3], scale, -l.y));
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ void pack(unsigned (&bits)[4][4], const float (&x)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) bits[i / 4][i % 4] = ptx::pack2<Element>(x[2 * i], x[2 * i + 1]);
+}
+
+// dp -= row_sum
+__device__ __forceinline__ void subtract(float (&dp)[32], const RowValues& row_sum) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 d = row_sum.of[i];
+    dp[4 * i] -= d.x;
+    dp[4 * i + 1] -= d.y;
+    dp[4 * i + 2] -= d.x;
+    dp[4 * i + 3] -= d.y;
+  }
+}
+
+// dS = P (dP - row_sum) in place of P, which is as it was rounded for its product with dO.
+template <class Element>
+__device__ __forceinline__ void multiply(unsigned (&bits)[4][4], const float (&dp)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    unsigned& pair = bits[i / 4][i % 4];
+    pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * dp[2 * i], ptx::high_float<Element>(pair) * dp[2 * i + 1]);
+  }
+}
+
+// Puts zeros in place of pairs that the mask hides, and of keys that do not exist, whatever was computed for them.
+// `key`: the warpgroup's first; `row`: the block's first query.
+template <class Mask>
+__device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int key, int row) {
+  constexpr int kNone = 1 << 30;
+  const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4), column = row + static_cast<int>(own_lane() % 4 * 2);
+  const int first0 = own_key < p.call.seqlen_k ? Mask::first_row(p.call, own_key) - column : kNone;
+  const int first1 = own_key + 8 < p.call.seqlen_k ? Mask::first_row(p.call, own_key + 8) - column : kNone;
+#pragma unroll
+  for (int i = 0; i < 32; ++i)
+    if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? first0 : first1)) x[i] = 0;
+}
+
+// Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.
+template <class Mask>
+__device__ __forceinline__ bool hides(const BackwardCall& p, int key, int row) {
+  return key + 64 > p.call.seqlen_k || (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
+}
+
+// Where the thread writes its part of 16 columns of its warp's rows with stmatrix. `rows`: the address of the first of the warp's 16 rows in column 0
+// of the tile.
+template <class Tile>
+struct FragmentPlace {
+  unsigned first;
+  __device__ __forceinline__ explicit FragmentPlace(unsigned rows) {
+    const unsigned lane = own_lane();
+    first = rows + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+  }
+  // Steps of 16 columns change bits of the unit of 16 bytes that its column does not: the swizzle takes the exclusive or of both.
+  __device__ __forceinline__ unsigned at(unsigned step) const { return (first ^ step % 4 * 32) + step / 4 * Tile::kColumnBytes; }
+};
+
+// A gradient of the warpgroup's 64 rows, times `factor`, into the rows of a tile from `rows` on (of this warp).
+template <class Element, class Tile, int kCount>
+__device__ __forceinline__ void write_gradient(const float (&x)[kCount], float factor, unsigned rows) {
+  const FragmentPlace<Tile> place(rows);
+#pragma unroll
+  for (unsigned step = 0; step < kCount / 8; ++step) {
+    unsigned fragment[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) fragment[i] = ptx::pack2<Element>(x[8 * step + 2 * i] * factor, x[8 * step + 2 * i + 1] * factor);
+    ptx::stmatrix_x4(place.at(step), fragment);
+  }
+}
+
+}  // namespace fattn::v3

@@ -1,0 +1,196 @@
+// A warpgroup that computes dk and dv of 64 keys of its own. Both, and one block's scores, stay in its registers:
+//   S^T = K Q^T    P^T = exp2(S^T scale - lse)    dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dV += P^T dO    dK += dS^T Q
+// dS^T also goes to shared memory, for dq. What runs on the tensor cores meanwhile is in brackets; j is the block:
+//   dS(j-1) [dV(j-1)] | S(j) issued | dS(j-1) to shared memory | dK(j-1) issued | S(j) awaited | P(j) [dK(j-1)] | dP(j), dV(j) issued | dP(j) awaited
+#pragma once
+
+#include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_fragments.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+#include "kernels/v3/backward_store.h"
+#include "kernels/v3/ring.h"
+#include "kernels/tile/for_each.h"
+
+namespace fattn::v3 {
+
+template <class Spec>
+struct KeyGradients {
+  using Shape = BackwardShape<Spec>;
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  using TileK = typename Shape::TileK;
+  using TileV = typename Shape::TileV;
+  using TileQ = typename Shape::TileQ;
+  using TileDout = typename Shape::TileDout;
+  using TileDs = typename Shape::TileDs;
+
+  const BackwardCall& p;
+  const unsigned shared;
+  const BackwardBarriers<Spec> barriers;
+  const TilePlace tile;
+  const int group;    // of the CTA's
+  const float scale;  // in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots
+
+  float s[32], dp[32];
+  float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
+  unsigned operand[4][4];                   // A: P^T of dV, then dS^T of dK
+  RowValues row_values;                     // lse, then row sums
+  Ring<Spec::kStages> queries;              // and dout
+  unsigned step = 0;                        // blocks whose dS is published
+  int row = 0;                              // the present block's first
+
+  __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
+                                          int own_group)
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        tile(of_keys),
+        group(own_group),
+        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
+
+  // Of dS, lse and row sums of the present block.
+  __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
+  __device__ __forceinline__ int key() const { return tile.key() + 64 * group; }
+
+  // --- products, of the whole warpgroup ---
+
+  template <class TileA, class TileB, int kWidth>
+  __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) {
+    const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_a + 64 * 128 * group), 0);
+    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), 0) + queries.stage * (TileB::kBytes / 16);
+    ptx::forget(d);
+    tile::for_each<0, kWidth / 16>([&](auto step) {
+      constexpr int kStep = decltype(step)::value;
+      ptx::wgmma<Element, (kStep > 0)>(d, a + TileA::step(kStep), b + TileB::step(kStep));
+    });
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_s() { issue_scores<TileK, TileQ, Spec::kHeaddim>(s, 0, Shape::kOffsetQ); }
+  __device__ __forceinline__ void issue_dp() { issue_scores<TileV, TileDout, Spec::kHeaddimV>(dp, Shape::kOffsetV, Shape::kOffsetDout); }
+
+  template <class TileB, int kCount>
+  __device__ __forceinline__ void issue_sum(float (&d)[kCount], const unsigned (&a)[4][4], int offset_b, unsigned stage) {
+    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), TileB::kColumnBytes) + stage * (TileB::kBytes / 16);
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      ptx::wgmma<Element, true, ptx::Major::kOther>(d, a[step], b + static_cast<unsigned>(step * 128));
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_dv() { issue_sum<TileDout>(dv, operand, Shape::kOffsetDout, queries.stage); }
+  __device__ __forceinline__ void issue_dk(unsigned stage) { issue_sum<TileQ>(dk, operand, Shape::kOffsetQ, stage); }
+
+  // --- what a block goes through ---
+
+  __device__ __forceinline__ void read_lse() { row_values.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
+  __device__ __forceinline__ void read_row_sums() { row_values.read(shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes); }
+  __device__ __forceinline__ void hide_in(float (&x)[32]) {
+    if (hides<Mask>(p, key(), row)) hide<Mask>(x, p, key(), row);
+  }
+
+  // P from S, which is there; on return dP is there too, and dV under way.
+  __device__ __forceinline__ void weigh() {
+    exponentials(s, row_values, scale);
+    hide_in(s);
+    ptx::wgmma_wait<0>();  // dK of the block before, whose operand P takes the place of
+    ptx::pin(operand);
+    pack<Element>(operand, s);
+    ptx::pin(operand);
+    ptx::mbarrier_wait(barriers.dout_full(queries.stage), queries.parity);
+    ptx::wgmma_fence();
+    issue_dp();
+    issue_dv();
+    read_row_sums();
+    ptx::wgmma_wait<1>();
+    ptx::pin(dp);
+  }
+  // dS from dP and P, for which dV has to give its operand back.
+  __device__ __forceinline__ void differentiate() {
+    subtract(dp, row_values);
+    ptx::wgmma_wait<0>();
+    ptx::pin(operand);
+    multiply<Element>(operand, dp);
+    ptx::pin(operand);
+  }
+  __device__ __forceinline__ void write_ds() {
+    ptx::mbarrier_wait(barriers.ds_empty(slot()), (step / Shape::kStagesDs & 1) ^ 1);
+    const unsigned rows = shared + Shape::kOffsetDs + slot() * TileDs::kBytes + (static_cast<unsigned>(64 * group) + own_warp_row()) * 128;
+    const FragmentPlace<TileDs> place(rows);
+#pragma unroll
+    for (unsigned step = 0; step < 4; ++step) ptx::stmatrix_x4(place.at(step), operand[step]);
+  }
+  __device__ __forceinline__ void publish_ds() {
+    ptx::async_proxy_fence();
+    ptx::warp_sync();
+    if (own_lane() == 0) ptx::mbarrier_arrive(barriers.ds_full(slot()));
+    ++step;
+  }
+  __device__ __forceinline__ void next_block() {
+    queries.next();
+    row += Shape::kBlockM;
+    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
+  }
+
+  // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.
+  __device__ __forceinline__ void skip_blocks() {
+    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, key()) - tile.first_row()) / Shape::kBlockM);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) operand[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (int i = 0; i < hidden; ++i) {
+      write_ds();
+      publish_ds();
+      next_block();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    row = tile.first_row();
+    if constexpr (Mask::kUneven) skip_blocks();
+#pragma unroll
+    for (float& x : dk) x = 0;
+#pragma unroll
+    for (float& x : dv) x = 0;
+    ptx::mbarrier_wait(barriers.k_full(), 0);
+    ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
+    ptx::pin(dk);
+    ptx::pin(dv);
+    ptx::wgmma_fence();
+    issue_s();
+    ptx::mbarrier_wait(barriers.v_full(), 0);
+    read_lse();
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    weigh();
+#pragma unroll 1
+    while (static_cast<int>(step) + 1 < tile.blocks() * p.call.group) {  // under way: dV of the block before
+      differentiate();
+      write_ds();
+      next_block();
+      ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
+      ptx::wgmma_fence();
+      issue_s();
+      issue_dk(queries.last());
+      publish_ds();
+      read_lse();
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      weigh();
+    }
+    differentiate();
+    write_ds();
+    publish_ds();
+    ptx::wgmma_fence();
+    issue_dk(queries.stage);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    ptx::pin(dv);
+    // Only this warpgroup read its rows of V; those of K are read for dq too.
+    store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 64 * group, 2 + group);
+    ptx::mbarrier_wait(barriers.k_done(), 0);
+    store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 64 * group, 2 + group);
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+};
+
+}  // namespace fattn::v3

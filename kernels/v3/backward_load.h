@@ -1,0 +1,123 @@
+// Loads of the v3 backward kernel, by one thread: the keys and values of the tile, and block after block of queries with what belongs to them.
+#pragma once
+
+#include "kernels/ptx/bulk_copy.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/tensor_copy.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+#include "kernels/v3/ring.h"
+
+namespace fattn::v3 {
+
+// The columns of an operand tile that begins at `at`; `barrier` expects the bytes.
+template <class Tile>
+__device__ __forceinline__ void load_columns(unsigned tile, const TensorMap& map, unsigned barrier, ptx::TensorPlace at) {
+  for (int column = 0; column < Tile::kColumns; ++column) {
+    ptx::tensor_load(tile + column * Tile::kColumnBytes, &map, barrier, at);
+    at.column += 64;
+  }
+}
+
+template <class Spec>
+struct BackwardLoader {
+  using Shape = BackwardShape<Spec>;
+  using TileQ = typename Shape::TileQ;
+  using TileDout = typename Shape::TileDout;
+
+  const BackwardCall& p;
+  const unsigned shared;
+  const BackwardBarriers<Spec> barriers;
+  int batch, head, first_row, row;
+  int left;  // blocks
+  Ring<Spec::kStages> ring;
+  Ring<Shape::kRowSlots> slot;
+
+  __device__ __forceinline__ BackwardLoader(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of)
+      : p(params), shared(shared_address), barriers(of), left(0) {}
+
+  __device__ __forceinline__ void load_q() const {
+    const unsigned barrier = barriers.q_full(ring.stage);
+    ptx::mbarrier_arrive_expect(barrier, TileQ::kBytes + Shape::kRowBytes);
+    load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, {0, row, head, batch});
+    ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + first_workspace_row(p, batch, head) + row,
+                   Shape::kRowBytes, barrier);
+  }
+  __device__ __forceinline__ void load_dout() const {
+    const unsigned barrier = barriers.dout_full(ring.stage);
+    ptx::mbarrier_arrive_expect(barrier, TileDout::kBytes + Shape::kRowBytes);
+    load_columns<TileDout>(shared + Shape::kOffsetDout + ring.stage * TileDout::kBytes, p.dout, barrier, {0, row, head, batch});
+    ptx::bulk_load(shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes, p.call.row_sum + first_workspace_row(p, batch, head) + row,
+                   Shape::kRowBytes, barrier);
+  }
+  __device__ __forceinline__ void advance() {
+    --left;
+    ring.next();
+    slot.next();
+    row += Shape::kBlockM;
+    if (row >= p.work.row_blocks * Shape::kBlockM) {
+      row = first_row;
+      ++head;
+    }
+  }
+  // The next block, if there is one.
+  __device__ __forceinline__ void next() {
+    if (left == 0) return;
+    load_q();
+    load_dout();
+    advance();
+  }
+
+  // Keys and values, and as many blocks as there is room for.
+  __device__ __forceinline__ void begin(TilePlace tile) {
+    using TileK = typename Shape::TileK;
+    using TileV = typename Shape::TileV;
+    batch = tile.batch();
+    head = tile.head_k() * p.call.group;
+    first_row = row = tile.first_row();
+    left = tile.blocks() * p.call.group;
+    ptx::mbarrier_arrive_expect(barriers.k_full(), TileK::kBytes);
+    load_columns<TileK>(shared, p.k, barriers.k_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+    ptx::wait_for_kernel_before();  // which writes lse_log2 and row_sum
+    next();
+    ptx::mbarrier_arrive_expect(barriers.v_full(), TileV::kBytes);
+    load_columns<TileV>(shared + Shape::kOffsetV, p.v, barriers.v_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+#pragma unroll 1
+    for (int i = 1; i < (Spec::kByRole ? Spec::kStages : Spec::kStages - 1); ++i) next();
+  }
+
+  // Where each warpgroup reads everything: no barriers give stages back. dS of a block is there when all of them are done with the block before it:
+  // the block after the next may then be loaded, into the stage of the former (of three), and its lse and row sums into the slot of the latter.
+  __device__ __forceinline__ void run_behind_ds() {
+    Ring<Shape::kStagesDs> ds;
+#pragma unroll 1
+    while (left > 0) {
+      ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
+      next();
+      ds.next();
+    }
+  }
+
+  // By role, with barriers for each tile. The stages that begin() filled are waited for as the others.
+  __device__ __forceinline__ void run_behind_readers() {
+    Ring<Spec::kStages> done;
+#pragma unroll 1
+    for (; left > 0; done.next()) {
+      ptx::mbarrier_wait(barriers.q_empty(done.stage), done.parity);
+      load_q();
+      ptx::mbarrier_wait(barriers.dout_empty(done.stage), done.parity);
+      load_dout();
+      advance();
+    }
+  }
+
+  __device__ __forceinline__ void run(TilePlace tile) {
+    begin(tile);
+    if constexpr (Spec::kByRole)
+      run_behind_readers();
+    else
+      run_behind_ds();
+  }
+};
+
+}  // namespace fattn::v3

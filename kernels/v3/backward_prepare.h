@@ -1,0 +1,91 @@
+// Backward on Hopper, first kernel: row sums of dO * O, lse in the units of the main kernel, and zeros for what that adds to.
+//
+// A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
+#pragma once
+
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v3/backward_fragments.h"
+#include "kernels/v3/backward_schedule.h"
+#include "shared/attention_params.h"
+#include "shared/v3_backward_work.h"
+
+namespace fattn::v3 {
+
+// The last heads come first: the main kernel then finds the first ones in L2.
+struct QueryBlock {
+  int batch, head, row;  // first
+};
+__device__ __forceinline__ QueryBlock query_block(const AttentionParams& call, const V3BackwardWork& work) {
+  const unsigned index = gridDim.x - 1 - blockIdx.x, blocks = static_cast<unsigned>(work.row_blocks);
+  const unsigned nth = index / blocks, batch = nth / static_cast<unsigned>(call.nheads);
+  return {static_cast<int>(batch), static_cast<int>(nth - batch * static_cast<unsigned>(call.nheads)),
+          static_cast<int>(index - nth * blocks) * kV3BackwardRows};
+}
+
+template <class Spec>
+struct BackwardPrepare {
+  using Element = typename Spec::Element;
+  static constexpr int lanes_of(int columns) { return columns <= 1 ? 1 : 2 * lanes_of((columns + 1) / 2); }
+  static constexpr int kLanes = lanes_of(Spec::kHeaddimV / 8);  // of a row; each takes 8 columns
+  static constexpr int kRowStep = kV3PrepareThreads / kLanes, kSteps = kV3BackwardRows / kRowStep;
+  static_assert(kV3BackwardRows % kRowStep == 0);
+
+  static __device__ __forceinline__ uint4 load8(const void* tensor, const TensorStrides& s, const QueryBlock& at, int row, int column) {
+    const auto* first = static_cast<const unsigned short*>(tensor) + at.batch * s.batch + at.head * s.head;
+    return __ldcs(reinterpret_cast<const uint4*>(first + (at.row + row) * s.row + column));  // read here for the last time, or for long
+  }
+  static __device__ __forceinline__ float dot2(unsigned a, unsigned b, float sum) {
+    sum = fmaf(ptx::low_float<Element>(a), ptx::low_float<Element>(b), sum);
+    return fmaf(ptx::high_float<Element>(a), ptx::high_float<Element>(b), sum);
+  }
+
+  static __device__ __forceinline__ void run(const AttentionParams& call, const V3BackwardWork& work) {
+    ptx::let_kernel_after_come_up();
+    const int thread = static_cast<int>(threadIdx.x);
+    const QueryBlock at = query_block(call, work);
+    const int rows = call.seqlen_q - at.row, column = thread % kLanes * 8;
+    uint4 o[kSteps], dout[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int row = i * kRowStep + thread / kLanes;
+      const bool exists = row < rows && column < work.columns_v;
+      o[i] = exists ? load8(call.o, call.o_strides, at, row, column) : uint4{0, 0, 0, 0};
+      dout[i] = exists ? load8(call.dout, call.dout_strides, at, row, column) : uint4{0, 0, 0, 0};
+    }
+
+    const long long first = (static_cast<long long>(at.batch) * call.nheads + at.head) * work.row_blocks * kV3BackwardRows + at.row;
+    float4* const accum = reinterpret_cast<float4*>(call.dq_accum + first * Spec::kHeaddim);
+#pragma unroll
+    for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i) accum[i * kV3PrepareThreads + thread] = float4{0, 0, 0, 0};
+
+    if (thread < kV3BackwardRows) {
+      float lse = -kInfinity;
+      if (thread < rows) lse = call.lse[at.batch * call.lse_strides.batch + at.head * call.lse_strides.head + (at.row + thread) * call.lse_strides.row];
+      work.lse_log2[first + thread] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      float sum = dot2(o[i].x, dout[i].x, 0);
+      sum = dot2(o[i].y, dout[i].y, sum);
+      sum = dot2(o[i].z, dout[i].z, sum);
+      sum = dot2(o[i].w, dout[i].w, sum);
+#pragma unroll
+      for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += ptx::shfl_xor(sum, distance);
+      if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
+    }
+
+    if constexpr (Spec::kDeterministic) {  // whose turn it is to add to the block; and, before all of them, the ticket
+      if (thread == 0) call.dq_semaphore[1 + first / kV3BackwardRows] = 0;
+      if (thread == 1 && blockIdx.x == 0) call.dq_semaphore[0] = 0;
+    }
+  }
+};
+
+template <class Spec>
+__device__ __forceinline__ void backward_prepare(const AttentionParams& call, const V3BackwardWork& work) {
+  BackwardPrepare<Spec>::run(call, work);
+}
+
+}  // namespace fattn::v3

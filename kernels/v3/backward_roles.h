@@ -1,0 +1,284 @@
+// Two warpgroups that compute dv and dk of the CTA's 64 keys, for heads so wide that the registers of one do not hold both. One has
+//   S^T = K Q^T    P^T = exp2(S^T scale - lse)    dV += P^T dO
+// and leaves P in shared memory to the other, where dS takes its place for dq:
+//   dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dK += dS^T Q
+// In brackets what runs on the tensor cores meanwhile; j is the block:
+//   values  P(j-1) to shared memory | S(j), dV(j-1) issued | S(j) awaited | exponentials of P(j) [dV(j-1)]
+//   keys    dS(j-1) to shared memory | dP(j), dK(j-1) issued | dP(j) awaited | dS(j) from P(j) [dK(j-1)]
+#pragma once
+
+#include "kernels/ptx/wgmma.h"
+#include "kernels/tile/for_each.h"
+#include "kernels/v3/backward_fragments.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+#include "kernels/v3/backward_store.h"
+#include "kernels/v3/ring.h"
+
+namespace fattn::v3 {
+
+// What both have: scores of the tile's rows (K or V) with a block's (Q or dO), and a sum over the queries of a block of the other tile.
+template <class Spec>
+struct RoleBase {
+  using Shape = BackwardShape<Spec>;
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  using TileDs = typename Shape::TileDs;
+
+  const BackwardCall& p;
+  const unsigned shared;
+  const BackwardBarriers<Spec> barriers;
+  const TilePlace tile;
+
+  Ring<Spec::kStages> queries, last;  // of the present block and of the one before
+  Ring<Shape::kStagesDs> ds;          // of the block that is published next: P, then dS
+  int row;                            // the first of that block
+
+  __device__ __forceinline__ RoleBase(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
+      : p(params), shared(shared_address), barriers(of), tile(of_keys), row(of_keys.first_row()) {}
+
+  __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
+  __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
+
+  template <class TileA, class TileB, int kWidth>
+  __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) const {
+    const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_a), 0);
+    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), 0) + queries.stage * (TileB::kBytes / 16);
+    ptx::forget(d);
+    tile::for_each<0, kWidth / 16>([&](auto step) {
+      constexpr int kStep = decltype(step)::value;
+      ptx::wgmma<Element, (kStep > 0)>(d, a + TileA::step(kStep), b + TileB::step(kStep));
+    });
+    ptx::wgmma_commit();
+  }
+  // In two halves, if one instruction would take more registers than a thread has at launch, which is what ptxas allows it.
+  template <class TileB, int kCount>
+  __device__ __forceinline__ void issue_sum(float (&d)[kCount], const unsigned (&a)[4][4], int offset_b) const {
+    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), TileB::kColumnBytes) + last.stage * (TileB::kBytes / 16);
+    constexpr int kParts = kCount > 96 ? 2 : 1, kPart = kCount / kParts;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float(&half)[kPart] = *reinterpret_cast<float(*)[kPart]>(&d[part * kPart]);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma<Element, true, ptx::Major::kOther>(half, a[step], b + static_cast<unsigned>(part * (kPart / 32) * (TileB::kColumnBytes / 16) + step * 128));
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ unsigned ds_rows(unsigned stage) const {
+    return shared + Shape::kOffsetDs + stage * TileDs::kBytes + own_warp_row() * 128;
+  }
+  __device__ __forceinline__ void hide_in(float (&x)[32]) const {
+    if (hides<Mask>(p, tile.key(), row)) hide<Mask>(x, p, tile.key(), row);
+  }
+  // The block was published, and the next may be.
+  __device__ __forceinline__ void next_published() {
+    ds.next();
+    row += Shape::kBlockM;
+    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
+  }
+  __device__ __forceinline__ void next_issued() {
+    last = queries;
+    queries.next();
+  }
+};
+
+template <class Spec>
+struct ValueRole : RoleBase<Spec> {
+  using Base = RoleBase<Spec>;
+  using typename Base::Element;
+  using typename Base::Shape;
+  using TileK = typename Shape::TileK;
+  using TileV = typename Shape::TileV;
+  using TileQ = typename Shape::TileQ;
+  using TileDout = typename Shape::TileDout;
+  using Base::barriers;
+  using Base::ds;
+  using Base::last;
+  using Base::p;
+  using Base::queries;
+  using Base::shared;
+  using Base::tile;
+
+  const float scale;  // in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots
+  float s[32], dv[Spec::kHeaddimV / 2];
+  unsigned weights[4][4];
+
+  __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
+      : Base(params, shared_address, of, of_keys),
+        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
+
+  __device__ __forceinline__ void issue_s() {
+    ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
+    ptx::wgmma_fence();
+    Base::template issue_scores<TileK, TileQ, Spec::kHeaddim>(s, 0, Shape::kOffsetQ);
+  }
+  __device__ __forceinline__ void issue_dv() {
+    ptx::mbarrier_wait(barriers.dout_full(last.stage), last.parity);
+    ptx::wgmma_fence();
+    Base::template issue_sum<TileDout>(dv, weights, Shape::kOffsetDout);
+  }
+  // The exponentials of the block that S was issued for last; its queries are not needed any more.
+  __device__ __forceinline__ void weigh() {
+    RowValues lse;
+    lse.read(shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes);
+    exponentials(s, lse, scale);
+    ptx::warp_sync();
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
+  }
+  // P of the block: to registers for dv, and to where its dS will be, in the order of registers, because the same thread of the other warpgroup
+  // takes it.
+  __device__ __forceinline__ void publish() {
+    Base::hide_in(s);
+    pack<Element>(weights, s);
+    ptx::pin(weights);
+    ptx::mbarrier_wait(barriers.ds_empty(ds.stage), ds.parity ^ 1);
+    const unsigned to = Base::ds_rows(ds.stage) + 16 * own_lane();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::st_shared_16(to + static_cast<unsigned>(512 * i), uint4{weights[i][0], weights[i][1], weights[i][2], weights[i][3]});
+    ptx::warp_sync();
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full(ds.stage));
+    Base::next_published();
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (float& x : dv) x = 0;
+    ptx::mbarrier_wait(barriers.k_full(), 0);
+    ptx::pin(dv);
+    issue_s();
+    Base::next_issued();
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    weigh();
+    publish();
+#pragma unroll 1
+    for (int left = Base::steps(); --left > 0;) {
+      const unsigned free = last.stage;
+      issue_s();
+      issue_dv();
+      Base::next_issued();
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      weigh();
+      ptx::wgmma_wait<0>();  // dV: P of the next block may take its operand's registers
+      ptx::pin(weights);
+      if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
+      publish();
+    }
+    issue_dv();
+    ptx::wgmma_wait<0>();
+    ptx::pin(dv);
+    ptx::mbarrier_wait(barriers.v_done(), 0);
+    store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 0, 2);
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+};
+
+template <class Spec>
+struct KeyRole : RoleBase<Spec> {
+  using Base = RoleBase<Spec>;
+  using typename Base::Element;
+  using typename Base::Shape;
+  using typename Base::TileDs;
+  using TileK = typename Shape::TileK;
+  using TileV = typename Shape::TileV;
+  using TileQ = typename Shape::TileQ;
+  using TileDout = typename Shape::TileDout;
+  using Base::barriers;
+  using Base::ds;
+  using Base::last;
+  using Base::p;
+  using Base::queries;
+  using Base::shared;
+  using Base::tile;
+
+  float dp[32], dk[Spec::kHeaddim / 2];
+  unsigned gradients[4][4];
+
+  __device__ __forceinline__ KeyRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
+      : Base(params, shared_address, of, of_keys) {}
+
+  __device__ __forceinline__ void issue_dp() {
+    ptx::mbarrier_wait(barriers.dout_full(queries.stage), queries.parity);
+    ptx::wgmma_fence();
+    Base::template issue_scores<TileV, TileDout, Spec::kHeaddimV>(dp, Shape::kOffsetV, Shape::kOffsetDout);
+  }
+  __device__ __forceinline__ void issue_dk() {
+    ptx::mbarrier_wait(barriers.q_full(last.stage), last.parity);  // as the other warpgroup, but each sees its own copies' barrier
+    ptx::wgmma_fence();
+    Base::template issue_sum<TileQ>(dk, gradients, Shape::kOffsetQ);
+  }
+  // dS of the block that dP was issued for last, in fp32; its dout is not needed any more.
+  __device__ __forceinline__ void differentiate() {
+    {
+      RowValues row_sums;
+      row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
+      subtract(dp, row_sums);
+    }
+    ptx::mbarrier_wait(barriers.p_full(ds.stage), ds.parity);
+    const unsigned from = Base::ds_rows(ds.stage) + 16 * own_lane();
+#pragma unroll
+    for (unsigned step = 0; step < 4; ++step) {
+      const uint4 x = ptx::ld_shared_16(from + 512 * step);
+      const unsigned weights[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        dp[8 * step + 2 * i] *= ptx::low_float<Element>(weights[i]);
+        dp[8 * step + 2 * i + 1] *= ptx::high_float<Element>(weights[i]);
+      }
+    }
+    ptx::warp_sync();  // the warp has read its P, over which dS is written
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(last.stage));
+  }
+  __device__ __forceinline__ void publish() {
+    pack<Element>(gradients, dp);
+    ptx::pin(gradients);
+    const unsigned rows = Base::ds_rows(ds.stage);
+    const FragmentPlace<TileDs> place(rows);
+#pragma unroll
+    for (unsigned step = 0; step < 4; ++step) ptx::stmatrix_x4(place.at(step), gradients[step]);
+    ptx::async_proxy_fence();
+    ptx::warp_sync();
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.ds_full(ds.stage));
+    Base::next_published();
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (float& x : dk) x = 0;
+    ptx::mbarrier_wait(barriers.v_full(), 0);
+    ptx::pin(dk);
+    issue_dp();
+    Base::next_issued();
+    ptx::wgmma_wait<0>();
+    ptx::pin(dp);
+    differentiate();
+    publish();
+#pragma unroll 1
+    for (int left = Base::steps(); --left > 0;) {
+      const unsigned free = last.stage;
+      issue_dp();
+      issue_dk();
+      Base::next_issued();
+      ptx::wgmma_wait<1>();
+      ptx::pin(dp);
+      differentiate();
+      ptx::wgmma_wait<0>();  // dK: dS of the next block may take its operand's registers
+      ptx::pin(gradients);
+      if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(free));
+      publish();
+    }
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.v_done());
+    issue_dk();
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    ptx::mbarrier_wait(barriers.k_done(), 0);
+    store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 0, 3);
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+};
+
+}  // namespace fattn::v3

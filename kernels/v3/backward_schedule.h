@@ -1,0 +1,63 @@
+// Which tile of keys a CTA computes, and which blocks of queries it meets. All roles of a CTA ask here.
+#pragma once
+
+#include "kernels/ptx/shared_memory.h"
+#include "shared/attention_params.h"
+#include "shared/tensor_map.h"
+#include "shared/v3_backward_work.h"
+
+namespace fattn::v3 {
+
+// The kernel's parameters.
+struct BackwardCall {
+  const AttentionParams& call;
+  const V3BackwardWork& work;
+  const TensorMap &q, &k, &v, &dout, &dk, &dv;  // boxes of a block of queries (q, dout), of a tile of keys (k, v), of 64 rows (dk, dv)
+};
+
+struct KeyTile {
+  int number, head_k, batch;
+  int key;                // first
+  int first_row, blocks;  // of queries, of each head that shares the keys: blocks of kV3BackwardRows from first_row on, which sees a key
+};
+
+// Tiles of one section of (batch, key head) pairs run side by side, so that their q, dout and dq stay in L2; those of the first keys (under a causal
+// mask the longest) first.
+template <class Mask, int kBlockN>
+__device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index) {
+  const AttentionParams& call = p.call;
+  const int per_section = call.heads_per_section * p.work.key_tiles;
+  const int section = index / per_section;
+  const int in_section = index - section * per_section;
+  const int first_head = section * call.heads_per_section;
+  const int heads = min(call.heads_per_section, call.batch * call.nheads_k - first_head);
+  const int number = in_section / heads;
+  const int nth = first_head + in_section - number * heads;
+  const int batch = nth / call.nheads_k;
+  const int first_block = Mask::first_row(call, number * kBlockN) / kV3BackwardRows;
+  return {number, nth - batch * call.nheads_k, batch, number * kBlockN, first_block * kV3BackwardRows, p.work.row_blocks - first_block};
+}
+
+// The tile in shared memory: written once, and read where it is needed, to keep registers free.
+struct TilePlace {
+  unsigned address;
+  __device__ __forceinline__ void write(const KeyTile& tile) const {
+    const int of[6] = {tile.number, tile.head_k, tile.batch, tile.key, tile.first_row, tile.blocks};
+#pragma unroll
+    for (int i = 0; i < 6; ++i) ptx::st_shared_4(address + static_cast<unsigned>(4 * i), static_cast<unsigned>(of[i]));
+  }
+  __device__ __forceinline__ int at(unsigned index) const { return static_cast<int>(ptx::ld_shared_4(address + 4 * index)); }
+  __device__ __forceinline__ int number() const { return at(0); }
+  __device__ __forceinline__ int head_k() const { return at(1); }
+  __device__ __forceinline__ int batch() const { return at(2); }
+  __device__ __forceinline__ int key() const { return at(3); }
+  __device__ __forceinline__ int first_row() const { return at(4); }
+  __device__ __forceinline__ int blocks() const { return at(5); }
+};
+
+// The first element of a query head's rows in lse_log2 and row_sum.
+__device__ __forceinline__ long long first_workspace_row(const BackwardCall& p, int batch, int head) {
+  return (static_cast<long long>(batch) * p.call.nheads + head) * p.work.row_blocks * kV3BackwardRows;
+}
+
+}  // namespace fattn::v3

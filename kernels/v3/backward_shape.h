@@ -1,0 +1,102 @@
+// The shared memory of a v3 backward CTA: tiles, stages and barriers, from its specialisation.
+//
+// A specialisation is a struct with
+//   Element                     bf16 or f16
+//   Mask                        what a query sees (v3/mask.h)
+//   kHeaddim, kHeaddimV         64, 96, 128, 192 or 256; smaller tensors are filled up with zeros by TMA
+//   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup computes dv,
+//                               the other dk (kGroups is 2), because the registers of one do not hold both
+//   kGroups                     warpgroups that compute gradients of keys; another one computes dq
+//   kStages                     blocks of queries in shared memory at once
+//   kStagings                   1 or 2: parts of dq on their way to global memory
+//   kOwnLoader                  loads are issued by a warpgroup of its own, otherwise by a thread of that of dq
+//   kDeterministic              dq is added up in the order of the keys
+//   kMainRegisters, kDqRegisters, kLoaderRegisters   of a thread
+#pragma once
+
+#include "kernels/ptx/mbarrier.h"
+#include "kernels/v3/operand_tile.h"
+#include "shared/v3_backward_work.h"
+
+namespace fattn::v3 {
+
+inline constexpr int kTileBytes = 32;  // of a TilePlace (v3/backward_schedule.h)
+
+template <class Spec>
+struct BackwardShape {
+  static constexpr int kKeyGroups = Spec::kByRole ? 1 : Spec::kGroups;  // of 64 keys
+  static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
+  static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
+  using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
+  using TileV = OperandTile<kBlockN, Spec::kHeaddimV>;
+  using TileQ = OperandTile<kBlockM, Spec::kHeaddim>;
+  using TileDout = OperandTile<kBlockM, Spec::kHeaddimV>;
+  using TileDs = OperandTile<kBlockN, kBlockM>;  // a row is a key
+
+  // dS leaves its warpgroup one block before dq is computed from it. A row of lse or of row sums is dead when dS of its block is there: two are
+  // enough then. By role its place is given back with that of the queries (of dout).
+  static constexpr int kStagesDs = 2;
+  static constexpr int kRowSlots = Spec::kByRole ? Spec::kStages : kStagesDs;
+  static constexpr int kRowBytes = 4 * kBlockM;
+  static constexpr int kStagingBytes = 4 * kBlockM * 64;
+
+  static constexpr int kOffsetV = TileK::kBytes;
+  static constexpr int kOffsetQ = kOffsetV + TileV::kBytes;
+  static constexpr int kOffsetDout = kOffsetQ + Spec::kStages * TileQ::kBytes;
+  static constexpr int kOffsetDs = kOffsetDout + Spec::kStages * TileDout::kBytes;
+  static constexpr int kOffsetStaging = kOffsetDs + kStagesDs * TileDs::kBytes;
+  static constexpr int kOffsetLse = kOffsetStaging + Spec::kStagings * kStagingBytes;
+  static constexpr int kOffsetRowSum = kOffsetLse + kRowSlots * kRowBytes;
+  static constexpr int kOffsetBarriers = kOffsetRowSum + kRowSlots * kRowBytes;
+  static constexpr int kBarriers = 4 + 4 * Spec::kStages + 3 * kStagesDs;
+  static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kSharedBytes = kOffsetTile + kTileBytes;
+
+  static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");
+  static_assert(!Spec::kByRole || (Spec::kGroups == 2 && Spec::kOwnLoader));
+};
+
+// Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.
+template <class Spec>
+struct BackwardBarriers {
+  using Shape = BackwardShape<Spec>;
+  static constexpr unsigned kStages = Spec::kStages, kStagesDs = Shape::kStagesDs;
+  unsigned first;
+
+  __device__ __forceinline__ unsigned at(unsigned index) const { return first + 8 * index; }
+  __device__ __forceinline__ unsigned k_full() const { return at(0); }
+  __device__ __forceinline__ unsigned v_full() const { return at(1); }
+  // The last products that read keys (for dq), and values, are done: the tiles may take dk and dv.
+  __device__ __forceinline__ unsigned k_done() const { return at(2); }
+  __device__ __forceinline__ unsigned v_done() const { return at(3); }
+  __device__ __forceinline__ unsigned ds_full(unsigned stage) const { return at(4 + stage); }
+  __device__ __forceinline__ unsigned ds_empty(unsigned stage) const { return at(4 + kStagesDs + stage); }
+  __device__ __forceinline__ unsigned p_full(unsigned stage) const { return at(4 + 2 * kStagesDs + stage); }
+  __device__ __forceinline__ unsigned q_full(unsigned stage) const { return at(4 + 3 * kStagesDs + stage); }
+  __device__ __forceinline__ unsigned dout_full(unsigned stage) const { return q_full(kStages + stage); }
+  __device__ __forceinline__ unsigned q_empty(unsigned stage) const { return q_full(2 * kStages + stage); }
+  __device__ __forceinline__ unsigned dout_empty(unsigned stage) const { return q_full(3 * kStages + stage); }
+
+  // By one thread. Warps arrive where a tile was read or written by them.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = 4, kAllWarps = 4 * Spec::kGroups, kDsWarps = Spec::kByRole ? kWarps : kAllWarps;
+    ptx::mbarrier_init(k_full(), 1);
+    ptx::mbarrier_init(v_full(), 1);
+    ptx::mbarrier_init(k_done(), kWarps);
+    ptx::mbarrier_init(v_done(), kWarps);
+    for (unsigned i = 0; i < kStagesDs; ++i) {
+      ptx::mbarrier_init(ds_full(i), kDsWarps);
+      ptx::mbarrier_init(ds_empty(i), kWarps);
+      ptx::mbarrier_init(p_full(i), kWarps);
+    }
+    for (unsigned i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(dout_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), kAllWarps);
+      ptx::mbarrier_init(dout_empty(i), kAllWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+};
+
+}  // namespace fattn::v3
