@@ -39,9 +39,11 @@ std::vector<Way> ways() {
   add("cpu standard", Backend::kCpu, Algorithm::kStandard);
   add("cpu v2", Backend::kCpu, Algorithm::kV2);
   for (int i = 0, n = cuda::count(); i < n; ++i) {
-    Way& way = add(fmt::format("cuda:{} v2", i), Backend::kCuda, Algorithm::kV2);
-    way.device = Device::kCuda;
-    way.index = i;
+    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV3}) {
+      Way& way = add(fmt::format("cuda:{} {}", i, name_of(algorithm)), Backend::kCuda, algorithm);
+      way.device = Device::kCuda;
+      way.index = i;
+    }
   }
   return all;
 }

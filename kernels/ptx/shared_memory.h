@@ -31,6 +31,10 @@ __device__ __forceinline__ void st_shared_4(unsigned address, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_2(unsigned address, unsigned short x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_f32(unsigned address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
