@@ -103,7 +103,10 @@ void print(const Json& json) {
   for (const fattn_library_info& library : libraries())
     if (std::string(library.name) == "NVRTC" && !library.loaded && cuda::count() > 0)
       fmt::print("\ncuda: without NVRTC only kernels of the cache or of a pack file run: {}\n", printable(library.reason, 600));
-  fmt::print("\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides, and log-sum-exp.\n\nGPU architectures\n");
+  fmt::print(
+      "\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides (v3: multiples of 16 bytes; v2 computes the "
+      "others), "
+      "and log-sum-exp.\n\nGPU architectures\n");
   for (const Json& a : json["gpu_architectures"])
     fmt::print("  {:<4} {:<10} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
                a["executed_on"].is_null() ? "compiled by the tests, never run" : "run on " + a["executed_on"].get<std::string>());

@@ -47,7 +47,6 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
-  bool wild = false;        // weights of the warp's rows left their window in this tile
   int row = 0;              // the tile's first
   int block = 0;            // whose weights are computed
 
@@ -161,31 +160,20 @@ struct Consumer {
     if (moved) rescale();
     pack();
   }
-  // Any other: no maximum, unless the weights leave their window. Where they once did, they may again: the warp then takes the maximum of every block
-  // to the end of the tile.
+  // Any other: no maximum, unless the weights leave their window.
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     products(buffer);
-    bool moved = false;
-    if (wild) [[unlikely]]
-      moved = softmax.template update<false>(s, factor, scale);
-    else
-      softmax.template weigh<0, kSplit>(s, scale);
+    softmax.template weigh<0, kSplit>(s, scale);
     output_done();
-    if (wild) [[unlikely]] {
-      if (moved) rescale();
+    softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
+    pack();
+    if (!softmax.add(s)) [[unlikely]] {
+      scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
+      Spec::Score::apply(s, p.call);
+      softmax.template update<false>(s, factor, scale);
+      rescale();
       pack();
-    } else {
-      softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
-      pack();
-      if (!softmax.add(s)) [[unlikely]] {
-        scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
-        Spec::Score::apply(s, p.call);
-        softmax.template update<false>(s, factor, scale);
-        rescale();
-        pack();
-        wild = true;
-      }
     }
     free_k();  // only now: the way back reads it
   }
@@ -203,7 +191,6 @@ struct Consumer {
 
   // The weights of a tile's first (last) block, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row) {
-    wild = false;
     row = first_row;
     block = own_blocks(first_row) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > p.call.seqlen_k) hide(block);
