@@ -16,7 +16,6 @@
 
 namespace fattn::v3 {
 
-using tile::Constant;
 using tile::for_each;
 
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
@@ -60,10 +59,9 @@ struct Consumer {
 
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
-  __device__ __forceinline__ int warp_row() const {
-    return group * 64 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
-  }                                                                                   // first, in the tile
-  __device__ __forceinline__ int own_row() const { return warp_row() + lane() / 4; }  // and the one 8 further
+  // The warp's first row in the tile, and the lane's; its other one is 8 further.
+  __device__ __forceinline__ int warp_row() const { return group * 64 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4 * 16; }
+  __device__ __forceinline__ int own_row() const { return warp_row() + lane() / 4; }
   __device__ __forceinline__ unsigned q_tile(unsigned buffer) const { return shared + buffer * Shape::kQueryBytes; }
   __device__ __forceinline__ unsigned k_tile(unsigned stage) const { return shared + Shape::kOffsetK + stage * Shape::TileK::kBytes; }
 

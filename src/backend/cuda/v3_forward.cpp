@@ -91,7 +91,7 @@ int choose_row(const Problem& problem, const V3Target& target) {
       most_keys = row.most_keys;
       least = time;
       if (count > kFewWaves) return best;
-    } else if (row.most_keys == most_keys && time < least && row.tile.query_buffers == kRows[best].tile.query_buffers) {
+    } else if (row.most_keys == most_keys && time < least) {
       best = i;
       least = time;
     }
