@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_forward.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -69,6 +71,23 @@ void add_forward(List& list, int arch, const Problem& problem, bool aligned, boo
   list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), quick);
 }
 
+// Every row of the table that can be chosen for these widths, whatever the lengths.
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, bool quick) {
+  const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const cuda::V3ForwardRow& its = rows[row];
+    if (its.causal != causal || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
+    cuda::V3ForwardKey key;
+    key.dtype = static_cast<int32_t>(dtype);
+    key.width = headdim, key.width_v = headdim_v;
+    key.causal = causal;
+    key.signed_scores = signed_scores;
+    key.row = static_cast<int32_t>(row);
+    list.add(cuda::v3_forward_request(key), rows[row].tile.launch_registers(), quick);
+  }
+}
+
 void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, bool quick) {
   const cuda::V2Target target = cuda::target_of(arch);
   problem.backward = true;
@@ -120,6 +139,16 @@ int main() {
         add_forward(list, a.capability, wide, true, true);
         add_backward(list, a.capability, wide, true, false, false);
       }
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const bool causal : {false, true}) {
+      for (const int headdim : {64, 96, 128, 192, 256}) {
+        add_v3_forward(list, dtype, headdim, headdim, causal, false, true);
+        add_v3_forward(list, dtype, headdim, headdim, causal, true, headdim == 128 && dtype == DType::kBF16);
+      }
+      add_v3_forward(list, dtype, 192, 128, causal, false, true);
+      for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
+        add_v3_forward(list, dtype, headdim, headdim_v, causal, false, false);
+    }
   list.print();
   return 0;
 }

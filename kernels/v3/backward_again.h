@@ -8,38 +8,27 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/global_rows.h"
+#include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
 
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Rows of one head in global memory.
-template <class Element>
-struct HeadRows {
-  const unsigned short* first;
-  long long stride;
-  int columns;
-  __device__ __forceinline__ float value(int row, int column) const { return ptx::to_float<Element>(first[row * stride + column]); }
-};
-template <class Element>
-__device__ __forceinline__ HeadRows<Element> head_rows(const void* tensor, const TensorStrides& strides, int batch, int head, int columns) {
-  return {static_cast<const unsigned short*>(tensor) + batch * strides.batch + head * strides.head, strides.row, columns};
-}
-
 // Whether a row holds Inf or NaN. All lanes of a warp together, as below.
 template <class Element>
-__device__ __forceinline__ bool nonfinite(const HeadRows<Element>& x, int row, int lane) {
+__device__ __forceinline__ bool nonfinite(const GlobalRows<Element>& x, int row, int columns, int lane) {
   bool finite = true;
 #pragma unroll 1
-  for (int column = lane; column < x.columns; column += 32) finite = finite && is_finite(x.value(row, column));
+  for (int column = lane; column < columns; column += 32) finite = finite && is_finite(x.value(row, column));
   return !ptx::vote_all(finite);
 }
 
 template <class Element>
-__device__ __forceinline__ float dot(const HeadRows<Element>& a, int a_row, const HeadRows<Element>& b, int b_row, int lane) {
+__device__ __forceinline__ float dot(const GlobalRows<Element>& a, int a_row, const GlobalRows<Element>& b, int b_row, int columns, int lane) {
   float sum = 0;
 #pragma unroll 1
-  for (int c = lane; c < a.columns; c += 32) sum = fmaf(a.value(a_row, c), b.value(b_row, c), sum);
+  for (int c = lane; c < columns; c += 32) sum = fmaf(a.value(a_row, c), b.value(b_row, c), sum);
 #pragma unroll 1
   for (int lanes = 1; lanes < 32; lanes *= 2) sum += ptx::shfl_xor(sum, lanes);
   return sum;
@@ -48,30 +37,33 @@ __device__ __forceinline__ float dot(const HeadRows<Element>& a, int a_row, cons
 // Everything that a pair's weight and gradient need, of one query head.
 template <class Element>
 struct HeadPairs {
-  HeadRows<Element> q, k, v, dout;
+  GlobalRows<Element> q, k, v, dout;
+  int columns, columns_v;
   const float *lse_log2, *row_sum;
   float scale_log2;
 
   __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head)
-      : q(head_rows<Element>(p.call.q, p.call.q_strides, batch, head, p.work.columns)),
-        k(head_rows<Element>(p.call.k, p.call.k_strides, batch, head / p.call.group, p.work.columns)),
-        v(head_rows<Element>(p.call.v, p.call.v_strides, batch, head / p.call.group, p.work.columns_v)),
-        dout(head_rows<Element>(p.call.dout, p.call.dout_strides, batch, head, p.work.columns_v)),
+      : q(rows_of<Element>(p.call.q, p.call.q_strides, batch, head)),
+        k(rows_of<Element>(p.call.k, p.call.k_strides, batch, head / p.call.group)),
+        v(rows_of<Element>(p.call.v, p.call.v_strides, batch, head / p.call.group)),
+        dout(rows_of<Element>(p.call.dout, p.call.dout_strides, batch, head)),
+        columns(p.work.columns),
+        columns_v(p.work.columns_v),
         lse_log2(p.work.lse_log2 + first_workspace_row(p, batch, head)),
         row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
         scale_log2(p.call.softmax_scale * kLog2e) {}
 
   __device__ __forceinline__ float weight(int row, int key, int lane) const {
-    return ptx::ex2(__fmaf_rn(dot(q, row, k, key, lane), scale_log2, -lse_log2[row]));
+    return ptx::ex2(__fmaf_rn(dot(q, row, k, key, columns, lane), scale_log2, -lse_log2[row]));
   }
   // What the weight is multiplied with to give dS.
-  __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, lane) - row_sum[row]; }
+  __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, columns_v, lane) - row_sum[row]; }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const { return weight(row, key, lane) * slope(row, key, lane); }
 
   // Whether a pair that is hidden spoils dv, dk or dq: 0 * Inf.
-  __device__ __forceinline__ bool spoils_dv(int row, int, int lane) const { return nonfinite(dout, row, lane); }
-  __device__ __forceinline__ bool spoils_dk(int row, int key, int lane) const { return nonfinite(q, row, lane) || !is_finite(slope(row, key, lane)); }
-  __device__ __forceinline__ bool spoils_dq(int row, int key, int lane) const { return nonfinite(k, key, lane) || !is_finite(slope(row, key, lane)); }
+  __device__ __forceinline__ bool spoils_dv(int row, int, int lane) const { return nonfinite(dout, row, columns_v, lane); }
+  __device__ __forceinline__ bool spoils_dk(int row, int key, int lane) const { return nonfinite(q, row, columns, lane) || !is_finite(slope(row, key, lane)); }
+  __device__ __forceinline__ bool spoils_dq(int row, int key, int lane) const { return nonfinite(k, key, columns, lane) || !is_finite(slope(row, key, lane)); }
 };
 
 // A row of a gradient: the lane's columns are lane, lane + 32, ...
@@ -80,10 +72,10 @@ struct GradientRow {
   float x[kWidth / 32] = {};
 
   template <class Element>
-  __device__ __forceinline__ void add(float factor, const HeadRows<Element>& rows, int row, int lane) {
+  __device__ __forceinline__ void add(float factor, const GlobalRows<Element>& rows, int row, int columns, int lane) {
 #pragma unroll
     for (int i = 0; i < kWidth / 32; ++i)
-      if (lane + 32 * i < rows.columns) x[i] = fmaf(factor, rows.value(row, lane + 32 * i), x[i]);
+      if (lane + 32 * i < columns) x[i] = fmaf(factor, rows.value(row, lane + 32 * i), x[i]);
   }
   // NaN in every column: nothing changes it any more.
   __device__ __forceinline__ bool lost(int columns, int lane) const {
@@ -134,9 +126,9 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
 #pragma unroll 1
       for (int row = seen_from; row < p.call.seqlen_q && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)
-          gradient.add(pairs.gradient(row, key, lane), pairs.q, row, lane);
+          gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else
-          gradient.add(pairs.weight(row, key, lane), pairs.dout, row, lane);
+          gradient.add(pairs.weight(row, key, lane), pairs.dout, row, columns, lane);
       }
     }
     write_row<Element, Tile>(gradient, kIsDk ? p.call.softmax_scale : 1.0f, in_shared, nth, lane);

@@ -37,7 +37,7 @@ struct BackwardFinish {
       if (!spoilt) continue;
       GradientRow<Spec::kHeaddim> gradient;
 #pragma unroll 1
-      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key) gradient.add(pairs.gradient(row, key, lane), pairs.k, key, lane);
+      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key) gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
       write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
     }
   }

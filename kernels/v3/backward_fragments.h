@@ -14,11 +14,10 @@
 #include "kernels/ptx/tensor_copy.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
 // Where the thread is, found again at each call to keep registers free.
 __device__ __forceinline__ unsigned own_lane() { return ptx::opaque(threadIdx.x) % 32; }

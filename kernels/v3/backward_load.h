@@ -3,21 +3,12 @@
 
 #include "kernels/ptx/bulk_copy.h"
 #include "kernels/ptx/dependent_launch.h"
-#include "kernels/ptx/tensor_copy.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/load_columns.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
-
-// The columns of an operand tile that begins at `at`; `barrier` expects the bytes.
-template <class Tile>
-__device__ __forceinline__ void load_columns(unsigned tile, const TensorMap& map, unsigned barrier, ptx::TensorPlace at) {
-  for (int column = 0; column < Tile::kColumns; ++column) {
-    ptx::tensor_load(tile + column * Tile::kColumnBytes, &map, barrier, at);
-    at.column += 64;
-  }
-}
 
 template <class Spec>
 struct BackwardLoader {

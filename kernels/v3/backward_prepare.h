@@ -6,8 +6,7 @@
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
-#include "kernels/v3/backward_fragments.h"
-#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/numbers.h"
 #include "shared/attention_params.h"
 #include "shared/v3_backward_work.h"
 
