@@ -12,6 +12,7 @@
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
@@ -88,6 +89,17 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool ca
   }
 }
 
+void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, bool quick) {
+  Problem problem = contiguous(dtype, headdim, headdim_v, causal);
+  problem.backward = true;
+  problem.deterministic = deterministic;
+  problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
+  list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), quick);
+  list.add(cuda::v3_backward_request(plan.prepare), 255, quick);
+  list.add(cuda::v3_backward_request(plan.finish), 255, quick);
+}
+
 void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, bool quick) {
   const cuda::V2Target target = cuda::target_of(arch);
   problem.backward = true;
@@ -146,6 +158,12 @@ int main() {
         add_v3_forward(list, dtype, headdim, headdim, causal, true, headdim == 128 && dtype == DType::kBF16);
       }
       add_v3_forward(list, dtype, 192, 128, causal, false, true);
+      for (const int headdim : {64, 96, 128, 192, 256}) {
+        add_v3_backward(list, dtype, headdim, headdim, causal, false, true);
+        add_v3_backward(list, dtype, headdim, headdim, causal, true, headdim == 128 && dtype == DType::kBF16);
+      }
+      for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {64, 256}, {256, 64}})
+        add_v3_backward(list, dtype, headdim, headdim_v, causal, false, headdim == 192);
       for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
         add_v3_forward(list, dtype, headdim, headdim_v, causal, false, false);
     }

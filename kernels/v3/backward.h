@@ -2,8 +2,8 @@
 //
 // A CTA walks over the blocks of queries that see its keys, of all query heads that share their head. Warpgroup 0 computes dq, the next ones what
 // belongs to the keys; loads are issued by TMA, by one thread of a further warpgroup or of the first.
-// The parts: v3/backward_shape.h (specialisation, shared memory), backward_schedule.h (tiles), backward_load.h, backward_dq.h, and backward_keys.h or,
-// for wide heads, backward_roles.h. Before it runs v3/backward_prepare.h, after it v3/backward_finish.h.
+// The parts: v3/backward_shape.h (specialisation, shared memory), backward_schedule.h (tiles), backward_load.h, backward_dq.h, and backward_keys.h
+// or, for wide heads, backward_roles.h. Before it runs v3/backward_prepare.h, after it v3/backward_finish.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"

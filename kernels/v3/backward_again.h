@@ -1,5 +1,5 @@
-// Inf and NaN that the mask hides. A hidden pair has weight 0, but 0 * Inf is NaN: gradients of rows that this may have spoilt are computed again from
-// global memory, pair after pair of those that are seen. Seldom used: it has few registers, and time does not matter.
+// Inf and NaN that the mask hides. A hidden pair has weight 0, but 0 * Inf is NaN: gradients of rows that this may have spoilt are computed again
+// from global memory, pair after pair of those that are seen. Seldom used: it has few registers, and time does not matter.
 #pragma once
 
 #include "kernels/ptx/convert.h"
@@ -62,8 +62,12 @@ struct HeadPairs {
 
   // Whether a pair that is hidden spoils dv, dk or dq: 0 * Inf.
   __device__ __forceinline__ bool spoils_dv(int row, int, int lane) const { return nonfinite(dout, row, columns_v, lane); }
-  __device__ __forceinline__ bool spoils_dk(int row, int key, int lane) const { return nonfinite(q, row, columns, lane) || !is_finite(slope(row, key, lane)); }
-  __device__ __forceinline__ bool spoils_dq(int row, int key, int lane) const { return nonfinite(k, key, columns, lane) || !is_finite(slope(row, key, lane)); }
+  __device__ __forceinline__ bool spoils_dk(int row, int key, int lane) const {
+    return nonfinite(q, row, columns, lane) || !is_finite(slope(row, key, lane));
+  }
+  __device__ __forceinline__ bool spoils_dq(int row, int key, int lane) const {
+    return nonfinite(k, key, columns, lane) || !is_finite(slope(row, key, lane));
+  }
 };
 
 // A row of a gradient: the lane's columns are lane, lane + 32, ...
@@ -97,7 +101,8 @@ template <class Element, class Tile, int kWidth>
 __device__ __forceinline__ void write_row(const GradientRow<kWidth>& gradient, float factor, unsigned tile, int in_tile, int lane) {
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i)
-    ptx::st_shared_2(element_place<Tile>(tile, in_tile, lane + 32 * i), static_cast<unsigned short>(ptx::pack2<Element>(gradient.x[i] * factor, 0.0f)));
+    ptx::st_shared_2(element_place<Tile>(tile, in_tile, lane + 32 * i),
+                     static_cast<unsigned short>(ptx::pack2<Element>(gradient.x[i] * factor, 0.0f)));
 }
 
 // The warp's 16 rows of dv (or of dk, kIsDk) from `in_tile` on in a tile, those that hidden queries have spoilt.

@@ -26,7 +26,7 @@ struct QueryGradient {
   static constexpr int kWidth = Spec::kHeaddim;
   static constexpr int kWhole = kWidth / 64, kRest = kWidth % 64;  // parts of 64 columns, and a narrower one
   static constexpr int kParts = kWhole + (kRest > 0);
-  static constexpr int kBarrier = 1;                               // named, of this warpgroup
+  static constexpr int kBarrier = 1;  // named, of this warpgroup
   static_assert(kRest == 0 || kRest == 32);
 
   const BackwardCall& p;
@@ -90,7 +90,8 @@ struct QueryGradient {
     ptx::wgmma<Element, false, ptx::Major::kOther, ptx::Major::kOther>(dq, a, b);
 #pragma unroll
     for (int step = 1; step < Shape::kBlockN / 16; ++step)
-      ptx::wgmma<Element, true, ptx::Major::kOther, ptx::Major::kOther>(dq, a + static_cast<unsigned>(step * 128), b + static_cast<unsigned>(step * 128));
+      ptx::wgmma<Element, true, ptx::Major::kOther, ptx::Major::kOther>(dq, a + static_cast<unsigned>(step * 128),
+                                                                        b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
     if (pending_block >= 0) flush<kPending>(part == 0 ? kParts - 1 : part - 1);
     ptx::wgmma_wait<0>();

@@ -37,7 +37,8 @@ struct BackwardFinish {
       if (!spoilt) continue;
       GradientRow<Spec::kHeaddim> gradient;
 #pragma unroll 1
-      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key) gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
+      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key)
+        gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
       write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
     }
   }
@@ -47,7 +48,8 @@ struct BackwardFinish {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
     const QueryBlock at = query_block(call, p.work);
     ptx::wait_for_kernel_before();
-    const float4* const accum = reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.batch, at.head) + at.row) * Spec::kHeaddim);
+    const float4* const accum =
+        reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.batch, at.head) + at.row) * Spec::kHeaddim);
     bool finite = true;
     // A thread has, as in wgmma's accumulators, two columns of rows lane / 4 and 8 further of its warp's 16.
     const unsigned row = static_cast<unsigned>(first_row + lane / 4), word = static_cast<unsigned>(lane % 4 * 4);

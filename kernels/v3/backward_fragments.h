@@ -1,8 +1,8 @@
-// What the warpgroups of the v3 backward kernel do with their registers between products. Scores are transposed, S^T = K Q^T: a row is a key, a column
-// a query, so that the accumulators of P^T and dS^T are A operands of dV = P^T dO and dK = dS^T Q.
+// What the warpgroups of the v3 backward kernel do with their registers between products. Scores are transposed, S^T = K Q^T: a row is a key, a
+// column a query, so that the accumulators of P^T and dS^T are A operands of dV = P^T dO and dK = dS^T Q.
 //
-// Of a 64 x 64 block, a thread has s[4 i + e]: key lane / 4 + 8 (e / 2) of its warp's 16, query 8 i + 2 (lane % 4) + e % 2 of the block; as pairs in 16
-// bits, bits[i / 2][i % 2 * 2 + e / 2].
+// Of a 64 x 64 block, a thread has s[4 i + e]: key lane / 4 + 8 (e / 2) of its warp's 16, query 8 i + 2 (lane % 4) + e % 2 of the block; as pairs in
+// 16 bits, bits[i / 2][i % 2 * 2 + e / 2].
 #pragma once
 
 #include "kernels/ptx/async_proxy.h"
@@ -17,7 +17,6 @@
 #include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
-
 
 // Where the thread is, found again at each call to keep registers free.
 __device__ __forceinline__ unsigned own_lane() { return ptx::opaque(threadIdx.x) % 32; }

@@ -5,12 +5,12 @@
 #pragma once
 
 #include "kernels/ptx/wgmma.h"
+#include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/backward_store.h"
 #include "kernels/v3/ring.h"
-#include "kernels/tile/for_each.h"
 
 namespace fattn::v3 {
 
@@ -34,11 +34,11 @@ struct KeyGradients {
 
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
-  unsigned operand[4][4];                   // A: P^T of dV, then dS^T of dK
-  RowValues row_values;                     // lse, then row sums
-  Ring<Spec::kStages> queries;              // and dout
-  unsigned step = 0;                        // blocks whose dS is published
-  int row = 0;                              // the present block's first
+  unsigned operand[4][4];       // A: P^T of dV, then dS^T of dK
+  RowValues row_values;         // lse, then row sums
+  Ring<Spec::kStages> queries;  // and dout
+  unsigned step = 0;            // blocks whose dS is published
+  int row = 0;                  // the present block's first
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
@@ -73,8 +73,7 @@ struct KeyGradients {
   __device__ __forceinline__ void issue_sum(float (&d)[kCount], const unsigned (&a)[4][4], int offset_b, unsigned stage) {
     const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), TileB::kColumnBytes) + stage * (TileB::kBytes / 16);
 #pragma unroll
-    for (int step = 0; step < 4; ++step)
-      ptx::wgmma<Element, true, ptx::Major::kOther>(d, a[step], b + static_cast<unsigned>(step * 128));
+    for (int step = 0; step < 4; ++step) ptx::wgmma<Element, true, ptx::Major::kOther>(d, a[step], b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
   }
   __device__ __forceinline__ void issue_dv() { issue_sum<TileDout>(dv, operand, Shape::kOffsetDout, queries.stage); }

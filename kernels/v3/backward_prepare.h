@@ -61,7 +61,8 @@ struct BackwardPrepare {
 
     if (thread < kV3BackwardRows) {
       float lse = -kInfinity;
-      if (thread < rows) lse = call.lse[at.batch * call.lse_strides.batch + at.head * call.lse_strides.head + (at.row + thread) * call.lse_strides.row];
+      if (thread < rows)
+        lse = call.lse[at.batch * call.lse_strides.batch + at.head * call.lse_strides.head + (at.row + thread) * call.lse_strides.row];
       work.lse_log2[first + thread] = lse == -kInfinity ? kInfinity : lse * kLog2e;
     }
 #pragma unroll

@@ -61,7 +61,8 @@ struct RoleBase {
       float(&half)[kPart] = *reinterpret_cast<float(*)[kPart]>(&d[part * kPart]);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        ptx::wgmma<Element, true, ptx::Major::kOther>(half, a[step], b + static_cast<unsigned>(part * (kPart / 32) * (TileB::kColumnBytes / 16) + step * 128));
+        ptx::wgmma<Element, true, ptx::Major::kOther>(half, a[step],
+                                                      b + static_cast<unsigned>(part * (kPart / 32) * (TileB::kColumnBytes / 16) + step * 128));
     }
     ptx::wgmma_commit();
   }
@@ -106,8 +107,7 @@ struct ValueRole : RoleBase<Spec> {
   unsigned weights[4][4];
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : Base(params, shared_address, of, of_keys),
-        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
+      : Base(params, shared_address, of, of_keys), scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
 
   __device__ __forceinline__ void issue_s() {
     ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);

@@ -4,7 +4,8 @@
 //   Element                     bf16 or f16
 //   Mask                        what a query sees (v3/mask.h)
 //   kHeaddim, kHeaddimV         64, 96, 128, 192 or 256; smaller tensors are filled up with zeros by TMA
-//   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup computes dv,
+//   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup computes
+//   dv,
 //                               the other dk (kGroups is 2), because the registers of one do not hold both
 //   kGroups                     warpgroups that compute gradients of keys; another one computes dq
 //   kStages                     blocks of queries in shared memory at once

@@ -20,8 +20,8 @@ __device__ __forceinline__ bool all_finite(const float (&x)[kCount]) {
 
 // Rows [in_tile, in_tile + 64) of the CTA's tile. `barrier`: a named one of the warpgroup.
 template <class Spec, class Tile, bool kIsDk, int kWidth>
-__device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared,
-                                               int in_tile, int barrier) {
+__device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
+                                               int barrier) {
   const int row = in_tile + static_cast<int>(own_warp_row());
   write_gradient<typename Spec::Element, Tile>(x, kIsDk ? p.call.softmax_scale : 1.0f, in_shared + static_cast<unsigned>(128 * row));
   if constexpr (Spec::Mask::kUneven) {

@@ -283,15 +283,22 @@ void CudaDevice::memory(size_t& free_bytes, size_t& total_bytes) {
 void CudaDevice::launch(CUfunction function, const CudaLaunch& shape, CUstream stream, void** parameters, const char* name) {
   const CudaCurrent scope = current();
   CUresult status = kCudaSuccess;
-  if (shape.cluster_x * shape.cluster_y * shape.cluster_z == 1) {
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.cluster_x * shape.cluster_y * shape.cluster_z != 1) {
+    attributes[count].id = CUlaunchAttributeID::kClusterDimension;
+    attributes[count++].value.cluster = {shape.cluster_x, shape.cluster_y, shape.cluster_z};
+  }
+  if (shape.early) {
+    attributes[count].id = CUlaunchAttributeID::kProgrammaticStreamSerialization;
+    attributes[count++].value.programmatic_stream_serialization = 1;
+  }
+  if (count == 0) {
     status = driver_.launchKernel(function, shape.grid_x, shape.grid_y, shape.grid_z, shape.block_x, shape.block_y, shape.block_z, shape.shared_bytes,
                                   stream, parameters, nullptr);
   } else {
-    CUlaunchAttribute cluster{};
-    cluster.id = CUlaunchAttributeID::kClusterDimension;
-    cluster.value.cluster = {shape.cluster_x, shape.cluster_y, shape.cluster_z};
     const CUlaunchConfig config{shape.grid_x,  shape.grid_y,       shape.grid_z, shape.block_x, shape.block_y,
-                                shape.block_z, shape.shared_bytes, stream,       &cluster,      1};
+                                shape.block_z, shape.shared_bytes, stream,       attributes,    count};
     status = driver_.launchKernelEx(&config, function, parameters, nullptr);
   }
   if (status == kCudaSuccess) return;

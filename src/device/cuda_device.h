@@ -31,12 +31,14 @@ struct CudaDeviceInfo {
   int capability() const { return 10 * major + minor; }  // 80, 90, 120
 };
 
-// The shape of a launch. With a cluster (capability 9.0 and later) the grid is a multiple of it.
+// The shape of a launch. With a cluster (capability 9.0 and later) the grid is a multiple of it. `early` (likewise): the kernel may come up while the
+// one before it in the stream still runs, and waits for it itself (kernels/ptx/dependent_launch.h).
 struct CudaLaunch {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned block_x = 1, block_y = 1, block_z = 1;
   unsigned shared_bytes = 0;  // dynamic; above 48 KiB funcSetAttribute(kMaxDynamicSharedBytes) comes first
   unsigned cluster_x = 1, cluster_y = 1, cluster_z = 1;
+  bool early = false;
 };
 
 // Throws unless status is kCudaSuccess: `what` is what was being done, for people ("launching fattn_v2_fwd").

@@ -1,9 +1,11 @@
 #include "backend/cuda/cuda.h"
 
+#include <algorithm>
 #include <string>
 
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "device/cuda_device.h"
 #include "device/tensor_map.h"
@@ -12,9 +14,10 @@
 
 namespace fattn::core {
 
-// What the tables chose for one problem on one device. A plan of algorithm v3 has v2's forward too, for pointers that TMA does not take.
+// What the tables chose for one problem on one device. A plan of algorithm v3 has v2's too, for pointers that TMA does not take.
 struct CudaKernels {
   cuda::V3ForwardPlan v3_forward;
+  cuda::V3BackwardPlan v3_backward;
   cuda::V2ForwardPlan forward;
   cuda::V2BackwardPlan backward;
 };
@@ -32,13 +35,21 @@ const Loaded& forward_kernel(CudaDevice& device, cuda::V2ForwardKey key) {
 
 jit::Request v3_forward_request(const KernelKey& key) { return cuda::v3_forward_request(jit::pod_of_key<cuda::V3ForwardKey>(key)); }
 
-// Its warps move registers among them, as many as the launch gives by the table; with fewer the CTA would wait for ever.
-const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& chosen) {
-  const Loaded& kernel = jit::kernel_table().get(device, jit::key_of_pod(chosen.key), v3_forward_request);
-  if (kernel.registers < chosen.tile.launch_registers())
-    throw Error(ErrorCode::kInternal,
-                text(kernel.name, " has ", kernel.registers, " registers a thread, and its warps count on ", chosen.tile.launch_registers()));
+// The warps of such kernels move registers among them, as many as the launch gives by the table; with fewer the CTA would wait for ever.
+const Loaded& with_registers(const Loaded& kernel, int registers) {
+  if (kernel.registers < registers)
+    throw Error(ErrorCode::kInternal, text(kernel.name, " has ", kernel.registers, " registers a thread, and its warps count on ", registers));
   return kernel;
+}
+
+const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& chosen) {
+  return with_registers(jit::kernel_table().get(device, jit::key_of_pod(chosen.key), v3_forward_request), chosen.tile.launch_registers());
+}
+
+jit::Request v3_backward_request(const KernelKey& key) { return cuda::v3_backward_request(jit::pod_of_key<cuda::V3BackwardKey>(key)); }
+
+const Loaded& v3_backward_kernel(CudaDevice& device, const cuda::V3BackwardKey& key, int registers) {
+  return with_registers(jit::kernel_table().get(device, jit::key_of_pod(key), v3_backward_request), registers);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -108,14 +119,40 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
 
-cuda::V2BackwardBuffers backward_buffers(const fattn_buffers& b) {
+template <class Buffers>
+Buffers backward_buffers(const fattn_buffers& b) {
   return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace};
 }
 
-// Three kernels: row sums and zeros, the gradients with dq in fp32, dq in its dtype.
+// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype.
+void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
+  cuda::V3BackwardParams params;
+  cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers<cuda::V3BackwardBuffers>(b));
+  const auto parameters = params.pointers();
+  const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
+    const Loaded& kernel = v3_backward_kernel(device, key, registers);
+    shape.early = early;
+    device.launch(kernel.function, shape, stream, const_cast<void**>(parameters.data()), kernel.name.c_str());
+  };
+  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), false);
+  launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
+  launch(chosen.finish, 0, shape_of(chosen.small_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
+}
+
 void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  if (plan.algorithm == Algorithm::kV3) {
+    bool taken = true;
+    for (const void* pointer :
+         {static_cast<const void*>(b.q), static_cast<const void*>(b.k), static_cast<const void*>(b.v), static_cast<const void*>(b.o),
+          static_cast<const void*>(b.dout), static_cast<const void*>(b.dq), static_cast<const void*>(b.dk), static_cast<const void*>(b.dv)})
+      taken = taken && tensor_map_takes(pointer);
+    if (taken) return backward_v3(device, plan, b, stream);
+    if (plan.problem.algorithm == Algorithm::kV3)
+      unsupported("a tensor begins at an address that is no multiple of 16 bytes, and algorithm v3 was asked for; ask for auto or v2");
+  }
   const cuda::V2BackwardPlan& chosen = plan.cuda.kernels->backward;
-  const cuda::V2BackwardBuffers buffers = backward_buffers(b);
+  const auto buffers = backward_buffers<cuda::V2BackwardBuffers>(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
   AttentionParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
   void* parameters[] = {&params};
@@ -141,13 +178,25 @@ void plan_cuda_kernels(Plan& plan) {
   const cuda::V3Target v3_target{gpu.shared_per_block_optin, gpu.l2_bytes, gpu.multiprocessors};
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
-    not_v3 = p.backward ? "it has no backward pass yet" : cuda::v3_forward_refusal(p, v3_target);
+    not_v3 = p.backward ? cuda::v3_backward_refusal(p, v3_target) : cuda::v3_forward_refusal(p, v3_target);
+    if (p.backward && !cuda::kV3BackwardByItself && p.algorithm != Algorithm::kV3) not_v3 = "its backward pass has to be asked for";
     if (!not_v3.empty()) {
       if (p.algorithm == Algorithm::kV3) unsupported(text("algorithm v3 was asked for: ", not_v3));
       plan.algorithm = Algorithm::kV2;
     }
   }
-  if (p.backward) {
+  if (p.backward && plan.algorithm == Algorithm::kV3) {
+    const cuda::V3BackwardPlan& chosen = kernels->v3_backward = cuda::plan_v3_backward(p, v3_target);
+    plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+    if (cuda::v2_backward_refusal(p, target).empty()) {
+      kernels->backward = cuda::plan_v2_backward(p, target);
+      plan.workspace_bytes = std::max(plan.workspace_bytes, static_cast<size_t>(kernels->backward.workspace_bytes));
+    }
+    plan.cuda.level = cuda::kV3Arch;
+    plan.kernel = text("cuda v3 backward ", name_of(p.dtype), " sm_", cuda::kV3Arch, "a", p.deterministic ? " deterministic" : "");
+    plan.why = text("tiles of ", kV3BackwardRows, " queries x ", chosen.tile.block_n(), " keys, ", chosen.threads / 128, " warpgroups, ",
+                    chosen.shared_bytes, " bytes of shared memory, grid ", chosen.grid);
+  } else if (p.backward) {
     if (const std::string why = cuda::v2_backward_refusal(p, target); !why.empty()) unsupported(why);
     const cuda::V2BackwardPlan& chosen = kernels->backward = cuda::plan_v2_backward(p, target);
     plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
@@ -183,6 +232,12 @@ void load_cuda_kernels(const Plan& plan) {
       return;
     }
     if (chosen.forward.grid > 0) forward_kernel(device, cuda::v2_forward_key(chosen.forward, nullptr, nullptr, nullptr, nullptr));
+    return;
+  }
+  if (plan.algorithm == Algorithm::kV3) {
+    v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
+    v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
+    v3_backward_kernel(device, chosen.v3_backward.finish, 0);
     return;
   }
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::V2BackwardBuffers{});

@@ -5,6 +5,16 @@
 
 namespace fattn::core::cuda {
 
-enum class KernelKind : uint32_t { kV2Forward = 1, kV2Backward = 2, kV2BackwardPrepare = 3, kV2BackwardFinish = 4, kPeak = 5, kV3Forward = 6 };
+enum class KernelKind : uint32_t {
+  kV2Forward = 1,
+  kV2Backward = 2,
+  kV2BackwardPrepare = 3,
+  kV2BackwardFinish = 4,
+  kPeak = 5,
+  kV3Forward = 6,
+  kV3Backward = 7,
+  kV3BackwardPrepare = 8,
+  kV3BackwardFinish = 9
+};
 
 }  // namespace fattn::core::cuda

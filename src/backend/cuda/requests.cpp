@@ -4,6 +4,7 @@
 
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "fattn/error.hpp"
 #include "plan/architectures.h"
@@ -34,12 +35,17 @@ cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_byt
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
-  const bool v3 = arch == cuda::kV3Arch && problem.cuda_level == 0 && problem.algorithm != Algorithm::kV2 && !problem.backward &&
-                  cuda::v3_forward_refusal(problem, cuda::v3_target_of(arch)).empty();
+  const bool wants_v3 =
+      problem.algorithm == Algorithm::kV3 || (problem.algorithm != Algorithm::kV2 && (!problem.backward || cuda::kV3BackwardByItself));
+  const bool v3 = arch == cuda::kV3Arch && problem.cuda_level == 0 && wants_v3 &&
+                  (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;
   // As calls with aligned pointers need them.
-  if (problem.backward) {
+  if (problem.backward && v3) {
+    const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
+    for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
+  } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
     const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
     const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::V2BackwardBuffers{});

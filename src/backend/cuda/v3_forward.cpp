@@ -12,7 +12,6 @@
 namespace fattn::core::cuda {
 namespace {
 
-constexpr int kWidths[] = {64, 96, 128, 192, 256};
 constexpr int kAnyLength = std::numeric_limits<int>::max();
 
 // Measured 2026-11-21 on one H200 (CUDA 13.0, driver 580.159), bf16, batch * seqlen = 16384, nheads * headdim = 2048, medians of 15 to 20 launches by
@@ -60,8 +59,6 @@ static_assert([] {
   return true;
 }());
 
-constexpr int columns(int width) { return (width + 63) / 64; }  // of 64 elements, as TMA copies them
-
 int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
 // Whether a row takes such problems; seqlen_k apart.
@@ -99,13 +96,10 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return best;
 }
 
-TiledTensor tiled(DType dtype, int64_t batch, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows) {
-  return {dtype, batch, rows, heads, headdim, strides.batch, strides.row, strides.head, box_rows};
-}
-TiledTensor tiled_q(const Problem& p, int box_rows) { return tiled(p.dtype, p.batch, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
-TiledTensor tiled_k(const Problem& p, int box_rows) { return tiled(p.dtype, p.batch, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
-TiledTensor tiled_v(const Problem& p, int box_rows) { return tiled(p.dtype, p.batch, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
-TiledTensor tiled_o(const Problem& p, int box_rows) { return tiled(p.dtype, p.batch, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
+TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
+TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
+TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
+TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
 
 // The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns. Under a causal mask the tiles of several
 // heads run side by side, the longest first, as many heads as have their keys and values in L2 together. If these are a whole part of the grid, a
@@ -134,12 +128,6 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
 
 }  // namespace
 
-int v3_width(int64_t headdim) {
-  for (const int width : kWidths)
-    if (headdim <= width) return width;
-  return 0;
-}
-
 int v3_row_width(int width, int width_v) {
   int least = 256;
   for (const V3ForwardRow& row : kRows)
@@ -148,21 +136,16 @@ int v3_row_width(int width, int width_v) {
 }
 
 int V3ForwardTile::shared_bytes(int width, int width_v) const {
-  const int column_bytes = 128, query_bytes = block_m() * column_bytes * std::max(columns(width), columns(width_v));
+  const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int barriers = query_buffers * (2 + groups) + 2 * stages_k + 2 * stages_v;
-  return query_buffers * query_bytes + block_n * column_bytes * (stages_k * columns(width) + stages_v * columns(width_v)) + 8 * barriers;
+  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers;
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
-  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16)
-    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v3 take fp16 and bf16");
-  if (v3_width(problem.headdim) == 0 || v3_width(problem.headdim_v) == 0)
-    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v3 take up to 256");
-  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)
-    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  std::string why = tensor_map_refusal(tiled_q(problem, 64), "q");
+  std::string why = v3_refusal(problem);
+  if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
   if (why.empty()) why = tensor_map_refusal(tiled_o(problem, 64), "o");

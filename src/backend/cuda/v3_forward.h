@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
@@ -17,15 +18,6 @@
 
 namespace fattn::core::cuda {
 
-inline constexpr int kV3Arch = 90;  // compute capability 9.0 alone: sm_90a
-
-// What is asked of the device.
-struct V3Target {
-  int64_t shared_bytes = 0;  // that a CTA can have (opted in)
-  int64_t l2_bytes = 0;
-  int multiprocessors = 0;
-};
-
 // Names as in kernels/v3/forward_shape.h.
 struct V3ForwardTile {
   int groups, block_n, stages_k, stages_v, query_buffers;
@@ -34,8 +26,7 @@ struct V3ForwardTile {
 
   constexpr int block_m() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
-  // What __launch_bounds__ leaves a thread, which ptxas uses whole: the kernel's registers before they are moved between warps.
-  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+  constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   int shared_bytes(int width, int width_v) const;
 };
 
@@ -49,8 +40,6 @@ struct V3ForwardRow {
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
-// headdim rounded up to what a kernel is specialised for; TMA fills up with zeros.
-int v3_width(int64_t headdim);
 // The rows for these widths: the least that has any.
 int v3_row_width(int width, int width_v);
 

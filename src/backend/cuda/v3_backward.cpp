@@ -1,0 +1,216 @@
+#include "backend/cuda/v3_backward.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/cuda/v2_common.h"
+#include "device/tensor_map.h"
+#include "fattn/error.hpp"
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+// Up to 128 the tiles of a prototype that was tuned on an NVIDIA H200 (64 and 128: 1.00 to 1.02 times the best of FlashAttention-3, FlashAttention-4
+// and cuDNN, geometric means); wider ones by count of registers and shared memory. Not run yet.
+// clang-format off
+constexpr V3BackwardRow kRows[] = {
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}
+    {64, {false, 3, 3, 2, false, 144, 80, 0}},
+    {128, {false, 2, 3, 2, true, 208, 72, 24}},
+    {192, {true, 2, 2, 2, true, 208, 72, 24}},
+    {256, {true, 2, 2, 1, true, 208, 72, 24}},
+};
+// clang-format on
+
+// setmaxnreg beyond what the launch gave would wait for ever.
+static_assert([] {
+  for (const V3BackwardRow& row : kRows)
+    if (row.tile.moved_registers() > row.tile.launch_registers() * (row.tile.threads() / 128)) return false;
+  return true;
+}());
+
+int choose_row(const Problem& problem, const V3Target& target) {
+  const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
+  for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
+    if (kRows[i].width >= std::max(width, width_v)) return kRows[i].tile.shared_bytes(width, width_v) <= target.shared_bytes ? i : -1;
+  return -1;
+}
+
+// q, dout, dq; k, v, dk, dv.
+TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
+TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.dout, box_rows); }
+TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
+TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
+TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
+TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
+
+// o and dq are read and written 16 bytes at a time, without TMA.
+std::string unaligned(const Strides& strides, const Problem& p, const char* name) {
+  if (aligned(strides, p.batch, p.seqlen_q, p.nheads)) return {};
+  return text(name, " has strides of ", strides.batch, ", ", strides.row, " and ", strides.head, " elements; they must be multiples of 8");
+}
+
+// Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
+// dq in half of the L2 together; else one by one. Deterministic: all, because the CTAs of one head wait for each other.
+int heads_per_section(const Problem& problem, int width, bool deterministic, int64_t l2_bytes) {
+  const int64_t heads = problem.batch * problem.nheads_k;
+  if (deterministic) return static_cast<int>(heads);
+  if (!problem.causal) return 1;
+  const int64_t head_bytes = problem.group() * problem.seqlen_q * (2 * (problem.headdim + problem.headdim_v) + 4 * width);
+  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, heads));
+}
+
+}  // namespace
+
+int V3BackwardTile::shared_bytes(int width, int width_v) const {
+  const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
+  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 4 + 4 * stages + 3 * stages_ds, place = 32;
+  return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + stagings * 4 * block_m * 64 +
+         2 * row_slots * 4 * block_m + 8 * barriers + place;
+}
+
+std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
+
+std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
+  std::string why = v3_refusal(problem);
+  if (!why.empty()) return why;
+  if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
+  const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
+                                                         {tiled_v(problem, 64), "v"},   {tiled_dout(problem, 64), "dout"},
+                                                         {tiled_dk(problem, 64), "dk"}, {tiled_dv(problem, 64), "dv"}};
+  for (const auto& [tensor, name] : tensors)
+    if (why.empty()) why = tensor_map_refusal(tensor, name);
+  if (why.empty()) why = unaligned(problem.o, problem, "o");
+  if (why.empty()) why = unaligned(problem.dq, problem, "dq");
+  if (!why.empty()) return why;
+  const int row = choose_row(problem, target);
+  if (row < 0)
+    return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
+                " bytes of shared memory");
+  // Counted in 32 bits.
+  const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kV3BackwardRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n()));
+  if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
+    return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", tiles, " tiles is more than ", kMaxGrid / 2, "; split the batch");
+  return {};
+}
+
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) {
+  const int row = choose_row(problem, target);
+  if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_backward() was called for a problem that v3_backward_refusal() refuses");
+  V3BackwardPlan plan;
+  V3BackwardKey key;
+  key.dtype = static_cast<int32_t>(problem.dtype);
+  key.width = v3_width(problem.headdim);
+  key.width_v = v3_width(problem.headdim_v);
+  key.causal = problem.causal;
+  key.deterministic = problem.deterministic;
+  key.row = row;
+  plan.main = plan.prepare = plan.finish = key;
+  // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
+  plan.prepare.kind = KernelKind::kV3BackwardPrepare;
+  plan.prepare.causal = plan.prepare.row = 0;
+  plan.finish.kind = KernelKind::kV3BackwardFinish;
+  plan.finish.width_v = key.width;
+  plan.finish.deterministic = 0;
+  if (!problem.causal) plan.finish.row = 0;
+
+  plan.tile = kRows[row].tile;
+  plan.row_blocks = static_cast<int>(ceil_div(problem.seqlen_q, kV3BackwardRows));
+  plan.key_tiles = static_cast<int>(ceil_div(problem.seqlen_k, plan.tile.block_n()));
+  plan.heads_per_section = heads_per_section(problem, key.width, problem.deterministic, target.l2_bytes);
+  plan.grid = problem.batch * problem.nheads_k * plan.key_tiles;
+  plan.small_grid = problem.batch * problem.nheads * plan.row_blocks;
+  plan.threads = plan.tile.threads();
+  plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v);
+  plan.finish_shared_bytes = kV3BackwardRows * kColumnBytes * v3_columns(key.width);
+  const int64_t rows = plan.small_grid * kV3BackwardRows;
+  plan.lse_log2_offset = rows * key.width * 4;
+  plan.row_sum_offset = plan.lse_log2_offset + rows * 4;
+  plan.semaphore_offset = plan.row_sum_offset + rows * 4;
+  plan.workspace_bytes = plan.semaphore_offset + (problem.deterministic ? (1 + plan.small_grid) * 4 : 0);
+  return plan;
+}
+
+void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
+                            const V3BackwardBuffers& b) {
+  const int block_n = plan.tile.block_n();
+  encode_tensor_map(params.q, device, tiled_q(problem, kV3BackwardRows), b.q);
+  encode_tensor_map(params.k, device, tiled_k(problem, block_n), b.k);
+  encode_tensor_map(params.v, device, tiled_v(problem, block_n), b.v);
+  encode_tensor_map(params.dout, device, tiled_dout(problem, kV3BackwardRows), b.dout);
+  encode_tensor_map(params.dk, device, tiled_dk(problem, 64), b.dk);  // a warpgroup's
+  encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
+  AttentionParams& call = params.call;
+  call = v2_params(problem, plan.heads_per_section);
+  call.q = b.q;
+  call.k = b.k;
+  call.v = b.v;
+  call.o = const_cast<void*>(b.o);       // read only, here
+  call.lse = const_cast<float*>(b.lse);  // likewise
+  call.dout = b.dout;
+  call.dq = b.dq;
+  call.dk = b.dk;
+  call.dv = b.dv;
+  char* const workspace = static_cast<char*>(b.workspace);
+  call.dq_accum = reinterpret_cast<float*>(workspace);
+  call.row_sum = reinterpret_cast<float*>(workspace + plan.row_sum_offset);
+  call.dq_semaphore = problem.deterministic ? reinterpret_cast<int*>(workspace + plan.semaphore_offset) : nullptr;
+  call.dout_strides = strides_of(problem.dout);
+  call.dq_strides = strides_of(problem.dq);
+  call.dk_strides = strides_of(problem.dk);
+  call.dv_strides = strides_of(problem.dv);
+  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
+  call.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
+  params.work.lse_log2 = reinterpret_cast<float*>(workspace + plan.lse_log2_offset);
+  params.work.columns = static_cast<int>(problem.headdim);
+  params.work.columns_v = static_cast<int>(problem.headdim_v);
+  params.work.row_blocks = plan.row_blocks;
+  params.work.key_tiles = plan.key_tiles;
+}
+
+jit::Request v3_backward_request(const V3BackwardKey& key) {
+  const V3BackwardTile& tile = kRows[key.row].tile;
+  const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish, main = !prepare && !finish;
+  const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : "backward";
+  const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : "fattn_v3_bwd";
+  std::string source = text("#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
+  const auto add_type = [&](const char* name, const char* type) { source += text("  using ", name, " = fattn::", type, ";\n"); };
+  const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
+  const auto add_bool = [&](const char* name, bool value) {
+    source += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
+  };
+  add_type("Element", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16");
+  add_int("kHeaddim", key.width);
+  if (!finish) add_int("kHeaddimV", key.width_v);
+  if (!finish) add_bool("kDeterministic", key.deterministic != 0);
+  if (!prepare) add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
+  if (finish) add_int("kBlockN", tile.block_n());
+  if (main) {
+    add_bool("kByRole", tile.by_role);
+    add_int("kGroups", tile.groups);
+    add_int("kStages", tile.stages);
+    add_int("kStagings", tile.stagings);
+    add_bool("kOwnLoader", tile.own_loader);
+    add_int("kMainRegisters", tile.main_registers);
+    add_int("kDqRegisters", tile.dq_registers);
+    add_int("kLoaderRegisters", tile.loader_registers);
+  }
+  source += "};\n";
+  if (main)  // what the host counted on
+    source += text("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
+                   " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
+  const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
+  source += text("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
+                 "(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3BackwardWork work");
+  if (prepare) {
+    source += ") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n";
+  } else {
+    for (const char* name : {"q", "k", "v", "dout", "dk", "dv"}) source += text(",\n    const __grid_constant__ fattn::TensorMap ", name);
+    source += text(") {\n  fattn::v3::", function, "<Spec>({call, work, q, k, v, dout, dk, dv});\n}\n");
+  }
+  return {.entry = entry, .source = source, .arch = kV3Arch, .arch_specific = true};
+}
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,90 @@
+// Host side of kernels/v3/backward*.h: which problems they take, the tile for each, the source of a specialisation, and what the launches need.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v3_common.h"
+#include "device/cuda_device.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+#include "shared/tensor_map.h"
+#include "shared/v3_backward_work.h"
+
+namespace fattn::core::cuda {
+
+// Whether the planner takes these kernels without being asked for v3. Not before they have been run and compared with float64 on a GPU.
+inline constexpr bool kV3BackwardByItself = false;
+
+// Names as in kernels/v3/backward_shape.h.
+struct V3BackwardTile {
+  bool by_role;
+  int groups, stages, stagings;
+  bool own_loader;
+  int main_registers, dq_registers, loader_registers;
+
+  constexpr int block_n() const { return by_role ? 64 : 64 * groups; }
+  constexpr int threads() const { return 128 * (groups + 1 + (own_loader ? 1 : 0)); }
+  constexpr int launch_registers() const { return v3_launch_registers(threads()); }
+  constexpr int moved_registers() const { return groups * main_registers + dq_registers + (own_loader ? loader_registers : 0); }
+  int shared_bytes(int width, int width_v) const;
+};
+
+// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`.
+struct V3BackwardRow {
+  int width;
+  V3BackwardTile tile;
+};
+std::span<const V3BackwardRow> v3_backward_rows();
+
+// Tells one specialisation of one of the three kernels from another; 64 bytes without padding.
+struct V3BackwardKey {
+  KernelKind kind = KernelKind::kV3Backward;
+  int32_t dtype = 0;  // DType
+  int32_t width = 0, width_v = 0;
+  int32_t causal = 0;
+  int32_t deterministic = 0;
+  int32_t row = 0;  // of the table
+  std::array<int32_t, 9> reserved{};
+};
+static_assert(sizeof(V3BackwardKey) == 64);
+
+// Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
+std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
+
+// Launched in this order on one stream: prepare, main, finish. The second and third come up while the one before still runs.
+struct V3BackwardPlan {
+  V3BackwardKey prepare, main, finish;
+  V3BackwardTile tile;
+  int64_t grid = 0, small_grid = 0;  // CTAs of the main kernel, and of each of the others
+  int threads = 0, shared_bytes = 0, finish_shared_bytes = 0;
+  int row_blocks = 0, key_tiles = 0, heads_per_section = 0;
+  // Workspace: dq in fp32, lse in other units, row sums and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
+  int64_t lse_log2_offset = 0, row_sum_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
+};
+// For problems that are not refused.
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
+
+struct V3BackwardBuffers {
+  const void *q, *k, *v, *o, *dout;
+  const float* lse;
+  void *dq, *dk, *dv, *workspace;
+};
+
+// The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
+struct V3BackwardParams {
+  AttentionParams call;
+  V3BackwardWork work;
+  TensorMap q, k, v, dout, dk, dv;
+  std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }
+};
+void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
+                            const V3BackwardBuffers& buffers);
+
+jit::Request v3_backward_request(const V3BackwardKey& key);
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,33 @@
+#include "backend/cuda/v3_common.h"
+
+#include "backend/cuda/v2_common.h"
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+constexpr int kWidths[] = {64, 96, 128, 192, 256};
+
+}  // namespace
+
+std::string v3_refusal(const Problem& problem) {
+  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16)
+    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v3 take fp16 and bf16");
+  if (v3_width(problem.headdim) == 0 || v3_width(problem.headdim_v) == 0)
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v3 take up to 256");
+  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)
+    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
+  return {};
+}
+
+int v3_width(int64_t headdim) {
+  for (const int width : kWidths)
+    if (headdim <= width) return width;
+  return 0;
+}
+
+TiledTensor v3_tiled(const Problem& problem, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows) {
+  return {problem.dtype, problem.batch, rows, heads, headdim, strides.batch, strides.row, strides.head, box_rows};
+}
+
+}  // namespace fattn::core::cuda

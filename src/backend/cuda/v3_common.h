@@ -1,0 +1,37 @@
+// What the host sides of the v3 forward and backward kernels share: the target, widths, and tensors as TMA sees them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/tensor_map.h"
+#include "problem/problem.h"
+
+namespace fattn::core::cuda {
+
+inline constexpr int kV3Arch = 90;  // compute capability 9.0 alone: sm_90a
+
+// What is asked of the device.
+struct V3Target {
+  int64_t shared_bytes = 0;  // that a CTA can have (opted in)
+  int64_t l2_bytes = 0;
+  int multiprocessors = 0;
+};
+
+// Why no v3 kernel takes such tensors, whatever their strides; empty: strides and tiles decide.
+std::string v3_refusal(const Problem& problem);
+
+// headdim rounded up to what a kernel is specialised for; TMA fills up with zeros. 0: too wide.
+int v3_width(int64_t headdim);
+
+// As TMA copies it: in columns of 64 elements, which are 128 bytes.
+inline constexpr int kColumnBytes = 128;
+constexpr int v3_columns(int width) { return (width + 63) / 64; }
+
+// What __launch_bounds__ leaves a thread, which ptxas uses whole: a kernel's registers before they are moved between its warps.
+constexpr int v3_launch_registers(int threads) { return 65536 / threads / 8 * 8; }
+
+// (batch, rows, heads, headdim) in boxes of `box_rows`.
+TiledTensor v3_tiled(const Problem& problem, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows);
+
+}  // namespace fattn::core::cuda
