@@ -73,6 +73,9 @@ class CudaBackend : public ::testing::Test {
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
     stub().kernel("fattn_v2_bwd", note<'b'>, sizeof last);
     stub().kernel("fattn_v2_bwd_finish", note<'e'>, sizeof last);
+    stub().kernel("fattn_v3_bwd_prepare", note<'P'>, sizeof last);
+    stub().kernel("fattn_v3_bwd", note<'B'>, sizeof last);
+    stub().kernel("fattn_v3_bwd_finish", note<'E'>, sizeof last);
     launched.clear();
   }
   const test::CacheFolder folder_;
@@ -161,6 +164,41 @@ TEST_F(CudaBackend, UnalignedPointersGetAKernelOfTheirOwn) {
   expect_contains(error_of([&] { forward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
 }
 
+TEST_F(CudaBackend, V3BackwardLaunchesThreeKernelsIfAskedFor) {
+  const OnDevice d;
+  const int64_t early = stub().alive("early launches");
+  backward(d.backward);
+  EXPECT_EQ(launched, (std::vector<std::string>{"p", "b", "e"}));
+  launched.clear();
+  Options options;
+  options.algorithm = Algorithm::kV3;
+  for (const bool deterministic : {false, true}) {
+    options.deterministic = deterministic;
+    backward(d.backward, options);
+    EXPECT_EQ(last.dq, d.backward.dq.data());
+    EXPECT_EQ(last.dq_semaphore != nullptr, deterministic);
+    EXPECT_EQ(Plan(d.backward, options).info().algorithm, FATTN_ALGORITHM_V3);
+  }
+  EXPECT_EQ(launched, (std::vector<std::string>{"P", "B", "E", "P", "B", "E"}));
+  EXPECT_EQ(stub().alive("early launches"), early + 4);  // all but the first of each three
+  // Pointers that TMA does not take.
+  BackwardTensors t = d.backward;
+  t.dv = t.dv.on(Device::kCuda, 0, static_cast<char*>(t.dv.data()) + 2);
+  expect_contains(error_of([&] { backward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
+  // Too few registers for what its warps take.
+  stub().set("registers", 88);
+  const Tensor x = Tensor(nullptr, DType::kF16, {1, 64, 2, 128}).on(Device::kCuda, 0, nullptr);  // of no other test: kernels are kept
+  cuda::Buffer memory(0, static_cast<size_t>(x.size()) * 2 * 8);
+  const auto part = [&](int i) { return x.on(Device::kCuda, 0, static_cast<char*>(memory.get()) + i * x.size() * 2); };
+  cuda::Buffer sums(0, 4 * 64 * 2);
+  const Tensor lse = Tensor(nullptr, DType::kF32, {1, 2, 64}).on(Device::kCuda, 0, sums.get());
+  options.deterministic = false;
+  expect_contains(error_of([&] {
+                    backward({part(0), part(1), part(2), part(3), lse, part(4), part(5), part(6), part(7)}, options);
+                  }),
+                  "internal: fattn_v3_bwd has 88 registers");
+}
+
 // What v3 does not take goes to v2, and the plan says why; unless v3 was asked for.
 TEST_F(CudaBackend, WhatV3DoesNotTakeIsComputedByV2) {
   const OnDevice d;
@@ -176,8 +214,11 @@ TEST_F(CudaBackend, WhatV3DoesNotTakeIsComputedByV2) {
   Options options;
   options.algorithm = Algorithm::kV3;
   expect_contains(error_of([&] { forward(t, options); }), "unsupported: backend cuda: algorithm v3 was asked for: q has a stride of");
-  expect_contains(error_of([&] { backward(d.backward, options); }), "no backward pass yet");
-  expect_contains(backward_plan.info().why, "not v3: it has no backward pass yet");
+  expect_contains(backward_plan.info().why, "not v3: its backward pass has to be asked for");
+  BackwardTensors back = d.backward;
+  const Tensor dk = Tensor(nullptr, DType::kBF16, {OnDevice::kBatch, OnDevice::kSeqlen, OnDevice::kHeadsK, 36}).on(Device::kCuda, 0, back.dk.data());
+  back.q = back.dq = q, back.k = k, back.dk = dk;
+  expect_contains(error_of([&] { backward(back, options); }), "algorithm v3 was asked for: headdim is 36 and headdim_v 64");
 }
 
 // Its warps take more registers than the launch would give: they would wait for each other for ever.

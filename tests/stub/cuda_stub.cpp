@@ -66,6 +66,7 @@ constexpr int kMaxDevices = 8;
 
 struct State {
   std::mutex mutex;
+  int64_t early_launches = 0;
   std::map<std::string, int64_t> settings{{"version", 13000}, {"devices", 2},     {"capability", 90}, {"memory", int64_t{1} << 30},
                                           {"registers", 64},  {"local_bytes", 0}, {"break", 0}};
   std::map<std::string, Fault> faults;
@@ -204,6 +205,7 @@ STUB_EXPORT int64_t stub_alive(const char* what) {
   if (name == "events") return static_cast<int64_t>(s.events.size());
   if (name == "graphs") return static_cast<int64_t>(s.graphs.size());
   if (name == "modules") return static_cast<int64_t>(s.modules.size());
+  if (name == "early launches") return s.early_launches;
   if (name == "contexts")
     for (const Context& c : s.contexts) total += c.retained;
   else if (name == "bytes")
@@ -562,6 +564,15 @@ STUB_EXPORT Result cuLaunchKernelEx(const void* config, Function* function, void
   ENTER(Needs::kContext);
   void* stream = nullptr;  // after seven unsigned numbers and their padding
   std::memcpy(&stream, static_cast<const char*>(config) + 32, sizeof stream);
+  const char* attributes = nullptr;
+  uint32_t count = 0;
+  std::memcpy(&attributes, static_cast<const char*>(config) + 40, sizeof attributes);
+  std::memcpy(&count, static_cast<const char*>(config) + 48, sizeof count);
+  for (; count > 0; --count, attributes += 72) {  // of 72 bytes: which, a word of padding, the value
+    int32_t which_and_value[3];
+    std::memcpy(which_and_value, attributes, sizeof which_and_value);
+    if (which_and_value[0] == 6 && which_and_value[2] == 1) ++s.early_launches;
+  }
   return launch(s, lock, stream, function, parameters);
 }
 #endif

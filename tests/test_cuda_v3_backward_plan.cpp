@@ -1,0 +1,194 @@
+// The host side of the CUDA v3 backward kernels: the table of tiles, refusals, workspace, parameters and the emitted sources. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/v3_backward.h"
+#include "stub/cuda_stub.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+const bool stub_is_set = [] {
+  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
+  return true;
+}();
+
+const V3Target kH200{232448, 60 << 20, 132};
+
+Problem problem_of(DType dtype, int64_t headdim, int64_t headdim_v, bool causal, int64_t seqlen_q = 300, int64_t seqlen_k = 523) {
+  Problem p;
+  p.backward = true;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.nheads = 6;
+  p.nheads_k = 2;
+  p.headdim = headdim;
+  p.headdim_v = headdim_v;
+  p.causal = causal;
+  p.softmax_scale = 0.125;
+  p.q = p.dq = {seqlen_q * 6 * headdim, 6 * headdim, headdim};
+  p.k = p.dk = {seqlen_k * 2 * headdim, 2 * headdim, headdim};
+  p.v = p.dv = {seqlen_k * 2 * headdim_v, 2 * headdim_v, headdim_v};
+  p.o = p.dout = {seqlen_q * 6 * headdim_v, 6 * headdim_v, headdim_v};
+  p.lse = {6 * seqlen_q, 1, seqlen_q};
+  return p;
+}
+
+TEST(V3BackwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
+  for (const bool causal : {false, true})
+    for (int64_t headdim = 8; headdim <= 256; headdim += 8)
+      for (int64_t headdim_v = 8; headdim_v <= 256; headdim_v += 8) {
+        const Problem p = problem_of(DType::kF16, headdim, headdim_v, causal);
+        ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim << " " << headdim_v;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+        EXPECT_LE(plan.finish_shared_bytes, 48 << 10) << "no opting in";
+        EXPECT_GE(plan.main.width, headdim);
+        EXPECT_GE(plan.main.width_v, headdim_v);
+        EXPECT_EQ(plan.grid, (523 + plan.tile.block_n() - 1) / plan.tile.block_n() * 4);
+        EXPECT_EQ(plan.small_grid, 5 * 12);
+      }
+}
+
+// What kernels/v3 assumes of a tile. Registers: setmaxnreg beyond what the launch gave would wait for ever.
+TEST(V3BackwardPlanSmall, TilesAreWellFormed) {
+  for (const V3BackwardRow& row : v3_backward_rows()) {
+    const V3BackwardTile& tile = row.tile;
+    EXPECT_LE(tile.block_n(), 256) << "a box of TMA";
+    EXPECT_TRUE(tile.by_role ? tile.groups == 2 && tile.own_loader && tile.stages >= 2 : tile.stages == 3);
+    EXPECT_TRUE(tile.stagings == 1 || tile.stagings == 2);
+    for (const int registers : {tile.main_registers, tile.dq_registers, tile.loader_registers}) EXPECT_EQ(registers % 8, 0);
+    EXPECT_LE(tile.moved_registers(), tile.launch_registers() * (tile.threads() / 128));
+    EXPECT_GE(tile.main_registers, tile.launch_registers());
+    EXPECT_LE(tile.dq_registers, tile.launch_registers());
+    EXPECT_LE(tile.launch_registers() * tile.threads(), 65536);
+    // dk and dv (or one of them), scores and an operand in registers.
+    const int gradients = tile.by_role ? row.width / 2 : row.width;
+    EXPECT_LE(gradients + 32 + 16, tile.main_registers - 24 + (tile.by_role ? 0 : 8)) << row.width;
+    EXPECT_GE(tile.dq_registers, 24 + 32);
+  }
+}
+
+// Every tile of every key head is somebody's, once, and those of one head come in the order of the keys: as kernels/v3/backward_schedule.h counts.
+TEST(V3BackwardPlanSmall, TheGridTakesEveryTileOnceAndInOrder) {
+  for (const bool causal : {false, true})
+    for (const bool deterministic : {false, true})
+      for (const int64_t seqlen : {1, 500, 4096})
+        for (const int64_t batch : {1, 41}) {
+          Problem p = problem_of(DType::kBF16, 128, 128, causal, seqlen, seqlen);
+          p.batch = batch;
+          p.deterministic = deterministic;
+          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+          const int heads = static_cast<int>(batch) * 2;
+          std::vector<int> next(static_cast<size_t>(heads));
+          for (int index = 0; index < plan.grid; ++index) {
+            const int per_section = plan.heads_per_section * plan.key_tiles, section = index / per_section,
+                      in_section = index - section * per_section;
+            const int first = section * plan.heads_per_section, in_it = std::min(plan.heads_per_section, heads - first);
+            const int head = first + in_section % in_it;
+            ASSERT_LT(head, heads);
+            EXPECT_EQ(in_section / in_it, next[static_cast<size_t>(head)]++);
+          }
+          EXPECT_EQ(std::count(next.begin(), next.end(), plan.key_tiles), heads);
+          EXPECT_TRUE(!deterministic || plan.heads_per_section == heads);
+        }
+}
+
+TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
+  Problem p = problem_of(DType::kBF16, 72, 40, true, 300, 523);
+  for (const bool deterministic : {false, true}) {
+    p.deterministic = deterministic;
+    const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+    const int64_t rows = 2 * 6 * 320;  // blocks of 64
+    EXPECT_EQ(plan.lse_log2_offset, rows * 96 * 4);
+    EXPECT_EQ(plan.row_sum_offset, plan.lse_log2_offset + rows * 4);
+    EXPECT_EQ(plan.semaphore_offset, plan.row_sum_offset + rows * 4);
+    EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + rows / 64) : 0));
+    for (const int64_t offset : {plan.lse_log2_offset, plan.row_sum_offset, plan.semaphore_offset}) EXPECT_EQ(offset % 16, 0) << "bulk copies";
+  }
+}
+
+TEST(V3BackwardPlanSmall, RefusesWithAReason) {
+  const auto refusal = [](auto change) {
+    Problem p = problem_of(DType::kBF16, 64, 64, false);
+    change(p);
+    return v3_backward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal([](Problem&) {}), "");
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }).find("fp16 and bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim = 264; }).find("264"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 60; }).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dout.row += 4; }).find("dout has a stride of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dk.head = 0; }).find("dk has a stride of 0"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dv.batch += 1; }).find("dv has a stride of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.o.row += 4; }).find("o has strides of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dq.head += 4; }).find("dq has strides of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_q = 0; }).find("q has one row of size 0"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }).find("split the batch"), std::string::npos);
+  EXPECT_NE(v3_backward_refusal(problem_of(DType::kBF16, 64, 64, false), {65536, 60 << 20, 132}).find("65536"), std::string::npos);
+}
+
+TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
+  CudaDevice& device = cuda_device(0);
+  Problem p = problem_of(DType::kBF16, 72, 40, true);
+  p.softmax_scale = -2;
+  p.deterministic = true;
+  const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+  const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
+  V3BackwardParams params;
+  set_v3_backward_params(
+      params, p, plan, device,
+      {at(4096), at(8192), at(12288), at(16384), at(20480), static_cast<const float*>(at(64)), at(24576), at(28672), at(32768), at(1 << 20)});
+  EXPECT_EQ(params.q.opaque[0], 4096u);  // where the stub of the driver puts the address
+  EXPECT_EQ(params.k.opaque[0], 8192u);
+  EXPECT_EQ(params.v.opaque[0], 12288u);
+  EXPECT_EQ(params.dout.opaque[0], 20480u);
+  EXPECT_EQ(params.dk.opaque[0], 28672u);
+  EXPECT_EQ(params.dv.opaque[0], 32768u);
+  EXPECT_EQ(params.call.o, at(16384));
+  EXPECT_EQ(params.call.dq, at(24576));
+  EXPECT_EQ(params.call.dq_accum, at(1 << 20));
+  EXPECT_EQ(params.work.lse_log2, at((1 << 20) + static_cast<uintptr_t>(plan.lse_log2_offset)));
+  EXPECT_EQ(params.call.row_sum, at((1 << 20) + static_cast<uintptr_t>(plan.row_sum_offset)));
+  EXPECT_EQ(params.call.dq_semaphore, at((1 << 20) + static_cast<uintptr_t>(plan.semaphore_offset)));
+  EXPECT_EQ(params.call.group, 3);
+  EXPECT_FLOAT_EQ(params.call.softmax_scale, -2);
+  EXPECT_EQ(params.call.dk_strides.row, p.dk.row);
+  EXPECT_EQ(params.work.columns, 72);
+  EXPECT_EQ(params.work.columns_v, 40);
+  EXPECT_EQ(params.work.row_blocks, 5);
+  EXPECT_EQ(params.work.key_tiles, plan.key_tiles);
+}
+
+TEST(V3BackwardPlanSmall, SourcesDifferWhereKeysDo) {
+  std::set<std::string> sources;
+  size_t count = 0;
+  for (const DType dtype : {DType::kF16, DType::kBF16})
+    for (const int headdim : {64, 96, 128, 192, 256})
+      for (const bool causal : {false, true})
+        for (const bool deterministic : {false, true}) {
+          Problem p = problem_of(dtype, headdim, headdim, causal);
+          p.deterministic = deterministic;
+          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+          const jit::Request request = v3_backward_request(plan.main);
+          EXPECT_EQ(request.arch, 90);
+          EXPECT_TRUE(request.arch_specific);
+          EXPECT_NE(request.source.find("#include \"kernels/v3/backward.h\""), std::string::npos);
+          EXPECT_NE(request.source.find("kHeaddim = " + std::to_string(headdim) + ";"), std::string::npos);
+          EXPECT_NE(v3_backward_request(plan.prepare).source.find("fattn_v3_bwd_prepare("), std::string::npos);
+          EXPECT_NE(v3_backward_request(plan.finish).source.find("fattn_v3_bwd_finish("), std::string::npos);
+          sources.insert(request.source);
+          ++count;
+        }
+  EXPECT_EQ(sources.size(), count);
+}
+
+}  // namespace
+}  // namespace fattn::core::cuda
