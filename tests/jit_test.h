@@ -1,4 +1,5 @@
-// What the tests of run-time compilation share: a cache folder of a test's own, and programs that a test starts.
+// What the tests of run-time compilation share: stubs of the driver and of NVRTC, a cache folder of a test's own, requests and entries,
+// and programs that a test starts.
 #pragma once
 
 #include <fcntl.h>
@@ -15,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "fattn/error.hpp"
 #include "in_child.h"
+#include "jit/entry.h"
 #include "jit/jit.h"
 
 namespace fattn::test {
@@ -27,6 +30,24 @@ inline std::string read_file(const std::filesystem::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 inline void write_file(const std::filesystem::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
+
+// NVRTC is the stub and the driver this library, in a process that has opened neither yet: that happens once.
+inline bool use_stubs(const char* driver) {
+  setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
+  setenv("FATTN_CUDA_DRIVER", driver, 1);
+  return true;
+}
+
+// What `body` throws, with its code before it.
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+    return "no error";
+  } catch (const Error& error) {
+    return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+  }
+}
 
 // FATTN_CACHE_DIR is a new folder and STUB_NVRTC counts compilations while it lives.
 class CacheFolder {
@@ -74,6 +95,21 @@ class CacheFolder {
 inline core::jit::Request request(const std::string& body = "", const std::string& entry = "fattn_test") {
   return {entry, "#include \"shared/mask.h\"\n// " + body + "\nextern \"C\" __global__ void " + entry + "(float* x) { x[threadIdx.x] *= 2.0f; }\n",
           90, true, 0};
+}
+
+inline core::jit::Entry some_entry(uint8_t number, size_t bytes = 1000) {
+  core::jit::Entry entry;
+  entry.key.fill(number);
+  entry.version = {13, 0};
+  entry.arch = 90;
+  entry.arch_specific = true;
+  entry.name = "fattn_entry";
+  entry.resources.registers = number;
+  entry.resources.known = true;
+  entry.seconds = 0.25;
+  entry.log = "a log";
+  entry.image = std::string(bytes, static_cast<char>(number));
+  return entry;
 }
 
 struct Done {
