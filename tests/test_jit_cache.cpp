@@ -1,5 +1,6 @@
 // The disk cache and everything that can be wrong with it. NVRTC is a stub (stub/nvrtc_stub.cpp).
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -267,6 +268,41 @@ TEST(JitSmallCache, AnyVersionServesWhereThereIsNoNvrtc) {
   EXPECT_TRUE(cache.load(entry.key, std::nullopt)->version == (NvrtcVersion{13, 1}));
   cache.remove(entry.key);
   EXPECT_FALSE(cache.load(entry.key, std::nullopt));
+}
+
+TEST(JitSmallCache, WhatCannotBeReadNowStays) {
+  const CacheFolder folder;
+  const DiskCache cache(folder.kernels());
+  const Entry entry = some_entry(1);
+  std::string why;
+  ASSERT_TRUE(cache.store(entry, why)) << why;
+  // As many descriptors more as there are, what fails is the folder, then the entry, then nothing.
+  const std::string answer = in_child([&] {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const int next = dup(0);
+    close(next);
+    std::string seen;
+    for (int more = 0; more <= 2; ++more) {
+      limit.rlim_cur = static_cast<rlim_t>(next + more);
+      if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return std::string("the limit cannot be set");
+      seen += cache.load(entry.key, entry.version) ? "loaded " : "not loaded ";
+    }
+    return seen;
+  });
+  EXPECT_EQ(answer, "not loaded not loaded loaded ");
+  if (geteuid() == 0) {
+    const std::string other = in_child([&] {  // a user whose folder it is, and who may not read the entry
+      const fs::path file = folder.entry();
+      if (chown(folder.kernels().c_str(), 65534, 65534) != 0 || chown(file.c_str(), 65534, 65534) != 0 || chmod(file.c_str(), 0) != 0 ||
+          chmod(folder.root().c_str(), 0755) != 0 || setgid(65534) != 0 || setuid(65534) != 0)
+        return std::string("cannot change the user");
+      const std::string first = cache.load(entry.key, entry.version) ? "loaded" : "not loaded";
+      return first + ", " + cache.list().at(0).why;
+    });
+    EXPECT_EQ(other, "not loaded, it cannot be opened: Permission denied");
+    EXPECT_FALSE(folder.entry().empty());
+  }
 }
 
 TEST(JitSmallCache, LockIsHeldByOne) {
