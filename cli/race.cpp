@@ -137,10 +137,7 @@ int64_t race_steps(size_t contestants, const RaceOptions& options) {
 RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
   std::vector<Cost> costs;
   for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
-  require_memory(spec.input_bytes(options.grad), options.memory_limit,
-                 "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
   RaceResult result;
-  result.before = peaks_of(spec, options);
   result.rows.resize(options.passes.size() * contestants.size());
   std::vector<Entry> entries(contestants.size());
   for (size_t c = 0; c < contestants.size(); ++c) {
@@ -155,6 +152,14 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     }
   }
 
+  try {
+    require_memory(spec.input_bytes(options.grad), options.memory_limit,
+                   "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
+  } catch (const Failure& failure) {  // nobody can run, and nothing need be measured
+    for (Entry& entry : entries) entry.fail(failure);
+    return result;
+  }
+  result.before = peaks_of(spec, options);
   const Inputs inputs = make_inputs(spec, options.grad);
   {
     // Standard first: the others are compared with its result.
