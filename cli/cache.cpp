@@ -212,8 +212,8 @@ void add_problem(CLI::App& command, CacheFlags& flags) {
       ->capture_default_str();
 }
 
-CLI::Option* add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
-  return command.add_option("--arch", flags.archs, help)
+void add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
+  command.add_option("--arch", flags.archs, help)
       ->delimiter(',')
       ->check(CLI::Range(50, 999))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
@@ -248,12 +248,13 @@ void add_cache(CLI::App& app, int& exit_code) {
 
   const auto [pack_command, pack_flags] = add("pack", "Write kernels into one file, for machines without NVRTC", pack);
   pack_command->add_option("--output", pack_flags->output, "File to write; replaced if it exists")->type_name("FILE")->required();
-  add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there")->required();
+  add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [all that NVRTC compiles for]");
   add_problem(*pack_command, *pack_flags);
   add_json(*pack_command, *pack_flags);
   pack_command->footer(
       std::string(kProblemFooter) +
-      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for; elsewhere by `fattn cache warm --pack`.");
+      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for (`cmake --install` puts one there); elsewhere by\n"
+      "`fattn cache warm --pack`.");
 }
 
 }  // namespace fattn::cli

@@ -52,12 +52,12 @@ TEST(JitSmallSources, EmbeddedBytesAreTheFiles) {
     const std::string file = std::string(FATTN_SOURCE_ROOT) + (path.rfind("shared/", 0) == 0 ? "/src/" : "/") + path;
     EXPECT_TRUE(read_file(file) == source.text) << path << " is not what is embedded; build again";
   }
-  std::string quick;
+  std::string common;
   for (const Planned& planned : parse_planned(read_file(std::string(FATTN_SOURCE_ROOT) + "/kernels/planned.txt")))
-    if (planned.quick) quick += planned_line(planned) + "\n";
+    if (planned.list == Planned::List::kCommon) common += planned_line(planned) + "\n";
   std::string embedded;
   for (const Planned& planned : parse_planned(embedded_planned())) embedded += planned_line(planned) + "\n";
-  EXPECT_TRUE(quick == embedded) << "kernels/planned.txt is not what is embedded; build again";
+  EXPECT_TRUE(common == embedded) << "kernels/planned.txt is not what is embedded; build again";
 }
 
 constexpr Source kTree[] = {
@@ -77,7 +77,7 @@ TEST(JitSmallSources, ReachableFollowsIncludes) {
 }
 
 TEST(JitSmallKey, EveryInputCounts) {
-  const Request base{"entry", "#include \"b.h\"\nint x;", 90, false, 0};
+  const Request base{"entry", "#include \"b.h\"\nint x;", 90, false};
   std::set<std::string> keys = {hex(key_of(base, kTree))};
   const auto differs = [&](const char* what, const Request& changed, Sources sources) {
     EXPECT_TRUE(keys.insert(hex(key_of(changed, sources))).second) << what;
@@ -94,9 +94,6 @@ TEST(JitSmallKey, EveryInputCounts) {
   r = base;
   r.arch_specific = true;
   differs("arch_specific", r, kTree);
-  r = base;
-  r.max_registers = 128;
-  differs("max_registers", r, kTree);
   r = base;
   r.source = "#include \"d.h\"\nint x;";
   differs("another header", r, kTree);
@@ -128,16 +125,14 @@ TEST(JitSmallKey, NvrtcVersionIsInTheName) {
 
 TEST(JitSmallKey, RequestsAreBounded) {
   const auto refused = [](Request r) { EXPECT_THROW(key_of(r, embedded_sources()), Error) << r.entry.substr(0, 20); };
-  refused({"", "int x;", 90, false, 0});
-  refused({"has space", "int x;", 90, false, 0});
-  refused({"../escape", "int x;", 90, false, 0});
-  refused({std::string(kMaxEntryBytes + 1, 'x'), "int x;", 90, false, 0});
-  refused({"x", "", 90, false, 0});
-  refused({"x", std::string(kMaxSourceBytes + 1, ' '), 90, false, 0});
-  refused({"x", "int x;", 0, false, 0});
-  refused({"x", "int x;", 90, false, 256});
-  refused({"x", "int x;", 90, false, -1});
-  EXPECT_NO_THROW(key_of({"x", "int x;", 90, false, 255}, embedded_sources()));
+  refused({"", "int x;", 90, false});
+  refused({"has space", "int x;", 90, false});
+  refused({"../escape", "int x;", 90, false});
+  refused({std::string(kMaxEntryBytes + 1, 'x'), "int x;", 90, false});
+  refused({"x", "", 90, false});
+  refused({"x", std::string(kMaxSourceBytes + 1, ' '), 90, false});
+  refused({"x", "int x;", 0, false});
+  EXPECT_NO_THROW(key_of({"x", "int x;", 90, false}, embedded_sources()));
 }
 
 TEST(JitSmallResources, ReadFromTheLog) {
@@ -163,26 +158,24 @@ TEST(JitSmallResources, ReadFromTheLog) {
 
 TEST(JitSmallPlanned, LinesRoundTrip) {
   const auto all =
-      parse_planned("# comment\n\nquick 128 0 75,80,90a fattn_a #include \"shared/mask.h\"\\nint x; // \\\\\nfull 255 168 120 fattn_b int y;\n");
+      parse_planned("# comment\n\ncommon 128 75,80,90a fattn_a #include \"shared/mask.h\"\\nint x; // \\\\\nfull 255 120 fattn_b int y;\n");
   ASSERT_EQ(all.size(), 2u);
-  EXPECT_TRUE(all[0].quick);
+  EXPECT_EQ(all[0].list, Planned::List::kCommon);
   EXPECT_EQ(all[0].budget, 128);
   ASSERT_EQ(all[0].targets.size(), 3u);
   EXPECT_EQ(all[0].targets[2].arch, 90);
   EXPECT_TRUE(all[0].targets[2].arch_specific);
   EXPECT_FALSE(all[0].targets[1].arch_specific);
   EXPECT_EQ(all[0].request.source, "#include \"shared/mask.h\"\nint x; // \\");
-  EXPECT_EQ(all[1].request.max_registers, 168);
-  EXPECT_FALSE(all[1].quick);
+  EXPECT_EQ(all[1].list, Planned::List::kFull);
   for (const Planned& planned : all) {
     const auto again = parse_planned(planned_line(planned));
     ASSERT_EQ(again.size(), 1u);
     EXPECT_EQ(planned_line(again[0]), planned_line(planned));
     EXPECT_EQ(again[0].request.source, planned.request.source);
   }
-  for (const char* bad :
-       {"quick 128 0 80 fattn_a", "slow 128 0 80 a int x;", "quick 0 0 80 a int x;", "quick 256 0 80 a int x;", "quick 1 x 80 a int x;",
-        "quick 1 0 80b a int x;", "quick 1 0 , a int x;", "quick 1 300 80 a int x;", "quick 1 0 80 a-b int x;", "quick"})
+  for (const char* bad : {"quick 128 80 fattn_a", "slow 128 80 a int x;", "quick 0 80 a int x;", "quick 256 80 a int x;", "quick x 80 a int x;",
+                          "quick 1 80b a int x;", "quick 1 , a int x;", "quick 1 80 a-b int x;", "quick"})
     EXPECT_THROW(parse_planned(bad), Error) << bad;
 }
 
@@ -195,7 +188,7 @@ TEST(JitSmallPlanned, TheListIsWhole) {
     for (const Target& target : planned.targets) {
       EXPECT_NO_THROW(EXPECT_TRUE(keys.insert(hex(key_of(planned.on(target), embedded_sources()))).second)
                       << planned.request.entry << " is there twice");
-      quick += planned.quick;
+      quick += planned.list != Planned::List::kFull;
     }
   }
   EXPECT_LE(quick, 400u) << "of `make test`";

@@ -16,7 +16,6 @@ struct Request {
                                // the project, src/ left out: "kernels/v2/forward.h", "shared/attention_params.h"; <...> is refused
   int arch = 0;                // 75, 80, 86, 89, 90, 100, 120, ...
   bool arch_specific = false;  // the suffix `a`: 90 -> sm_90a
-  int max_registers = 0;       // a limit for a kernel without __launch_bounds__, which go before it; 0: none
 };
 
 std::string target_name(int arch, bool arch_specific);  // "sm_90a"
