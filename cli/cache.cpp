@@ -47,6 +47,7 @@ Json as_json(const fattn_cache_entry& entry) {
   if (entry.damage[0])
     return {{"key", printable(entry.key)}, {"bytes", entry.bytes}, {"last_used", time_text(entry.last_used)}, {"damage", printable(entry.damage)}};
   Json json = {{"name", printable(entry.name)},
+               {"description", printable(entry.description)},
                {"target", target_of(entry)},
                {"key", printable(entry.key)},
                {"nvrtc", fmt::format("{}.{}", entry.nvrtc_major, entry.nvrtc_minor)},
@@ -99,18 +100,18 @@ int list(const CacheFlags& flags) {
   const fattn_cache_info info = cache::info();
   const std::vector<fattn_cache_entry> entries = cache::list();
   std::FILE* text = text_stream(flags.json);
-  Table table({"<kernel", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
+  Table table({"<kernel", "<for", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
   Json all = Json::array();
   for (const fattn_cache_entry& e : entries) {
     all.push_back(as_json(e));
     const std::string kib = fmt::format("{}", (e.bytes + 1023) / 1024);
     if (e.damage[0]) {
-      table.add({printable(e.key, 16), "", "", "", kib, "", time_text(e.last_used), ""});
+      table.add({printable(e.key, 16), "", "", "", "", kib, "", time_text(e.last_used), ""});
       table.note("damaged: " + printable(e.damage));
       continue;
     }
-    table.add({printable(e.name), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib, seconds_text(e.compile_seconds),
-               time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
+    table.add({printable(e.name), printable(e.description), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib,
+               seconds_text(e.compile_seconds), time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
   }
   if (!entries.empty()) table.print(text);
   fmt::print(text, "{} kernels, {} of at most {} in {}\n", entries.size(), bytes_text(static_cast<double>(info.bytes)),
@@ -158,8 +159,8 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
 cache::Visit progress(std::FILE* text, Json& kernels) {
   return [text, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
     kernels.push_back(as_json(e));
-    fmt::print(text, "{:>4}/{} {} {} {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.registers,
-               e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
+    fmt::print(text, "{:>4}/{} {} {}{}{}, {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
+               printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
                e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : "");
     std::fflush(text);
   };

@@ -104,6 +104,7 @@ inline core::jit::Entry some_entry(uint8_t number, size_t bytes = 1000) {
   entry.arch = 90;
   entry.arch_specific = true;
   entry.name = "fattn_entry";
+  entry.description = "what it is for";
   entry.resources.registers = number;
   entry.resources.known = true;
   entry.seconds = 0.25;

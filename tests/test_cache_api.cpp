@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -44,8 +45,9 @@ TEST(CacheApiSmall, WarmListClear) {
   EXPECT_EQ(fattn::cache::info().entries, 0);
   EXPECT_TRUE(fattn::cache::list().empty());
   int32_t calls = 0, expected = 0;
+  std::set<std::string> descriptions;
   const auto visit = [&](int32_t origin) {
-    return [&calls, &expected, origin](const fattn_cache_entry& entry, int32_t index, int32_t count) {
+    return [&, origin](const fattn_cache_entry& entry, int32_t index, int32_t count) {
       EXPECT_EQ(index, calls++);
       expected = count;
       EXPECT_EQ(entry.struct_size, sizeof entry);
@@ -54,11 +56,16 @@ TEST(CacheApiSmall, WarmListClear) {
       EXPECT_EQ(entry.registers, 42);
       EXPECT_EQ(entry.spill_bytes, 12);
       EXPECT_NE(entry.name[0], '\0');
+      const std::string name = entry.name, description = entry.description;
+      if (name == "fattn_v2_fwd" || name == "fattn_v2_bwd") expect_contains(description, ", headdim ");
+      if (name.rfind("fattn_v2", 0) == 0) expect_contains(description, ", level 80");
+      descriptions.insert(name + ": " + description);
     };
   };
   fattn::cache::warm(nullptr, 90, visit(FATTN_FROM_COMPILER));
   EXPECT_EQ(calls, expected);
   EXPECT_EQ(static_cast<size_t>(calls), fattn::core::jit::planned_requests(90).size());
+  EXPECT_EQ(static_cast<size_t>(calls), descriptions.size()) << "no two are described alike";
   calls = 0;
   fattn::cache::warm(nullptr, 90, visit(FATTN_FROM_DISK));
   const auto all = fattn::cache::list();

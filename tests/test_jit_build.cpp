@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "jit/compile.h"
+#include "jit/disk_cache.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "jit/sources.h"
@@ -108,6 +109,18 @@ TEST(JitSmallBuild, CompileErrorKeepsTheLog) {
   setenv("FATTN_CACHE_DIR", "/dev/null/x", 1);
   expect_contains(error_of([&] { build(bad); }), "the log could not be kept");
   expect_contains(error_of([&] { build(bad); }), "1 error detected");
+}
+
+TEST(JitSmallBuild, TheFirstLineDescribesTheKernel) {
+  const CacheFolder folder;
+  Request described = request();
+  described.source = "// fp16, and so on\n" + described.source;
+  build(described);
+  build(request());
+  std::set<std::string> found;
+  for (const CacheItem& item : default_disk_cache().list())
+    if (item.entry) found.insert(item.entry->description);
+  EXPECT_EQ(found, (std::set<std::string>{"", "fp16, and so on"}));
 }
 
 TEST(JitSmallBuild, ArchitectureThatNvrtcLacks) {

@@ -36,6 +36,7 @@ TEST(JitSmallEntry, RoundTripAndEveryDamage) {
   EXPECT_EQ(back->image, entry.image);
   EXPECT_EQ(back->log, entry.log);
   EXPECT_EQ(back->name, entry.name);
+  EXPECT_EQ(back->description, entry.description);
   EXPECT_EQ(back->arch, 90);
   EXPECT_TRUE(back->arch_specific);
   EXPECT_TRUE(back->version == entry.version);

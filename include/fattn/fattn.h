@@ -216,7 +216,8 @@ typedef struct fattn_cache_entry {
   double compile_seconds;
   char name[128];
   char key[72];
-  char damage[128]; /* why it cannot be used; nothing above but bytes and last_used is known then */
+  char description[128]; /* what this one is made for: "bf16, headdim 128, causal, tile 128 x 64, level 80" */
+  char damage[128];      /* why it cannot be used; nothing above but key, bytes and last_used is known then */
 } fattn_cache_entry;
 
 /* Called for each kernel; `entry` is gone when it returns. It must not throw. `index` counts from 0 to count - 1. */

@@ -40,6 +40,7 @@ fattn_cache_entry described(const jit::Entry& entry, jit::Origin origin) {
   to.bytes = static_cast<int64_t>(entry.image.size());
   to.compile_seconds = entry.seconds;
   copy(to.name, entry.name);
+  copy(to.description, entry.description);
   copy(to.key, jit::hex(entry.key));
   return to;
 }
