@@ -316,7 +316,7 @@ FATTN_API fattn_status fattn_cache_clear(int64_t* entries, int64_t* bytes);
  * device 0. `visit` may be null. */
 FATTN_API fattn_status fattn_cache_warm(const fattn_problem* problem, int32_t arch, fattn_cache_visit visit, void* context);
 /* The kernels of several problems (none: the built-in list) for several architectures (none: all that the compiler at hand knows and there
- * are kernels for) into one file, for machines without a compiler; the file is replaced. */
+ * are kernels for, but for Jetson boards) into one file, for machines without a compiler; the file is replaced. */
 FATTN_API fattn_status fattn_cache_pack(const char* path, const fattn_problem* problems, int32_t nproblems, const int32_t* archs, int32_t narchs,
                                         fattn_cache_visit visit, void* context);
 /* Kernels are looked for in this pack file, too, as long as the process lives: after the disk cache, before the compiler. The path is

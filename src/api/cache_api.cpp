@@ -52,20 +52,21 @@ std::vector<jit::Request> requests(const fattn_problem* problem, int32_t arch) {
   const Architecture* known = architecture_for(capability);
   if (!known)
     throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", capability, "; allowed: ", known_architectures(),
-                                              " and later versions of the same generation"));
+                                              " and later minor versions of the same major one, but for Jetson boards"));
   const int target = known->capability;
   std::vector<jit::Request> all = problem ? requests_for(validate(sized(problem, "problem")), target) : jit::planned_requests(target);
   if (all.empty() && !problem) throw Error(ErrorCode::kInternal, text("the list of kernels has none for architecture ", target));
   return all;
 }
 
-// Those that there are kernels for and the NVRTC at hand compiles for.
+// Those that there are kernels for and the NVRTC at hand compiles for, but for Jetson boards, which have systems of their own.
 std::vector<int32_t> compiled_architectures() {
   const jit::Nvrtc& nvrtc = jit::nvrtc();
   if (!nvrtc) throw Error(ErrorCode::kUnsupported, nvrtc.reason);
   std::vector<int32_t> all;
   for (const Architecture& a : kArchitectures)
-    if (std::find(nvrtc.architectures.begin(), nvrtc.architectures.end(), a.capability) != nvrtc.architectures.end()) all.push_back(a.capability);
+    if (!is_alone(a.capability) && std::find(nvrtc.architectures.begin(), nvrtc.architectures.end(), a.capability) != nvrtc.architectures.end())
+      all.push_back(a.capability);
   return all;
 }
 
