@@ -1,18 +1,10 @@
 """`fattn bench` and `fattn compare`: records that keep to their schema, refusals, presets, bad usage."""
 import json
 
-import jsonschema
 import pytest
 
 TINY = ["--backend", "reference", "--seqlen", "32", "--nheads", "2", "--headdim", "8", "--repeats", "6", "--min-time", "0", "--warmup", "1"]
 ONLY = ["--provider", "fattn", "--provider", "standard"]
-
-
-@pytest.fixture(scope="module")
-def schema(root):
-    schema = json.loads((root / "docs" / "record.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 def test_schema_refuses_what_is_no_record(schema, fattn):
