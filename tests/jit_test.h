@@ -20,6 +20,7 @@
 #include "in_child.h"
 #include "jit/entry.h"
 #include "jit/jit.h"
+#include "temporary_folder.h"
 
 namespace fattn::test {
 
@@ -53,29 +54,24 @@ std::string error_of(const Body& body) {
 class CacheFolder {
  public:
   CacheFolder() {
-    char name[] = "/tmp/fattn-test-XXXXXX";
-    if (!mkdtemp(name)) std::abort();
-    root_ = name;
-    setenv("FATTN_CACHE_DIR", name, 1);
+    setenv("FATTN_CACHE_DIR", root().c_str(), 1);
     settings("");
   }
   ~CacheFolder() {
     unsetenv("FATTN_CACHE_DIR");
     unsetenv("STUB_NVRTC");
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
   }
   CacheFolder(const CacheFolder&) = delete;
   CacheFolder& operator=(const CacheFolder&) = delete;
 
   // Of the stub of NVRTC, besides counting.
   void settings(const std::string& more) const {
-    const std::string all = "count=" + (root_ / "count").string() + "," + more;
+    const std::string all = "count=" + (root() / "count").string() + "," + more;
     setenv("STUB_NVRTC", all.c_str(), 1);
   }
-  const std::filesystem::path& root() const { return root_; }
-  std::filesystem::path kernels() const { return root_ / "kernels"; }
-  size_t compilations() const { return read_file(root_ / "count").size() / 2; }
+  const std::filesystem::path& root() const { return folder_.path(); }
+  std::filesystem::path kernels() const { return root() / "kernels"; }
+  size_t compilations() const { return read_file(root() / "count").size() / 2; }
   std::vector<std::filesystem::path> files(const std::string& suffix) const {
     std::vector<std::filesystem::path> found;
     std::error_code none;
@@ -89,7 +85,7 @@ class CacheFolder {
   }
 
  private:
-  std::filesystem::path root_;
+  TemporaryFolder folder_;
 };
 
 inline core::jit::Request request(const std::string& body = "", const std::string& entry = "fattn_test") {
