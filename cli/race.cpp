@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/oracle_check.h"
 #include "cli/usage_error.h"
@@ -122,7 +123,11 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
   const auto samples = sample_in_turns(
       samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
   for (size_t i = 0; i < running.size(); ++i)
-    if (!samples[i].empty()) running[i]->rows[pass_index]->time = summarize(samples[i]);
+    if (!samples[i].seconds.empty()) {
+      Statistics time = summarize(samples[i].seconds);
+      time.turn_medians = samples[i].turn_medians;
+      running[i]->rows[pass_index]->time = std::move(time);
+    }
 }
 
 }  // namespace
