@@ -18,6 +18,7 @@
 #include "cli/table.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -33,17 +34,14 @@ struct BenchFlags {
 
 void explain(std::FILE* out, const ProblemSpec& spec, bool grad, Options options, const Placement& place) {
   options.causal = spec.causal;
-  const auto at = [&](const Tensor& t) { return place.device == Device::kCpu ? t : t.on(place.device, place.index, nullptr); };
-  const Tensor q = at(q_view(spec, nullptr)), k = at(k_view(spec, nullptr)), v = at(v_view(spec, nullptr)), o = at(o_view(spec, nullptr)),
-               lse = at(lse_view(spec, nullptr));
   const auto print = [&](const char* pass, const Plan& plan) {
     const fattn_plan_info info = plan.info();
     fmt::print(out, "plan {}: {}\n          {}\n          workspace {}\n", pass, printable(info.kernel), printable(info.why),
                bytes_text(static_cast<double>(info.workspace_bytes)));
   };
   try {
-    print("fwd", Plan(ForwardTensors{q, k, v, o, lse, {}}, options));
-    if (grad) print("bwd", Plan(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+    print("fwd", Plan(forward_tensors(spec, place), options));
+    if (grad) print("bwd", Plan(backward_tensors(spec, place), options));
   } catch (const Error& error) {
     fmt::print(out, "no plan: {}\n", printable(error.what(), 600));
   }

@@ -21,7 +21,7 @@
 #include "cli/usage_error.h"
 #include "fattn/cache.hpp"
 #include "fattn/problem.hpp"
-#include "measure/problem.h"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -144,14 +144,12 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
   ProblemFlags problem = flags.problem;
   problem.target.device = "cuda";  // whose kernels these are
   const measure::ProblemSpec spec = problem.spec();
-  const auto view = [](const Tensor& tensor) { return tensor.on(Device::kCuda, 0, nullptr); };
+  const measure::Placement place{Device::kCuda, 0, false};
   Options options = flags.problem.options();
   options.backend = Backend::kCuda;
   options.causal = spec.causal;
-  const Tensor q = view(measure::q_view(spec, nullptr)), k = view(measure::k_view(spec, nullptr)), v = view(measure::v_view(spec, nullptr)),
-               o = view(measure::o_view(spec, nullptr)), lse = view(measure::lse_view(spec, nullptr));
-  std::vector<std::optional<fattn_problem>> all = {describe(ForwardTensors{q, k, v, o, lse, {}}, options)};
-  if (flags.problem.grad()) all.emplace_back(describe(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+  std::vector<std::optional<fattn_problem>> all = {describe(measure::forward_tensors(spec, place), options)};
+  if (flags.problem.grad()) all.emplace_back(describe(measure::backward_tensors(spec, place), options));
   return all;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -78,8 +79,7 @@ struct Planned {
 Planned plan_of(const ProblemSpec& spec, Options options) {
   options.causal = spec.causal;
   try {
-    const fattn_plan_info info =
-        Plan(ForwardTensors{q_view(spec, nullptr), k_view(spec, nullptr), v_view(spec, nullptr), o_view(spec, nullptr), {}, {}}, options).info();
+    const fattn_plan_info info = Plan(forward_tensors(spec, {}), options).info();
     return {static_cast<Isa>(info.cpu_isa), info.num_threads};
   } catch (const Error&) {  // its row says why; others may still run
     return {Isa::kAuto, options.num_threads > 0 ? options.num_threads : cpu_info().usable_threads};
