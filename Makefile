@@ -37,7 +37,7 @@ bench-gpu: build ## the speed table of the GPU against torch's backends; its rec
 	@python3 tools/gpu_results.py $(BUILD)/gpu-suite.json
 
 lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
-	@tools/setup.sh lint
+	@tools/setup.sh build lint
 	@tools/lint.sh
 
 format: ## rewrite the C and C++ sources with clang-format

@@ -29,8 +29,8 @@ BackwardTensors backward_tensors(const ProblemSpec& spec, const Placement& place
           placed(v_view(spec, at.dv), place)};
 }
 
-LibraryPlans::LibraryPlans(std::string provider, const Options& options, Placement place)
-    : provider_(std::move(provider)), options_(options), place_(std::move(place)) {}
+LibraryPlans::LibraryPlans(std::string provider, const Options& options, const Placement& place)
+    : provider_(std::move(provider)), options_(options), place_(place) {}
 
 Identity LibraryPlans::identity() const {
   const bool on_cpu = place_.device == Device::kCpu;

@@ -20,7 +20,7 @@ BackwardTensors backward_tensors(const ProblemSpec& spec, const Placement& place
 
 class LibraryPlans {
  public:
-  LibraryPlans(std::string provider, const Options& options, Placement place);
+  LibraryPlans(std::string provider, const Options& options, const Placement& place);
 
   const std::string& provider() const { return provider_; }
   Identity identity() const;

@@ -76,7 +76,7 @@ std::string started_as() {
   const char* value = std::getenv("PATH");
   std::istringstream folders(value ? value : "");
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (const std::string path = folder + "/" + name; path[0] == '/' && access(path.c_str(), X_OK) == 0) return path;
+    if (std::string path = folder + "/" + name; path[0] == '/' && access(path.c_str(), X_OK) == 0) return path;
   return "";
 }
 
