@@ -32,11 +32,12 @@ test-gpu: build ## on a machine with a GPU: the table of cases on it, compute-sa
 	cmake --build $(BUILD) --parallel $(JOBS) --target test_cuda_gpu
 	@python3 tools/test_gpu.py
 
-bench-gpu: build ## the speed table of the GPU against torch's backends
-	$(BUILD)/cli/fattn bench --suite cuda
+bench-gpu: build ## the speed table of the GPU against torch's backends; its record goes to docs/results/
+	$(BUILD)/cli/fattn bench --suite cuda --json $(BUILD)/gpu-suite.json
+	@python3 tools/gpu_results.py $(BUILD)/gpu-suite.json
 
 lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
-	@tools/setup.sh lint
+	@tools/setup.sh build lint
 	@tools/lint.sh
 
 format: ## rewrite the C and C++ sources with clang-format

@@ -18,6 +18,7 @@
 #include "cli/table.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -33,17 +34,14 @@ struct BenchFlags {
 
 void explain(std::FILE* out, const ProblemSpec& spec, bool grad, Options options, const Placement& place) {
   options.causal = spec.causal;
-  const auto at = [&](const Tensor& t) { return place.device == Device::kCpu ? t : t.on(place.device, place.index, nullptr); };
-  const Tensor q = at(q_view(spec, nullptr)), k = at(k_view(spec, nullptr)), v = at(v_view(spec, nullptr)), o = at(o_view(spec, nullptr)),
-               lse = at(lse_view(spec, nullptr));
   const auto print = [&](const char* pass, const Plan& plan) {
     const fattn_plan_info info = plan.info();
     fmt::print(out, "plan {}: {}\n          {}\n          workspace {}\n", pass, printable(info.kernel), printable(info.why),
                bytes_text(static_cast<double>(info.workspace_bytes)));
   };
   try {
-    print("fwd", Plan(ForwardTensors{q, k, v, o, lse, {}}, options));
-    if (grad) print("bwd", Plan(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+    print("fwd", Plan(forward_tensors(spec, place), options));
+    if (grad) print("bwd", Plan(backward_tensors(spec, place), options));
   } catch (const Error& error) {
     fmt::print(out, "no plan: {}\n", printable(error.what(), 600));
   }
@@ -126,13 +124,15 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_option("--suite", flags->suite, "Instead of one problem: the speed table of a device, against providers that are there")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("NAME");
-  command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples");
+  command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples")->needs("--suite");
   command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
   flags->providers.add_to(*command);
   command->footer(
       "The result is checked against the float64 oracle before anything is timed (large problems: in samples); exit 1 if it fails,\n"
       "or if a time cannot be true for the shape. Exit 2 if the problem needs more memory than there is.\n"
-      "Passes: fwd, bwd (alone), fwdbwd. The peak is measured in the same run, before and after, with the same threads.\n\n"
+      "Passes: fwd, bwd (alone), fwdbwd. The peak is measured in the same run, before and after, with the same threads.\n"
+      "A suite has problems and samples of its own and takes the flags that say where and how: --no-grad and those from --device to --warm-l2,\n"
+      "--memory-limit and those of providers.\n\n"
       "Examples:  fattn bench --preset gpt2-small\n"
       "           fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
       "           fattn bench --suite cpu --json results.json");
@@ -141,12 +141,16 @@ void add_bench(CLI::App& app, int& exit_code) {
       exit_code = bench_one(*flags);
       return;
     }
+    const std::string alone = flags->explain ? "--explain" : flags->problem.first_of_one_problem();
+    if (!alone.empty()) throw CLI::ValidationError(alone, "a suite has problems and samples of its own; leave it out, or leave --suite out");
     // --suite cuda is --device cuda.
     if (flags->suite == "cuda" && !flags->problem.target.on_cuda()) flags->problem.target.device = "cuda";
     if (flags->suite == "cpu" && flags->problem.target.on_cuda())
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
-    exit_code = run_suite({flags->quick, problem.options(), problem.place(), problem.json(), problem.memory_limit()}, flags->providers);
+    exit_code =
+        run_suite({flags->quick, problem.grad(), problem.options(), problem.place(), problem.json(), problem.memory_limit(), problem.place_flags()},
+                  flags->providers);
   });
 }
 

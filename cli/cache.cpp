@@ -21,7 +21,7 @@
 #include "cli/usage_error.h"
 #include "fattn/cache.hpp"
 #include "fattn/problem.hpp"
-#include "measure/problem.h"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -47,6 +47,7 @@ Json as_json(const fattn_cache_entry& entry) {
   if (entry.damage[0])
     return {{"key", printable(entry.key)}, {"bytes", entry.bytes}, {"last_used", time_text(entry.last_used)}, {"damage", printable(entry.damage)}};
   Json json = {{"name", printable(entry.name)},
+               {"description", printable(entry.description)},
                {"target", target_of(entry)},
                {"key", printable(entry.key)},
                {"nvrtc", fmt::format("{}.{}", entry.nvrtc_major, entry.nvrtc_minor)},
@@ -99,18 +100,18 @@ int list(const CacheFlags& flags) {
   const fattn_cache_info info = cache::info();
   const std::vector<fattn_cache_entry> entries = cache::list();
   std::FILE* text = text_stream(flags.json);
-  Table table({"<kernel", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
+  Table table({"<kernel", "<for", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
   Json all = Json::array();
   for (const fattn_cache_entry& e : entries) {
     all.push_back(as_json(e));
     const std::string kib = fmt::format("{}", (e.bytes + 1023) / 1024);
     if (e.damage[0]) {
-      table.add({printable(e.key, 16), "", "", "", kib, "", time_text(e.last_used), ""});
+      table.add({printable(e.key, 16), "", "", "", "", kib, "", time_text(e.last_used), ""});
       table.note("damaged: " + printable(e.damage));
       continue;
     }
-    table.add({printable(e.name), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib, seconds_text(e.compile_seconds),
-               time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
+    table.add({printable(e.name), printable(e.description), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib,
+               seconds_text(e.compile_seconds), time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
   }
   if (!entries.empty()) table.print(text);
   fmt::print(text, "{} kernels, {} of at most {} in {}\n", entries.size(), bytes_text(static_cast<double>(info.bytes)),
@@ -143,14 +144,12 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
   ProblemFlags problem = flags.problem;
   problem.target.device = "cuda";  // whose kernels these are
   const measure::ProblemSpec spec = problem.spec();
-  const auto view = [](const Tensor& tensor) { return tensor.on(Device::kCuda, 0, nullptr); };
+  const measure::Placement place{Device::kCuda, 0, false};
   Options options = flags.problem.options();
   options.backend = Backend::kCuda;
   options.causal = spec.causal;
-  const Tensor q = view(measure::q_view(spec, nullptr)), k = view(measure::k_view(spec, nullptr)), v = view(measure::v_view(spec, nullptr)),
-               o = view(measure::o_view(spec, nullptr)), lse = view(measure::lse_view(spec, nullptr));
-  std::vector<std::optional<fattn_problem>> all = {describe(ForwardTensors{q, k, v, o, lse, {}}, options)};
-  if (flags.problem.grad()) all.emplace_back(describe(BackwardTensors{q, k, v, o, lse, o, q, k, v}, options));
+  std::vector<std::optional<fattn_problem>> all = {describe(measure::forward_tensors(spec, place), options)};
+  if (flags.problem.grad()) all.emplace_back(describe(measure::backward_tensors(spec, place), options));
   return all;
 }
 
@@ -158,8 +157,8 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
 cache::Visit progress(std::FILE* text, Json& kernels) {
   return [text, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
     kernels.push_back(as_json(e));
-    fmt::print(text, "{:>4}/{} {} {} {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.registers,
-               e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
+    fmt::print(text, "{:>4}/{} {} {}{}{}, {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
+               printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
                e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : "");
     std::fflush(text);
   };
@@ -212,8 +211,8 @@ void add_problem(CLI::App& command, CacheFlags& flags) {
       ->capture_default_str();
 }
 
-CLI::Option* add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
-  return command.add_option("--arch", flags.archs, help)
+void add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
+  command.add_option("--arch", flags.archs, help)
       ->delimiter(',')
       ->check(CLI::Range(50, 999))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
@@ -248,12 +247,13 @@ void add_cache(CLI::App& app, int& exit_code) {
 
   const auto [pack_command, pack_flags] = add("pack", "Write kernels into one file, for machines without NVRTC", pack);
   pack_command->add_option("--output", pack_flags->output, "File to write; replaced if it exists")->type_name("FILE")->required();
-  add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there")->required();
+  add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [all that NVRTC compiles for]");
   add_problem(*pack_command, *pack_flags);
   add_json(*pack_command, *pack_flags);
   pack_command->footer(
       std::string(kProblemFooter) +
-      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for; elsewhere by `fattn cache warm --pack`.");
+      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for (`cmake --install` puts one there); elsewhere by\n"
+      "`fattn cache warm --pack`.");
 }
 
 }  // namespace fattn::cli

@@ -48,19 +48,29 @@ bool ProblemFlags::problem_given() const {
   return false;
 }
 
+std::string ProblemFlags::first_of_one_problem() const {
+  for (const CLI::Option* option :
+       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
+        preset_option_, dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
+    if (option->count() > 0) return option->get_name();
+  return "";
+}
+
 void ProblemFlags::add_to(CLI::App& command) {
   add_problem_to(command);
   target.add_to(command);
   command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
-  command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
-  command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")->check(CLI::Range(-1, 100000))->capture_default_str();
-  command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str();
+  sampling_[0] = command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
+                     ->check(CLI::Range(1, 100000))
+                     ->capture_default_str();
+  sampling_[1] = command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  sampling_[2] = command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
+                     ->check(CLI::Range(0.0, 3600.0))
+                     ->capture_default_str();
+  sampling_[3] = command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
+                     ->check(CLI::Range(-1, 100000))
+                     ->capture_default_str();
+  seed_option_ = command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str();
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
@@ -137,20 +147,19 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   flags.emplace_back(s.causal ? "--causal" : "--no-causal");
   add("--dtype", name_of(s.dtype));
   if (!grad()) flags.emplace_back("--no-grad");
-  add("--device", target.device);
-  add("--backend", target.backend);
-  add("--algorithm", target.algorithm);
-  add("--isa", target.isa);
-  add("--threads", std::to_string(target.threads));
-  if (target.deterministic) flags.emplace_back("--deterministic");
-  if (target.cuda_level != 0) add("--cuda-level", std::to_string(target.cuda_level));
-  if (warm_l2_) flags.emplace_back("--warm-l2");
+  for (const std::string& flag : place_flags()) flags.push_back(flag);
   add("--repeats", std::to_string(repeats_));
   add("--min-time", CLI::detail::to_string(min_seconds_));
   add("--max-time", CLI::detail::to_string(max_seconds_));
   add("--warmup", std::to_string(warmup_));
   add("--seed", std::to_string(seed_));
-  if (memory_limit_ > 0) add("--memory-limit", std::to_string(memory_limit_));
+  return flags;
+}
+
+std::vector<std::string> ProblemFlags::place_flags() const {
+  std::vector<std::string> flags = target.repeating_flags();
+  if (warm_l2_) flags.emplace_back("--warm-l2");
+  if (memory_limit_ > 0) flags.insert(flags.end(), {"--memory-limit", std::to_string(memory_limit_)});
   return flags;
 }
 

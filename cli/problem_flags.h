@@ -30,6 +30,10 @@ class ProblemFlags {
   const std::string& json() const { return json_; }
   // The flags, every one with its value, that repeat this run whatever defaults or presets later say.
   std::vector<std::string> repeating_flags() const;
+  // Those of them that say where and how, whatever the problem.
+  std::vector<std::string> place_flags() const;
+  // The first given flag that describes one problem or how it is sampled, which a list of problems cannot heed; empty if there is none.
+  std::string first_of_one_problem() const;
 
   TargetFlags target;
 
@@ -41,7 +45,8 @@ class ProblemFlags {
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
   bool causal_ = false, no_grad_ = false, warm_l2_ = false;
-  CLI::Option *causal_option_ = nullptr, *preset_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr;
+  CLI::Option *causal_option_ = nullptr, *preset_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr, *seed_option_ = nullptr,
+              *sampling_[4] = {};
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
   double min_seconds_ = 0.3, max_seconds_ = 3;

@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/oracle_check.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "measure/library_plans.h"
 
 namespace fattn::cli {
 namespace {
@@ -77,8 +79,7 @@ struct Planned {
 Planned plan_of(const ProblemSpec& spec, Options options) {
   options.causal = spec.causal;
   try {
-    const fattn_plan_info info =
-        Plan(ForwardTensors{q_view(spec, nullptr), k_view(spec, nullptr), v_view(spec, nullptr), o_view(spec, nullptr), {}, {}}, options).info();
+    const fattn_plan_info info = Plan(forward_tensors(spec, {}), options).info();
     return {static_cast<Isa>(info.cpu_isa), info.num_threads};
   } catch (const Error&) {  // its row says why; others may still run
     return {Isa::kAuto, options.num_threads > 0 ? options.num_threads : cpu_info().usable_threads};
@@ -122,7 +123,11 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
   const auto samples = sample_in_turns(
       samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
   for (size_t i = 0; i < running.size(); ++i)
-    if (!samples[i].empty()) running[i]->rows[pass_index]->time = summarize(samples[i]);
+    if (!samples[i].seconds.empty()) {
+      Statistics time = summarize(samples[i].seconds);
+      time.turn_medians = samples[i].turn_medians;
+      running[i]->rows[pass_index]->time = std::move(time);
+    }
 }
 
 }  // namespace
@@ -137,10 +142,7 @@ int64_t race_steps(size_t contestants, const RaceOptions& options) {
 RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
   std::vector<Cost> costs;
   for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
-  require_memory(spec.input_bytes(options.grad), options.memory_limit,
-                 "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
   RaceResult result;
-  result.before = peaks_of(spec, options);
   result.rows.resize(options.passes.size() * contestants.size());
   std::vector<Entry> entries(contestants.size());
   for (size_t c = 0; c < contestants.size(); ++c) {
@@ -155,6 +157,14 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     }
   }
 
+  try {
+    require_memory(spec.input_bytes(options.grad), options.memory_limit,
+                   "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
+  } catch (const Failure& failure) {  // nobody can run, and nothing need be measured
+    for (Entry& entry : entries) entry.fail(failure);
+    return result;
+  }
+  result.before = peaks_of(spec, options);
   const Inputs inputs = make_inputs(spec, options.grad);
   {
     // Standard first: the others are compared with its result.

@@ -29,11 +29,10 @@ int64_t race_steps(size_t contestants, const RaceOptions& options);
 
 struct RaceResult {
   std::vector<measure::Row> rows;  // by pass, then by contestant
-  measure::Peaks before, after;
+  measure::Peaks before, after;    // not measured where not even the inputs fit
 };
 
-// A contestant's failure is its rows' status. Throws what concerns everybody: fattn::Error for a problem that is none,
-// measure::Failure(kOutOfMemory) where not even the inputs fit.
+// A contestant's failure is its rows' status, and so is memory that is not there. Throws fattn::Error for a problem that is none.
 RaceResult race(const measure::ProblemSpec& spec, const std::vector<measure::Contestant*>& contestants, const RaceOptions& options);
 
 // 1 if a check failed or a rate was refused, 2 if nothing could run, else 0.

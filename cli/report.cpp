@@ -30,8 +30,10 @@ std::string worst_check(const Row& row) {
 
 void print_peaks(std::FILE* out, const Peaks& before, const Peaks& after) {
   auto line = [&](const Peak& a, const Peak& b) {
-    if (a.rate > 0) fmt::print(out, "  {:<28} {} GFLOP/s before, {} after\n", a.name, giga_text(a.rate), giga_text(b.rate));
+    const auto rate = [](const Peak& peak) { return peak.rate > 0 ? giga_text(peak.rate) + " GFLOP/s" : std::string("not known"); };
+    if (a.rate > 0 || b.rate > 0) fmt::print(out, "  {:<28} {} before, {} after\n", a.rate > 0 ? a.name : b.name, rate(a), rate(b));
   };
+  if (before.fma.rate <= 0 && after.fma.rate <= 0 && before.problem.empty()) return;  // nothing was run, so nothing was measured
   if (before.device == "cpu")
     fmt::print(out, "Peak of this machine, {} thread{}, instruction set {}, measured in this run:\n", before.threads, before.threads == 1 ? "" : "s",
                name_of(before.isa));
@@ -40,6 +42,7 @@ void print_peaks(std::FILE* out, const Peaks& before, const Peaks& after) {
   line(before.fma, after.fma);
   line(before.bf16, after.bf16);
   if (before.read_bytes_per_s > 0) fmt::print(out, "  {:<28} {} GB/s\n", "memory read", giga_text(before.read_bytes_per_s));
+  if (!before.problem.empty()) fmt::print(out, "  not known: {}\n", printable(before.problem, 600));
 }
 
 void print_warnings(std::FILE* out, const std::vector<Row>& rows) {

@@ -177,8 +177,9 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::map<std::string, Ratios> ratios;
   Peaks first, last;
   std::vector<std::string> flags = {"--suite", on_cpu ? "cpu" : "cuda"};
-  if (!on_cpu) flags.insert(flags.end(), {"--device", suite.place.name()});
   if (suite.quick) flags.emplace_back("--quick");
+  if (!suite.grad) flags.emplace_back("--no-grad");
+  flags.insert(flags.end(), suite.flags.begin(), suite.flags.end());
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
   const auto write_record = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};
@@ -198,16 +199,16 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       }
     Table table(columns);
     for (const Item& item : section.items) {
-      options.grad = item.grad;
-      options.passes = item.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
+      options.grad = item.grad && suite.grad;
+      options.passes = options.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
       options.sampling = SamplingOptions();
       options.sampling.repeats = section.once ? 1 : suite.quick ? 6 : 10;
       options.sampling.min_seconds = section.once ? 0 : suite.quick ? 0.05 : 0.1;
       options.sampling.warmup_seconds = 0.3;
       if (section.once) options.sampling.warmup = 0;
       const RaceResult result = race(item.spec, contestants, options);
-      if (all.empty()) first = result.before;
-      last = result.after;
+      if (first.fma.rate == 0) first = result.before;
+      if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
       add_rows(table, section, result.rows, contestants.size(), ratios);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
       progress.step();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/provider_flags.h"
 #include "fattn/problem.hpp"
@@ -10,10 +11,12 @@ namespace fattn::cli {
 
 struct SuiteOptions {
   bool quick = false;
+  bool grad = true;  // false: forward only
   Options library;
   measure::Placement place;  // on a CUDA device: the cuda suite
   std::string json;
   int64_t memory_limit = 0;
+  std::vector<std::string> flags;  // for the record: those that repeat what is said above
 };
 
 // Returns the exit code.

@@ -108,8 +108,11 @@ void print(const Json& json) {
       "others), "
       "and log-sum-exp.\n\nGPU architectures\n");
   for (const Json& a : json["gpu_architectures"])
-    fmt::print("  {:<4} {:<10} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
+    fmt::print("  {:<4} {:<19} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
                a["executed_on"].is_null() ? "compiled by the tests, never run" : "run on " + a["executed_on"].get<std::string>());
+  fmt::print(
+      "A GPU runs what is compiled for its own capability or for an earlier minor version of it; Jetson boards (7.2, 8.7, 10.1, 11.0) only what is\n"
+      "compiled for their own.\n");
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // The names are the library's own (types.hpp), so that a flag and a record say the same.
 #include "cli/target_flags.h"
 
-#include <vector>
-
 #include "cli/sanitize.h"
 
 namespace fattn::cli {
@@ -70,6 +68,14 @@ void TargetFlags::apply_to(Options& options) const {
   options.deterministic = deterministic;
   options.cuda_level = cuda_level;
   if (on_cuda() && options.backend == Backend::kAuto) options.backend = Backend::kCuda;
+}
+
+std::vector<std::string> TargetFlags::repeating_flags() const {
+  std::vector<std::string> flags = {"--device", device,  "--backend", backend,     "--algorithm",
+                                    algorithm,  "--isa", isa,         "--threads", std::to_string(threads)};
+  if (deterministic) flags.emplace_back("--deterministic");
+  if (cuda_level != 0) flags.insert(flags.end(), {"--cuda-level", std::to_string(cuda_level)});
+  return flags;
 }
 
 }  // namespace fattn::cli

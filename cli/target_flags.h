@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "fattn/problem.hpp"
 
@@ -18,6 +19,7 @@ struct TargetFlags {
 
   void add_to(CLI::App& command);
   void apply_to(Options& options) const;  // backend auto on a CUDA device: cuda
+  std::vector<std::string> repeating_flags() const;
 };
 
 }  // namespace fattn::cli

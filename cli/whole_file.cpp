@@ -44,7 +44,8 @@ WholeFile::WholeFile(const std::string& path) : shown_(printable(path)), target_
 
   const SignalsBlocked blocked;
   for (int attempt = 0; fd_ < 0; ++attempt) {
-    temporary_ = folder + "." + name + "." + std::to_string(getpid()) + "." + std::to_string(attempt) + ".tmp";
+    temporary_ = folder;
+    for (const std::string& part : {name, std::to_string(getpid()), std::to_string(attempt), std::string("tmp")}) temporary_ += "." + part;
     fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0 && (errno != EEXIST || attempt == 100)) fail("cannot be created in its folder", errno);
   }

@@ -1,6 +1,6 @@
 # Writes a C++ file with the device code as strings: cmake -DROOT=... -DOUTPUT=... -P embed_sources.cmake
 # What is embedded: kernels/**/*.h and *.cuh, and the headers of src/shared that include nothing that is not embedded with
-# them (no <...>), so that NVRTC can read them; and the quick lines of kernels/planned.txt.
+# them (no <...>), so that NVRTC can read them; and the common lines of kernels/planned.txt.
 cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE paths RELATIVE ${ROOT} ${ROOT}/kernels/*.h ${ROOT}/kernels/*.cuh)
 file(GLOB shared RELATIVE ${ROOT} ${ROOT}/src/shared/*.h)
@@ -15,7 +15,7 @@ endforeach()
 function(literal path result)
   file(READ ${ROOT}/${path} content)
   if(path STREQUAL kernels/planned.txt)
-    string(REGEX REPLACE "full [^\n]*\n" "" content "${content}")
+    string(REGEX REPLACE "(quick|full) [^\n]*\n" "" content "${content}")
   endif()
   string(FIND "${content}" ")fattn\"" end)
   if(NOT end EQUAL -1)

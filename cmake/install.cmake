@@ -1,5 +1,5 @@
 # What `cmake --install` puts where: headers, library, command line, package files for find_package and pkg-config,
-# providers, documents. The tree may be moved afterwards.
+# providers, a pack of compiled GPU kernels, documents. The tree may be moved afterwards.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS fattn EXPORT fattnTargets
@@ -24,6 +24,21 @@ if(TARGET fattn_cli)
   install(TARGETS fattn_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/providers DESTINATION ${CMAKE_INSTALL_DATADIR}/fattn
           USE_SOURCE_PERMISSIONS PATTERN "__pycache__" EXCLUDE)
+endif()
+
+# The pack is made by the command line, which must run here.
+if(NOT FATTN_PACK STREQUAL OFF)
+  if(TARGET fattn_cli AND NOT CMAKE_CROSSCOMPILING)
+    install(CODE "set(fattn_pack ${FATTN_PACK})
+set(fattn_cli \"$<TARGET_FILE:fattn_cli>\")
+set(fattn_pack_dir \"${CMAKE_INSTALL_LIBDIR}/fattn\")
+set(fattn_build_dir \"${PROJECT_BINARY_DIR}\")")
+    install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_pack.cmake)
+  elseif(FATTN_PACK STREQUAL ON)
+    message(FATAL_ERROR "FATTN_PACK=ON needs FATTN_BUILD_CLI, and a command line that runs on this machine")
+  else()
+    message(STATUS "fattn: no pack of kernels will be installed (FATTN_PACK=AUTO): it needs FATTN_BUILD_CLI, and a command line that runs here")
+  endif()
 endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/README.zh-TW.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md

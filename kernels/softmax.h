@@ -6,13 +6,12 @@
 // exchange between lanes and the rescaling of o for most blocks of keys. docs/NUMERICS.md has the consequences.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
 
 namespace fattn {
-
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
 // The greatest sum of a lane's weights in one step; above it the reference is renewed. Weights in bf16 keep their precision at any size, and
 // the headroom to 2^127 is v's; fp16 ends at 65504.

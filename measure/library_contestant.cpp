@@ -1,58 +1,31 @@
 // The library as a contestant: plans made once, executed on memory whose every byte is accounted for.
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 
-#include "fattn/plan.hpp"
-#include "measure/contestant.h"
+#include "measure/library_plans.h"
 
 namespace fattn::measure {
 namespace {
 
 class LibraryContestant final : public Contestant {
  public:
-  LibraryContestant(std::string provider, const Options& options) : provider_(std::move(provider)), options_(options) {}
+  LibraryContestant(std::string provider, const Options& options) : plans_(std::move(provider), options, Placement()) {}
 
-  Identity identity() const override {
-    Identity id;
-    id.provider = provider_;
-    id.version = fattn_version();
-    id.backend = name_of(options_.backend);
-    id.algorithm = name_of(options_.algorithm);
-    id.isa = options_.cpu_isa;
-    id.threads = options_.num_threads;
-    if (forward_) {
-      const fattn_plan_info info = forward_->info();
-      id.backend = name_of(static_cast<Backend>(info.backend));
-      id.algorithm = name_of(static_cast<Algorithm>(info.algorithm));
-      id.isa = static_cast<Isa>(info.cpu_isa);
-      id.kernel_forward = info.kernel;
-      id.threads = info.num_threads;
-    }
-    if (backward_) id.kernel_backward = backward_->info().kernel;
-    return id;
-  }
+  Identity identity() const override { return plans_.identity(); }
 
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
     release();
-    forward_.reset();
-    backward_.reset();
     spec_ = spec;
     inputs_ = &inputs;
     grad_ = grad;
-    Options options = options_;
-    options.causal = spec.causal;
-    guarded([&] {
-      forward_.emplace(forward_tensors(), options);
-      if (grad) backward_.emplace(backward_tensors(), options);
-    });
+    guarded([&] { plans_.make(spec, grad); });
     int64_t total = spec.output_bytes(grad);
-    if (__builtin_add_overflow(total, static_cast<int64_t>(workspace_bytes(grad ? Pass::kForwardBackward : Pass::kForward)), &total))
+    if (__builtin_add_overflow(total, static_cast<int64_t>(plans_.workspace_bytes(all_passes())), &total))
       throw Failure(Status::kOutOfMemory, "outputs and workspace have more bytes than any machine can address");
     // The inputs are there already: a limit counts them, the memory available does not.
     require_memory(total, memory_limit > 0 ? std::max<int64_t>(1, memory_limit - spec.input_bytes(grad)) : 0,
-                   provider_ + ": outputs and workspace for " + describe(spec));
+                   plans_.provider() + ": outputs and workspace for " + describe(spec));
   }
 
   MemoryUse memory(Pass pass) override {
@@ -62,7 +35,7 @@ class LibraryContestant final : public Contestant {
     const bool grad = pass != Pass::kForward;
     if (grad) {
       allocate(Pass::kForward);
-      run_forward();  // what it leaves, o and lse, is there when the backward pass begins
+      run(Pass::kForward);  // what it leaves, o and lse, is there when the backward pass begins
       workspace_ = Pages();
     }
     const int64_t kept = grad ? spec_.o_bytes() + spec_.lse_bytes() : 0;
@@ -76,13 +49,13 @@ class LibraryContestant final : public Contestant {
   }
 
   const Outputs& compute() override {
-    allocate(grad_ ? Pass::kForwardBackward : Pass::kForward);
-    run(grad_ ? Pass::kForwardBackward : Pass::kForward);
+    allocate(all_passes());
+    run(all_passes());
     return outputs_;
   }
 
   std::vector<double> time(Pass pass, int samples, int warmup) override {
-    allocate(grad_ ? Pass::kForwardBackward : Pass::kForward);
+    allocate(all_passes());
     return time_calls([&] { run(pass); }, samples, warmup);
   }
 
@@ -92,63 +65,26 @@ class LibraryContestant final : public Contestant {
   }
 
  private:
-  ForwardTensors forward_tensors() const {
-    return {q_view(spec_, inputs_->q.data()), k_view(spec_, inputs_->k.data()),     v_view(spec_, inputs_->v.data()),
-            o_view(spec_, outputs_.o.data()), lse_view(spec_, outputs_.lse.data()), {}};
-  }
-  BackwardTensors backward_tensors() const {
-    return {q_view(spec_, inputs_->q.data()),  k_view(spec_, inputs_->k.data()),     v_view(spec_, inputs_->v.data()),
-            o_view(spec_, outputs_.o.data()),  lse_view(spec_, outputs_.lse.data()), o_view(spec_, inputs_->dout.data()),
-            q_view(spec_, outputs_.dq.data()), k_view(spec_, outputs_.dk.data()),    v_view(spec_, outputs_.dv.data())};
-  }
-
-  size_t workspace_bytes(Pass pass) const {
-    size_t bytes = 0;
-    if (pass != Pass::kBackward) bytes = std::max(bytes, forward_->workspace_bytes());
-    if (pass != Pass::kForward) bytes = std::max(bytes, backward_->workspace_bytes());
-    return bytes;
-  }
+  Pass all_passes() const { return grad_ ? Pass::kForwardBackward : Pass::kForward; }
 
   void allocate(Pass pass) {
-    auto need = [](Pages& pages, int64_t bytes) {
+    const auto need = [](Pages& pages, int64_t bytes) {
       if (static_cast<int64_t>(pages.size()) < bytes) pages = Pages(static_cast<size_t>(bytes));
     };
-    need(outputs_.o, spec_.o_bytes());
-    need(outputs_.lse, spec_.lse_bytes());
-    if (pass != Pass::kForward) {
-      need(outputs_.dq, spec_.q_bytes());
-      need(outputs_.dk, spec_.k_bytes());
-      need(outputs_.dv, spec_.v_bytes());
-    }
-    need(workspace_, static_cast<int64_t>(workspace_bytes(pass)));
+    for_outputs(outputs_, spec_, pass, need);
+    need(workspace_, static_cast<int64_t>(plans_.workspace_bytes(pass)));
   }
 
-  void run_forward() {
-    guarded([&] { forward_->execute(forward_tensors(), workspace_.data(), workspace_.size()); });
-  }
-  void run_backward() {
-    guarded([&] { backward_->execute(backward_tensors(), workspace_.data(), workspace_.size()); });
-  }
   void run(Pass pass) {
-    if (pass != Pass::kBackward) run_forward();
-    if (pass != Pass::kForward) run_backward();
+    const Addresses at{inputs_->q.data(),   inputs_->k.data(),  inputs_->v.data(),  inputs_->dout.data(), outputs_.o.data(),
+                       outputs_.lse.data(), outputs_.dq.data(), outputs_.dk.data(), outputs_.dv.data()};
+    guarded([&] { plans_.execute(pass, at, workspace_.data(), workspace_.size()); });
   }
 
-  template <typename Body>
-  static void guarded(const Body& body) {
-    try {
-      body();
-    } catch (const std::exception& e) {
-      throw as_failure(e);
-    }
-  }
-
-  std::string provider_;
-  Options options_;
+  LibraryPlans plans_;
   ProblemSpec spec_;
   const Inputs* inputs_ = nullptr;
   bool grad_ = false;
-  std::optional<Plan> forward_, backward_;
   Outputs outputs_;
   Pages workspace_;
 };

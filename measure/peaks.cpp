@@ -115,7 +115,7 @@ Peaks measure_cuda_peaks(int device) {
     try {
       return cuda::peak(device, what);
     } catch (const Error& error) {
-      peaks.problem = error.what();
+      if (peaks.problem.find(error.what()) == std::string::npos) peaks.problem += (peaks.problem.empty() ? "" : "; ") + std::string(error.what());
       return 0.0;
     }
   };
@@ -162,15 +162,17 @@ double measure_read_bandwidth(int threads) {
 }
 
 nlohmann::ordered_json to_json(const Peaks& peaks) {
-  nlohmann::ordered_json json = {{"device", peaks.device},
-                                 {"isa", name_of(peaks.isa)},
-                                 {"threads", peaks.threads},
-                                 {"fma_instruction", peaks.fma.name},
-                                 {"fma_flops_per_s", peaks.fma.rate}};
-  json["bf16_instruction"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.name) : nlohmann::ordered_json(nullptr);
-  json["bf16_flops_per_s"] = peaks.bf16.rate > 0 ? nlohmann::ordered_json(peaks.bf16.rate) : nlohmann::ordered_json(nullptr);
-  json["read_bytes_per_s"] = peaks.read_bytes_per_s > 0 ? nlohmann::ordered_json(peaks.read_bytes_per_s) : nlohmann::ordered_json(nullptr);
-  return json;
+  using Json = nlohmann::ordered_json;
+  const auto known = [](double rate) { return rate > 0 ? Json(rate) : Json(nullptr); };
+  return {{"device", peaks.device},
+          {"isa", name_of(peaks.isa)},
+          {"threads", peaks.threads},
+          {"fma_instruction", peaks.fma.name},
+          {"fma_flops_per_s", known(peaks.fma.rate)},
+          {"bf16_instruction", peaks.bf16.rate > 0 ? Json(peaks.bf16.name) : Json(nullptr)},
+          {"bf16_flops_per_s", known(peaks.bf16.rate)},
+          {"read_bytes_per_s", known(peaks.read_bytes_per_s)},
+          {"problem", peaks.problem.empty() ? Json(nullptr) : Json(peaks.problem)}};
 }
 
 }  // namespace fattn::measure

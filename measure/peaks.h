@@ -22,7 +22,7 @@ struct Peaks {
   // The same of the best instruction set here, which other programs use whatever was chosen for the library.
   double best_fma_rate = 0, best_bf16_rate = 0;
   double read_bytes_per_s = 0;
-  std::string problem;  // why one of a CUDA device's is not known; empty: all are
+  std::string problem;  // why some of a CUDA device's are not known; empty: all are
 
   // What a result in this dtype is a share of: bf16 products where the instruction set has them and the dtype is bf16; the
   // fp32 FMA peak for everything else (the CPU computes fp16 in fp32); on a CUDA device the matrix peak for both 16-bit dtypes.

@@ -132,6 +132,7 @@ ordered_json to_json(const Row& row) {
     json["time_ci_low_s"] = t.ci_low;
     json["time_ci_high_s"] = t.ci_high;
     json["time_ci_level"] = t.ci_level;
+    json["time_turn_medians_s"] = t.turn_medians;
   }
   json["flops"] = row.cost.flops;
   json["flops_nominal"] = row.cost.flops_nominal;

@@ -8,6 +8,8 @@
 #include <exception>
 #include <thread>
 
+#include "measure/statistics.h"
+
 namespace fattn::measure {
 namespace {
 
@@ -51,18 +53,17 @@ std::vector<double> time_calls(const std::function<void()>& call, int samples, i
   return seconds;
 }
 
-std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                                 const std::function<void(size_t, const std::exception&)>& failed,
-                                                 const std::function<void()>& turn) {
+std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
+                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn) {
   const int rounds = std::max(1, std::min(options.rounds, options.repeats));
-  std::vector<std::vector<double>> samples(samplers.size());
+  std::vector<Samples> samples(samplers.size());
   std::vector<int> wanted(samplers.size(), 0);  // 0: failed
   std::vector<bool> warm_again(samplers.size(), false);
   auto guarded = [&](size_t i, auto&& body) {
     try {
       body();
     } catch (const std::exception& e) {
-      samples[i].clear();
+      samples[i] = {};
       wanted[i] = 0;
       failed(i, e);
     }
@@ -87,7 +88,8 @@ std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& sam
         // The threads of the one before may spin for a while after their last call (OpenMP's do for milliseconds).
         if (first && samplers.size() > 1) std::this_thread::sleep_for(kTurnPause);
         const std::vector<double> now = samplers[i](now_wanted, first ? 1 : 0);
-        samples[i].insert(samples[i].end(), now.begin(), now.end());
+        samples[i].seconds.insert(samples[i].seconds.end(), now.begin(), now.end());
+        samples[i].turn_medians.push_back(summarize(now).median);
       });
       turn();
     }

@@ -30,10 +30,15 @@ std::vector<double> time_calls(const std::function<void()>& call, int samples, i
 // Something that can be sampled on demand, here or in another process: (samples, untimed calls first) -> seconds a call.
 using Sampler = std::function<std::vector<double>(int samples, int warmup)>;
 
+// What one sampler gave: seconds a call, and the median of each of its turns.
+struct Samples {
+  std::vector<double> seconds, turn_medians;
+};
+
 // Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed
 // to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress.
-std::vector<std::vector<double>> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                                 const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn);
+std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
+                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn);
 
 // The smallest step that the clock was seen to take.
 double clock_resolution_seconds();

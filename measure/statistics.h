@@ -13,6 +13,7 @@ struct Statistics {
   // of samples below the true median is binomial(n, 1/2). With fewer than 6 samples no pair of order statistics reaches
   // 95 %; the interval is then [min, max] and ci_level says what it covers.
   double ci_low = 0, ci_high = 0, ci_level = 0;
+  std::vector<double> turn_medians;  // of samples taken in turns; set by who took them
 };
 
 // Throws std::invalid_argument if there is no sample or a sample is not a finite number.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 #include "measure/failure.h"
@@ -125,7 +126,7 @@ std::string Subprocess::ask(const std::string& line, double timeout_seconds) {
       if (left <= 0) {
         kill(pid_, SIGKILL);
         stop();
-        throw Failure(Status::kTimeout, "no answer within " + std::to_string(static_cast<long>(timeout_seconds + 0.5)) + " s");
+        throw Failure(Status::kTimeout, "no answer within " + std::to_string(std::lround(timeout_seconds)) + " s");
       }
       pollfd item{socket_, events, 0};
       const int ready = poll(&item, 1, static_cast<int>(std::min<long long>(left, 1000000)));

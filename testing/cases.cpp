@@ -128,7 +128,7 @@ void add_layouts(Table& table) {
 
 void add_inputs(Table& table) {
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kConstant, Inputs::kDominantKey, Inputs::kRising, Inputs::kTiny, Inputs::kOffset,
-                        Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient}) {
+                        Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
     Case c = shape(1, 150, 210, 2, 1, 64);
     c.inputs = inputs;
     table.add_both_masks(c);
@@ -161,7 +161,8 @@ void add_options(Table& table) {
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
 
 bool Case::meant_nonfinite() const {
-  return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient;
+  return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient ||
+         inputs == Inputs::kMinusInfKeys;
 }
 
 double Case::flops() const {
@@ -231,6 +232,7 @@ const char* name_of(Inputs inputs) {
     case Inputs::kNanValue: return "nan_value";
     case Inputs::kInfKey: return "inf_key";
     case Inputs::kNanGradient: return "nan_gradient";
+    case Inputs::kMinusInfKeys: return "minus_inf_keys";
   }
   return "unknown";
 }

@@ -21,17 +21,18 @@ enum class Layout {
 
 // What the numbers are. v and dout are N(0, 1) unless said otherwise.
 enum class Inputs {
-  kNormal,       // N(0, 1)
-  kHugeLogits,   // scaled scores of about +-2000
-  kConstant,     // all of q and k is one number: every weight is the same
-  kDominantKey,  // one key in the middle takes nearly all the weight of every row
-  kRising,       // scores grow along the keys: the running maximum of an online softmax changes in every block
-  kTiny,         // 1e-5 N(0, 1), v and dout too: subnormal in fp16
-  kOffset,       // v and dout are 3 + N(0, 1): sums do not cancel
-  kNanQuery,     // one row of q holds a NaN
-  kNanValue,     // v holds a NaN at one key
-  kInfKey,       // k holds +Inf at one key
-  kNanGradient,  // one row of dout holds a NaN
+  kNormal,        // N(0, 1)
+  kHugeLogits,    // scaled scores of about +-2000
+  kConstant,      // all of q and k is one number: every weight is the same
+  kDominantKey,   // one key in the middle takes nearly all the weight of every row
+  kRising,        // scores grow along the keys: the running maximum of an online softmax changes in every block
+  kTiny,          // 1e-5 N(0, 1), v and dout too: subnormal in fp16
+  kOffset,        // v and dout are 3 + N(0, 1): sums do not cancel
+  kNanQuery,      // one row of q holds a NaN
+  kNanValue,      // v holds a NaN at one key
+  kInfKey,        // k holds +Inf at one key
+  kNanGradient,   // one row of dout holds a NaN
+  kMinusInfKeys,  // the first half of k makes scores of -Inf: a row that sees nothing else is empty
 };
 
 struct Case {

@@ -167,6 +167,7 @@ CaseInputs make_inputs(const Case& c) {
     case Inputs::kNanValue: v[static_cast<size_t>(middle_k * c.nheads_k * c.headdim_v)] = nan; break;
     case Inputs::kInfKey: k[static_cast<size_t>(middle_k * c.nheads_k * c.headdim)] = infinity; break;
     case Inputs::kNanGradient: dout[static_cast<size_t>(middle_q * c.nheads * c.headdim_v)] = nan; break;
+    case Inputs::kMinusInfKeys: lead(1.0, [&](int64_t j) { return j < middle_k ? -infinity : 0.0; }); break;
     case Inputs::kNormal:
     case Inputs::kTiny:
     case Inputs::kOffset: break;

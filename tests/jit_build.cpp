@@ -1,5 +1,6 @@
-// Builds one kernel, as a process of its own: what test_jit.cpp starts many of.
+// Builds one kernel, as a process of its own: what the tests of run-time compilation start many of.
 //   jit_build ENTRY ARCH[a] SOURCE   prints "ORIGIN SHA256-of-the-image registers SECONDS"; 1 and the message if it fails
+//   jit_build --candidates           prints where NVRTC is looked for, a line each
 //   jit_build --architectures        prints NVRTC's path and what it compiles for; 1 and the reason if there is no NVRTC
 #include <chrono>
 #include <cstdio>
@@ -9,11 +10,16 @@
 #include "fattn/error.hpp"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
+#include "jit/nvrtc_search.h"
 #include "jit/sha256.h"
 
 int main(int argc, char** argv) {
   using namespace fattn::core::jit;
   try {
+    if (argc == 2 && std::strcmp(argv[1], "--candidates") == 0) {
+      for (const std::string& name : nvrtc_candidates()) std::printf("%s\n", name.c_str());
+      return 0;
+    }
     if (argc == 2 && std::strcmp(argv[1], "--architectures") == 0) {
       const Nvrtc& found = nvrtc();
       std::printf("%s", found ? found.path.c_str() : found.reason.c_str());

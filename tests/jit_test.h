@@ -1,4 +1,5 @@
-// What the tests of run-time compilation share: a cache folder of a test's own, and programs that a test starts.
+// What the tests of run-time compilation share: stubs of the driver and of NVRTC, a cache folder of a test's own, requests and entries,
+// and programs that a test starts.
 #pragma once
 
 #include <fcntl.h>
@@ -15,8 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "fattn/error.hpp"
 #include "in_child.h"
+#include "jit/entry.h"
 #include "jit/jit.h"
+#include "temporary_folder.h"
 
 namespace fattn::test {
 
@@ -28,33 +32,46 @@ inline std::string read_file(const std::filesystem::path& path) {
 }
 inline void write_file(const std::filesystem::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
 
+// NVRTC is the stub and the driver this library, in a process that has opened neither yet: that happens once.
+inline bool use_stubs(const char* driver) {
+  setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
+  setenv("FATTN_CUDA_DRIVER", driver, 1);
+  return true;
+}
+
+// What `body` throws, with its code before it.
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+    return "no error";
+  } catch (const Error& error) {
+    return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+  }
+}
+
 // FATTN_CACHE_DIR is a new folder and STUB_NVRTC counts compilations while it lives.
 class CacheFolder {
  public:
   CacheFolder() {
-    char name[] = "/tmp/fattn-test-XXXXXX";
-    if (!mkdtemp(name)) std::abort();
-    root_ = name;
-    setenv("FATTN_CACHE_DIR", name, 1);
+    setenv("FATTN_CACHE_DIR", root().c_str(), 1);
     settings("");
   }
   ~CacheFolder() {
     unsetenv("FATTN_CACHE_DIR");
     unsetenv("STUB_NVRTC");
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
   }
   CacheFolder(const CacheFolder&) = delete;
   CacheFolder& operator=(const CacheFolder&) = delete;
 
   // Of the stub of NVRTC, besides counting.
   void settings(const std::string& more) const {
-    const std::string all = "count=" + (root_ / "count").string() + "," + more;
+    const std::string all = "count=" + (root() / "count").string() + "," + more;
     setenv("STUB_NVRTC", all.c_str(), 1);
   }
-  const std::filesystem::path& root() const { return root_; }
-  std::filesystem::path kernels() const { return root_ / "kernels"; }
-  size_t compilations() const { return read_file(root_ / "count").size() / 2; }
+  const std::filesystem::path& root() const { return folder_.path(); }
+  std::filesystem::path kernels() const { return root() / "kernels"; }
+  size_t compilations() const { return read_file(root() / "count").size() / 2; }
   std::vector<std::filesystem::path> files(const std::string& suffix) const {
     std::vector<std::filesystem::path> found;
     std::error_code none;
@@ -68,12 +85,28 @@ class CacheFolder {
   }
 
  private:
-  std::filesystem::path root_;
+  TemporaryFolder folder_;
 };
 
 inline core::jit::Request request(const std::string& body = "", const std::string& entry = "fattn_test") {
   return {entry, "#include \"shared/mask.h\"\n// " + body + "\nextern \"C\" __global__ void " + entry + "(float* x) { x[threadIdx.x] *= 2.0f; }\n",
-          90, true, 0};
+          90, true};
+}
+
+inline core::jit::Entry some_entry(uint8_t number, size_t bytes = 1000) {
+  core::jit::Entry entry;
+  entry.key.fill(number);
+  entry.version = {13, 0};
+  entry.arch = 90;
+  entry.arch_specific = true;
+  entry.name = "fattn_entry";
+  entry.description = "what it is for";
+  entry.resources.registers = number;
+  entry.resources.known = true;
+  entry.seconds = 0.25;
+  entry.log = "a log";
+  entry.image = std::string(bytes, static_cast<char>(number));
+  return entry;
 }
 
 struct Done {

@@ -23,23 +23,27 @@ using namespace fattn::core;
 using fattn::DType;
 
 constexpr int kRegistersOfAnSm = 65536;
+constexpr int kTwinOf80 = 87;  // it has the tiles of 80: its common kernels stand for the others
 
-// Lines in the order in which they were added; a kernel for several targets is one line.
+using Which = jit::Planned::List;
+
+// Lines in the order in which they were added; a kernel for several targets is one line, on the shortest list that it was added to.
 class List {
  public:
-  void add(const jit::Request& request, int budget, bool quick) {
+  void add(const jit::Request& request, int budget, Which which) {
+    if (request.arch == kTwinOf80 && which != Which::kCommon) return;
     const std::string name = request.entry + "\n" + request.source;
     const auto [at, is_new] = places_.try_emplace(name, lines_.size());
-    if (is_new) lines_.push_back({quick, budget, {}, request});
+    if (is_new) lines_.push_back({which, budget, {}, request});
     jit::Planned& line = lines_[at->second];
-    line.quick = line.quick || quick;
+    line.list = std::min(line.list, which);
     const auto same = [&](const jit::Target& t) { return t.arch == request.arch && t.arch_specific == request.arch_specific; };
     if (std::none_of(line.targets.begin(), line.targets.end(), same)) line.targets.push_back({request.arch, request.arch_specific});
   }
   void print() const {
     std::printf(
         "# Kernels that are compiled without being asked for: by `make test` for every architecture that NVRTC knows, and into pack\n"
-        "# files. src/jit/planned.h says what the fields are: list, budget of registers, limit, targets, entry, source.\n"
+        "# files. src/jit/planned.h says what the fields are: list, budget of registers, targets, entry, source.\n"
         "# Made by build/tests/make_planned from the tables of src/backend/cuda; do not edit.\n");
     for (const jit::Planned& line : lines_) std::printf("%s\n", jit::planned_line(line).c_str());
   }
@@ -63,17 +67,17 @@ Problem contiguous(DType dtype, int headdim, int headdim_v, bool causal) {
   return p;
 }
 
-void add_forward(List& list, int arch, const Problem& problem, bool aligned, bool quick) {
+void add_forward(List& list, int arch, const Problem& problem, bool aligned, Which which) {
   const cuda::V2Target target = cuda::target_of(arch);
   if (!cuda::v2_forward_refusal(problem, target).empty()) return;
   const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
   cuda::V2ForwardKey key = plan.key;
   key.aligned = aligned && plan.aligned_strides;
-  list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), quick);
+  list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), which);
 }
 
 // Every row of the table that can be chosen for these widths, whatever the lengths.
-void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, bool quick) {
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, Which which) {
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
@@ -85,22 +89,22 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool ca
     key.causal = causal;
     key.signed_scores = signed_scores;
     key.row = static_cast<int32_t>(row);
-    list.add(cuda::v3_forward_request(key), rows[row].tile.launch_registers(), quick);
+    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
   }
 }
 
-void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, bool quick) {
+void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, Which which) {
   Problem problem = contiguous(dtype, headdim, headdim_v, causal);
   problem.backward = true;
   problem.deterministic = deterministic;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
-  list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), quick);
-  list.add(cuda::v3_backward_request(plan.prepare), 255, quick);
-  list.add(cuda::v3_backward_request(plan.finish), 255, quick);
+  list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
+  list.add(cuda::v3_backward_request(plan.prepare), 255, which);
+  list.add(cuda::v3_backward_request(plan.finish), 255, which);
 }
 
-void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, bool quick) {
+void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, Which which) {
   const cuda::V2Target target = cuda::target_of(arch);
   problem.backward = true;
   problem.deterministic = deterministic;
@@ -111,17 +115,19 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   const char* const at = aligned ? nullptr : reinterpret_cast<const char*>(2);  // where no 16-byte copy can begin
   void* const to = const_cast<char*>(at);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
-  list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), quick);
-  list.add(cuda::v2_backward_request(keys.prepare), 255, quick);
-  list.add(cuda::v2_backward_request(keys.finish), 255, quick);
+  list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
+  list.add(cuda::v2_backward_request(keys.prepare), 255, which);
+  list.add(cuda::v2_backward_request(keys.finish), 255, which);
 }
 
 }  // namespace
 
 int main() {
-  // The common head dimensions are in `make test`, all multiples of 8 in `make test-all`; a kernel that is in both is added once.
-  constexpr int kQuick[] = {64, 96, 128, 192, 256};
-  const auto is_quick = [&](int headdim) { return std::find(std::begin(kQuick), std::end(kQuick), headdim) != std::end(kQuick); };
+  // What most models need without being asked, some more head dimensions in `make test`, all multiples of 8 in `make test-all`; a kernel that is in
+  // several is added once.
+  constexpr int kCommon[] = {64, 128}, kQuick[] = {64, 96, 128, 192, 256};
+  const auto in = [](const auto& list, int headdim) { return std::find(std::begin(list), std::end(list), headdim) != std::end(list); };
+  const auto quick = [](bool is) { return is ? Which::kQuick : Which::kFull; };
   // The backward pass has three kernels a problem: one dtype of most head dimensions is enough for `make test`.
   const auto is_quick_backward = [](int arch, DType dtype, int headdim) {
     const bool common = headdim == 64 || headdim == 128 || headdim == 256;
@@ -129,43 +135,45 @@ int main() {
   };
   List list;
   for (const Architecture& a : kArchitectures)
-    for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, true);
+    for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
   for (const Architecture& a : kArchitectures)
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const bool causal : {false, true}) {
         for (int headdim = 8; headdim <= 256; headdim += 8) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, a.capability, problem, true, is_quick(headdim));
-          add_backward(list, a.capability, problem, true, false, is_quick_backward(a.capability, dtype, headdim));
+          const bool common = in(kCommon, headdim);
+          add_forward(list, a.capability, problem, true, common ? Which::kCommon : quick(in(kQuick, headdim)));
+          add_backward(list, a.capability, problem, true, false, common ? Which::kCommon : quick(is_quick_backward(a.capability, dtype, headdim)));
         }
         for (const int headdim : {20, 64, 128, 256}) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, a.capability, problem, false, headdim == 128);
-          add_backward(list, a.capability, problem, false, false, false);
-          add_backward(list, a.capability, problem, true, true, headdim == 128 && causal && dtype == DType::kBF16);
+          add_forward(list, a.capability, problem, false, quick(headdim == 128));
+          add_backward(list, a.capability, problem, false, false, Which::kFull);
+          add_backward(list, a.capability, problem, true, true, quick(headdim == 128 && causal && dtype == DType::kBF16));
         }
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
-          add_backward(list, a.capability, contiguous(dtype, headdim, headdim_v, causal), true, false, false);
+          add_backward(list, a.capability, contiguous(dtype, headdim, headdim_v, causal), true, false, Which::kFull);
         const Problem wide = contiguous(dtype, 192, 128, causal);
-        add_forward(list, a.capability, wide, true, true);
-        add_backward(list, a.capability, wide, true, false, false);
+        add_forward(list, a.capability, wide, true, quick(true));
+        add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_forward(list, dtype, headdim, headdim, causal, false, true);
-        add_v3_forward(list, dtype, headdim, headdim, causal, true, headdim == 128 && dtype == DType::kBF16);
+        add_v3_forward(list, dtype, headdim, headdim, causal, false, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_forward(list, dtype, headdim, headdim, causal, true, Which::kFull);
       }
-      add_v3_forward(list, dtype, 192, 128, causal, false, true);
+      add_v3_forward(list, dtype, 192, 128, causal, false, Which::kFull);
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_backward(list, dtype, headdim, headdim, causal, false, true);
-        add_v3_backward(list, dtype, headdim, headdim, causal, true, headdim == 128 && dtype == DType::kBF16);
+        const bool common = cuda::kV3BackwardByItself && in(kCommon, headdim);
+        add_v3_backward(list, dtype, headdim, headdim, causal, false, common ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_backward(list, dtype, headdim, headdim, causal, true, quick(headdim == 128 && causal && dtype == DType::kBF16));
       }
       for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {64, 256}, {256, 64}})
-        add_v3_backward(list, dtype, headdim, headdim_v, causal, false, headdim == 192);
+        add_v3_backward(list, dtype, headdim, headdim_v, causal, false, Which::kFull);
       for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
-        add_v3_forward(list, dtype, headdim, headdim_v, causal, false, false);
+        add_v3_forward(list, dtype, headdim, headdim_v, causal, false, Which::kFull);
     }
   list.print();
   return 0;

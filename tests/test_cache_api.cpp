@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -44,8 +45,9 @@ TEST(CacheApiSmall, WarmListClear) {
   EXPECT_EQ(fattn::cache::info().entries, 0);
   EXPECT_TRUE(fattn::cache::list().empty());
   int32_t calls = 0, expected = 0;
+  std::set<std::string> descriptions;
   const auto visit = [&](int32_t origin) {
-    return [&calls, &expected, origin](const fattn_cache_entry& entry, int32_t index, int32_t count) {
+    return [&, origin](const fattn_cache_entry& entry, int32_t index, int32_t count) {
       EXPECT_EQ(index, calls++);
       expected = count;
       EXPECT_EQ(entry.struct_size, sizeof entry);
@@ -54,11 +56,16 @@ TEST(CacheApiSmall, WarmListClear) {
       EXPECT_EQ(entry.registers, 42);
       EXPECT_EQ(entry.spill_bytes, 12);
       EXPECT_NE(entry.name[0], '\0');
+      const std::string name = entry.name, description = entry.description;
+      if (name == "fattn_v2_fwd" || name == "fattn_v2_bwd") expect_contains(description, ", headdim ");
+      if (name.rfind("fattn_v2", 0) == 0) expect_contains(description, ", level 80");
+      descriptions.insert(name + ": " + description);
     };
   };
   fattn::cache::warm(nullptr, 90, visit(FATTN_FROM_COMPILER));
   EXPECT_EQ(calls, expected);
   EXPECT_EQ(static_cast<size_t>(calls), fattn::core::jit::planned_requests(90).size());
+  EXPECT_EQ(static_cast<size_t>(calls), descriptions.size()) << "no two are described alike";
   calls = 0;
   fattn::cache::warm(nullptr, 90, visit(FATTN_FROM_DISK));
   const auto all = fattn::cache::list();
@@ -83,6 +90,10 @@ TEST(CacheApiSmall, PackServesWhereThereIsNoCompiler) {
   int32_t count = 0;
   fattn::cache::pack(path, {}, {80, 90}, [&](const fattn_cache_entry&, int32_t, int32_t n) { count = n; });
   EXPECT_EQ(static_cast<size_t>(count), fattn::core::jit::planned_requests(80).size() + fattn::core::jit::planned_requests(90).size());
+  int32_t of_all = 0, expected = 0;
+  fattn::cache::pack(folder.root() / "all.pack", {}, {}, [&](const fattn_cache_entry&, int32_t, int32_t n) { of_all = n; });
+  for (const int32_t arch : {75, 80, 86, 89, 90, 100, 120}) expected += static_cast<int32_t>(fattn::core::jit::planned_requests(arch).size());
+  EXPECT_EQ(of_all, expected) << "no architectures are all that NVRTC compiles for";
   fattn::cache::clear();
   const std::string answer = fattn::test::in_child({{"FATTN_NVRTC", "/nonexistent"}}, [&] {
     // A process of its own would find no NVRTC; this one has opened the stub already, so it must not be asked at all.
@@ -103,7 +114,7 @@ TEST(CacheApiSmall, BadInput) {
   expect_contains(error_of(ErrorCode::kUnsupported, [] { fattn::cache::warm(nullptr, 60); }), "there are no kernels for architecture 60");
   expect_contains(error_of(ErrorCode::kInvalidArgument, [] { fattn::cache::warm(nullptr, -1); }), "architecture -1");
   expect_contains(error_of(ErrorCode::kUnsupported, [] { fattn::cache::warm(nullptr, 0); }), "libcuda");  // no GPU to ask
-  expect_contains(error_of(ErrorCode::kInvalidArgument, [] { fattn::cache::pack("/tmp/x", {}, {}); }), "narchs is 0");
+  EXPECT_EQ(fattn_cache_pack("/tmp/x", nullptr, 0, nullptr, -1, nullptr, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(fattn_cache_list(nullptr, nullptr), FATTN_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(fattn_cache_query(nullptr), FATTN_ERROR_INVALID_ARGUMENT);
   fattn_cache_info info{};

@@ -19,6 +19,7 @@
 #include "device/cgroup.h"
 #include "device/cpu_model.h"
 #include "device/text_file.h"
+#include "temporary_folder.h"
 
 namespace fattn::core {
 namespace {
@@ -28,27 +29,15 @@ constexpr double kNone = std::numeric_limits<double>::infinity();
 // A folder that stands for "/", removed at the end.
 class Tree {
  public:
-  Tree() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fattn-tree-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder");
-    root_ = pattern;
-  }
-  ~Tree() {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
-  Tree(const Tree&) = delete;
-  Tree& operator=(const Tree&) = delete;
-
   Tree& file(const std::string& path, const std::string& text) {
-    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
-    std::ofstream(root_ + path, std::ios::binary) << text;
+    std::filesystem::create_directories(std::filesystem::path(root() + path).parent_path());
+    std::ofstream(root() + path, std::ios::binary) << text;
     return *this;
   }
-  const std::string& root() const { return root_; }
+  std::string root() const { return folder_.path().string(); }
 
  private:
-  std::string root_;
+  test::TemporaryFolder folder_;
 };
 
 const char* kV2Mounts =

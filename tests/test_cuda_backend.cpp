@@ -22,11 +22,7 @@ namespace {
 using test::CudaStub;
 using test::expect_contains;
 
-const bool stubs_are_set = [] {
-  setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
-  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
-  return true;
-}();
+const bool stubs_are_set = test::use_stubs(FATTN_STUB_CUDA_PATH);
 
 const CudaStub& stub() {
   static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
@@ -88,6 +84,23 @@ std::string error_of(const std::function<void()>& body) {
   } catch (const Error& e) {
     return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
   }
+}
+
+TEST_F(CudaBackend, ABufferThatWasMovedFromIsEmpty) {
+  const int64_t alive = stub().alive("allocations");
+  cuda::Buffer first(0, 100);
+  cuda::Buffer second(std::move(first));
+  EXPECT_EQ(first.get(), nullptr);
+  EXPECT_EQ(first.bytes(), 0u);
+  EXPECT_EQ(second.bytes(), 100u);
+  EXPECT_THROW(first.copy_from("x", 1), Error) << "no byte is inside it";
+  first = std::move(second);
+  EXPECT_EQ(second.bytes(), 0u);
+  EXPECT_EQ(first.bytes(), 100u);
+  cuda::Buffer& same = first;
+  first = std::move(same);
+  EXPECT_EQ(first.bytes(), 100u) << "moved to itself";
+  EXPECT_EQ(stub().alive("allocations"), alive + 1);
 }
 
 TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {

@@ -86,8 +86,28 @@ TEST(CudaDriver, NoLibrarySaysWhatWasTried) {
 }
 
 TEST(CudaDriver, MissingFunctions) {
-  expect_contains(with_stub(reason, nullptr, FATTN_STUB_CUDA_INCOMPLETE_PATH), {"0 devices", "it has no function cuLaunchKernelEx"});
+  expect_contains(with_stub(reason, nullptr, FATTN_STUB_CUDA_INCOMPLETE_PATH), {"0 devices", "it has no function cuLaunchKernel,"});
   expect_contains(with_stub(reason, nullptr, "libm.so.6"), {"0 devices", "it has no function cuDriverGetVersion"});
+}
+
+// Plain calls work without what only some of them need, and what needs it says so.
+TEST(CudaDriver, FunctionsThatPlainCallsDoWithout) {
+  const std::string answer = with_stub(
+      [] {
+        CudaDevice& device = cuda_device(0);
+        if (!device.info().uuid.empty()) return std::string("a name from nowhere");
+        const CUfunction function = load_kernel(device, "plain");
+        launch(device, function);
+        synchronize(device);
+        CudaLaunch with_cluster;
+        with_cluster.grid_x = with_cluster.cluster_x = 2;
+        const std::string cluster = error_of([&] { launch(device, function, nullptr, with_cluster); });
+        return cluster + " | " + error_of([] { const cuda::Graph graph(cuda::Stream(0), [] {}); }) + " | " +
+               (cuda_driver().tensorMapEncodeTiled ? "tensor maps" : "no tensor maps");
+      },
+      nullptr, FATTN_STUB_CUDA_OLD_PATH);
+  expect_contains(answer, {"unsupported: the driver ", "(CUDA 13.0) has no function cuLaunchKernelEx: update the NVIDIA driver | ",
+                           "has no function cuStreamBeginCapture_v2: update the NVIDIA driver | no tensor maps"});
 }
 
 TEST(CudaDriver, OldDriver) {

@@ -5,13 +5,18 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
+#include "temporary_folder.h"
 #include "testing/cases.h"
 #include "testing/device_mirror.h"
 #include "testing/run.h"
@@ -242,40 +247,109 @@ TEST_F(CudaGpu, SeveralThreadsAtOnce) {
   for (const int s : same) EXPECT_EQ(s, 1);
 }
 
-// Tensors of more than 2^31 elements: the last head, which lies beyond, gets what a small problem of the same numbers gets.
+// Tensors of more than 2^31 elements: the last head, which lies beyond, gets what a small problem of the same numbers gets. All rows of dout
+// but those of the small problem are 0 in the large one, so that dk and dv are the same too.
 TEST_F(CudaGpu, TensorsBeyondTwoToThe31Elements) {
-  const Case large = shape(DType::kBF16, 1, 70000, 512, 250, 1, 128, false), small = shape(DType::kBF16, 1, 256, 512, 1, 1, 128, false);
+  const Case large = shape(DType::kBF16, 1, 70144, 512, 250, 1, 128, false), small = shape(DType::kBF16, 1, 256, 512, 1, 1, 128, false);
   ASSERT_GT(large.seqlen_q * large.nheads * large.headdim, int64_t{1} << 31);
-  const int64_t bytes = 4 * large.seqlen_q * large.nheads * large.headdim;
-  if (static_cast<int64_t>(cuda::memory(0).free_bytes) < bytes + (int64_t{1} << 30)) GTEST_SKIP() << "too little memory on the device";
-  DeviceForward l(large), s(small);
-  std::vector<uint16_t> numbers(static_cast<size_t>(s.t.k.size()));
+  const int64_t elements = large.seqlen_q * large.nheads * large.headdim;
+  // q, o, dout, dq, two that are not used, and dq in fp32
+  if (static_cast<int64_t>(cuda::memory(0).free_bytes) < (6 * 2 + 4) * elements + (int64_t{1} << 30))
+    GTEST_SKIP() << "too little memory on the device";
+  std::vector<uint16_t> numbers(static_cast<size_t>(small.seqlen_k * small.headdim));
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint16_t>(0x3e00 + (i * 2654435761u >> 20) % 0x0180 + (i % 2 ? 0x8000 : 0));
-  const auto upload = [&](void* to, size_t count) { check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, to, numbers.data(), 2 * count, nullptr)); };
-  for (DeviceForward* d : {&l, &s}) {
-    upload(d->t.k.data(), numbers.size());
-    upload(d->t.v.data(), numbers.size());
-  }
-  // The same 256 rows: the small problem's q, and the last rows of the last head.
-  for (int64_t row = 0; row < small.seqlen_q; ++row) {
-    const int64_t at = ((large.seqlen_q - small.seqlen_q + row) * large.nheads + large.nheads - 1) * large.headdim;
-    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(l.t.q.data()) + at, numbers.data() + row * 128, 256, nullptr));
-    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(s.t.q.data()) + row * 128, numbers.data() + row * 128, 256, nullptr));
-  }
-  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto}) {
-    Options options = on_cuda(large);
-    options.algorithm = algorithm;
-    check(fattn_cuda_memset(0, l.t.o.data(), 0xff, 2 * static_cast<size_t>(l.t.o.size()), nullptr));
-    forward(l.t, options);
-    forward(s.t, options);
-    for (const int64_t row : {int64_t{0}, int64_t{100}, small.seqlen_q - 1}) {
-      const int64_t at = ((large.seqlen_q - small.seqlen_q + row) * large.nheads + large.nheads - 1) * large.headdim;
-      const std::vector<uint16_t> got = halves(l.t.o, at, 128), expected = halves(s.t.o, row * 128, 128);
-      // v3 has another tile for so few rows, and with it other roundings: four units in the last place.
-      for (size_t i = 0; i < got.size(); ++i)
-        EXPECT_NEAR(float_of_bf16(got[i]), float_of_bf16(expected[i]), algorithm == Algorithm::kV2 ? 0.0f : 0.004f) << row << " " << i;
+  // The same 256 rows: all of the small problem's, and the last of the last head.
+  const auto at = [&](const Case& c, int64_t row) { return ((c.seqlen_q - small.seqlen_q + row) * c.nheads + c.nheads - 1) * c.headdim; };
+  const auto upload = [&](const Tensor& to, int64_t offset, int64_t from, int64_t count) {
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(to.data()) + offset, numbers.data() + from, 2 * static_cast<size_t>(count),
+                          nullptr));
+  };
+  struct Problem {
+    const Case& c;
+    DeviceForward forward, dout, gradients;
+    explicit Problem(const Case& problem) : c(problem), forward(c), dout(c), gradients(c) {}
+  };
+  Problem l(large), s(small);
+  for (Problem* p : {&l, &s}) {
+    check(fattn_cuda_memset(0, p->dout.t.o.data(), 0, 2 * static_cast<size_t>(p->dout.t.o.size()), nullptr));
+    for (const Tensor* t : {&p->forward.t.k, &p->forward.t.v}) upload(*t, 0, 0, t->size());
+    for (int64_t row = 0; row < small.seqlen_q; ++row) {
+      upload(p->forward.t.q, at(p->c, row), row * 128, 128);
+      upload(p->dout.t.o, at(p->c, row), (row + small.seqlen_q) * 128, 128);
     }
+    Options options = on_cuda(p->c);
+    options.deterministic = true;
+    options.algorithm = Algorithm::kV2;  // the same tile for any number of rows, and with it the same roundings
+    const ForwardTensors& f = p->forward.t;
+    const ForwardTensors& g = p->gradients.t;
+    forward(f, options);
+    backward({f.q, f.k, f.v, f.o, f.lse, p->dout.t.o, g.q, g.k, g.v}, options);
   }
+  for (const int64_t row : {int64_t{0}, int64_t{100}, small.seqlen_q - 1}) {
+    EXPECT_EQ(halves(l.forward.t.o, at(large, row), 128), halves(s.forward.t.o, at(small, row), 128)) << row;
+    EXPECT_EQ(halves(l.gradients.t.q, at(large, row), 128), halves(s.gradients.t.q, at(small, row), 128)) << row;
+  }
+  EXPECT_EQ(halves(l.gradients.t.k, 0, s.gradients.t.k.size()), halves(s.gradients.t.k, 0, s.gradients.t.k.size()));
+  EXPECT_EQ(halves(l.gradients.t.v, 0, s.gradients.t.v.size()), halves(s.gradients.t.v, 0, s.gradients.t.v.size()));
+  // The kernel of choice, within four units in the last place.
+  check(fattn_cuda_memset(0, l.forward.t.o.data(), 0xff, 2 * static_cast<size_t>(l.forward.t.o.size()), nullptr));
+  forward(l.forward.t, on_cuda(large));
+  for (const int64_t row : {int64_t{0}, int64_t{100}, small.seqlen_q - 1}) {
+    const std::vector<uint16_t> got = halves(l.forward.t.o, at(large, row), 128), expected = halves(s.forward.t.o, at(small, row), 128);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(float_of_bf16(got[i]), float_of_bf16(expected[i]), 0.004f) << row << " " << i;
+  }
+}
+
+// How long the first forward and backward call of a process take, in an empty cache folder and then from it. Measured in processes of their own:
+// this program again, with this variable.
+constexpr const char* kMeasureFirstCall = "FATTN_TEST_MEASURE_FIRST_CALL";
+
+// The line that such a process prints: milliseconds of the first forward and of the first backward call.
+void measure_first_calls() {
+  const Case c = shape(DType::kBF16, 1, 512, 512, 4, 4, 128, true);
+  DeviceForward d(c), gradients(c), dout(c);
+  cuda::synchronize(0);
+  const auto timed = [](const auto& call) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    cuda::synchronize(0);
+    return 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  const double first = timed([&] { forward(d.t, on_cuda(c)); });
+  const double second = timed([&] {
+    backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v}, on_cuda(c));
+  });
+  std::printf("first calls %.3f %.3f\n", first, second);
+}
+
+TEST_F(CudaGpu, FirstCallsCompileQuicklyAndLoadAtOnce) {
+  if (std::getenv(kMeasureFirstCall)) return measure_first_calls();
+  const test::TemporaryFolder folder;
+  const std::string command = "env " + std::string(kMeasureFirstCall) + "=1 FATTN_CACHE_DIR='" + folder.path().string() + "' '" +
+                              std::filesystem::read_symlink("/proc/self/exe").string() +
+                              "' --gtest_filter=CudaGpu.FirstCallsCompileQuicklyAndLoadAtOnce";
+  const auto measured = [&] {
+    double first = INFINITY, second = INFINITY;
+    std::FILE* child = popen(command.c_str(), "r");
+    char line[256];
+    while (child && std::fgets(line, sizeof line, child)) std::sscanf(line, "first calls %lf %lf", &first, &second);
+    if (child) pclose(child);
+    return std::pair(first, second);
+  };
+  const auto [compile_forward, compile_backward] = measured();
+  double load_forward = INFINITY, load_backward = INFINITY;
+  for (int i = 0; i < 5; ++i) {
+    const auto [a, b] = measured();
+    load_forward = std::min(load_forward, a);
+    load_backward = std::min(load_backward, b);
+  }
+  std::printf("first call: forward %.0f ms, backward (three kernels) %.0f ms; from the cache %.2f ms and %.2f ms\n", compile_forward,
+              compile_backward, load_forward, load_backward);
+  // A kernel: 2 s to compile, 5 ms to load; backward has three.
+  EXPECT_LE(compile_forward, 2000);
+  EXPECT_LE(compile_backward, 3 * 2000);
+  EXPECT_LE(load_forward, 5);
+  EXPECT_LE(load_backward, 3 * 5);
 }
 
 TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {

@@ -33,22 +33,16 @@ __attribute__((noinline)) void operator delete(void* pointer, size_t) noexcept {
 namespace {
 
 using namespace fattn::core::jit;
-using fattn::Error;
-using fattn::ErrorCode;
 using fattn::core::cuda_device;
 using fattn::core::CudaDevice;
 using fattn::test::CacheFolder;
 using fattn::test::CudaStub;
+using fattn::test::error_of;
 using fattn::test::expect_contains;
 using fattn::test::in_child;
 using fattn::test::request;
 
-// Set before anything opens them, which happens once in a process.
-const bool stubs_are_set = [] {
-  setenv("FATTN_NVRTC", FATTN_STUB_NVRTC_PATH, 1);
-  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
-  return true;
-}();
+const bool stubs_are_set = fattn::test::use_stubs(FATTN_STUB_CUDA_PATH);
 
 const CudaStub& stub() {
   static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
@@ -71,17 +65,6 @@ Request numbered(const KernelKey& k) {
 }
 Request same(const KernelKey&) { return request(); }
 Request refused(const KernelKey&) { return request("STUB_REFUSED"); }
-
-// What `body` throws, with its code before it.
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-    return "no error";
-  } catch (const Error& error) {
-    return std::to_string(static_cast<int>(error.code())) + " " + error.what();
-  }
-}
 
 // An undamaged entry whose image the driver does not take.
 Entry refused_entry(const Request& wanted) {

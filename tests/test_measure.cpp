@@ -110,9 +110,10 @@ TEST(Sampling, TakesTurnsAndEndsOnlyTheOneThatFails) {
   const auto samples = sample_in_turns(
       samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [] {});
   EXPECT_EQ(failed, 1u);
-  EXPECT_GE(samples[0].size(), 10u);
-  EXPECT_TRUE(samples[1].empty());
-  EXPECT_GE(samples[2].size(), 10u);
+  EXPECT_GE(samples[0].seconds.size(), 10u);
+  EXPECT_EQ(samples[0].turn_medians, std::vector<double>(5, 0.01));
+  EXPECT_TRUE(samples[1].seconds.empty() && samples[1].turn_medians.empty());
+  EXPECT_GE(samples[2].seconds.size(), 10u);
   // After the warm-up of each: 0 2 0 2 ...
   for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % 2 == 0 ? 0 : 2);
 }
@@ -123,11 +124,11 @@ TEST(Sampling, MeetsBothStopRules) {
   options.repeats = 5;
   options.min_seconds = 0.1;
   const auto fail = [](size_t, const std::exception&) { ADD_FAILURE(); };
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].size(), 100u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 100u);
   options.max_samples = 50;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].size(), 50u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 50u);
   options.min_seconds = 0;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].size(), 5u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 5u);
 }
 
 TEST(Sampling, RepeatsShortCallsInsideOneSample) {

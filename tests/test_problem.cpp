@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "fattn/problem.hpp"
 #include "problem/overlap.h"
 #include "problem/problem.h"
 #include "shared/mask.h"
@@ -162,6 +163,19 @@ Problem problem(bool backward, bool causal) {
   p.causal = causal;
   p.want_lse = true;
   return p;
+}
+
+// Nothing is reached by it, but an address formed with it must be one that a 16-byte copy can take.
+TEST(ValidateSmall, AStrideAlongOneElementIsThatOfAnAlignedRow) {
+  ForwardTensors t;
+  t.q = Tensor(nullptr, DType::kBF16, {1, 1, 1, 60}, {7, 5, 3, 1});
+  t.k = t.v = Tensor(nullptr, DType::kBF16, {1, 9, 1, 60}, {7, 72, 3, 1});
+  t.o = t.q;
+  const Problem p = validate(describe(t, Options()));
+  EXPECT_EQ(p.q.batch, 64);
+  EXPECT_EQ(p.q.row, 64);
+  EXPECT_EQ(p.q.head, 64);
+  EXPECT_EQ(p.k.row, 72);
 }
 
 TEST(CostSmall, CountsVisiblePairs) {

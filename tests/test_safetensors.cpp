@@ -1,7 +1,6 @@
 // Safetensors files: what the writer writes the reader reads, and every way to break the format has its clear error.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include "cli/safetensors/reader.h"
 #include "cli/safetensors/writer.h"
 #include "cli/sanitize.h"
+#include "temporary_folder.h"
 
 namespace fattn::cli::safetensors {
 namespace {
@@ -19,14 +19,7 @@ namespace fs = std::filesystem;
 
 class Safetensors : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "fattn-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
   // A file with this text as its header and this many zero bytes of data.
   std::string file(const std::string& json, size_t data_bytes = 0) const { return raw(length(json.size()) + json + std::string(data_bytes, '\0')); }
@@ -40,9 +33,9 @@ class Safetensors : public ::testing::Test {
     for (size_t i = 0; i < 8; ++i) text[i] = static_cast<char>(n >> (8 * i) & 255);
     return text;
   }
-  int entries() const { return static_cast<int>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator())); }
+  int entries() const { return static_cast<int>(std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator())); }
 
-  fs::path folder_;
+  test::TemporaryFolder folder_;
 };
 
 // The message of the error, or "" if the file was accepted.
@@ -108,7 +101,7 @@ TEST_F(Safetensors, AcceptsWhatTheFormatAllows) {
 
 TEST_F(Safetensors, RefusesFilesThatAreNone) {
   EXPECT_REFUSED(path("missing"), "No such file");
-  EXPECT_REFUSED(folder_.string(), "a folder");
+  EXPECT_REFUSED(folder_.path().string(), "a folder");
   EXPECT_REFUSED("/dev/zero", "no regular file");
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   EXPECT_REFUSED(path("pipe"), "no regular file");  // and does not wait for a writer
@@ -276,7 +269,7 @@ TEST_F(Safetensors, AFileIsReplacedWholeOrNotAtAll) {
 TEST_F(Safetensors, OutputsThatAreNoFilesAreRefused) {
   EXPECT_THROW(WholeFile(""), std::runtime_error);
   EXPECT_THROW(WholeFile("/dev/null"), std::runtime_error);
-  EXPECT_THROW(WholeFile(folder_.string()), std::runtime_error);
+  EXPECT_THROW(WholeFile(folder_.path().string()), std::runtime_error);
   EXPECT_THROW(WholeFile(path("nowhere/file")), std::runtime_error);
   EXPECT_THROW(WholeFile(path("nothing/")), std::runtime_error);
   EXPECT_NO_THROW(WholeFile(path(std::string(250, 'n'))));  // the temporary name is no longer than allowed

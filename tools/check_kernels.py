@@ -30,7 +30,7 @@ SERIALISED = ("float d[8]; for (int i = 0; i < 8; ++i) d[i] = x[i * 128 + thread
 
 def line(body, budget=255, targets="80", entry="fattn_self_test", threads=128, before=""):
     source = f'{before}extern "C" __global__ void __launch_bounds__({threads}) {entry}(float* x, int n) {{ {body} }}\n'
-    return f"quick {budget} 0 {targets} {entry} " + source.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"quick {budget} {targets} {entry} " + source.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 # (name, the list, what the output must have)
@@ -84,7 +84,7 @@ def self_test(program: Path, environment: dict) -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--self-test", action="store_true", help="check the check")
-    parser.add_argument("--full", action="store_true", help="the whole list, not only the quick part")
+    parser.add_argument("--full", action="store_true", help="the whole list, not only the common and quick parts")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="kernels at once (default: all CPUs)")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="build directory (default: build)")
     parser.add_argument("--verbose", action="store_true", help="a line for every kernel")

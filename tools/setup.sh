@@ -39,6 +39,7 @@ file /usr/src/googletest/CMakeLists.txt googletest
 LINT_NEEDS="
 command clang-format clang-format
 command clang-tidy clang-tidy
+command clang++ clang
 command pyflakes3 pyflakes3
 command shellcheck shellcheck
 command cmake cmake

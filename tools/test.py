@@ -18,7 +18,7 @@ HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
-THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend|jit|jit_load)$"
+THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend|jit_[a-z]+)$"
 TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
 TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
@@ -86,7 +86,7 @@ def stages(jobs, long):
             "python3 tools/check_kernels.py --self-test || status=1\n"
             f"python3 tools/check_kernels.py --jobs {jobs}{' --full' if long else ''} || status=1\n"
             "nvrtc=$(python3 tools/check_kernels.py --print-nvrtc)\n"
-            'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'
+            'if FATTN_TEST_NVRTC="$nvrtc" build/tests/test_jit_nvrtc --gtest_filter=\'JitReal*\'; then echo \'1 passed, 0 failed\'\n'
             "else status=1; echo '0 passed, 1 failed'; fi\n"
             "exit $status\n",
             count_line,
@@ -109,7 +109,9 @@ def stages(jobs, long):
             "documents",
             "status=0\n"
             "python3 tools/check_docs.py || status=1\n"
-            "if python3 tools/make_cli_reference.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
+            "for check in make_cli_reference make_gpu_table; do\n"
+            "  if python3 tools/$check.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
+            "done\n"
             "exit $status\n",
             count_line,
         ),

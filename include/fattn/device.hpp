@@ -100,6 +100,15 @@ class Buffer : public Handle<fattn_cuda_free> {
  public:
   Buffer() = default;
   Buffer(int device, size_t bytes) : Handle(device, make(device, bytes)), bytes_(bytes) {}
+  // What was moved from is empty.
+  Buffer(Buffer&& other) noexcept : Handle(std::move(other)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    const size_t bytes = this == &other ? bytes_ : std::exchange(other.bytes_, 0);
+    Handle::operator=(std::move(other));
+    bytes_ = bytes;
+    return *this;
+  }
+  ~Buffer() = default;
   size_t bytes() const { return bytes_; }
 
   // From and to the host, in the order of the stream; both return when the copy is done. At most bytes() - offset bytes.

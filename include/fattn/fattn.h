@@ -217,7 +217,8 @@ typedef struct fattn_cache_entry {
   double compile_seconds;
   char name[128];
   char key[72];
-  char damage[128]; /* why it cannot be used; nothing above but bytes and last_used is known then */
+  char description[128]; /* what this one is made for: "bf16, headdim 128, causal, tile 128 x 64, level 80" */
+  char damage[128];      /* why it cannot be used; nothing above but key, bytes and last_used is known then */
 } fattn_cache_entry;
 
 /* Called for each kernel; `entry` is gone when it returns. It must not throw. `index` counts from 0 to count - 1. */
@@ -315,8 +316,8 @@ FATTN_API fattn_status fattn_cache_clear(int64_t* entries, int64_t* bytes);
  * built in, common shapes and options. `arch` is a compute capability (80, 90, ...), for which no GPU need be there; 0: that of CUDA
  * device 0. `visit` may be null. */
 FATTN_API fattn_status fattn_cache_warm(const fattn_problem* problem, int32_t arch, fattn_cache_visit visit, void* context);
-/* The kernels of several problems (none: the built-in list) for several architectures into one file, for machines without a compiler;
- * the file is replaced. */
+/* The kernels of several problems (none: the built-in list) for several architectures (none: all that the compiler at hand knows and there
+ * are kernels for, but for Jetson boards) into one file, for machines without a compiler; the file is replaced. */
 FATTN_API fattn_status fattn_cache_pack(const char* path, const fattn_problem* problems, int32_t nproblems, const int32_t* archs, int32_t narchs,
                                         fattn_cache_visit visit, void* context);
 /* Kernels are looked for in this pack file, too, as long as the process lives: after the disk cache, before the compiler. The path is

@@ -1,8 +1,10 @@
 // Backward, algorithm v2, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
 //
-// A warp takes 16 queries x 32 columns. Spec: as in backward.h.
+// A warp takes 16 queries x 32 columns. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
+// Spec: as in backward.h.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
@@ -59,6 +61,10 @@ class BackwardFinish {
       transpose(rows[half], lane);
       const long long row = first_row + lane / 4 + 8 * half;
       if (row >= p.seqlen_q || column >= kHeaddim) continue;
+      if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity) {
+#pragma unroll
+        for (unsigned& pair : rows[half]) pair = 0;
+      }
       if constexpr (Spec::kAligned) {
         *reinterpret_cast<uint4*>(dq + row * p.dq_strides.row) = uint4{rows[half][0], rows[half][1], rows[half][2], rows[half][3]};
       } else {

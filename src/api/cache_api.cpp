@@ -1,4 +1,5 @@
 // The C ABI's compiled kernels: listing, warming, packing.
+#include <algorithm>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "fattn/fattn.h"
 #include "jit/build_entry.h"
 #include "jit/disk_cache.h"
+#include "jit/nvrtc.h"
 #include "jit/pack.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
@@ -38,6 +40,7 @@ fattn_cache_entry described(const jit::Entry& entry, jit::Origin origin) {
   to.bytes = static_cast<int64_t>(entry.image.size());
   to.compile_seconds = entry.seconds;
   copy(to.name, entry.name);
+  copy(to.description, entry.description);
   copy(to.key, jit::hex(entry.key));
   return to;
 }
@@ -49,10 +52,21 @@ std::vector<jit::Request> requests(const fattn_problem* problem, int32_t arch) {
   const Architecture* known = architecture_for(capability);
   if (!known)
     throw Error(ErrorCode::kUnsupported, text("there are no kernels for architecture ", capability, "; allowed: ", known_architectures(),
-                                              " and later versions of the same generation"));
+                                              " and later minor versions of the same major one, but for Jetson boards"));
   const int target = known->capability;
   std::vector<jit::Request> all = problem ? requests_for(validate(sized(problem, "problem")), target) : jit::planned_requests(target);
   if (all.empty() && !problem) throw Error(ErrorCode::kInternal, text("the list of kernels has none for architecture ", target));
+  return all;
+}
+
+// Those that there are kernels for and the NVRTC at hand compiles for, but for Jetson boards, which have systems of their own.
+std::vector<int32_t> compiled_architectures() {
+  const jit::Nvrtc& nvrtc = jit::nvrtc();
+  if (!nvrtc) throw Error(ErrorCode::kUnsupported, nvrtc.reason);
+  std::vector<int32_t> all;
+  for (const Architecture& a : kArchitectures)
+    if (!is_alone(a.capability) && std::find(nvrtc.architectures.begin(), nvrtc.architectures.end(), a.capability) != nvrtc.architectures.end())
+      all.push_back(a.capability);
   return all;
 }
 
@@ -122,15 +136,15 @@ fattn_status fattn_cache_pack(const char* path, const fattn_problem* problems, i
                               fattn_cache_visit visit, void* context) {
   return guarded([&] {
     const std::string to = &checked(path, "path");
-    if (narchs < 1 || narchs > 64) throw Error(ErrorCode::kInvalidArgument, text("narchs is ", narchs, "; allowed: 1 to 64"));
+    if (narchs < 0 || narchs > 64) throw Error(ErrorCode::kInvalidArgument, text("narchs is ", narchs, "; allowed: 0 to 64"));
     if (nproblems < 0 || nproblems > 4096) throw Error(ErrorCode::kInvalidArgument, text("nproblems is ", nproblems, "; allowed: 0 to 4096"));
-    checked(archs, "archs");
+    const std::vector<int32_t> for_archs = narchs == 0 ? compiled_architectures() : std::vector<int32_t>(&checked(archs, "archs"), archs + narchs);
     if (nproblems > 0) checked(problems, "problems");
     std::vector<jit::Request> all;
     const auto add = [&](std::vector<jit::Request> more) { all.insert(all.end(), std::move_iterator(more.begin()), std::move_iterator(more.end())); };
-    for (int32_t i = 0; i < narchs; ++i) {
-      if (nproblems == 0) add(requests(nullptr, archs[i]));
-      for (int32_t j = 0; j < nproblems; ++j) add(requests(problems + j, archs[i]));
+    for (const int32_t arch : for_archs) {
+      if (nproblems == 0) add(requests(nullptr, arch));
+      for (int32_t j = 0; j < nproblems; ++j) add(requests(problems + j, arch));
     }
     std::vector<jit::Entry> entries;
     build_all(all, visit, context, [&](jit::Built built) { entries.push_back(std::move(built.entry)); });

@@ -121,7 +121,7 @@ CudaDeviceInfo describe(const CudaDriver& driver, CUdevice device, int index) {
                 static_cast<unsigned>(number(CUdevice_attribute::kPciBusId)), static_cast<unsigned>(number(CUdevice_attribute::kPciDeviceId)));
   info.pci_bus_id = pci;
   CUuuid uuid{};
-  if (driver.deviceGetUuid(&uuid, device) == kCudaSuccess) {
+  if (driver.deviceGetUuid && driver.deviceGetUuid(&uuid, device) == kCudaSuccess) {
     info.uuid = "GPU-";
     for (int i = 0; i < 16; ++i) {
       char two[4];

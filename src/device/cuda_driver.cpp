@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/dynamic_library.h"
+#include "fattn/error.hpp"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -23,17 +24,17 @@ std::vector<std::string> candidates() {
   return all;
 }
 
-// Takes functions out of a library and remembers the first that it does not have.
+// Takes functions out of a library and remembers the first needed one that it does not have.
 class Binder {
  public:
   explicit Binder(const DynamicLibrary& library) : library_(library) {}
   template <class Function>
-  void optional(Function& function, const char* symbol) {
-    function = library_.function<Function>(symbol);
+  void optional(OptionalFunction<Function>& function, const char* symbol) {
+    function = {library_.function<Function*>(symbol), symbol};
   }
   template <class Function>
   void operator()(Function& function, const char* symbol) {
-    optional(function, symbol);
+    function = library_.function<Function>(symbol);
     if (!function && !missing_) missing_ = symbol;
   }
   const char* missing() const { return missing_; }
@@ -43,7 +44,8 @@ class Binder {
   const char* missing_ = nullptr;
 };
 
-// The driver keeps old interfaces under the plain names; _v2 and the like are those that cuda_driver.h declares.
+// The driver keeps old interfaces under the plain names; _v2 and the like are those that cuda_driver.h declares. Optional is what plain calls
+// do without: graphs, clusters, tensor maps, the name of a device.
 void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.init, "cuInit");
   bind(d.getErrorName, "cuGetErrorName");
@@ -54,10 +56,9 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.deviceGetName, "cuDeviceGetName");
   bind(d.deviceGetAttribute, "cuDeviceGetAttribute");
   bind(d.deviceTotalMem, "cuDeviceTotalMem_v2");
-  bind(d.deviceGetUuid, "cuDeviceGetUuid_v2");
+  bind.optional(d.deviceGetUuid, "cuDeviceGetUuid_v2");
 
   bind(d.devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
-  bind(d.devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2");
   bind(d.ctxPushCurrent, "cuCtxPushCurrent_v2");
   bind(d.ctxPopCurrent, "cuCtxPopCurrent_v2");
   bind(d.ctxGetCurrent, "cuCtxGetCurrent");
@@ -66,26 +67,21 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.memGetInfo, "cuMemGetInfo_v2");
   bind(d.memAlloc, "cuMemAlloc_v2");
   bind(d.memFree, "cuMemFree_v2");
-  bind(d.memcpyHtoD, "cuMemcpyHtoD_v2");
-  bind(d.memcpyDtoH, "cuMemcpyDtoH_v2");
-  bind(d.memcpyDtoD, "cuMemcpyDtoD_v2");
   bind(d.memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
   bind(d.memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
   bind(d.memcpyDtoDAsync, "cuMemcpyDtoDAsync_v2");
   bind(d.memsetD8Async, "cuMemsetD8Async");
-  bind(d.memsetD32Async, "cuMemsetD32Async");
   bind(d.pointerGetAttribute, "cuPointerGetAttribute");
 
   bind(d.streamCreate, "cuStreamCreate");
   bind(d.streamDestroy, "cuStreamDestroy_v2");
   bind(d.streamSynchronize, "cuStreamSynchronize");
-  bind(d.streamIsCapturing, "cuStreamIsCapturing");
-  bind(d.streamBeginCapture, "cuStreamBeginCapture_v2");
-  bind(d.streamEndCapture, "cuStreamEndCapture");
-  bind(d.graphInstantiate, "cuGraphInstantiateWithFlags");
-  bind(d.graphLaunch, "cuGraphLaunch");
-  bind(d.graphDestroy, "cuGraphDestroy");
-  bind(d.graphExecDestroy, "cuGraphExecDestroy");
+  bind.optional(d.streamBeginCapture, "cuStreamBeginCapture_v2");
+  bind.optional(d.streamEndCapture, "cuStreamEndCapture");
+  bind.optional(d.graphInstantiate, "cuGraphInstantiateWithFlags");
+  bind.optional(d.graphLaunch, "cuGraphLaunch");
+  bind.optional(d.graphDestroy, "cuGraphDestroy");
+  bind.optional(d.graphExecDestroy, "cuGraphExecDestroy");
 
   bind(d.eventCreate, "cuEventCreate");
   bind(d.eventRecord, "cuEventRecord");
@@ -99,9 +95,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.funcGetAttribute, "cuFuncGetAttribute");
   bind(d.funcSetAttribute, "cuFuncSetAttribute");
   bind(d.launchKernel, "cuLaunchKernel");
-  bind(d.launchKernelEx, "cuLaunchKernelEx");
-  bind(d.occupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-
+  bind.optional(d.launchKernelEx, "cuLaunchKernelEx");
   bind.optional(d.tensorMapEncodeTiled, "cuTensorMapEncodeTiled");
 }
 
@@ -152,6 +146,12 @@ CudaDriver open_driver() {
 const CudaDriver& cuda_driver() {
   static const CudaDriver& driver = *new CudaDriver(open_driver());  // never destroyed: modules and devices refer to it
   return driver;
+}
+
+void throw_missing_function(const char* symbol) {
+  const CudaDriver& driver = cuda_driver();
+  throw Error(ErrorCode::kUnsupported, text("the driver ", driver.path, " (CUDA ", cuda_version_text(driver.version), ") has no function ", symbol,
+                                            ": update the NVIDIA driver"));
 }
 
 std::string cuda_version_text(int version) { return text(version / 1000, ".", version % 1000 / 10); }

@@ -101,7 +101,6 @@ enum class CUmemorytype : int { kHost = 1, kDevice = 2 };
 enum class CUjit_option : int { kInfoLog = 3, kInfoLogBytes = 4, kErrorLog = 5, kErrorLogBytes = 6 };
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 enum class CUstreamCaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
-enum class CUstreamCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
 struct CUuuid {
   unsigned char bytes[16];
@@ -130,6 +129,28 @@ struct CUlaunchConfig {
 static_assert(sizeof(CUlaunchConfig) == 56);
 using CUtensorMap = TensorMap;
 
+[[noreturn]] void throw_missing_function(const char* symbol);
+
+// A function that not every driver has: a call of one that is not there throws Error(kUnsupported) with its name.
+template <class Function>
+class OptionalFunction;
+template <class... Arguments>
+class OptionalFunction<CUresult(Arguments...)> {
+ public:
+  using Pointer = CUresult (*)(Arguments...);
+  OptionalFunction() = default;
+  OptionalFunction(Pointer pointer, const char* symbol) : pointer_(pointer), symbol_(symbol) {}
+  explicit operator bool() const { return pointer_ != nullptr; }
+  CUresult operator()(Arguments... arguments) const {
+    if (!pointer_) throw_missing_function(symbol_);
+    return pointer_(arguments...);
+  }
+
+ private:
+  Pointer pointer_ = nullptr;
+  const char* symbol_ = "";
+};
+
 // The functions, named as in the driver API without `cu`; cuda_driver.cpp has the symbols (those with _v2 where the plain
 // one is an older interface). Calls check nothing: cuda_check() and CudaDevice::check() turn a status into an Error.
 struct CudaDriver {
@@ -143,10 +164,9 @@ struct CudaDriver {
   CUresult (*deviceGetName)(char* name, int bytes, CUdevice device) = nullptr;
   CUresult (*deviceGetAttribute)(int* value, CUdevice_attribute attribute, CUdevice device) = nullptr;
   CUresult (*deviceTotalMem)(size_t* bytes, CUdevice device) = nullptr;
-  CUresult (*deviceGetUuid)(CUuuid* uuid, CUdevice device) = nullptr;
+  OptionalFunction<CUresult(CUuuid* uuid, CUdevice device)> deviceGetUuid;
 
   CUresult (*devicePrimaryCtxRetain)(CUcontext* context, CUdevice device) = nullptr;
-  CUresult (*devicePrimaryCtxRelease)(CUdevice device) = nullptr;
   CUresult (*ctxPushCurrent)(CUcontext context) = nullptr;
   CUresult (*ctxPopCurrent)(CUcontext* context) = nullptr;
   CUresult (*ctxGetCurrent)(CUcontext* context) = nullptr;
@@ -155,26 +175,21 @@ struct CudaDriver {
   CUresult (*memGetInfo)(size_t* free, size_t* total) = nullptr;
   CUresult (*memAlloc)(CUdeviceptr* pointer, size_t bytes) = nullptr;
   CUresult (*memFree)(CUdeviceptr pointer) = nullptr;
-  CUresult (*memcpyHtoD)(CUdeviceptr to, const void* from, size_t bytes) = nullptr;
-  CUresult (*memcpyDtoH)(void* to, CUdeviceptr from, size_t bytes) = nullptr;
-  CUresult (*memcpyDtoD)(CUdeviceptr to, CUdeviceptr from, size_t bytes) = nullptr;
   CUresult (*memcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memsetD8Async)(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) = nullptr;
-  CUresult (*memsetD32Async)(CUdeviceptr to, unsigned value, size_t count, CUstream stream) = nullptr;
   CUresult (*pointerGetAttribute)(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) = nullptr;
 
   CUresult (*streamCreate)(CUstream* stream, unsigned flags) = nullptr;
   CUresult (*streamDestroy)(CUstream stream) = nullptr;
   CUresult (*streamSynchronize)(CUstream stream) = nullptr;
-  CUresult (*streamIsCapturing)(CUstream stream, CUstreamCaptureStatus* status) = nullptr;
-  CUresult (*streamBeginCapture)(CUstream stream, CUstreamCaptureMode mode) = nullptr;
-  CUresult (*streamEndCapture)(CUstream stream, CUgraph* graph) = nullptr;
-  CUresult (*graphInstantiate)(CUgraphExec* executable, CUgraph graph, unsigned long long flags) = nullptr;
-  CUresult (*graphLaunch)(CUgraphExec executable, CUstream stream) = nullptr;
-  CUresult (*graphDestroy)(CUgraph graph) = nullptr;
-  CUresult (*graphExecDestroy)(CUgraphExec executable) = nullptr;
+  OptionalFunction<CUresult(CUstream stream, CUstreamCaptureMode mode)> streamBeginCapture;
+  OptionalFunction<CUresult(CUstream stream, CUgraph* graph)> streamEndCapture;
+  OptionalFunction<CUresult(CUgraphExec* executable, CUgraph graph, unsigned long long flags)> graphInstantiate;
+  OptionalFunction<CUresult(CUgraphExec executable, CUstream stream)> graphLaunch;
+  OptionalFunction<CUresult(CUgraph graph)> graphDestroy;
+  OptionalFunction<CUresult(CUgraphExec executable)> graphExecDestroy;
 
   CUresult (*eventCreate)(CUevent* event, unsigned flags) = nullptr;
   CUresult (*eventRecord)(CUevent event, CUstream stream) = nullptr;
@@ -189,13 +204,11 @@ struct CudaDriver {
   CUresult (*funcSetAttribute)(CUfunction function, CUfunction_attribute attribute, int value) = nullptr;
   CUresult (*launchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                            unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters, void** extra) = nullptr;
-  CUresult (*launchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) = nullptr;
-  CUresult (*occupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, CUfunction function, int block_size, size_t shared_bytes) = nullptr;
-
-  // Null where the driver does not have it.
-  CUresult (*tensorMapEncodeTiled)(CUtensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
-                                   const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int l2_promotion,
-                                   int out_of_bounds_fill) = nullptr;
+  OptionalFunction<CUresult(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra)> launchKernelEx;
+  OptionalFunction<CUresult(CUtensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
+                            const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int l2_promotion,
+                            int out_of_bounds_fill)>
+      tensorMapEncodeTiled;
 
   int version = 0;     // newest CUDA that the driver knows: 13000 is 13.0
   std::string path;    // what was opened

@@ -53,11 +53,13 @@ std::string bind(const DynamicLibrary& library, OpenBlas& blas) {
   const auto set_num_threads = library.function<void (*)(int)>("openblas_set_num_threads");
   const auto get_parallel = library.function<int (*)()>("openblas_get_parallel");
   const auto get_config = library.function<const char* (*)()>("openblas_get_config");
-  for (const auto& [name, found] :
-       {std::pair{"cblas_sgemm", sgemm != nullptr}, std::pair{"openblas_get_num_threads", get_num_threads != nullptr},
-        std::pair{"openblas_set_num_threads", set_num_threads != nullptr}, std::pair{"openblas_get_parallel", get_parallel != nullptr},
-        std::pair{"openblas_get_config", get_config != nullptr}})
-    if (!found) return std::string("it has no function ") + name + ", so it is not an OpenBLAS with the CBLAS interface";
+  const char* const missing = !sgemm             ? "cblas_sgemm"
+                              : !get_num_threads ? "openblas_get_num_threads"
+                              : !set_num_threads ? "openblas_set_num_threads"
+                              : !get_parallel    ? "openblas_get_parallel"
+                              : !get_config      ? "openblas_get_config"
+                                                 : nullptr;
+  if (missing) return std::string("it has no function ") + missing + ", so it is not an OpenBLAS with the CBLAS interface";
   if (std::string(get_config()).find("USE64BITINT") != std::string::npos)
     return "it is a build with 64-bit integers; one with 32-bit integers is needed";
   // 0: no threads, and perhaps no locks either, so concurrent calls may not be safe. 2: OpenMP, whose thread count is

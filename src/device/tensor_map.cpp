@@ -35,8 +35,6 @@ std::string tensor_map_refusal(const TiledTensor& t, const char* name) {
 
 void encode_tensor_map(TensorMap& map, CudaDevice& device, const TiledTensor& t, const void* address) {
   const CudaDriver& driver = cuda_driver();
-  if (!driver.tensorMapEncodeTiled)
-    throw Error(ErrorCode::kUnsupported, text("the driver (CUDA ", cuda_version_text(driver.version), ") has no cuTensorMapEncodeTiled; update it"));
   const auto element = static_cast<uint64_t>(size_of(t.dtype));
   const auto bytes = [&](int64_t size, int64_t stride) { return size == 1 ? uint64_t{16} : static_cast<uint64_t>(stride) * element; };
   const uint64_t sizes[4] = {static_cast<uint64_t>(t.columns), static_cast<uint64_t>(t.rows), static_cast<uint64_t>(t.heads),

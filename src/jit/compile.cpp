@@ -42,6 +42,12 @@ std::string first_error(const std::string& log) {
   return log.substr(begin, std::min<size_t>(log.find('\n', at) - begin, 300));
 }
 
+// What the source begins with, if that is a comment of one line.
+std::string first_comment(const std::string& source) {
+  constexpr std::string_view kMark = "// ";
+  return source.rfind(kMark, 0) == 0 ? source.substr(kMark.size(), source.find('\n') - kMark.size()) : "";
+}
+
 }  // namespace
 
 Compiled compile(const Nvrtc& nvrtc, const Request& request, const Digest& key, const std::vector<Source>& headers, double seconds) {
@@ -52,6 +58,7 @@ Compiled compile(const Nvrtc& nvrtc, const Request& request, const Digest& key, 
   entry.arch = request.arch;
   entry.arch_specific = request.arch_specific;
   entry.name = request.entry;
+  entry.description = first_comment(request.source);
   if (std::find(nvrtc.architectures.begin(), nvrtc.architectures.end(), request.arch) == nvrtc.architectures.end()) {
     result.problem = text("it compiles for ", list_of(nvrtc.architectures), " only; install another NVRTC or set FATTN_NVRTC");
     return result;

@@ -56,13 +56,16 @@ bool write_whole(int fd, std::string_view bytes) {
   return true;
 }
 
-// A regular file of our own, not a link; nothing otherwise.
-Descriptor open_own(int folder, const std::string& name, int64_t max_bytes, struct stat& info) {
+// A regular file of our own, not a link; nothing, and why, otherwise.
+Descriptor open_own(int folder, const std::string& name, int64_t max_bytes, struct stat& info, std::string& why) {
   Descriptor file(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  if (!file || fstat(file.get(), &info) != 0) return Descriptor();
-  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || info.st_nlink != 1 || (info.st_mode & 022) != 0 || info.st_size > max_bytes)
+  if (!file || fstat(file.get(), &info) != 0) {
+    why = text("it cannot be opened: ", error_text(errno));
     return Descriptor();
-  return file;
+  }
+  if (S_ISREG(info.st_mode) && info.st_uid == geteuid() && info.st_nlink == 1 && (info.st_mode & 022) == 0 && info.st_size <= max_bytes) return file;
+  why = "it belongs to another user, is a link or is too large";
+  return Descriptor();
 }
 
 struct File {
@@ -155,18 +158,15 @@ std::optional<Entry> DiskCache::load(const Digest& key, std::optional<NvrtcVersi
   }
   for (const std::string& name : names) {
     struct stat info {};
-    const Descriptor file = open_own(folder.get(), name, kMaxEntryFileBytes, info);
-    if (!file) {
-      // A link, another's file, a pipe: not read, and out of the way of the one that will be written. A folder stays.
-      if (errno != ENOENT) unlinkat(folder.get(), name.c_str(), 0);
-      continue;
-    }
+    const Descriptor file = open_own(folder.get(), name, kMaxEntryFileBytes, info, why);
     std::string bytes;
-    const bool read = read_whole(file.get(), static_cast<size_t>(info.st_size), bytes);
-    std::optional<Entry> entry = read ? decode(bytes, why) : std::nullopt;
+    // What cannot be opened or read stays where it is: it may be whole, and this process out of descriptors. What is no entry (a
+    // link, a pipe, another's file) gives way when the new one is renamed into its place.
+    if (!file || !read_whole(file.get(), static_cast<size_t>(info.st_size), bytes)) continue;
+    std::optional<Entry> entry = decode(bytes, why);
     // A whole entry under another's name is as wrong as a damaged one.
     if (!entry || name != entry_file_name(entry->key, entry->version)) {
-      if (read) unlinkat(folder.get(), name.c_str(), 0);
+      unlinkat(folder.get(), name.c_str(), 0);
       continue;
     }
     if (std::time(nullptr) - info.st_mtime > 60) futimens(file.get(), nullptr);  // used now
@@ -244,10 +244,10 @@ std::vector<CacheItem> DiskCache::list() const {
   for (const File& f : files) {
     const auto name = parse_entry_file_name(f.name);
     if (!name) continue;
-    CacheItem item{f.name, f.bytes, f.used, std::nullopt, "it belongs to another user, is a link or is too large"};
+    CacheItem item{f.name, f.bytes, f.used, std::nullopt, ""};
     struct stat info {};
     std::string bytes;
-    if (const Descriptor file = open_own(folder.get(), f.name, kMaxEntryFileBytes, info)) {
+    if (const Descriptor file = open_own(folder.get(), f.name, kMaxEntryFileBytes, info, item.why)) {
       if (read_whole(file.get(), static_cast<size_t>(info.st_size), bytes))
         item.entry = decode(bytes, item.why);
       else
@@ -296,7 +296,7 @@ std::string DiskCache::read_text(const std::string& name) const {
   struct stat info {};
   const Descriptor folder = open_folder(false, why);
   if (!folder) return "";
-  const Descriptor file = open_own(folder.get(), name, 1 << 20, info);
+  const Descriptor file = open_own(folder.get(), name, 1 << 20, info, why);
   return file && read_whole(file.get(), static_cast<size_t>(info.st_size), bytes) ? bytes : "";
 }
 

@@ -50,7 +50,7 @@ class DiskCache {
   // Why the folder cannot be used; empty if it can. It is made if it is not there.
   std::string problem() const;
 
-  // Nothing if it is not there, damaged (it is removed then), or not ours. `version` absent: any NVRTC's, the newest first.
+  // Nothing if it is not there, damaged (it is removed then), cannot be read now, or is not ours. `version` absent: any NVRTC's, the newest first.
   std::optional<Entry> load(const Digest& key, std::optional<NvrtcVersion> version) const;
   // False, and why, if it could not be written: no error for the caller, who has the entry. Makes room by removing what was
   // used longest ago.

@@ -7,7 +7,7 @@ namespace fattn::core::jit {
 namespace {
 
 // Numbers are in the order of this machine's bytes; the magic number is one of them, so another order is refused.
-constexpr uint64_t kMagic = 0x31304b4e54544146;  // "FATTNK01"
+constexpr uint64_t kMagic = 0x32304b4e54544146;  // "FATTNK02"
 constexpr size_t kHeadBytes = sizeof kMagic + sizeof(Digest);
 
 class Writer {
@@ -68,6 +68,7 @@ void fields(Archive& a, EntryRef& e, int32_t& specific, int32_t& known, int32_t&
   a.number(e.arch);
   a.number(specific);
   a.string(e.name);
+  a.string(e.description);
   a.number(e.resources.registers);
   a.number(e.resources.stack_bytes);
   a.number(e.resources.spill_store_bytes);

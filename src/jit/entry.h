@@ -15,7 +15,8 @@ struct Entry {
   NvrtcVersion version;
   int arch = 0;
   bool arch_specific = false;
-  std::string name;  // Request::entry
+  std::string name;         // Request::entry
+  std::string description;  // the comment that Request::source begins with
   Resources resources;
   double seconds = 0;  // of the compilation
   std::string log, image;

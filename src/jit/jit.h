@@ -11,12 +11,12 @@ namespace fattn::core::jit {
 // One translation unit = one kernel. What is not said here (-std=c++20, everything is device code by default) is the same
 // for all of them.
 struct Request {
-  std::string entry;           // the extern "C" name; letters, digits and _; also the name that `fattn cache list` shows
-  std::string source;          // a few lines: constexpr values and the entry. Includes embedded headers by their path from the root of
-                               // the project, src/ left out: "kernels/v2/forward.h", "shared/attention_params.h"; <...> is refused
+  std::string entry;  // the extern "C" name; letters, digits and _; also the name that `fattn cache list` shows
+  // A few lines: a comment that says what is special about this one, constexpr values, the entry. Includes embedded headers by their path
+  // from the root of the project, src/ left out: "kernels/v2/forward.h", "shared/attention_params.h"; <...> is refused.
+  std::string source;
   int arch = 0;                // 75, 80, 86, 89, 90, 100, 120, ...
   bool arch_specific = false;  // the suffix `a`: 90 -> sm_90a
-  int max_registers = 0;       // a limit for a kernel without __launch_bounds__, which go before it; 0: none
 };
 
 std::string target_name(int arch, bool arch_specific);  // "sm_90a"

@@ -23,10 +23,8 @@ bool is_identifier(std::string_view name) {
 std::string target_name(int arch, bool arch_specific) { return text("sm_", arch, arch_specific ? "a" : ""); }
 
 std::vector<std::string> options_of(const Request& request) {
-  std::vector<std::string> options = {"--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v",
-                                      "--gpu-architecture=" + target_name(request.arch, request.arch_specific)};
-  if (request.max_registers > 0) options.push_back(text("--maxrregcount=", request.max_registers));
-  return options;
+  return {"--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v",
+          "--gpu-architecture=" + target_name(request.arch, request.arch_specific)};
 }
 
 void check_request(const Request& request) {
@@ -39,9 +37,6 @@ void check_request(const Request& request) {
   if (request.arch < 50 || request.arch > 999)
     throw Error(ErrorCode::kCompile,
                 text("kernel ", request.entry, " is asked for architecture ", request.arch, "; allowed: 75 for sm_75, 90, 120, ..."));
-  if (request.max_registers < 0 || request.max_registers > 255)
-    throw Error(ErrorCode::kCompile,
-                text("kernel ", request.entry, " is limited to ", request.max_registers, " registers; allowed: 1 to 255, 0 for no limit"));
 }
 
 Digest key_of(const Request& request, Sources sources) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "fattn/error.hpp"
 #include "jit/key.h"
@@ -9,6 +10,8 @@
 
 namespace fattn::core::jit {
 namespace {
+
+constexpr std::string_view kLists[] = {"common", "quick", "full"};  // by Planned::List
 
 bool parse_number(std::string_view text, int& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -35,15 +38,15 @@ std::string unescaped(std::string_view text) {
 Planned parse_line(std::string_view line) {
   const auto wrong = [](const std::string& what) { throw Error(ErrorCode::kInternal, what); };
   Planned planned;
-  const std::string_view list = next_field(line), budget = next_field(line), limit = next_field(line);
+  const std::string_view list = next_field(line), budget = next_field(line);
   std::string_view targets = next_field(line);
   planned.request.entry = next_field(line);
   planned.request.source = unescaped(line);
-  planned.quick = list == "quick";
-  if (list != "quick" && list != "full") wrong(text("the list is '", list, "'; allowed: quick, full"));
+  const auto* const found = std::find(std::begin(kLists), std::end(kLists), list);
+  if (found == std::end(kLists)) wrong(text("the list is '", list, "'; allowed: common, quick, full"));
+  planned.list = static_cast<Planned::List>(found - kLists);
   if (!parse_number(budget, planned.budget) || planned.budget < 1 || planned.budget > 255)
     wrong(text("the budget is '", budget, "'; allowed: 1 to 255"));
-  if (!parse_number(limit, planned.request.max_registers)) wrong(text("the limit is '", limit, "'; allowed: 0 to 255"));
   while (!targets.empty()) {
     std::string_view name = targets.substr(0, targets.find(','));
     targets.remove_prefix(std::min(name.size() + 1, targets.size()));
@@ -86,8 +89,7 @@ std::string planned_line(const Planned& planned) {
   std::string targets, source;
   for (const Target& target : planned.targets) targets += text(targets.empty() ? "" : ",", target.arch, target.arch_specific ? "a" : "");
   for (const char c : planned.request.source) source += c == '\n' ? "\\n" : c == '\\' ? "\\\\" : std::string(1, c);
-  return text(planned.quick ? "quick " : "full ", planned.budget, " ", planned.request.max_registers, " ", targets, " ", planned.request.entry, " ",
-              source);
+  return text(kLists[static_cast<size_t>(planned.list)], " ", planned.budget, " ", targets, " ", planned.request.entry, " ", source);
 }
 
 std::vector<Request> planned_requests(int arch) {

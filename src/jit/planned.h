@@ -1,9 +1,9 @@
 // The list of kernels that are compiled without being asked for: by the tests for every architecture, and into pack files.
 //
 // kernels/planned.txt has one kernel a line, in this order, separated by blanks; # begins a comment line:
-//   quick|full   quick: compiled by `make test` and embedded in the library, for packs; full: by `make test-all` too
+//   list         common: what packs and `fattn cache warm` have, embedded in the library; quick: compiled by `make test`, as the common
+//                ones are; full: by `make test-all` too
 //   budget       registers that the kernel may use at most
-//   limit        Request::max_registers; 0: none
 //   targets      75,80,86,89,90a,100,120: the suffix a is Request::arch_specific
 //   entry        Request::entry
 //   source       the rest of the line: Request::source with \n for a new line and \\ for a backslash
@@ -23,7 +23,8 @@ struct Target {
 };
 
 struct Planned {
-  bool quick = false;
+  enum class List { kCommon, kQuick, kFull };
+  List list = List::kFull;
   int budget = 0;
   std::vector<Target> targets;
   Request request;  // but for the architecture
@@ -35,7 +36,7 @@ struct Planned {
 std::vector<Planned> parse_planned(std::string_view text);
 std::string planned_line(const Planned& planned);  // and back, without the end of the line
 
-// The embedded list, as requests for one architecture.
+// The common kernels, which are embedded, as requests for one architecture.
 std::vector<Request> planned_requests(int arch);
 
 }  // namespace fattn::core::jit

@@ -16,7 +16,7 @@ using Sources = std::span<const Source>;
 
 // Every file, sorted by path. Made by cmake/embed_sources.cmake.
 Sources embedded_sources();
-// kernels/planned.txt without the lines of the list `full` (planned.h reads it).
+// kernels/planned.txt with the lines of the list `common` alone (planned.h reads it).
 std::string_view embedded_planned();
 
 // The headers that `text` reaches by #include "path", sorted by path. A compilation is given these and nothing else, so they

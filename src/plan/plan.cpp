@@ -129,7 +129,10 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
     unsupported(text("batch is ", p.batch, " and nheads ", p.nheads, "; backend cuda computes up to 2^30 of both together. Split the batch"));
   const Architecture* known = architecture_for(gpu.capability());
   if (!known)
-    unsupported(text(device, ": the kernels are for capability 7.5, 8.x, 9.0, 10.x and 12.x. Use another device, or copy the tensors to the host"));
+    unsupported(
+        text(device,
+             ": the kernels are for capability 7.5, 8.x, 9.0, 10.x and 12.x, of Jetson boards for Orin (8.7) alone. Use another device, or copy "
+             "the tensors to the host"));
   const int arch = known->capability;
   const int level = p.cuda_level != 0 ? p.cuda_level : arch >= 80 ? 80 : 75;
   if (level > arch) unsupported(text("cuda_level is ", level, ", which ", device, " cannot run; leave it at 0"));

@@ -82,7 +82,11 @@ void check_same_device(const char* name, const fattn_tensor& t, const fattn_tens
     invalid(text(name, " is on ", device_text(t), " but q is on ", device_text(q), "; all tensors of a call are on one device. Copy one of them"));
 }
 
-Strides row_strides(const fattn_tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
+// A stride along a dimension of one element reaches nothing, but kernels may form addresses with it: there it becomes that of an aligned row.
+Strides row_strides(const fattn_tensor& t) {
+  const auto stride = [&](int i) { return t.shape[i] > 1 ? t.strides[i] : (t.shape[3] + 7) / 8 * 8; };
+  return {stride(0), stride(1), stride(2)};
+}
 
 template <class Range>
 void check_enum(const char* name, int32_t value, Range allowed, const char* names) {

@@ -23,7 +23,9 @@ expect() {
 }
 absent() { ! grep -rIl "$@"; }
 
-expect "cmake --install" cmake --install "$build" --prefix "$scratch/first"
+# Kernels are compiled by the stub of NVRTC and kept apart, so that this takes no minutes and no real cache gets them.
+stub=$build/tests/libfattn_stub_nvrtc.so
+expect "cmake --install" env FATTN_NVRTC="$stub" FATTN_CACHE_DIR="$scratch/compiled" cmake --install "$build" --prefix "$scratch/first"
 if [ "$failed" -gt 0 ]; then
   echo "$passed passed, $failed failed"
   exit 1
@@ -35,6 +37,24 @@ for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn
   expect "installs $file" test -e "$prefix/$file"
 done
 expect "no path of the build in text files" absent -e "$build" -e "$source_dir" -e "$scratch/first" "$prefix/lib" "$prefix/include"
+# The pack of kernels is found where it is installed, by a machine that has neither NVRTC nor a cache.
+pack=$(readlink -f "$prefix/lib/fattn/kernels.pack")
+without_nvrtc() { env FATTN_NVRTC=/nonexistent/libnvrtc.so.13 FATTN_CACHE_DIR="$scratch/empty" "$@"; }
+looks_for_pack() { without_nvrtc "$prefix/bin/fattn" cache path --json - | grep -F "\"installed_pack\": \"$pack\""; }
+expect "installs a pack of kernels where the library looks" looks_for_pack
+for arch in 75 80 86 89 90 100 120; do
+  all_from_pack() { without_nvrtc "$prefix/bin/fattn" cache warm --arch "$arch" >"$scratch/warm" && ! grep -v ' pack$' "$scratch/warm"; }
+  expect "kernels for $arch come from the pack" all_from_pack
+done
+no_pack() { ! without_nvrtc "$prefix/bin/fattn" cache warm --arch 90; }
+mv "$pack" "$pack.away"
+expect "and from nowhere else" no_pack
+mv "$pack.away" "$pack"
+installed_without() { without_nvrtc cmake --install "$build" --prefix "$scratch/without" >"$scratch/without.log"; }
+expect "cmake --install without NVRTC" installed_without
+expect "says that there is no pack" grep -F "No pack of kernels is installed (FATTN_PACK=AUTO): fattn: no usable NVRTC" "$scratch/without.log"
+expect "and installs none" test ! -e "$scratch/without/lib/fattn/kernels.pack"
+
 expect "bin/fattn --version" "$prefix/bin/fattn" --version
 expect "bin/fattn info" "$prefix/bin/fattn" info
 

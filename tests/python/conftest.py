@@ -1,12 +1,30 @@
 """Runs the built command line, whose path is in FATTN_CLI, as a person would."""
+import functools
 import json
 import os
 import pathlib
 import subprocess
 
+import jsonschema
 import pytest
+import referencing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+@functools.cache
+def schemas() -> dict[str, jsonschema.Draft202012Validator]:
+    """docs/NAME.schema.json by NAME; they refer to each other by their file names."""
+    contents = {path.name: json.loads(path.read_text()) for path in (ROOT / "docs").glob("*.schema.json")}
+    registry = referencing.Registry().with_resources((name, referencing.Resource.from_contents(schema)) for name, schema in contents.items())
+    for schema in contents.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    return {name.split(".")[0]: jsonschema.Draft202012Validator(schema, registry=registry) for name, schema in contents.items()}
+
+
+def schema_of(record: dict) -> jsonschema.Draft202012Validator:
+    """A record begins with the key that names it: fattn_run."""
+    return schemas()[next(iter(record)).removeprefix("fattn_")]
 
 
 class Cli:
@@ -29,8 +47,10 @@ class Cli:
         return done
 
     def json(self, *arguments, **options) -> dict:
-        """The record of `fattn ARGUMENTS --json -`; stdout must hold nothing else."""
-        return json.loads(self(*arguments, "--json", "-", **options).stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        """The record of `fattn ARGUMENTS --json -`, which must keep to its schema; stdout must hold nothing else."""
+        record = json.loads(self(*arguments, "--json", "-", **options).stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        schema_of(record).validate(record)
+        return record
 
     def refuses(self, *arguments, **options) -> str:
         """The error of a run that must end with 2, say why on stderr, and print nothing else there than text."""
@@ -46,6 +66,12 @@ def fattn() -> Cli:
     if not pathlib.Path(path).exists():
         pytest.fail(f"'{path}' does not exist; build the command line, or say in FATTN_CLI where it is")
     return Cli(os.path.abspath(path))
+
+
+@pytest.fixture(scope="session")
+def schema() -> jsonschema.Draft202012Validator:
+    """Of bench, compare and the suite."""
+    return schemas()["record"]
 
 
 @pytest.fixture(scope="session")

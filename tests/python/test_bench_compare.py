@@ -1,18 +1,10 @@
 """`fattn bench` and `fattn compare`: records that keep to their schema, refusals, presets, bad usage."""
 import json
 
-import jsonschema
 import pytest
 
 TINY = ["--backend", "reference", "--seqlen", "32", "--nheads", "2", "--headdim", "8", "--repeats", "6", "--min-time", "0", "--warmup", "1"]
 ONLY = ["--provider", "fattn", "--provider", "standard"]
-
-
-@pytest.fixture(scope="module")
-def schema(root):
-    schema = json.loads((root / "docs" / "record.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 def test_schema_refuses_what_is_no_record(schema, fattn):
@@ -104,10 +96,42 @@ def test_memory_limit(fattn):
         (["--repeats", "0"], "--repeats"),
         (["--suite", "gpu"], "--suite"),
         (["--seqlen", "99999999999999999999"], "--seqlen"),
+        (["--quick"], "--suite"),
+        (["--suite", "cpu", "--seqlen", "64"], "--seqlen"),
+        (["--suite", "cpu", "--dtype", "bf16"], "--dtype"),
+        (["--suite", "cpu", "--preset", "gpt2-small"], "--preset"),
+        (["--suite", "cpu", "--repeats", "6"], "--repeats"),
+        (["--suite", "cpu", "--seed", "2"], "--seed"),
+        (["--suite", "cpu", "--explain"], "--explain"),
     ],
 )
 def test_bad_usage(fattn, arguments, expected):
     assert expected in fattn.refuses("bench", *arguments)
+
+
+def test_suite_takes_the_flags_that_say_where_and_how(schema, fattn, tmp_path):
+    flags = ["--no-grad", "--deterministic", "--cuda-level", "80", "--warm-l2", "--memory-limit", "1", "--threads", "1"]
+    # Nothing fits, so nothing is measured, and every problem of the suite has rows that say so.
+    record = fattn.json("bench", "--suite", "cpu", "--quick", "--providers", tmp_path, *flags, status=2)
+    schema.validate(record)
+    assert {(row["pass"], row["status"], row["provider"]) for row in record["rows"]} == {("fwd", "out_of_memory", "fattn")}
+    assert len(record["rows"]) > 20
+    for flag in flags:
+        assert flag in record["flags"]
+    again = fattn.json("bench", *record["flags"], status=2)
+    assert again["flags"] == record["flags"] and len(again["rows"]) == len(record["rows"])
+    with_grad = fattn.json("bench", "--suite", "cpu", "--quick", "--providers", tmp_path, "--memory-limit", "1", status=2)
+    assert "bwd" in {row["pass"] for row in with_grad["rows"]}
+
+
+def test_peaks_that_cannot_be_measured_say_why(schema, fattn, cuda_stub, tmp_path):
+    environment = {**cuda_stub, "FATTN_NVRTC": "/nonexistent/libnvrtc.so.13", "FATTN_CACHE_DIR": str(tmp_path)}
+    record = fattn.json("bench", "--device", "cuda", "--seqlen", "64", "--no-grad", status=2, env=environment)
+    schema.validate(record)
+    for peaks in record["peaks"].values():
+        assert "no usable NVRTC" in peaks["problem"]
+        assert peaks["fma_flops_per_s"] is None and peaks["bf16_flops_per_s"] is None and peaks["read_bytes_per_s"] is None
+    assert "no usable NVRTC" in fattn("bench", "--device", "cuda", "--seqlen", "64", "--no-grad", status=2, env=environment).stdout
 
 
 def test_compare(schema, fattn):

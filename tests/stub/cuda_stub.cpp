@@ -1,5 +1,6 @@
 // A libcuda for tests, never installed: the functions that fattn binds, on memory of the host, as strict about contexts,
-// ranges and forks as the real one is, and failing when it is told to (cuda_stub.h).
+// ranges and forks as the real one is, and failing when it is told to (cuda_stub.h). Two variants lack functions: one that fattn cannot do
+// without (STUB_INCOMPLETE), those that it can (STUB_OLD).
 #include "cuda_stub.h"
 
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define STUB_EXPORT extern "C" __attribute__((visibility("default")))
@@ -40,12 +42,12 @@ struct Graph {
 struct Stream {
   int device = 0;
   bool capturing = false;
-  Graph captured;
+  Graph captured = {};
 };
 struct Event {
   int device = 0;
   bool recorded = false;
-  std::chrono::steady_clock::time_point at;
+  std::chrono::steady_clock::time_point at = {};
 };
 struct Module {
   int device = 0;
@@ -161,6 +163,27 @@ bool capturing(const State& s) {
   for (const Stream* stream : s.streams)
     if (stream->capturing && stream->device == current_context()->device) return true;
   return false;
+}
+
+// `to_check` and `from_check`: what of it must be memory of a device, 0 where it is the host's.
+Result copy(State& s, std::unique_lock<std::mutex>& lock, void* to, const void* from, size_t bytes, void* stream, unsigned long long to_check,
+            unsigned long long from_check) {
+  if ((to_check && !inside(s, to_check, bytes)) || (from_check && !inside(s, from_check, bytes)) || !to || !from) return kInvalidValue;
+  return enqueue(s, lock, stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+}
+
+// What is given to the caller by an address is alive until it is destroyed.
+template <class T>
+Result give(std::set<T*>& alive, T made, T** to) {
+  *to = new T(std::move(made));
+  alive.insert(*to);
+  return 0;
+}
+template <class T>
+Result destroy(std::set<T*>& alive, T* one, Result otherwise = kInvalidHandle) {
+  if (alive.erase(one) == 0) return otherwise;
+  delete one;
+  return 0;
 }
 
 // A launch while "break" is set succeeds and breaks the device: what waits for it next sees the status.
@@ -288,11 +311,13 @@ STUB_EXPORT Result cuDeviceTotalMem_v2(size_t* bytes, int) {
   *bytes = static_cast<size_t>(s.settings["memory"]);
   return 0;
 }
+#ifndef STUB_OLD
 STUB_EXPORT Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   ENTER(Needs::kInit);
   for (int i = 0; i < 16; ++i) uuid[i] = static_cast<unsigned char>(16 * device + i);
   return 0;
 }
+#endif
 
 STUB_EXPORT Result cuDevicePrimaryCtxRetain(Context** context, int device) {
   std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the real one is slow, too: other threads come in meanwhile
@@ -300,12 +325,6 @@ STUB_EXPORT Result cuDevicePrimaryCtxRetain(Context** context, int device) {
   if (device < 0 || device >= kMaxDevices) return kInvalidDevice;
   ++s.contexts[device].retained;
   *context = &s.contexts[device];
-  return 0;
-}
-STUB_EXPORT Result cuDevicePrimaryCtxRelease_v2(int device) {
-  ENTER(Needs::kInit);
-  if (device < 0 || device >= kMaxDevices || s.contexts[device].retained == 0) return kInvalidContext;
-  --s.contexts[device].retained;
   return 0;
 }
 STUB_EXPORT Result cuCtxPushCurrent_v2(Context* context) {
@@ -361,43 +380,22 @@ STUB_EXPORT Result cuMemFree_v2(unsigned long long pointer) {
   return 0;
 }
 
-namespace {
-Result copy(const char* function, void* to, const void* from, size_t bytes, void* stream, unsigned long long to_check,
-            unsigned long long from_check) {
-  State& s = state();
-  std::unique_lock lock(s.mutex);
-  if (const Result bad = enter(s, function, Needs::kContext)) return bad;
-  if ((to_check && !inside(s, to_check, bytes)) || (from_check && !inside(s, from_check, bytes)) || !to || !from) return kInvalidValue;
-  return enqueue(s, lock, stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
-}
-}  // namespace
-STUB_EXPORT Result cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
-  return copy(__func__, at(to), from, bytes, nullptr, to, 0);
-}
-STUB_EXPORT Result cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) { return copy(__func__, to, at(from), bytes, nullptr, 0, from); }
-STUB_EXPORT Result cuMemcpyDtoD_v2(unsigned long long to, unsigned long long from, size_t bytes) {
-  return copy(__func__, at(to), at(from), bytes, nullptr, to, from);
-}
 STUB_EXPORT Result cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
-  return copy(__func__, at(to), from, bytes, stream, to, 0);
+  ENTER(Needs::kContext);
+  return copy(s, lock, at(to), from, bytes, stream, to, 0);
 }
 STUB_EXPORT Result cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
-  return copy(__func__, to, at(from), bytes, stream, 0, from);
+  ENTER(Needs::kContext);
+  return copy(s, lock, to, at(from), bytes, stream, 0, from);
 }
 STUB_EXPORT Result cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
-  return copy(__func__, at(to), at(from), bytes, stream, to, from);
+  ENTER(Needs::kContext);
+  return copy(s, lock, at(to), at(from), bytes, stream, to, from);
 }
 STUB_EXPORT Result cuMemsetD8Async(unsigned long long to, unsigned char value, size_t count, void* stream) {
   ENTER(Needs::kContext);
   if (!inside(s, to, count)) return kInvalidValue;
   return enqueue(s, lock, stream, [=] { std::memset(at(to), value, count); });
-}
-STUB_EXPORT Result cuMemsetD32Async(unsigned long long to, unsigned value, size_t count, void* stream) {
-  ENTER(Needs::kContext);
-  if (!inside(s, to, 4 * count) || to % 4 != 0) return kInvalidValue;
-  return enqueue(s, lock, stream, [=] {
-    for (size_t i = 0; i < count; ++i) std::memcpy(at(to + 4 * i), &value, 4);
-  });
 }
 STUB_EXPORT Result cuPointerGetAttribute(void* value, int attribute, unsigned long long pointer) {
   ENTER(Needs::kContext);
@@ -410,29 +408,18 @@ STUB_EXPORT Result cuPointerGetAttribute(void* value, int attribute, unsigned lo
 
 STUB_EXPORT Result cuStreamCreate(Stream** stream, unsigned) {
   ENTER(Needs::kContext);
-  auto made = std::make_unique<Stream>();
-  made->device = current_context()->device;
-  s.streams.insert(made.get());
-  *stream = made.release();
-  return 0;
+  return give(s.streams, Stream{current_context()->device}, stream);
 }
 STUB_EXPORT Result cuStreamDestroy_v2(Stream* stream) {
   ENTER(Needs::kContext);
-  if (s.streams.erase(stream) == 0) return kInvalidHandle;
-  delete stream;
-  return 0;
+  return destroy(s.streams, stream);
 }
 STUB_EXPORT Result cuStreamSynchronize(void* stream) {
   ENTER(Needs::kContext);
   const Stream* found = stream_of(s, stream);
   return !found ? kInvalidHandle : found->capturing ? kCaptureUnsupported : 0;
 }
-STUB_EXPORT Result cuStreamIsCapturing(void* stream, int* status) {
-  ENTER(Needs::kContext);
-  const Stream* found = stream_of(s, stream);
-  if (found) *status = found->capturing ? 1 : 0;
-  return found ? 0 : kInvalidHandle;
-}
+#ifndef STUB_OLD
 STUB_EXPORT Result cuStreamBeginCapture_v2(void* stream, int) {
   ENTER(Needs::kContext);
   Stream* found = stream_of(s, stream);
@@ -445,20 +432,13 @@ STUB_EXPORT Result cuStreamEndCapture(void* stream, Graph** graph) {
   ENTER(Needs::kContext);
   Stream* found = stream_of(s, stream);
   if (!found || !found->capturing) return kInvalidValue;
-  auto made = std::make_unique<Graph>(std::move(found->captured));
-  found->captured = {};
   found->capturing = false;
-  s.graphs.insert(made.get());
-  *graph = made.release();
-  return 0;
+  return give(s.graphs, std::exchange(found->captured, {}), graph);
 }
 STUB_EXPORT Result cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long) {
   ENTER(Needs::kContext);
   if (!s.graphs.count(graph)) return kInvalidValue;
-  auto made = std::make_unique<Graph>(*graph);
-  s.graphs.insert(made.get());
-  *executable = made.release();
-  return 0;
+  return give(s.graphs, *graph, executable);
 }
 STUB_EXPORT Result cuGraphLaunch(Graph* executable, void* stream) {
   ENTER(Needs::kContext);
@@ -468,26 +448,19 @@ STUB_EXPORT Result cuGraphLaunch(Graph* executable, void* stream) {
     for (const auto& step : work) step();
   });
 }
-namespace {
-Result destroy_graph(const char* function, Graph* graph) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (const Result bad = enter(s, function, Needs::kContext)) return bad;
-  if (s.graphs.erase(graph) == 0) return kInvalidValue;
-  delete graph;
-  return 0;
+STUB_EXPORT Result cuGraphDestroy(Graph* graph) {
+  ENTER(Needs::kContext);
+  return destroy(s.graphs, graph, kInvalidValue);
 }
-}  // namespace
-STUB_EXPORT Result cuGraphDestroy(Graph* graph) { return destroy_graph(__func__, graph); }
-STUB_EXPORT Result cuGraphExecDestroy(Graph* executable) { return destroy_graph(__func__, executable); }
+STUB_EXPORT Result cuGraphExecDestroy(Graph* executable) {
+  ENTER(Needs::kContext);
+  return destroy(s.graphs, executable, kInvalidValue);
+}
+#endif
 
 STUB_EXPORT Result cuEventCreate(Event** event, unsigned) {
   ENTER(Needs::kContext);
-  auto made = std::make_unique<Event>();
-  made->device = current_context()->device;
-  s.events.insert(made.get());
-  *event = made.release();
-  return 0;
+  return give(s.events, Event{current_context()->device}, event);
 }
 STUB_EXPORT Result cuEventRecord(Event* event, void* stream) {
   ENTER(Needs::kContext);
@@ -508,9 +481,7 @@ STUB_EXPORT Result cuEventElapsedTime(float* milliseconds, Event* start, Event* 
 }
 STUB_EXPORT Result cuEventDestroy_v2(Event* event) {
   ENTER(Needs::kContext);
-  if (s.events.erase(event) == 0) return kInvalidHandle;
-  delete event;
-  return 0;
+  return destroy(s.events, event);
 }
 
 STUB_EXPORT Result cuModuleLoadDataEx(Module** module, const void* image, unsigned, void*, void**) {
@@ -519,17 +490,11 @@ STUB_EXPORT Result cuModuleLoadDataEx(Module** module, const void* image, unsign
   if (!bytes ||
       (std::strncmp(bytes, fattn::test::kStubCubinMagic, sizeof fattn::test::kStubCubinMagic - 1) != 0 && std::strncmp(bytes, "\177ELF", 4) != 0))
     return kInvalidImage;
-  auto made = std::make_unique<Module>();
-  made->device = current_context()->device;
-  s.modules.insert(made.get());
-  *module = made.release();
-  return 0;
+  return give(s.modules, Module{current_context()->device}, module);
 }
 STUB_EXPORT Result cuModuleUnload(Module* module) {
   ENTER(Needs::kContext);
-  if (s.modules.erase(module) == 0) return kInvalidHandle;
-  delete module;
-  return 0;
+  return destroy(s.modules, module);
 }
 STUB_EXPORT Result cuModuleGetFunction(Function** function, Module* module, const char* name) {
   ENTER(Needs::kContext);
@@ -553,13 +518,15 @@ STUB_EXPORT Result cuFuncSetAttribute(Function* function, int attribute, int val
   if (!function) return kInvalidHandle;
   return attribute == 8 && value > (227 << 10) ? kInvalidValue : 0;
 }
+#ifndef STUB_INCOMPLETE
 STUB_EXPORT Result cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
                                   void* stream, void** parameters, void**) {
   ENTER(Needs::kContext);
   if (gx == 0 || gy == 0 || gz == 0 || gy > 65535 || gz > 65535 || bx == 0 || by == 0 || bz == 0 || bx * by * bz > 1024) return kInvalidValue;
   return launch(s, lock, stream, function, parameters);
 }
-#ifndef STUB_INCOMPLETE  // the variant for the test of a missing symbol
+#endif
+#ifndef STUB_OLD
 STUB_EXPORT Result cuLaunchKernelEx(const void* config, Function* function, void** parameters, void**) {
   ENTER(Needs::kContext);
   void* stream = nullptr;  // after seven unsigned numbers and their padding
@@ -575,12 +542,6 @@ STUB_EXPORT Result cuLaunchKernelEx(const void* config, Function* function, void
   }
   return launch(s, lock, stream, function, parameters);
 }
-#endif
-STUB_EXPORT Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int, size_t) {
-  ENTER(Needs::kContext);
-  *blocks = 1;
-  return function ? 0 : kInvalidHandle;
-}
 
 // As strict as the driver's documentation; the map holds the address, by which a test knows it again.
 STUB_EXPORT Result cuTensorMapEncodeTiled(uint64_t* map, int, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
@@ -595,3 +556,4 @@ STUB_EXPORT Result cuTensorMapEncodeTiled(uint64_t* map, int, uint32_t rank, voi
   map[0] = reinterpret_cast<uintptr_t>(address);
   return 0;
 }
+#endif

@@ -20,7 +20,7 @@
 namespace {
 
 constexpr int kInvalidInput = 3, kInvalidOption = 5, kCompilation = 6, kCancelled = 16;
-constexpr int kArchitectures[] = {75, 80, 86, 89, 90, 100, 120};
+constexpr int kArchitectures[] = {75, 80, 86, 87, 89, 90, 100, 120};
 
 struct Program {
   std::string source, name, log, image;

@@ -192,7 +192,7 @@ class Backward {
           end = r + 1;
         }
       for (int64_t r = begin; r < end; ++r)
-        if (seen[r] <= c) clear_square(c, r);
+        if (seen[r] <= c) clear_square(c, r);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): all r < row_squares are set above
       memory_barrier();
       add_products(tile(at_.p, (c * kSquares + begin) * 2), tile(at_.dout_pairs, begin * 2 * at_.depth_v), end - begin, 2, kTileBytes,
                    2 * at_.depth_v, kTileBytes, at_.depth_v, tile(at_.dv, (first + c) * 4 * at_.depth_v), 2 * at_.depth_v, true);

@@ -200,6 +200,9 @@ void backward_task(const BackwardTask& task) {
           product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes,
                                      kTile, unused);
         });
+        // An Inf in k times the zeros of a lane beyond the tensor is NaN.
+        for (int64_t key = 0; rows < kTile && key < keys; ++key)
+          for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
         softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden,
                          static_cast<float>(scaling.magnitude), lse, delta);
         float* dk = scratch.dk + key0 * width;
@@ -224,6 +227,7 @@ void backward_task(const BackwardTask& task) {
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
+        if (lse[row] == __builtin_inff()) return;  // an empty row: 0 * -inf, where k holds -inf, is NaN
         float* at = dq + row * task.dq_stride + d;
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });

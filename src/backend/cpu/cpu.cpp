@@ -84,7 +84,7 @@ int64_t main_tasks(const Plan& plan) {
   const CpuPlan& c = plan.cpu;
   switch (c.path) {
     case CpuPlan::Path::kForward: return p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
-    case CpuPlan::Path::kDecode: return p.batch * p.nheads_k * c.splits;
+    case CpuPlan::Path::kDecode:
     case CpuPlan::Path::kBackward: return p.batch * p.nheads_k * c.splits;
   }
   return 0;

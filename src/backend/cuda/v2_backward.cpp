@@ -186,7 +186,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
-  request.source = text("#include \"kernels/v2/", kernel.file,
+  const bool main = key.kind == KernelKind::kV2Backward;  // the others take rows one by one
+  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
                         ".h\"\n"
                         "struct Spec {\n"
                         "  using Element = fattn::",

@@ -7,6 +7,7 @@
 
 #include "problem/problem.h"
 #include "shared/attention_params.h"
+#include "shared/text.h"
 
 namespace fattn::core::cuda {
 
@@ -33,6 +34,19 @@ bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads)
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 inline TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
+
+// The first line of a kernel's source, which `fattn cache list` shows: "// bf16, headdim 128, causal, tile 128 x 64, level 80". `block_m` 0: no tile.
+template <class Key>
+std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
+  std::string line = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim ", key.headdim);
+  if (key.headdim_v != key.headdim) line += text(" and ", key.headdim_v);
+  if (key.causal) line += ", causal";
+  if constexpr (requires { key.deterministic; })
+    if (key.deterministic) line += ", deterministic";
+  if (!key.aligned) line += ", unaligned";
+  if (block_m > 0) line += text(", tile ", block_m, " x ", block_n);
+  return line + text(", level ", key.level, "\n");
+}
 
 // Sizes, and the strides of q, k, v, o and lse; the rest is zero.
 AttentionParams v2_params(const Problem& problem, int heads_per_section);

@@ -129,7 +129,7 @@ AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& p
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {
   const V2ForwardTile& tile = kRows[key.row].tile;
-  std::string source = "#include \"kernels/v2/forward.h\"\n\nstruct Spec {\n";
+  std::string source = comment_of(key, tile.block_m(), tile.block_n) + "#include \"kernels/v2/forward.h\"\n\nstruct Spec {\n";
   source += text("  using Element = fattn::", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16", ";\n");
   const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto add_bool = [&](const char* name, bool value) {

@@ -206,7 +206,12 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
 
 jit::Request v3_forward_request(const V3ForwardKey& key) {
   const V3ForwardTile& tile = kRows[key.row].tile;
-  std::string source = "#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n";
+  // The first line is shown by `fattn cache list`.
+  std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim up to ", key.width);
+  if (key.width_v != key.width) source += text(" and ", key.width_v);
+  source += text(key.causal != 0 ? ", causal" : "", key.signed_scores != 0 ? ", scale not positive" : "", ", tile ", tile.block_m(), " x ",
+                 tile.block_n, tile.skip ? ", skipping" : "", "\n");
+  source += "#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n";
   const auto add_type = [&](const char* name, const char* type) { source += text("  using ", name, " = fattn::", type, ";\n"); };
   const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto add_bool = [&](const char* name, bool value) {

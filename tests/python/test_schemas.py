@@ -1,0 +1,82 @@
+"""The records of info, support, run, check and cache: real ones keep to their schemas (every test that reads a record checks that), and the
+schemas refuse what is none."""
+import json
+
+import pytest
+from conftest import schema_of, schemas
+
+SMALL = "examples/data/small.safetensors"
+
+
+@pytest.fixture(scope="module")
+def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
+    """One of every kind, of successes and of failures."""
+    folder = tmp_path_factory.mktemp("records")
+    cache = {"FATTN_CACHE_DIR": str(folder / "cache")}
+    run = ["run", "--input", root / SMALL, "--output", folder / "out.safetensors"]
+    one = ["check", "--dtype", "fp32", "--filter", fattn("check", "--list", "--dtype", "fp32").stdout.split()[0]]
+    failed = folder / "failed.json"
+    fattn(*run, "--device", "cuda", "--json", failed, status=2, env={"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"})
+    return {
+        "info": fattn.json("info"),
+        "support": fattn.json("support"),
+        "run": fattn.json(*run, "--causal", "--verify", "--softmax-scale", "0.5"),
+        "run_failed": json.loads(failed.read_text()),
+        "check": fattn.json(*one, "--backend", "reference"),
+        "check_list": fattn.json(*one, "--list"),
+        "cache_path": fattn.json("cache", "path", env=cache),
+        "cache_list": fattn.json("cache", "list", env=cache),
+        "cache_clear": fattn.json("cache", "clear", env=cache),
+    }
+
+
+def test_they_keep_to_their_schemas(records):
+    for record in records.values():
+        schema_of(record).validate(record)
+    assert records["run_failed"]["status"] == "unsupported" and "no usable CUDA driver" in records["run_failed"]["reason"]
+    assert {next(iter(record)) for record in records.values()} | {"fattn_record"} == {f"fattn_{name}" for name in schemas()}
+
+
+def test_with_devices(fattn, cuda_stub):
+    info = fattn.json("info", env=cuda_stub)
+    assert [device["device"] for device in info["gpu"]["devices"]] == ["cuda:0", "cuda:1"]
+    support = fattn.json("support", env={**cuda_stub, "FATTN_NVRTC": "/nonexistent/libnvrtc.so.13"})
+    assert {"cuda:0 v2", "cuda:1 v2"} <= {row["name"] for row in support["backends"]}
+
+
+@pytest.mark.parametrize(
+    "name, spoil",
+    [
+        ("info", lambda r: r.update(fattn_info=2)),
+        ("info", lambda r: r["cpu"].pop("model")),
+        ("info", lambda r: r["gpu"].update(available=True, reason=None, devices=[])),
+        ("info", lambda r: r["libraries"][0].update(loaded=False, path=None, reason=None)),
+        ("info", lambda r: r["cpu"]["picked"]["fp32"].update(kernel=None)),
+        ("info", lambda r: r["cpu"].update(isa_default="sse2")),
+        ("support", lambda r: r["backends"][0].update(headdim_max=0)),
+        ("support", lambda r: r["backends"][0].update({"pass": "both"})),
+        ("support", lambda r: r.pop("gpu_architectures")),
+        ("run", lambda r: r.update(status="fine")),
+        ("run", lambda r: r.update(reason="why not")),
+        ("run", lambda r: r.pop("plan_fwd")),
+        ("run", lambda r: r["tensors"].pop("o")),
+        ("run", lambda r: r["verdicts"][0].update({"pass": False})),
+        ("run", lambda r: r["verdicts"][0].update(error=None)),
+        ("run", lambda r: r["environment"].pop("date")),
+        ("run_failed", lambda r: r.update(reason=None)),
+        ("check", lambda r: r.update(failed=1)),
+        ("check", lambda r: r.update(passed=0)),
+        ("check", lambda r: r["cases"][0].update(outcome="skipped")),
+        ("check", lambda r: r["cases"][0].update(verdicts=[])),
+        ("check", lambda r: r["cases"][0]["verdicts"][0].update(allowed=None)),
+        ("check_list", lambda r: r.update(cases=[])),
+        ("check_list", lambda r: r.update(passed=1)),
+        ("cache_path", lambda r: r.update(usable="yes")),
+        ("cache_list", lambda r: r["entries"].append({"key": "0"})),
+        ("cache_clear", lambda r: r.update(command="list")),
+    ],
+)
+def test_they_refuse_what_is_no_record(records, name, spoil):
+    spoilt = json.loads(json.dumps(records[name]))
+    spoil(spoilt)
+    assert not schema_of(spoilt).is_valid(spoilt)
