@@ -2,6 +2,7 @@
 // from global memory, pair after pair of those that are seen. Seldom used: it has few registers, and time does not matter.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
@@ -9,7 +10,6 @@
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/global_rows.h"
-#include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
 

@@ -1,8 +1,10 @@
 // Backward on Hopper, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
 //
-// A CTA takes one block of queries of one head. Spec: Element, Mask, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
+// A CTA takes one block of queries of one head. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
+// Spec: Element, Mask, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/shared_memory.h"
@@ -75,6 +77,7 @@ struct BackwardFinish {
     }
     __syncthreads();
     unsigned short* const dq = static_cast<unsigned short*>(call.dq) + at.batch * call.dq_strides.batch + at.head * call.dq_strides.head;
+    const float* const lse = call.lse + at.batch * call.lse_strides.batch + at.head * call.lse_strides.head;
     constexpr int kLanes = kGroups & -kGroups;  // neighbours of a row: the largest power of two that divides it
 #pragma unroll
     for (int i = 0; i < kV3BackwardRows * kGroups / kV3FinishThreads; ++i) {
@@ -83,8 +86,9 @@ struct BackwardFinish {
       const unsigned from_row = static_cast<unsigned>(in_rows / kLanes), group = static_cast<unsigned>(part * kLanes + in_rows % kLanes);
       const int to_row = at.row + static_cast<int>(from_row), column = static_cast<int>(group) * 8;
       if (to_row >= call.seqlen_q || column >= p.work.columns) continue;
-      *reinterpret_cast<uint4*>(dq + to_row * call.dq_strides.row + column) =
-          ptx::ld_shared_16(shared + group / 8 * Tile::kColumnBytes + from_row * 128 + (group % 8 ^ from_row % 8) * 16);
+      uint4 x = ptx::ld_shared_16(shared + group / 8 * Tile::kColumnBytes + from_row * 128 + (group % 8 ^ from_row % 8) * 16);
+      if (lse[to_row * call.lse_strides.row] == -kInfinity) x = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(dq + to_row * call.dq_strides.row + column) = x;
     }
   }
 };

@@ -5,6 +5,7 @@
 // 16 bits, bits[i / 2][i % 2 * 2 + e / 2].
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
@@ -14,7 +15,6 @@
 #include "kernels/ptx/tensor_copy.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
-#include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
 
@@ -73,7 +73,8 @@ __device__ __forceinline__ void multiply(unsigned (&bits)[4][4], const float (&d
   }
 }
 
-// Puts zeros in place of pairs that the mask hides, and of keys that do not exist, whatever was computed for them.
+// Puts zeros in place of pairs that the mask hides, and of keys and queries that do not exist, whatever was computed for them: such a query was
+// loaded as zeros, which an Inf in k makes NaN.
 // `key`: the warpgroup's first; `row`: the block's first query.
 template <class Mask>
 __device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int key, int row) {
@@ -81,15 +82,18 @@ __device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int 
   const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4), column = row + static_cast<int>(own_lane() % 4 * 2);
   const int first0 = own_key < p.call.seqlen_k ? Mask::first_row(p.call, own_key) - column : kNone;
   const int first1 = own_key + 8 < p.call.seqlen_k ? Mask::first_row(p.call, own_key + 8) - column : kNone;
+  const int end = p.call.seqlen_q - column;
 #pragma unroll
-  for (int i = 0; i < 32; ++i)
-    if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? first0 : first1)) x[i] = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int query = i / 4 * 8 + i % 2;
+    if (query < (i % 4 < 2 ? first0 : first1) || query >= end) x[i] = 0;
+  }
 }
 
 // Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.
 template <class Mask>
 __device__ __forceinline__ bool hides(const BackwardCall& p, int key, int row) {
-  return key + 64 > p.call.seqlen_k || (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
+  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > p.call.seqlen_q || (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
 }
 
 // Where the thread writes its part of 16 columns of its warp's rows with stmatrix. `rows`: the address of the first of the warp's 16 rows in column 0

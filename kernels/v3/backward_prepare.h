@@ -3,10 +3,10 @@
 // A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
-#include "kernels/v3/numbers.h"
 #include "shared/attention_params.h"
 #include "shared/v3_backward_work.h"
 

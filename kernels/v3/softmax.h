@@ -5,10 +5,10 @@
 // the comparisons, the exchange between lanes and the rescaling of o, all of them waits between two matrix products.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
-#include "kernels/v3/numbers.h"
 
 namespace fattn::v3 {
 

@@ -175,7 +175,12 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish, main = !prepare && !finish;
   const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : "backward";
   const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : "fattn_v3_bwd";
-  std::string source = text("#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
+  // The first line is shown by `fattn cache list`.
+  std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim up to ", key.width);
+  if (key.width_v != key.width) source += text(" and ", key.width_v);
+  source += text(key.causal != 0 ? ", causal" : "", key.deterministic != 0 ? ", deterministic" : "");
+  if (main) source += text(", tile ", kV3BackwardRows, " x ", tile.block_n());
+  source += text("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
   const auto add_type = [&](const char* name, const char* type) { source += text("  using ", name, " = fattn::", type, ";\n"); };
   const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto add_bool = [&](const char* name, bool value) {
