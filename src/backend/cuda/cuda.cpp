@@ -129,11 +129,11 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
   cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers<cuda::V3BackwardBuffers>(b));
-  const auto parameters = params.pointers();
+  auto parameters = params.pointers();
   const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
     const Loaded& kernel = v3_backward_kernel(device, key, registers);
     shape.early = early;
-    device.launch(kernel.function, shape, stream, const_cast<void**>(parameters.data()), kernel.name.c_str());
+    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   };
   launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), false);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
