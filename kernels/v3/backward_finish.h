@@ -10,7 +10,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/v3/backward_again.h"
 #include "kernels/v3/backward_fragments.h"
-#include "kernels/v3/backward_prepare.h"
+#include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/operand_tile.h"
 
 namespace fattn::v3 {

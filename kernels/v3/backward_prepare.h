@@ -7,21 +7,11 @@
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/v3/backward_schedule.h"
 #include "shared/attention_params.h"
 #include "shared/v3_backward_work.h"
 
 namespace fattn::v3 {
-
-// The last heads come first: the main kernel then finds the first ones in L2.
-struct QueryBlock {
-  int batch, head, row;  // first
-};
-__device__ __forceinline__ QueryBlock query_block(const AttentionParams& call, const V3BackwardWork& work) {
-  const unsigned index = gridDim.x - 1 - blockIdx.x, blocks = static_cast<unsigned>(work.row_blocks);
-  const unsigned nth = index / blocks, batch = nth / static_cast<unsigned>(call.nheads);
-  return {static_cast<int>(batch), static_cast<int>(nth - batch * static_cast<unsigned>(call.nheads)),
-          static_cast<int>(index - nth * blocks) * kV3BackwardRows};
-}
 
 template <class Spec>
 struct BackwardPrepare {

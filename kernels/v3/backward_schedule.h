@@ -1,4 +1,4 @@
-// Which tile of keys a CTA computes, and which blocks of queries it meets. All roles of a CTA ask here.
+// Which tile of keys a CTA computes, and which blocks of queries it meets. All roles of a CTA ask here; and the kernels before and after.
 #pragma once
 
 #include "kernels/ptx/shared_memory.h"
@@ -54,6 +54,17 @@ struct TilePlace {
   __device__ __forceinline__ int first_row() const { return at(4); }
   __device__ __forceinline__ int blocks() const { return at(5); }
 };
+
+// The block of queries of a CTA of the kernels before and after. The last heads come first: the next kernel then finds the first ones in L2.
+struct QueryBlock {
+  int batch, head, row;  // first
+};
+__device__ __forceinline__ QueryBlock query_block(const AttentionParams& call, const V3BackwardWork& work) {
+  const unsigned index = gridDim.x - 1 - blockIdx.x, blocks = static_cast<unsigned>(work.row_blocks);
+  const unsigned nth = index / blocks, batch = nth / static_cast<unsigned>(call.nheads);
+  return {static_cast<int>(batch), static_cast<int>(nth - batch * static_cast<unsigned>(call.nheads)),
+          static_cast<int>(index - nth * blocks) * kV3BackwardRows};
+}
 
 // The first element of a query head's rows in lse_log2 and row_sum.
 __device__ __forceinline__ long long first_workspace_row(const BackwardCall& p, int batch, int head) {
