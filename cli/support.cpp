@@ -39,9 +39,11 @@ std::vector<Way> ways() {
   add("cpu standard", Backend::kCpu, Algorithm::kStandard);
   add("cpu v2", Backend::kCpu, Algorithm::kV2);
   for (int i = 0, n = cuda::count(); i < n; ++i) {
-    Way& way = add(fmt::format("cuda:{} v2", i), Backend::kCuda, Algorithm::kV2);
-    way.device = Device::kCuda;
-    way.index = i;
+    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV3}) {
+      Way& way = add(fmt::format("cuda:{} {}", i, name_of(algorithm)), Backend::kCuda, algorithm);
+      way.device = Device::kCuda;
+      way.index = i;
+    }
   }
   return all;
 }
@@ -101,7 +103,10 @@ void print(const Json& json) {
   for (const fattn_library_info& library : libraries())
     if (std::string(library.name) == "NVRTC" && !library.loaded && cuda::count() > 0)
       fmt::print("\ncuda: without NVRTC only kernels of the cache or of a pack file run: {}\n", printable(library.reason, 600));
-  fmt::print("\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides, and log-sum-exp.\n\nGPU architectures\n");
+  fmt::print(
+      "\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides (v3: multiples of 16 bytes; v2 computes the "
+      "others), "
+      "and log-sum-exp.\n\nGPU architectures\n");
   for (const Json& a : json["gpu_architectures"])
     fmt::print("  {:<4} {:<19} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
                a["executed_on"].is_null() ? "compiled by the tests, never run" : "run on " + a["executed_on"].get<std::string>());

@@ -15,7 +15,8 @@ const std::vector<Target>& all_targets() {
 std::string name_of(const Target& target) {
   if (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) return std::string("cpu_") + fattn::name_of(target.isa);
   if (target.backend == Backend::kCuda)
-    return std::string("cuda") + (target.cuda_level ? "_" + std::to_string(target.cuda_level) : "") + (target.deterministic ? "_deterministic" : "");
+    return std::string("cuda") + (target.algorithm != Algorithm::kAuto ? std::string("_") + fattn::name_of(target.algorithm) : "") +
+           (target.cuda_level ? "_" + std::to_string(target.cuda_level) : "") + (target.deterministic ? "_deterministic" : "");
   return target.backend == Backend::kCpu ? "standard" : fattn::name_of(target.backend);
 }
 

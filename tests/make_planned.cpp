@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_forward.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -73,6 +75,23 @@ void add_forward(List& list, int arch, const Problem& problem, bool aligned, Whi
   list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), which);
 }
 
+// Every row of the table that can be chosen for these widths, whatever the lengths.
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, Which which) {
+  const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const cuda::V3ForwardRow& its = rows[row];
+    if (its.causal != causal || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
+    cuda::V3ForwardKey key;
+    key.dtype = static_cast<int32_t>(dtype);
+    key.width = headdim, key.width_v = headdim_v;
+    key.causal = causal;
+    key.signed_scores = signed_scores;
+    key.row = static_cast<int32_t>(row);
+    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
+  }
+}
+
 void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, Which which) {
   const cuda::V2Target target = cuda::target_of(arch);
   problem.backward = true;
@@ -127,6 +146,16 @@ int main() {
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const bool causal : {false, true}) {
+      for (const int headdim : {64, 96, 128, 192, 256}) {
+        add_v3_forward(list, dtype, headdim, headdim, causal, false, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_forward(list, dtype, headdim, headdim, causal, true, Which::kFull);
+      }
+      add_v3_forward(list, dtype, 192, 128, causal, false, Which::kFull);
+      for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
+        add_v3_forward(list, dtype, headdim, headdim_v, causal, false, Which::kFull);
+    }
   list.print();
   return 0;
 }

@@ -63,7 +63,9 @@ struct OnDevice {
 class CudaBackend : public ::testing::Test {
  protected:
   void SetUp() override {
+    stub().set("registers", 168);  // of every kernel; no less than the warps of v3 count on
     stub().kernel("fattn_v2_fwd", note<'f'>, sizeof last);
+    stub().kernel("fattn_v3_fwd", note<'3'>, sizeof last);
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
     stub().kernel("fattn_v2_bwd", note<'b'>, sizeof last);
     stub().kernel("fattn_v2_bwd_finish", note<'e'>, sizeof last);
@@ -102,6 +104,11 @@ TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {
   const OnDevice d;
   Options options;
   options.causal = true;
+  forward(d.forward, options);  // the stub's device is of capability 9.0
+  EXPECT_EQ(launched, std::vector<std::string>{"3"});
+  EXPECT_EQ(Plan(d.forward, options).info().cuda_level, 90);
+  options.algorithm = Algorithm::kV2;
+  launched.clear();
   forward(d.forward, options);
   EXPECT_EQ(launched, std::vector<std::string>{"f"});
   EXPECT_EQ(last.q, d.forward.q.data());
@@ -161,6 +168,40 @@ TEST_F(CudaBackend, UnalignedPointersGetAKernelOfTheirOwn) {
   forward(t);
   forward(d.forward);
   EXPECT_EQ(stub().alive("modules"), loaded + 1);
+  EXPECT_EQ(launched, (std::vector<std::string>{"3", "f", "f", "3"}));  // TMA takes multiples of 16 bytes
+  Options options;
+  options.algorithm = Algorithm::kV3;
+  expect_contains(error_of([&] { forward(t, options); }), "no multiple of 16 bytes, and algorithm v3 was asked for");
+}
+
+// What v3 does not take goes to v2, and the plan says why; unless v3 was asked for.
+TEST_F(CudaBackend, WhatV3DoesNotTakeIsComputedByV2) {
+  const OnDevice d;
+  ForwardTensors t = d.forward;
+  const Tensor k = Tensor(nullptr, DType::kBF16, {OnDevice::kBatch, OnDevice::kSeqlen, OnDevice::kHeadsK, 36}).on(Device::kCuda, 0, t.k.data());
+  const Tensor q = Tensor(nullptr, DType::kBF16, {OnDevice::kBatch, OnDevice::kSeqlen, OnDevice::kHeads, 36}).on(Device::kCuda, 0, t.q.data());
+  t.q = q, t.k = k;  // rows of 72 bytes
+  forward(t);
+  EXPECT_EQ(launched, std::vector<std::string>{"f"});
+  const Plan plan(t, {}), backward_plan(d.backward, {});  // own the texts
+  EXPECT_EQ(plan.info().algorithm, FATTN_ALGORITHM_V2);
+  expect_contains(plan.info().why, "not v3: q has a stride of");
+  Options options;
+  options.algorithm = Algorithm::kV3;
+  expect_contains(error_of([&] { forward(t, options); }), "unsupported: backend cuda: algorithm v3 was asked for: q has a stride of");
+  expect_contains(error_of([&] { backward(d.backward, options); }), "no backward pass yet");
+  expect_contains(backward_plan.info().why, "not v3: it has no backward pass yet");
+}
+
+// Its warps take more registers than the launch would give: they would wait for each other for ever.
+TEST_F(CudaBackend, V3KernelsWithTooFewRegistersAreNotLaunched) {
+  stub().set("registers", 88);
+  const Tensor x = Tensor(nullptr, DType::kF16, {1, 64, 2, 128}).on(Device::kCuda, 0, nullptr);  // of no other test: kernels are kept
+  cuda::Buffer memory(0, static_cast<size_t>(x.size()) * 2);
+  const Tensor t = x.on(Device::kCuda, 0, memory.get());
+  cuda::Buffer out(0, memory.bytes());
+  expect_contains(error_of([&] { forward({t, t, t, x.on(Device::kCuda, 0, out.get()), {}, {}}); }), "internal: fattn_v3_fwd has 88 registers");
+  EXPECT_TRUE(launched.empty());
 }
 
 TEST_F(CudaBackend, UnsupportedSaysWhy) {
@@ -193,7 +234,7 @@ TEST_F(CudaBackend, ErrorsLeaveItUsable) {
   t.v = t.v.on(Device::kCuda, 0, host.data());
   expect_contains(error_of([&] { forward(t); }), "invalid_argument: v");
   stub().fault("cuLaunchKernel", 701, 1);  // too many resources requested
-  expect_contains(error_of([&] { forward(d.forward); }), "fattn_v2_fwd");
+  expect_contains(error_of([&] { forward(d.forward); }), "fattn_v3_fwd");
   stub().fault("cuMemAlloc_v2", 2, 1);
   expect_contains(error_of([&] { backward(d.backward); }), "out_of_memory");
   const Plan plan(d.backward, {});

@@ -21,6 +21,7 @@ enum class Algorithm : int32_t {
   kAuto = FATTN_ALGORITHM_AUTO,
   kStandard = FATTN_ALGORITHM_STANDARD,
   kV2 = FATTN_ALGORITHM_V2,
+  kV3 = FATTN_ALGORITHM_V3,
 };
 enum class Device : int32_t { kCpu = FATTN_DEVICE_CPU, kCuda = FATTN_DEVICE_CUDA };
 enum class Isa : int32_t {
@@ -65,6 +66,7 @@ constexpr const char* name_of(Algorithm algorithm) {
     case Algorithm::kAuto: return "auto";
     case Algorithm::kStandard: return "standard";
     case Algorithm::kV2: return "v2";
+    case Algorithm::kV3: return "v3";
   }
   return "unknown";
 }

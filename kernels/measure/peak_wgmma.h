@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/measure/peaks.h"
+#include "kernels/ptx/async_proxy.h"
+#include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/wgmma.h"
 
 namespace fattn::peaks {
@@ -13,15 +15,13 @@ __device__ __forceinline__ void wgmma(float* out, int iterations) {
   __shared__ __align__(1024) unsigned operands[kOperandBytes / 4];
   for (unsigned i = threadIdx.x; i < kOperandBytes / 4; i += blockDim.x) operands[i] = noise_pair(i);
   __syncthreads();
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  // Swizzle of 128 bytes, 1024 bytes from 8 rows to the next 8; any bits will do, as only the speed counts.
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(operands));
-  const auto descriptor = [](unsigned at) { return (1ull << 62) | (64ull << 32) | ((at & 0x3ffffu) >> 4); };
+  ptx::async_proxy_fence();
+  const unsigned a = ptx::wgmma_descriptor(ptx::shared_address(operands), 0), b = a + 8192 / 16;  // any bits will do, as only the speed counts
   float d[128] = {};
   for (int n = 0; n < iterations; ++n) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 8; ++k) ptx::wgmma_m64n256k16_bf16(d, descriptor(address + 32 * (k % 4)), descriptor(address + 8192 + 32 * (k % 4)));
+    for (int k = 0; k < 8; ++k) ptx::wgmma<bf16, true>(d, a + 2 * (k % 4), b + 2 * (k % 4));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
   }

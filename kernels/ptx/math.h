@@ -1,4 +1,4 @@
-// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2", "Half Precision Floating Point Instructions: fma".
+// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2, lg2, rcp", "Half Precision Floating Point Instructions: fma".
 #pragma once
 
 #include "kernels/ptx/element.h"
@@ -9,6 +9,20 @@ namespace fattn::ptx {
 __device__ __forceinline__ float ex2(float x) {
   float d;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// log2(x), absolute error below 2^-22 for x near 1 and relative error elsewhere. lg2(0) = -inf.
+__device__ __forceinline__ float lg2(float x) {
+  float d;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// 1 / x, relative error below 2^-23; no slow path, whose call would need registers.
+__device__ __forceinline__ float rcp(float x) {
+  float d;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
   return d;
 }
 

@@ -1,43 +1,112 @@
-// Matrix multiply-accumulate of one warpgroup (4 warps): D = A B + D, A and B in shared memory, accumulators in fp32.
+// Matrix multiply-accumulate of one warpgroup (4 warps): D = A B + D with D 64 x N, A 64 x 16, B 16 x N, accumulators in fp32. It is asynchronous:
+// from wgmma to wgmma_wait nothing may touch the registers of D and A.
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group. sm_90a only.
+//
+// Warp w of the group holds rows 16 w to 16 w + 15. With g = lane / 4 and t = lane % 4:
+//   D  d[4 i + e]: row g + 8 (e / 2), column 8 i + 2 t + e % 2. Pairs of d[8 k .. 8 k + 7], in order, are the A registers of columns 16 k to 16 k +
+//   15 A  in registers as in kernels/ptx/mma.h
 #pragma once
+
+#include "kernels/ptx/element.h"
 
 namespace fattn::ptx {
 
-// Before the first wgmma, and after the accumulators were touched otherwise.
+// Which dimension of an operand is contiguous in shared memory: that of the sum, or the other one.
+enum class Major { kSum, kOther };
+
+// The lower half of a descriptor ("Matrix Descriptor Format") of an operand in rows of 128 bytes with the 128-byte swizzle, as TMA writes them:
+// groups of 8 rows are 1024 bytes apart, and aligned so. `address` is a multiple of 16. `column_bytes`: from 64 elements of a row to the next 64,
+// used for Major::kOther. The upper half, the same for all, is added by wgmma. Steps along the sum are added: 2 for 16 elements of a row (and
+// column_bytes / 16 for 64 of them), or 128 for 16 rows.
+__device__ __forceinline__ unsigned wgmma_descriptor(unsigned address, unsigned column_bytes) {
+  return (address & 0x3ffffu) >> 4 | column_bytes >> 4 << 16;
+}
+
+// Before the first wgmma, and after the registers of D or A were touched otherwise.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Closes a group of wgmma.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most kPending groups are unfinished.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// m64n256k16: D 64 x 256, A 64 x 16, B 256 x 16, both K-major. `a` and `b` are matrix descriptors ("Matrix Descriptor Format").
-__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], unsigned long long a, unsigned long long b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, 1, 1, 1, 0, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]),
-        "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-        "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]),
-        "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]),
-        "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]),
-        "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]),
-        "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]),
-        "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b));
+// Ties registers to this point of the program: the compiler does not see that a wgmma under way still owns them. After every wgmma_wait, and before
+// the fence of the next.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&r)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void pin(unsigned (&r)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
+}
+
+// The text of one instruction and its operands: the registers of D, which an asm statement must name one by one, then those of A and B, whether to
+// add to D, and which operands are not contiguous along the sum.
+#define FATTN_TEN(tens) \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+#define FATTN_TEXT_16 FATTN_TEN() ", %10, %11, %12, %13, %14, %15"
+#define FATTN_TEXT_32 FATTN_TEN() ", " FATTN_TEN(1) ", " FATTN_TEN(2) ", %30, %31"
+#define FATTN_TEXT_40 FATTN_TEN() ", " FATTN_TEN(1) ", " FATTN_TEN(2) ", " FATTN_TEN(3)
+#define FATTN_TEXT_48 FATTN_TEXT_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define FATTN_TEXT_60 FATTN_TEXT_40 ", " FATTN_TEN(4) ", " FATTN_TEN(5)
+#define FATTN_TEXT_64 FATTN_TEXT_60 ", %60, %61, %62, %63"
+#define FATTN_TEXT_90 FATTN_TEXT_60 ", " FATTN_TEN(6) ", " FATTN_TEN(7) ", " FATTN_TEN(8)
+#define FATTN_TEXT_96 FATTN_TEXT_90 ", %90, %91, %92, %93, %94, %95"
+#define FATTN_TEXT_128 FATTN_TEXT_90 ", " FATTN_TEN(9) ", " FATTN_TEN(10) ", " FATTN_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define FATTN_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FATTN_D16(i) FATTN_D8(i), FATTN_D8(i + 8)
+#define FATTN_D32(i) FATTN_D16(i), FATTN_D16(i + 16)
+#define FATTN_REGISTERS_16 FATTN_D16(0)
+#define FATTN_REGISTERS_32 FATTN_D32(0)
+#define FATTN_REGISTERS_40 FATTN_D32(0), FATTN_D8(32)
+#define FATTN_REGISTERS_48 FATTN_D32(0), FATTN_D16(32)
+#define FATTN_REGISTERS_64 FATTN_D32(0), FATTN_D32(32)
+#define FATTN_REGISTERS_96 FATTN_D32(0), FATTN_D32(32), FATTN_D32(64)
+#define FATTN_REGISTERS_128 FATTN_D32(0), FATTN_D32(32), FATTN_D32(64), FATTN_D32(96)
+
+// x0 to x6: the numbers of the operands after those of D.
+#define FATTN_WGMMA_SHARED(n, type, count, x0, x1, x2, x3, x4)                                                                                  \
+  asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" #x2 ", 0; mov.b64 a, {%" #x0 ", 0x40000040}; mov.b64 b, {%" #x1                \
+               ", 0x40000040}; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" FATTN_TEXT_##count "}, a, b, p, 1, 1, %" #x3 \
+                                                                                                                      ", %" #x4 ";}"            \
+               : FATTN_REGISTERS_##count                                                                                                        \
+               : "r"(a), "r"(b), "n"(kAccumulate), "n"(kA == Major::kOther), "n"(kB == Major::kOther))
+#define FATTN_WGMMA_REGISTERS(n, type, count, x0, x1, x2, x3, x4, x5, x6)                                                                        \
+  asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %" #x5 ", 0; mov.b64 b, {%" #x4 ", 0x40000040}; wgmma.mma_async.sync.aligned.m64n" #n \
+               "k16.f32." type "." type " {" FATTN_TEXT_##count "}, {%" #x0 ", %" #x1 ", %" #x2 ", %" #x3 "}, b, p, 1, 1, %" #x6 ";}"            \
+               : FATTN_REGISTERS_##count                                                                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kAccumulate), "n"(kB == Major::kOther))
+
+// For N = n, whose D has `count` registers.
+#define FATTN_WGMMA_OF(n, count, x0, x1, x2, x3, x4, x5, x6)                                   \
+  template <class Element, bool kAccumulate, Major kA = Major::kSum, Major kB = Major::kSum>   \
+  __device__ __forceinline__ void wgmma(float(&d)[count], unsigned a, unsigned b) {            \
+    if constexpr (is_same<Element, bf16>)                                                      \
+      FATTN_WGMMA_SHARED(n, "bf16", count, x0, x1, x2, x3, x4);                                \
+    else                                                                                       \
+      FATTN_WGMMA_SHARED(n, "f16", count, x0, x1, x2, x3, x4);                                 \
+  }                                                                                            \
+  template <class Element, bool kAccumulate, Major kB = Major::kSum>                           \
+  __device__ __forceinline__ void wgmma(float(&d)[count], const unsigned(&a)[4], unsigned b) { \
+    if constexpr (is_same<Element, bf16>)                                                      \
+      FATTN_WGMMA_REGISTERS(n, "bf16", count, x0, x1, x2, x3, x4, x5, x6);                     \
+    else                                                                                       \
+      FATTN_WGMMA_REGISTERS(n, "f16", count, x0, x1, x2, x3, x4, x5, x6);                      \
+  }
+
+// wgmma<Element, kAccumulate, kA, kB>(d, a, b): A and B in shared memory, as lower halves of descriptors.
+// wgmma<Element, kAccumulate, kB>(d, a, b): A in registers. N follows from the size of d.
+FATTN_WGMMA_OF(32, 16, 16, 17, 18, 19, 20, 21, 22)
+FATTN_WGMMA_OF(64, 32, 32, 33, 34, 35, 36, 37, 38)
+FATTN_WGMMA_OF(80, 40, 40, 41, 42, 43, 44, 45, 46)
+FATTN_WGMMA_OF(96, 48, 48, 49, 50, 51, 52, 53, 54)
+FATTN_WGMMA_OF(128, 64, 64, 65, 66, 67, 68, 69, 70)
+FATTN_WGMMA_OF(192, 96, 96, 97, 98, 99, 100, 101, 102)
+FATTN_WGMMA_OF(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 }  // namespace fattn::ptx

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "shared/tensor_map.h"
+
 namespace fattn::core {
 
 // Handles of the driver. Each is a pointer to something that only the driver sees.
@@ -125,9 +127,7 @@ struct CUlaunchConfig {
   unsigned attribute_count;
 };
 static_assert(sizeof(CUlaunchConfig) == 56);
-struct alignas(64) CUtensorMap {
-  uint64_t words[16];
-};
+using CUtensorMap = TensorMap;
 
 [[noreturn]] void throw_missing_function(const char* symbol);
 

@@ -118,12 +118,12 @@ Backend choose_backend(const Problem& p) {
   return p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
 }
 
-// Algorithm v2 only, on the tensor cores of capability 7.5 and later. Which dtypes and sizes its kernels take, they say.
+// Algorithms v2, on the tensor cores of capability 7.5 and later, and v3, on those of 9.0. Which dtypes and sizes their kernels take, they say.
 void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   const std::string device = text("CUDA device ", gpu.index, " (", gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ")");
   if (p.algorithm == Algorithm::kStandard || p.want_weights)
-    unsupported(text("backend cuda has algorithm v2 only", p.want_weights ? ", which never has the weights in memory" : "",
-                     "; ask for v2 or auto, or copy the tensors to the host"));
+    unsupported(text("backend cuda has algorithms v2 and v3 only", p.want_weights ? ", which never have the weights in memory" : "",
+                     "; ask for one of them or auto, or copy the tensors to the host"));
   constexpr int64_t kMost = int64_t{1} << 30;  // CTAs are counted in 32 bits
   if (p.batch > kMost || p.nheads > kMost || p.batch * p.nheads > kMost)
     unsupported(text("batch is ", p.batch, " and nheads ", p.nheads, "; backend cuda computes up to 2^30 of both together. Split the batch"));
@@ -136,7 +136,14 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   const int arch = known->capability;
   const int level = p.cuda_level != 0 ? p.cuda_level : arch >= 80 ? 80 : 75;
   if (level > arch) unsupported(text("cuda_level is ", level, ", which ", device, " cannot run; leave it at 0"));
-  plan.algorithm = Algorithm::kV2;
+  constexpr int kHopper = 90;
+  if (p.algorithm == Algorithm::kV3) {
+    if (gpu.capability() != kHopper) unsupported(text("algorithm v3 is for compute capability 9.0, and this is ", device, "; ask for v2 or auto"));
+    if (p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
+  }
+  // v3 wherever it may be: the backend takes v2 back if the kernels of v3 cannot compute the problem.
+  const bool v3 = gpu.capability() == kHopper && p.cuda_level == 0 && p.algorithm != Algorithm::kV2;
+  plan.algorithm = v3 ? Algorithm::kV3 : Algorithm::kV2;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }
@@ -154,13 +161,15 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
     return plan;
   }
   if (plan.backend == Backend::kReference) {
-    if (p.algorithm == Algorithm::kV2) unsupported("backend reference has algorithm standard only; ask for standard or auto, or for backend cpu");
+    if (p.algorithm != Algorithm::kAuto && p.algorithm != Algorithm::kStandard)
+      unsupported("backend reference has algorithm standard only; ask for standard or auto, or for backend cpu");
     plan.kernel = "reference float64";
     plan.why = p.backend == Backend::kReference ? "asked for" : "fp64 runs on backend reference only";
     return plan;
   }
 
   if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
+  if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard and v2. Ask for one of them or auto");
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
   plan.cpu.isa = choose_isa(p, cpu);
   plan.cpu.threads = choose_threads(p, cpu);

@@ -531,4 +531,18 @@ STUB_EXPORT Result cuLaunchKernelEx(const void* config, Function* function, void
   std::memcpy(&stream, static_cast<const char*>(config) + 32, sizeof stream);
   return launch(s, lock, stream, function, parameters);
 }
+
+// As strict as the driver's documentation; the map holds the address, by which a test knows it again.
+STUB_EXPORT Result cuTensorMapEncodeTiled(uint64_t* map, int, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
+                                          const uint32_t* box, const uint32_t* element_strides, int, int, int, int) {
+  ENTER(Needs::kInit);
+  if (rank < 1 || rank > 5 || reinterpret_cast<uintptr_t>(map) % 64 != 0 || reinterpret_cast<uintptr_t>(address) % 16 != 0) return kInvalidValue;
+  for (uint32_t i = 0; i < rank; ++i) {
+    if (sizes[i] < 1 || sizes[i] > (uint64_t{1} << 32) || box[i] < 1 || box[i] > 256 || element_strides[i] != 1) return kInvalidValue;
+    if (i + 1 < rank && (strides[i] % 16 != 0 || strides[i] >= uint64_t{1} << 40)) return kInvalidValue;
+  }
+  std::memset(map, 0, 128);
+  map[0] = reinterpret_cast<uintptr_t>(address);
+  return 0;
+}
 #endif

@@ -4,14 +4,17 @@
 
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_forward.h"
 #include "device/cuda_device.h"
+#include "device/tensor_map.h"
 #include "jit/kernel_table.h"
 #include "shared/text.h"
 
 namespace fattn::core {
 
-// What the tables chose for one problem on one device.
+// What the tables chose for one problem on one device. A plan of algorithm v3 has v2's forward too, for pointers that TMA does not take.
 struct CudaKernels {
+  cuda::V3ForwardPlan v3_forward;
   cuda::V2ForwardPlan forward;
   cuda::V2BackwardPlan backward;
 };
@@ -25,6 +28,17 @@ jit::Request forward_request(const KernelKey& key) { return cuda::v2_forward_req
 
 const Loaded& forward_kernel(CudaDevice& device, cuda::V2ForwardKey key) {
   return jit::kernel_table().get(device, jit::key_of_pod(key), forward_request);
+}
+
+jit::Request v3_forward_request(const KernelKey& key) { return cuda::v3_forward_request(jit::pod_of_key<cuda::V3ForwardKey>(key)); }
+
+// Its warps move registers among them, as many as the launch gives by the table; with fewer the CTA would wait for ever.
+const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& chosen) {
+  const Loaded& kernel = jit::kernel_table().get(device, jit::key_of_pod(chosen.key), v3_forward_request);
+  if (kernel.registers < chosen.tile.launch_registers())
+    throw Error(ErrorCode::kInternal,
+                text(kernel.name, " has ", kernel.registers, " registers a thread, and its warps count on ", chosen.tile.launch_registers()));
+  return kernel;
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -70,7 +84,21 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
   if (workspace_bytes > 0) require(b.workspace, "workspace");
 }
 
+void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const cuda::V3ForwardPlan& chosen = plan.cuda.kernels->v3_forward;
+  const Loaded& kernel = v3_forward_kernel(device, chosen);
+  float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
+  cuda::V3ForwardParams params;
+  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse);
+  device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, params.pointers().data(), kernel.name.c_str());
+}
+
 void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  if (plan.algorithm == Algorithm::kV3) {
+    if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
+    if (plan.problem.algorithm == Algorithm::kV3)
+      unsupported("q, k, v or o begins at an address that is no multiple of 16 bytes, and algorithm v3 was asked for; ask for auto or v2");
+  }
   const cuda::V2ForwardPlan& chosen = plan.cuda.kernels->forward;
   if (chosen.grid == 0) return;
   const Loaded& kernel = forward_kernel(device, cuda::v2_forward_key(chosen, b.q, b.k, b.v, b.o));
@@ -110,6 +138,15 @@ void plan_cuda_kernels(Plan& plan) {
   const std::string built =
       text(name_of(p.dtype), " sm_", target.arch, target.level / 10 == target.arch / 10 ? "" : text(" (level ", target.level, ")"));
   auto kernels = std::make_shared<CudaKernels>();
+  const cuda::V3Target v3_target{gpu.shared_per_block_optin, gpu.l2_bytes, gpu.multiprocessors};
+  std::string not_v3;
+  if (plan.algorithm == Algorithm::kV3) {
+    not_v3 = p.backward ? "it has no backward pass yet" : cuda::v3_forward_refusal(p, v3_target);
+    if (!not_v3.empty()) {
+      if (p.algorithm == Algorithm::kV3) unsupported(text("algorithm v3 was asked for: ", not_v3));
+      plan.algorithm = Algorithm::kV2;
+    }
+  }
   if (p.backward) {
     if (const std::string why = cuda::v2_backward_refusal(p, target); !why.empty()) unsupported(why);
     const cuda::V2BackwardPlan& chosen = kernels->backward = cuda::plan_v2_backward(p, target);
@@ -117,6 +154,14 @@ void plan_cuda_kernels(Plan& plan) {
     plan.kernel = text("cuda v2 backward ", built, p.deterministic ? " deterministic" : "");
     plan.why = text("tiles of ", chosen.tile.block_m, " queries x ", chosen.tile.block_n, " keys, ", chosen.main.threads / 32, " warps, ",
                     chosen.main.shared_bytes, " bytes of shared memory, grid ", chosen.main.grid);
+  } else if (plan.algorithm == Algorithm::kV3) {
+    const cuda::V3ForwardPlan& chosen = kernels->v3_forward = cuda::plan_v3_forward(p, v3_target);
+    if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);
+    plan.cuda.level = cuda::kV3Arch;
+    plan.kernel = text("cuda v3 forward ", name_of(p.dtype), " sm_", cuda::kV3Arch, "a");
+    plan.why =
+        text("tiles of ", chosen.tile.block_m(), " queries x ", chosen.tile.block_n, " keys, ", chosen.tile.groups, " warpgroups, ",
+             chosen.tile.stages_k, " + ", chosen.tile.stages_v, " stages, ", chosen.shared_bytes, " bytes of shared memory, grid ", chosen.grid);
   } else {
     if (const std::string why = cuda::v2_forward_refusal(p, target); !why.empty()) unsupported(why);
     const cuda::V2ForwardPlan& chosen = kernels->forward = cuda::plan_v2_forward(p, target);
@@ -124,6 +169,7 @@ void plan_cuda_kernels(Plan& plan) {
     plan.why = text("tiles of ", chosen.tile.block_m(), " queries x ", chosen.tile.block_n, " keys, ", chosen.tile.warps, " warps, ",
                     chosen.tile.stages, " stages, ", chosen.shared_bytes, " bytes of shared memory, grid ", chosen.grid);
   }
+  if (!not_v3.empty()) plan.why += text("; not v3: ", not_v3);
   plan.cuda.kernels = std::move(kernels);
 }
 
@@ -132,6 +178,10 @@ void load_cuda_kernels(const Plan& plan) {
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
   if (!plan.problem.backward) {
+    if (plan.algorithm == Algorithm::kV3) {
+      v3_forward_kernel(device, chosen.v3_forward);
+      return;
+    }
     if (chosen.forward.grid > 0) forward_kernel(device, cuda::v2_forward_key(chosen.forward, nullptr, nullptr, nullptr, nullptr));
     return;
   }

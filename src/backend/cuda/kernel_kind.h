@@ -5,6 +5,6 @@
 
 namespace fattn::core::cuda {
 
-enum class KernelKind : uint32_t { kV2Forward = 1, kV2Backward = 2, kV2BackwardPrepare = 3, kV2BackwardFinish = 4, kPeak = 5 };
+enum class KernelKind : uint32_t { kV2Forward = 1, kV2Backward = 2, kV2BackwardPrepare = 3, kV2BackwardFinish = 4, kPeak = 5, kV3Forward = 6 };
 
 }  // namespace fattn::core::cuda

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
+#include "backend/cuda/v3_forward.h"
 #include "fattn/error.hpp"
 #include "plan/architectures.h"
 #include "shared/text.h"
@@ -12,6 +13,7 @@ namespace fattn::core {
 namespace {
 
 constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not the kernel
+constexpr int kMultiprocessors = 132;   // of an H100 or H200: decides the tile of small problems
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
 
@@ -27,9 +29,14 @@ cuda::V2Target cuda::target_of(int arch, int level) {
   unsupported(text("there are no kernels for architecture ", arch, "; allowed: ", known_architectures()));
 }
 
+cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_bytes, kL2Bytes, kMultiprocessors}; }
+
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
+  const bool v3 = arch == cuda::kV3Arch && problem.cuda_level == 0 && problem.algorithm != Algorithm::kV2 && !problem.backward &&
+                  cuda::v3_forward_refusal(problem, cuda::v3_target_of(arch)).empty();
+  if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;
   // As calls with aligned pointers need them.
   if (problem.backward) {
@@ -39,6 +46,8 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
     if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
     if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
+  } else if (v3) {
+    requests.push_back(cuda::v3_forward_request(cuda::plan_v3_forward(problem, cuda::v3_target_of(arch)).key));
   } else {
     if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/cuda/v2_common.h"
+#include "backend/cuda/v3_forward.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 
@@ -17,6 +18,7 @@ namespace cuda {
 
 // What can be asked of any device of an architecture; `level` 0: the best for it.
 V2Target target_of(int arch, int level = 0);
+V3Target v3_target_of(int arch);
 
 }  // namespace cuda
 }  // namespace fattn::core

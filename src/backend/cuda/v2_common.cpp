@@ -1,13 +1,12 @@
 #include "backend/cuda/v2_common.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
-namespace {
-
-constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
-
-}  // namespace
 
 std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
@@ -45,6 +44,14 @@ AttentionParams v2_params(const Problem& problem, int heads_per_section) {
   params.group = static_cast<int>(problem.group());
   params.heads_per_section = heads_per_section;
   return params;
+}
+
+void set_forward_scale(AttentionParams& params, double softmax_scale) {
+  // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
+  constexpr double kLog2E = 1.4426950408889634;
+  const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
+  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(softmax_scale) : 0.0f;
+  params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;
 }
 
 }  // namespace fattn::core::cuda

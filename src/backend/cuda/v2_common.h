@@ -20,7 +20,8 @@ struct V2Target {
   int64_t l2_bytes = 0;
 };
 
-inline constexpr int64_t kReservedSharedBytes = 1024;  // of each CTA, by the system
+inline constexpr int64_t kReservedSharedBytes = 1024;    // of each CTA, by the system
+inline constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // rows and keys are counted in 32 bits, with room for a tile
 inline constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,5 +50,8 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
 
 // Sizes, and the strides of q, k, v, o and lse; the rest is zero.
 AttentionParams v2_params(const Problem& problem, int heads_per_section);
+
+// softmax_scale and softmax_scale_log2 of a forward pass.
+void set_forward_scale(AttentionParams& params, double softmax_scale);
 
 }  // namespace fattn::core::cuda

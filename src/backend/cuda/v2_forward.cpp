@@ -1,8 +1,6 @@
 #include "backend/cuda/v2_forward.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "fattn/error.hpp"
 #include "shared/text.h"
@@ -125,11 +123,7 @@ AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& p
   params.v = v;
   params.o = o;
   params.lse = lse;
-  // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
-  constexpr double kLog2E = 1.4426950408889634;
-  const float scale_log2 = static_cast<float>(std::min(std::abs(problem.softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
-  params.softmax_scale = scale_log2 > 0 ? static_cast<float>(problem.softmax_scale) : 0.0f;
-  params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;
+  set_forward_scale(params, problem.softmax_scale);
   return params;
 }
 

@@ -1,0 +1,32 @@
+// Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
+// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), forward_copy.h (loads, stores), forward_consumer.h.
+#pragma once
+
+#include "kernels/ptx/set_registers.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/v3/forward_consumer.h"
+#include "kernels/v3/forward_copy.h"
+
+namespace fattn::v3 {
+
+template <class Spec>
+__device__ __forceinline__ void forward(const ForwardCall& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const unsigned shared = ptx::shared_address(memory);
+  const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+
+  const int warp = ptx::warp_id();
+  if (warp < 4) {
+    ptx::give_registers_up<Spec::kProducerRegisters>();
+    if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
+    if (threadIdx.x == 32) store_forward<Spec>(p, shared, barriers);
+  } else {
+    ptx::take_registers<Spec::kConsumerRegisters>();
+    Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();
+  }
+}
+
+}  // namespace fattn::v3

@@ -1,0 +1,368 @@
+// A consumer warpgroup: 64 rows of queries, whose scores, weights and output stay in registers. One block of keys follows the other, across tiles:
+// while the weights of one block are computed, the tensor cores multiply those of the block before with v.
+#pragma once
+
+#include "kernels/ptx/async_proxy.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/stmatrix.h"
+#include "kernels/ptx/wgmma.h"
+#include "kernels/tile/for_each.h"
+#include "kernels/v3/forward_shape.h"
+#include "kernels/v3/hidden_values.h"
+#include "kernels/v3/schedule.h"
+#include "kernels/v3/scores_again.h"
+#include "kernels/v3/softmax.h"
+
+namespace fattn::v3 {
+
+using tile::for_each;
+
+// Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
+inline constexpr int kOwnBarrier = 8;
+
+template <class Spec>
+struct Consumer {
+  using Shape = ForwardShape<Spec>;
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  static constexpr int kBlockN = Shape::kBlockN;
+  static constexpr int kGroups = Shape::kGroups;
+  static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
+  static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
+
+  const ForwardCall& p;
+  const unsigned shared;
+  const Barriers<Spec> barriers;
+  const int group;
+  const float scale;
+
+  float s[kBlockN / 2];  // scores, then weights
+  unsigned weights[kBlockN / 16][4];
+  float o[Spec::kHeaddimV / 2];
+  float factor[2];
+  Softmax<Element, kBlockN> softmax;
+
+  Ring<Spec::kStagesK> k;
+  Ring<Spec::kStagesV> v;
+  bool k_is_there = false;  // looked at early: the next block of keys has arrived
+  int row = 0;              // the tile's first
+  int block = 0;            // whose weights are computed
+
+  // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
+  __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        group(own_group),
+        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)) {}
+
+  // Where the thread is, found again at each call to keep registers free.
+  static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
+  // The warp's first row in the tile, and the lane's; its other one is 8 further.
+  __device__ __forceinline__ int warp_row() const { return group * 64 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4 * 16; }
+  __device__ __forceinline__ int own_row() const { return warp_row() + lane() / 4; }
+  __device__ __forceinline__ unsigned q_tile(unsigned buffer) const { return shared + buffer * Shape::kQueryBytes; }
+  __device__ __forceinline__ unsigned k_tile(unsigned stage) const { return shared + Shape::kOffsetK + stage * Shape::TileK::kBytes; }
+
+  // --- products, of the whole warpgroup ---
+
+  // s = q k^T
+  __device__ __forceinline__ void issue_scores(unsigned buffer) {
+    const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
+    const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetK, 0) + k.stage * (Shape::TileK::kBytes / 16);
+    for_each<0, Shape::kDepth>([&](auto step) {
+      constexpr int kStep = decltype(step)::value;
+      ptx::wgmma<Element, (kStep > 0)>(s, a + Shape::TileQ::step(kStep), b + Shape::TileK::step(kStep));
+    });
+    ptx::wgmma_commit();
+  }
+  // o += weights v
+  __device__ __forceinline__ void issue_output() {
+    const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetV, Shape::TileV::kColumnBytes) + v.stage * (Shape::TileV::kBytes / 16);
+#pragma unroll
+    for (int step = 0; step < kBlockN / 16; ++step)
+      ptx::wgmma<Element, true, ptx::Major::kOther>(o, weights[step], b + static_cast<unsigned>(step * 128));
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void wait_k() const {
+    if (!k_is_there) ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
+  }
+  __device__ __forceinline__ void wait_v() const { ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity); }
+  // The blocks that the latest products read; the rings are one further already.
+  __device__ __forceinline__ void free_k() const {
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.k_empty(k.last()));
+  }
+  __device__ __forceinline__ void free_v() const {
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.v_empty(v.last()));
+  }
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (kTurns) ptx::bar_sync(1 + group, 256);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (kTurns) ptx::bar_arrive(1 + (group + 1 == kGroups ? 0 : group + 1), 256);
+  }
+
+  // Both products, in this warpgroup's turn; the scores are there on return, o is under way until output_done().
+  __device__ __forceinline__ void products(unsigned buffer) {
+    wait_k();
+    wait_turn();
+    ptx::pin(o);
+    ptx::pin(weights);
+    ptx::wgmma_fence();
+    issue_scores(buffer);
+    wait_v();
+    ptx::wgmma_fence();  // ptxas puts one here in any case: a loop stands between the products
+    issue_output();
+    pass_turn();
+    k.next();
+    v.next();
+    k_is_there = ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    Spec::Score::apply(s, p.call);
+  }
+  __device__ __forceinline__ void output_done() {
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    ptx::pin(weights);
+    free_v();
+  }
+
+  // --- softmax, of each warp ---
+
+  // Hides what the lane's rows do not see of block `of`.
+  __device__ __forceinline__ void hide(int of) {
+    const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
+    const int end0 = Mask::visible_end(p.call, row + own_row()) - first, end1 = Mask::visible_end(p.call, row + own_row() + 8) - first;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i)
+      if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
+  }
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+  }
+  __device__ __forceinline__ void rescale() {
+#pragma unroll
+    for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] *= factor[i >> 1 & 1];
+  }
+
+  // A block that some row does not see whole: hidden scores, and a maximum.
+  __device__ __forceinline__ void masked_block(unsigned buffer) {
+    products(buffer);
+    free_k();
+    hide(block - 1);
+    const bool moved = softmax.template update<false>(s, factor, scale);
+    output_done();
+    if (moved) rescale();
+    pack();
+  }
+  // Any other: no maximum, unless the weights leave their window.
+  __device__ __forceinline__ void whole_block(unsigned buffer) {
+    constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
+    products(buffer);
+    softmax.template weigh<0, kSplit>(s, scale);
+    output_done();
+    softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
+    pack();
+    if (!softmax.add(s)) [[unlikely]] {
+      scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
+      Spec::Score::apply(s, p.call);
+      softmax.template update<false>(s, factor, scale);
+      rescale();
+      pack();
+    }
+    free_k();  // only now: the way back reads it
+  }
+
+  // --- tiles ---
+
+  // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
+  __device__ __forceinline__ int own_blocks(int first_row) const {
+    if constexpr (Spec::kSkip && Mask::kUneven)
+      return block_end<Mask, kBlockN>(p.call, first_row + group * 64, 64);
+    else
+      return block_end<Mask, kBlockN>(p.call, first_row, Shape::kBlockM);
+  }
+  __device__ __forceinline__ int all_blocks(int first_row) const { return block_end<Mask, kBlockN>(p.call, first_row, Shape::kBlockM); }
+
+  // The weights of a tile's first (last) block, from its scores.
+  __device__ __forceinline__ void first_softmax(int first_row) {
+    row = first_row;
+    block = own_blocks(first_row) - 1;
+    if (Mask::kUneven || (block + 1) * kBlockN > p.call.seqlen_k) hide(block);
+    softmax.template update<true>(s, factor, scale);
+  }
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] = 0;
+  }
+
+  // Passes over the blocks that none of the warpgroup's rows sees. A stage is waited for before it is freed: arrivals count for the right phase then.
+  __device__ __forceinline__ void skip_blocks(int first_row) {
+#pragma unroll 1
+    for (int skip = all_blocks(first_row) - own_blocks(first_row); skip > 0; --skip) {
+      ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
+      ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
+      k.next();
+      v.next();
+      free_k();
+      free_v();
+    }
+    k_is_there = false;
+  }
+
+  // The first block of a tile that is not joined to the one before.
+  __device__ __forceinline__ void begin(int first_row, QueryBuffer<Spec::kQueryBuffers> buffer) {
+    ptx::mbarrier_wait(barriers.q_full(buffer.stage), buffer.parity);
+    if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row);
+    wait_k();
+    ptx::wgmma_fence();
+    issue_scores(buffer.stage);
+    k.next();
+    k_is_there = false;
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    Spec::Score::apply(s, p.call);
+    free_k();
+    first_softmax(first_row);
+    clear_output();
+    pack();
+  }
+
+  // All blocks but the first; the product of the last is still to come.
+  __device__ __forceinline__ void blocks(unsigned buffer) {
+    if constexpr (Mask::kUneven) {
+      // Down to the block of the first row's last key: by then every row has seen a key.
+      const int whole = max(0, Mask::visible_end(p.call, row + group * 64) - 1) / kBlockN;
+#pragma unroll 1
+      for (; block > whole; --block) masked_block(buffer);
+    }
+#pragma unroll 1
+    for (; block > 0; --block) whole_block(buffer);
+  }
+
+  // The last product of a tile that the next is not joined to.
+  __device__ __forceinline__ void end_alone() {
+    wait_v();
+    ptx::pin(o);
+    ptx::pin(weights);
+    ptx::wgmma_fence();
+    issue_output();
+    v.next();
+    output_done();
+  }
+
+  // Closes the softmax of tile `nth`: writes lse. The result is what o is still to be multiplied by; 0 for empty rows.
+  struct Inverse {
+    float of_row[2];
+  };
+  __device__ __forceinline__ Inverse close_rows(int nth) {
+    // Found again rather than kept in registers all the way.
+    const Place place = place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth)));
+    const AttentionParams& call = p.call;
+    Inverse inverse;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = softmax.sum[r] + ptx::shfl_xor(softmax.sum[r], 1);
+      sum += ptx::shfl_xor(sum, 2);
+      inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
+      const int at = place.row + own_row() + 8 * r;
+      if (call.lse != nullptr && lane() % 4 == 0 && at < call.seqlen_q) {
+        constexpr float kLn2 = 0.693147180559945309f;
+        call.lse[place.batch * call.lse_strides.batch + at * call.lse_strides.row + place.head * call.lse_strides.head] =
+            sum == 0 ? -kInfinity : (softmax.reference[r] + ptx::lg2(sum)) * kLn2;
+      }
+    }
+    return inverse;
+  }
+
+  // Leaves o to the warp that stores it, in the buffer of the queries.
+  __device__ __forceinline__ void finish(int nth, const Inverse& inverse, unsigned buffer) {
+    const float inverse0 = inverse.of_row[0], inverse1 = inverse.of_row[1];
+    if (!ptx::vote_all(inverse0 != 0 && inverse1 != 0)) {  // empty rows, whatever 0 * v was
+#pragma unroll
+      for (int i = 0; i < Spec::kHeaddimV / 2; ++i)
+        if (inverse.of_row[i >> 1 & 1] == 0) o[i] = 0;
+    }
+    const unsigned line = q_tile(buffer) + static_cast<unsigned>((warp_row() + lane() % 16) * 128);
+    ptx::bar_sync(kOwnBarrier + group, 128);  // every warp of the group is done with the queries
+    unsigned zero[2] = {0, 0};                // or NaN, if there is a NaN in the lane's part of a row
+#pragma unroll
+    for (int i = 0; i < Spec::kHeaddimV / 8; i += 2) {
+      const unsigned a[4] = {ptx::pack2<Element>(o[4 * i] * inverse0, o[4 * i + 1] * inverse0),
+                             ptx::pack2<Element>(o[4 * i + 2] * inverse1, o[4 * i + 3] * inverse1),
+                             ptx::pack2<Element>(o[4 * i + 4] * inverse0, o[4 * i + 5] * inverse0),
+                             ptx::pack2<Element>(o[4 * i + 6] * inverse1, o[4 * i + 7] * inverse1)};
+      ptx::stmatrix_x4(line + static_cast<unsigned>(i / 8 * Shape::TileO::kColumnBytes + ((i % 8 + lane() / 16) ^ (lane() % 8)) * 16), a);
+      if constexpr (Mask::kUneven) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
+      }
+    }
+    if constexpr (Mask::kUneven) {
+      // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
+      const bool suspicious[2] = {(zero[0] & 0x7fff7fffu) != 0 && inverse0 > 0, (zero[1] & 0x7fff7fffu) != 0 && inverse1 > 0};
+      if (!ptx::vote_all(!suspicious[0] && !suspicious[1])) [[unlikely]]
+        without_hidden_values(nth, suspicious, buffer);
+    }
+    ptx::async_proxy_fence();
+    ptx::warp_sync();
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.o_full(buffer, static_cast<unsigned>(group)));
+  }
+
+  // Computes suspicious rows of the warp again, if keys that not all of its rows see have values that are no numbers.
+  __device__ __forceinline__ void without_hidden_values(int nth, const bool (&suspicious)[2], unsigned buffer) {
+    const AttentionParams& call = p.call;
+    const Place place = place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth)));
+    const int first = warp_row();  // in the tile
+    const int seen_by_all = Mask::visible_end(call, place.row + first), end = min(all_blocks(place.row) * kBlockN, call.seqlen_k);
+    if (!any_nonfinite(rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k), seen_by_all, end, p.work.columns_v, lane())) return;
+    ptx::warp_sync();
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
+      const int row_of_q = place.row + first + i;
+      if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
+      row_again<Spec>(p, place, row_of_q, Mask::visible_end(call, row_of_q), q_tile(buffer) + static_cast<unsigned>((first + i) * 128), first + i,
+                      Shape::TileO::kColumnBytes, lane());
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    if (kTurns && group == 0) ptx::bar_arrive(1, 256);
+    bool begun = false;
+#pragma unroll 1
+    for (int nth = 0;; ++nth) {
+      const QueryBuffer<Spec::kQueryBuffers> buffer(nth), next_buffer(nth + 1);
+      if (!begun) {
+        const int number = tile_number<Mask>(p, nth);
+        if (number < 0) break;
+        begin(place_of<Shape::kBlockM>(p, number).row, buffer);
+      }
+      blocks(buffer.stage);
+
+      const int next = tile_number<Mask>(p, nth + 1);
+      const int next_row = next < 0 ? 0 : place_of<Shape::kBlockM>(p, next).row;
+      begun = kJoin && next >= 0;
+      if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row) == all_blocks(next_row);
+      if (begun) {
+        ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
+        products(next_buffer.stage);
+        free_k();
+        const Inverse inverse = close_rows(nth);
+        first_softmax(next_row);
+        output_done();
+        finish(nth, inverse, buffer.stage);
+        clear_output();
+        pack();
+      } else {
+        end_alone();
+        finish(nth, close_rows(nth), buffer.stage);
+      }
+    }
+  }
+};
+
+}  // namespace fattn::v3

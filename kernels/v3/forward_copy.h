@@ -1,0 +1,81 @@
+// The two warps that copy: one loads queries, keys and values with TMA, one stores o. A single thread of each works.
+#pragma once
+
+#include "kernels/ptx/tensor_copy.h"
+#include "kernels/v3/forward_shape.h"
+#include "kernels/v3/schedule.h"
+
+namespace fattn::v3 {
+
+// Copies the columns of an operand tile that begins at `at`; `barrier` expects the bytes.
+template <class Tile>
+__device__ __forceinline__ void load_tile(unsigned tile, const TensorMap& map, unsigned barrier, ptx::TensorPlace at) {
+  ptx::mbarrier_arrive_expect(barrier, Tile::kBytes);
+  for (int column = 0; column < Tile::kColumns; ++column) {
+    ptx::tensor_load(tile + column * Tile::kColumnBytes, &map, barrier, at);
+    at.column += 64;
+  }
+}
+
+// Tile by tile: the queries, and blocks of keys and values from the last to the first, keys one block ahead.
+template <class Spec>
+__device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
+  using Shape = ForwardShape<Spec>;
+  Ring<Spec::kStagesK> k;
+  Ring<Spec::kStagesV> v;
+  for (int nth = 0;; ++nth) {
+    const int number = tile_number<typename Spec::Mask>(p, nth);
+    if (number < 0) break;
+    const Place place = place_of<Shape::kBlockM>(p, number);
+    const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
+    ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
+    load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
+                                     {0, place.row, place.head, place.batch});
+    const auto load_k = [&](int block) {
+      ptx::mbarrier_wait(barriers.k_empty(k.stage), k.parity ^ 1);
+      load_tile<typename Shape::TileK>(shared + Shape::kOffsetK + k.stage * Shape::TileK::kBytes, p.k, barriers.k_full(k.stage),
+                                       {0, block * Shape::kBlockN, place.head_k, place.batch});
+      k.next();
+    };
+    const auto load_v = [&](int block) {
+      ptx::mbarrier_wait(barriers.v_empty(v.stage), v.parity ^ 1);
+      load_tile<typename Shape::TileV>(shared + Shape::kOffsetV + v.stage * Shape::TileV::kBytes, p.v, barriers.v_full(v.stage),
+                                       {0, block * Shape::kBlockN, place.head_k, place.batch});
+      v.next();
+    };
+    int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, place.row, Shape::kBlockM) - 1;
+    load_k(block);
+    for (; block > 0; --block) {
+      load_k(block - 1);
+      load_v(block);
+    }
+    load_v(0);
+  }
+}
+
+// Stores each warpgroup's rows of o when they are in the buffer of the queries, and then gives the buffer back.
+template <class Spec>
+__device__ __forceinline__ void store_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
+  using Shape = ForwardShape<Spec>;
+  using TileO = typename Shape::TileO;
+  for (int nth = 0;; ++nth) {
+    const int number = tile_number<typename Spec::Mask>(p, nth);
+    if (number < 0) break;
+    const Place place = place_of<Shape::kBlockM>(p, number);
+    const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
+    for (int group = 0; group < Shape::kGroups; ++group) {
+      ptx::mbarrier_wait(barriers.o_full(buffer.stage, group), buffer.parity);
+      const int row = place.row + group * 64;
+      if (row >= p.call.seqlen_q) continue;
+      for (int column = 0; column < TileO::kColumns; ++column)
+        ptx::tensor_store(&p.o, shared + buffer.stage * Shape::kQueryBytes + column * TileO::kColumnBytes + group * 64 * 128,
+                          {column * 64, row, place.head, place.batch});
+    }
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(barriers.q_empty(buffer.stage));
+  }
+  ptx::bulk_wait<0>();
+}
+
+}  // namespace fattn::v3

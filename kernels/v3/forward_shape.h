@@ -1,0 +1,115 @@
+// The shared memory of a v3 forward CTA: tiles, stages and barriers, from its specialisation.
+//
+// A specialisation is a struct with
+//   Element                                bf16 or f16
+//   Mask, Score                            what a query sees (v3/mask.h), what becomes of a score (v3/score.h)
+//   kHeaddim, kHeaddimV                    multiples of 16 up to 256; smaller tensors are filled up with zeros by TMA
+//   kGroups                                consumer warpgroups, of 64 query rows each
+//   kBlockN                                keys of a block
+//   kStagesK, kStagesV                     blocks of keys and of values in shared memory at once
+//   kQueryBuffers                          1, or 2: a tile then begins while the one before ends
+//   kPingPong                              warpgroups take turns at the tensor cores
+//   kSkip                                  a warpgroup passes over blocks that none of its rows sees; not with kPingPong
+//   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
+//   kProducerRegisters, kConsumerRegisters of a thread
+#pragma once
+
+#include "kernels/ptx/mbarrier.h"
+
+namespace fattn::v3 {
+
+// A matrix operand: rows of kRows in columns of 64 elements (128 bytes), column after column, each swizzled as TMA does it.
+template <int kRows_, int kWidth>
+struct OperandTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = (kWidth + 63) / 64;
+  static constexpr int kColumnBytes = kRows * 128;
+  static constexpr int kBytes = kColumns * kColumnBytes;
+  static_assert(kRows % 8 == 0);
+
+  // What the lower half of a descriptor grows by from one step of 16 elements along the width to step kStep.
+  static constexpr unsigned step(int index) { return static_cast<unsigned>(index / 4 * (kColumnBytes / 16) + index % 4 * 2); }
+};
+
+template <class Spec>
+struct ForwardShape {
+  static constexpr int kGroups = Spec::kGroups;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kBlockM = 64 * kGroups;
+  static constexpr int kBlockN = Spec::kBlockN;
+  static constexpr int kDepth = Spec::kHeaddim / 16;  // steps of q k^T
+  using TileQ = OperandTile<kBlockM, Spec::kHeaddim>;
+  using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
+  using TileV = OperandTile<kBlockN, Spec::kHeaddimV>;
+  using TileO = OperandTile<kBlockM, Spec::kHeaddimV>;  // takes the place of the queries
+
+  static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
+  static constexpr int kOffsetK = Spec::kQueryBuffers * kQueryBytes;
+  static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
+  static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
+  static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * Spec::kStagesK + 2 * Spec::kStagesV;
+  static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
+
+  static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
+  static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
+  static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
+};
+
+// Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.
+template <class Spec>
+struct Barriers {
+  using Shape = ForwardShape<Spec>;
+  static constexpr int kBuffers = Spec::kQueryBuffers;
+  unsigned first;
+
+  __device__ __forceinline__ unsigned at(unsigned index) const { return first + 8 * index; }
+  __device__ __forceinline__ unsigned q_full(unsigned buffer) const { return at(buffer); }
+  __device__ __forceinline__ unsigned q_empty(unsigned buffer) const { return at(kBuffers + buffer); }
+  __device__ __forceinline__ unsigned o_full(unsigned buffer, unsigned group) const { return at(2 * kBuffers + buffer * Shape::kGroups + group); }
+  __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(kBuffers * (2 + Shape::kGroups) + stage); }
+  __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
+  __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
+  __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
+
+  // By one thread.
+  __device__ __forceinline__ void init() const {
+    constexpr int kConsumerWarps = 4 * Shape::kGroups;
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), 1);
+      for (unsigned group = 0; group < Shape::kGroups; ++group) ptx::mbarrier_init(o_full(i, group), 4);
+    }
+    for (unsigned i = 0; i < Spec::kStagesK; ++i) {
+      ptx::mbarrier_init(k_full(i), 1);
+      ptx::mbarrier_init(k_empty(i), kConsumerWarps);
+    }
+    for (unsigned i = 0; i < Spec::kStagesV; ++i) {
+      ptx::mbarrier_init(v_full(i), 1);
+      ptx::mbarrier_init(v_empty(i), kConsumerWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+};
+
+// A place in a ring of buffers, and the parity of the phase in which its "full" barrier is (its "empty" barrier: the other one).
+template <int kSize>
+struct Ring {
+  unsigned stage = 0, parity = 0;
+  __device__ __forceinline__ unsigned last() const { return stage == 0 ? kSize - 1 : stage - 1; }
+  __device__ __forceinline__ void next() {
+    if (++stage == kSize) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The same from the number of a tile: the buffer of its queries.
+template <int kSize>
+struct QueryBuffer {
+  unsigned stage, parity;
+  __device__ __forceinline__ explicit QueryBuffer(unsigned number)
+      : stage(kSize == 2 ? number & 1 : 0), parity(kSize == 2 ? number >> 1 & 1 : number & 1) {}
+};
+
+}  // namespace fattn::v3

@@ -1,0 +1,59 @@
+// Which tiles of queries a CTA computes, in which order, and which blocks of keys a tile meets. All roles of a CTA ask here.
+#pragma once
+
+#include "shared/attention_params.h"
+#include "shared/tensor_map.h"
+#include "shared/v3_forward_work.h"
+
+namespace fattn::v3 {
+
+// The kernel's parameters.
+struct ForwardCall {
+  const AttentionParams& call;  // heads_per_section as place_of() takes it
+  const V3ForwardWork& work;
+  const TensorMap &q, &k, &v, &o;  // boxes of a tile of queries, of a block of keys (twice), of 64 rows of o
+};
+
+// The number of the CTA's tile `nth`, -1 after the last. In turns: to and fro under an uneven mask, where tiles become ever shorter, so that whoever
+// had the longest of one turn gets the shortest of the next.
+template <class Mask>
+__device__ __forceinline__ int tile_number(const ForwardCall& p, int nth) {
+  const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+  int number;
+  if (p.work.tiles_per_cta > 0) {
+    number = nth < p.work.tiles_per_cta ? cta * p.work.tiles_per_cta + nth : p.work.tiles;
+  } else {
+    number = nth * ctas + (Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
+  }
+  return number < p.work.tiles ? number : -1;
+}
+
+struct Place {
+  int row;  // first query of the tile
+  int head, head_k, batch;
+};
+
+// Tiles of one section of (batch, head) pairs run side by side, so that their keys and values stay in L2; those of the last queries (under a causal
+// mask the longest) first.
+template <int kBlockM>
+__device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
+  const AttentionParams& call = p.call;
+  const int per_section = call.heads_per_section * p.work.row_tiles;
+  const int section = number / per_section;
+  const int in_section = number - section * per_section;
+  const int first_head = section * call.heads_per_section;
+  const int heads = min(call.heads_per_section, call.batch * call.nheads - first_head);
+  const int tile = p.work.row_tiles - 1 - in_section / heads;
+  const int nth = first_head + in_section % heads;
+  const int batch = nth / call.nheads, head = nth - batch * call.nheads;
+  return {tile * kBlockM, head, head / call.group, batch};
+}
+
+// Blocks of keys [0, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
+template <class Mask, int kBlockN>
+__device__ __forceinline__ int block_end(const AttentionParams& p, int row, int count) {
+  const int keys = Mask::visible_end(p, row + count - 1);
+  return max(1, (keys + kBlockN - 1) / kBlockN);
+}
+
+}  // namespace fattn::v3

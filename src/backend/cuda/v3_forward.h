@@ -1,0 +1,94 @@
+// Host side of kernels/v3/forward.h: which problems it takes, the tile and the order of the work for each, the source of a specialisation, and what a
+// launch needs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/cuda/kernel_kind.h"
+#include "device/cuda_device.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+#include "shared/tensor_map.h"
+#include "shared/v3_forward_work.h"
+
+namespace fattn::core::cuda {
+
+inline constexpr int kV3Arch = 90;  // compute capability 9.0 alone: sm_90a
+
+// What is asked of the device.
+struct V3Target {
+  int64_t shared_bytes = 0;  // that a CTA can have (opted in)
+  int64_t l2_bytes = 0;
+  int multiprocessors = 0;
+};
+
+// Names as in kernels/v3/forward_shape.h.
+struct V3ForwardTile {
+  int groups, block_n, stages_k, stages_v, query_buffers;
+  bool ping_pong, skip;
+  int early_eighths, producer_registers, consumer_registers;
+
+  constexpr int block_m() const { return 64 * groups; }
+  constexpr int threads() const { return 128 * (groups + 1); }
+  // What __launch_bounds__ leaves a thread, which ptxas uses whole: the kernel's registers before they are moved between warps.
+  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+  int shared_bytes(int width, int width_v) const;
+};
+
+// A row of the table of tiles.
+struct V3ForwardRow {
+  int width;  // v3_row_width() of the problem's
+  bool causal;
+  int most_keys;  // for seqlen_k up to this
+  double speed;   // over that of the first row for such problems, when all multiprocessors are busy
+  V3ForwardTile tile;
+};
+std::span<const V3ForwardRow> v3_forward_rows();
+
+// headdim rounded up to what a kernel is specialised for; TMA fills up with zeros.
+int v3_width(int64_t headdim);
+// The rows for these widths: the least that has any.
+int v3_row_width(int width, int width_v);
+
+// Tells one specialisation from another; 64 bytes without padding.
+struct V3ForwardKey {
+  KernelKind kind = KernelKind::kV3Forward;
+  int32_t dtype = 0;  // DType
+  int32_t width = 0, width_v = 0;
+  int32_t causal = 0;
+  int32_t signed_scores = 0;  // softmax_scale is negative or 0
+  int32_t row = 0;            // of the table
+  std::array<int32_t, 9> reserved{};
+};
+static_assert(sizeof(V3ForwardKey) == 64);
+
+// Why the kernel cannot compute the problem on the target; empty: it can, with pointers that tensor_map_takes().
+std::string v3_forward_refusal(const Problem& problem, const V3Target& target);
+
+struct V3ForwardPlan {
+  V3ForwardKey key;
+  V3ForwardTile tile;
+  int64_t tiles = 0;
+  int grid = 0, threads = 0, shared_bytes = 0;
+  int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0;
+};
+// For problems that are not refused.
+V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
+
+// The kernel's parameters, and where they are, in order.
+struct V3ForwardParams {
+  AttentionParams call;
+  V3ForwardWork work;
+  TensorMap q, k, v, o;
+  std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
+};
+void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
+                           const void* k, const void* v, void* o, float* lse);
+
+jit::Request v3_forward_request(const V3ForwardKey& key);
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,205 @@
+// The host side of the CUDA v3 forward kernel: the table of tiles, refusals, the order of the work, parameters and the emitted source. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/v3_forward.h"
+#include "stub/cuda_stub.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+const bool stub_is_set = [] {
+  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
+  return true;
+}();
+
+const V3Target kH200{232448, 60 << 20, 132};
+
+Problem problem_of(DType dtype, int64_t headdim, int64_t headdim_v, bool causal, int64_t seqlen_q = 300, int64_t seqlen_k = 523) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.nheads = 6;
+  p.nheads_k = 2;
+  p.headdim = headdim;
+  p.headdim_v = headdim_v;
+  p.causal = causal;
+  p.softmax_scale = 0.125;
+  p.q = {seqlen_q * 6 * headdim, 6 * headdim, headdim};
+  p.k = {seqlen_k * 2 * headdim, 2 * headdim, headdim};
+  p.v = {seqlen_k * 2 * headdim_v, 2 * headdim_v, headdim_v};
+  p.o = {seqlen_q * 6 * headdim_v, 6 * headdim_v, headdim_v};
+  p.lse = {6 * seqlen_q, 1, seqlen_q};
+  return p;
+}
+
+TEST(V3ForwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
+  for (const bool causal : {false, true})
+    for (const int64_t seqlen_k : {1, 523, 100000})
+      for (int64_t headdim = 8; headdim <= 256; headdim += 8)
+        for (int64_t headdim_v = 8; headdim_v <= 256; headdim_v += 8) {
+          const Problem p = problem_of(DType::kF16, headdim, headdim_v, causal, 300, seqlen_k);
+          ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << headdim_v;
+          const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+          EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+          EXPECT_GE(plan.key.width, headdim);
+          EXPECT_GE(plan.key.width_v, headdim_v);
+          EXPECT_EQ(plan.tiles, (300 + plan.tile.block_m() - 1) / plan.tile.block_m() * 12);
+        }
+}
+
+// What kernels/v3 assumes of a tile. Registers: setmaxnreg beyond what the launch gave would wait for ever.
+TEST(V3ForwardPlanSmall, TilesAreWellFormed) {
+  for (const V3ForwardRow& row : v3_forward_rows()) {
+    const V3ForwardTile& tile = row.tile;
+    EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 128);
+    EXPECT_TRUE(tile.query_buffers == 1 || tile.query_buffers == 2);
+    EXPECT_GE(tile.stages_k, 2) << "keys are one block ahead of values";
+    EXPECT_FALSE(tile.ping_pong && tile.skip);
+    EXPECT_LE(tile.block_m(), 256) << "a box of TMA";
+    EXPECT_GT(row.speed, 0);
+    EXPECT_LE(row.speed, 1);
+    EXPECT_EQ(tile.producer_registers % 8, 0);
+    EXPECT_EQ(tile.consumer_registers % 8, 0);
+    EXPECT_LE(tile.producer_registers + tile.groups * tile.consumer_registers, tile.launch_registers() * (tile.groups + 1));
+    EXPECT_LE(tile.launch_registers() * tile.threads(), 65536);
+    // Output, scores and weights in registers.
+    EXPECT_LE(row.width / 2 + tile.block_n / 2 + tile.block_n / 4, tile.consumer_registers - 24) << row.width;
+  }
+}
+
+// Every tile of every head is somebody's, once: the numbers as kernels/v3/schedule.h gives them out.
+TEST(V3ForwardPlanSmall, TheGridTakesEveryTileOnce) {
+  for (const bool causal : {false, true})
+    for (const int64_t seqlen : {1, 500, 2048, 40000})
+      for (const int64_t batch : {1, 41}) {
+        Problem p = problem_of(DType::kBF16, 128, 128, causal, seqlen, seqlen);
+        p.batch = batch;
+        p.nheads = p.nheads_k = 3;  // an odd number of tiles
+        const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+        ASSERT_GE(plan.grid, 1);
+        ASSERT_GE(plan.heads_per_section, 1);
+        std::vector<int> taken(static_cast<size_t>(plan.tiles));
+        for (int cta = 0; cta < plan.grid; ++cta)
+          for (int nth = 0;; ++nth) {
+            const int64_t turn = int64_t{nth} * plan.grid + (causal && nth % 2 == 1 ? plan.grid - 1 - cta : cta);
+            const int64_t number = plan.tiles_per_cta == 0 ? turn : nth < plan.tiles_per_cta ? int64_t{cta} * plan.tiles_per_cta + nth : plan.tiles;
+            if (number >= plan.tiles) break;
+            ++taken[static_cast<size_t>(number)];
+          }
+        EXPECT_EQ(std::count(taken.begin(), taken.end(), 1), plan.tiles) << causal << " " << seqlen << " " << batch;
+      }
+}
+
+TEST(V3ForwardPlanSmall, SmallProblemsTakeSmallerTiles) {
+  const auto rows = [](int64_t batch, int64_t seqlen) {
+    Problem p = problem_of(DType::kBF16, 128, 128, false, seqlen, seqlen);
+    p.batch = batch;
+    p.nheads = 16;
+    return plan_v3_forward(p, kH200).tile.block_m();
+  };
+  EXPECT_EQ(rows(32, 512), 192);  // 12 waves: the fastest
+  EXPECT_EQ(rows(1, 2048), 128);  // 256 tiles in two waves, where 192 rows would be 176 in two
+  EXPECT_EQ(rows(1, 1536), 192);  // 128 tiles in one wave; 128 rows: two
+}
+
+TEST(V3ForwardPlanSmall, SectionsFillTurnsOrL2) {
+  Problem p = problem_of(DType::kBF16, 128, 128, true, 512, 512);
+  p.batch = 32;
+  p.nheads = p.nheads_k = 16;
+  EXPECT_EQ(plan_v3_forward(p, kH200).heads_per_section, 132);  // 33 MiB
+  p = problem_of(DType::kBF16, 128, 128, true, 2048, 2048);
+  p.batch = 8;
+  p.nheads = p.nheads_k = 16;
+  V3ForwardPlan plan = plan_v3_forward(p, kH200);
+  EXPECT_EQ(plan.heads_per_section, 44);  // a third of the grid: 44 MiB
+  EXPECT_EQ(plan.tiles_per_cta, 0);
+  p = problem_of(DType::kBF16, 128, 128, true, 16384, 16384);
+  p.batch = 1;
+  p.nheads = p.nheads_k = 16;
+  plan = plan_v3_forward(p, kH200);
+  EXPECT_EQ(plan.tiles_per_cta, 2);  // five heads fill L2
+  EXPECT_EQ(plan.grid, 16 * 128 / 2);
+}
+
+TEST(V3ForwardPlanSmall, RefusesWithAReason) {
+  const auto refusal = [](auto change) {
+    Problem p = problem_of(DType::kBF16, 64, 64, false);
+    change(p);
+    return v3_forward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal([](Problem&) {}), "");
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }).find("fp16 and bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim = 264; }).find("264"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 264; }).find("264"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.k.row += 4; }).find("k has a stride of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.v.head = 0; }).find("v has a stride of 0"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.o.batch += 1; }).find("o has a stride of"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_k = 0; }).find("k has one row of size 0"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_q = int64_t{1} << 31; }).find("seqlen_q"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }).find("split the batch"), std::string::npos);
+  Problem p = problem_of(DType::kBF16, 64, 64, false);
+  EXPECT_NE(v3_forward_refusal(p, {65536, 60 << 20, 132}).find("65536"), std::string::npos);
+}
+
+TEST(V3ForwardPlanSmall, ParametersDescribeTheCall) {
+  CudaDevice& device = cuda_device(0);
+  Problem p = problem_of(DType::kBF16, 72, 40, true);
+  p.softmax_scale = -2;
+  const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+  EXPECT_EQ(plan.key.width, 96);
+  EXPECT_EQ(plan.key.width_v, 64);
+  EXPECT_EQ(plan.key.signed_scores, 1);
+  const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
+  V3ForwardParams params;
+  set_v3_forward_params(params, p, plan, device, at(4096), at(8192), at(12288), at(16384), nullptr);
+  EXPECT_EQ(params.q.opaque[0], 4096u);  // where the stub of the driver puts the address
+  EXPECT_EQ(params.k.opaque[0], 8192u);
+  EXPECT_EQ(params.v.opaque[0], 12288u);
+  EXPECT_EQ(params.o.opaque[0], 16384u);
+  EXPECT_EQ(params.call.q, at(4096));
+  EXPECT_EQ(params.call.lse, nullptr);
+  EXPECT_EQ(params.call.group, 3);
+  EXPECT_EQ(params.call.heads_per_section, plan.heads_per_section);
+  EXPECT_FLOAT_EQ(params.call.softmax_scale_log2, 2 * 1.44269504f);
+  EXPECT_EQ(params.work.columns, 72);
+  EXPECT_EQ(params.work.columns_v, 40);
+  EXPECT_EQ(params.work.tiles, plan.tiles);
+  p.softmax_scale = 0;
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 1);
+  p.softmax_scale = 1e-60;  // 0 in fp32
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 1);
+  p.softmax_scale = 0.5;
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 0);
+}
+
+TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {
+  std::set<std::string> sources;
+  size_t count = 0;
+  for (const DType dtype : {DType::kF16, DType::kBF16})
+    for (const int headdim : {64, 96, 128, 192, 256})
+      for (const bool causal : {false, true})
+        for (const double scale : {0.1, -0.1}) {
+          Problem p = problem_of(dtype, headdim, headdim, causal);
+          p.softmax_scale = scale;
+          const jit::Request request = v3_forward_request(plan_v3_forward(p, kH200).key);
+          EXPECT_EQ(request.arch, 90);
+          EXPECT_TRUE(request.arch_specific);
+          EXPECT_NE(request.source.find("#include \"kernels/v3/forward.h\""), std::string::npos);
+          EXPECT_NE(request.source.find(request.entry + "("), std::string::npos);
+          EXPECT_NE(request.source.find("kHeaddim = " + std::to_string(headdim) + ";"), std::string::npos);
+          sources.insert(request.source);
+          ++count;
+        }
+  EXPECT_EQ(sources.size(), count);
+}
+
+}  // namespace
+}  // namespace fattn::core::cuda
