@@ -58,6 +58,8 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   plan.block_k = amx ? std::clamp<int64_t>(ceil_div(p.seqlen_k, 128) * 128, 128, 1024) : 96;
 }
 
+constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
+
 // Few queries: all heads of a group share each read of K and V. Chunks of 256 to 2048 keys.
 void split_decode(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kDecode;
@@ -65,7 +67,12 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   const int64_t wanted = ceil_div(p.batch * p.nheads_k * p.seqlen_k, 2 * kTasksWanted);
   plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
   plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.task_k));
-  plan.block_k = 64;
+  plan.block_k = 32;
+  // Where the heads of a key lie side by side, a task that takes all of them reads memory from front to back, as processors
+  // foresee it. It takes fewer if workers would be idle: company changes no bit of what a head gets.
+  plan.heads = p.k.head < p.k.row && p.v.head < p.v.row ? std::max<int64_t>(1, p.nheads_k) : 1;
+  while (plan.heads > 1 && p.batch * plan.splits * ceil_div(p.nheads_k, plan.heads) < kTasksOfWorker * plan.threads)
+    plan.heads = ceil_div(plan.heads, 2);
 }
 
 // K, V, dK and dV of a super-block take up to 640 KB in fp32, so that they stay in an L2 cache of 1 MB with the query
@@ -100,7 +107,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
     case CpuPlan::Path::kForward: plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys"); break;
     case CpuPlan::Path::kDecode:
       plan.why = text("seqlen_q ", p.seqlen_q, " <= ", kDecodeRows, ": the ", c.rows, " rows of a key head together, ", c.splits, " chunks of ",
-                      c.task_k, " keys");
+                      c.task_k, " keys, ", c.heads, " key heads a task");
       break;
     case CpuPlan::Path::kBackward:
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");

@@ -23,6 +23,7 @@ struct CpuPlan {
   int64_t rows = 0;     // query rows of a task: a block forward, all rows of a key head in decode
   int64_t block_k = 0;  // keys of one inner step
   int64_t task_k = 0;   // keys of a task: decode chunk, backward super-block
+  int64_t heads = 1;    // decode: key heads that a task takes together
   int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
 };
 
