@@ -43,7 +43,7 @@ TEST(CudaPlanSmall, ArchitectureIsTheNewestOfTheSameMajorVersion) {
   for (const auto& c : cases) {
     const Plan plan = plan_on(c.capability, DType::kF16);
     EXPECT_EQ(plan.backend, Backend::kCuda);
-    EXPECT_EQ(plan.algorithm, c.capability == 90 ? Algorithm::kV3 : Algorithm::kV2) << c.capability;
+    EXPECT_EQ(plan.algorithm, kChooseV3 && c.capability == 90 ? Algorithm::kV3 : Algorithm::kV2) << c.capability;
     EXPECT_EQ(plan.cuda.arch, c.arch) << c.capability;
     EXPECT_EQ(plan.cuda.level, c.level) << c.capability;
   }

@@ -148,9 +148,8 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
     if (gpu.capability() != kHopper) unsupported(text("algorithm v3 is for compute capability 9.0, and this is ", device, "; ask for v2 or auto"));
     if (p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   }
-  // v3 wherever it may be: the backend takes v2 back if the kernels of v3 cannot compute the problem.
-  const bool v3 = gpu.capability() == kHopper && p.cuda_level == 0 && p.algorithm != Algorithm::kV2;
-  plan.algorithm = v3 ? Algorithm::kV3 : Algorithm::kV2;
+  // The backend takes v2 back if the kernels of v3 cannot compute the problem.
+  plan.algorithm = wants_v3(p, gpu.capability()) ? Algorithm::kV3 : Algorithm::kV2;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }

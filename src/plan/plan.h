@@ -35,6 +35,14 @@ struct CudaPlan {
   std::shared_ptr<const struct CudaKernels> kernels;
 };
 
+// Whether algorithm v3 is taken on Hopper without being asked for. Not before its kernels have passed `make test-gpu` just as they are.
+inline constexpr bool kChooseV3 = false;
+
+// Whether the CUDA backend is to take algorithm v3, if its kernels can compute the problem.
+inline bool wants_v3(const Problem& p, int capability) {
+  return capability == 90 && p.cuda_level == 0 && (p.algorithm == Algorithm::kV3 || (kChooseV3 && p.algorithm == Algorithm::kAuto));
+}
+
 struct Plan {
   Problem problem;
   Backend backend = Backend::kReference;
