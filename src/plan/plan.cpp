@@ -70,7 +70,9 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   plan.block_k = 32;
   // Where the heads of a key lie side by side, a task that takes all of them reads memory from front to back, as processors
   // foresee it. It takes fewer if workers would be idle: company changes no bit of what a head gets.
-  plan.heads = p.k.head < p.k.row && p.v.head < p.v.row ? std::max<int64_t>(1, p.nheads_k) : 1;
+  constexpr int64_t kMostRows = 4096;  // what a task sums up for all its heads stays in the L2 cache
+  const bool side_by_side = p.k.head < p.k.row && p.v.head < p.v.row;
+  plan.heads = side_by_side ? std::clamp<int64_t>(p.nheads_k, 1, std::max<int64_t>(1, kMostRows / std::max<int64_t>(1, plan.rows))) : 1;
   while (plan.heads > 1 && p.batch * plan.splits * ceil_div(p.nheads_k, plan.heads) < kTasksOfWorker * plan.threads)
     plan.heads = ceil_div(plan.heads, 2);
 }
@@ -89,13 +91,14 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
 }
 
-constexpr int64_t kDecodeRows = 8;  // seqlen_q up to which the decode kernels are used
+constexpr int64_t kDecodeRows = 8;    // seqlen_q up to which the decode kernels are used
+constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: all their rows are in the scratch memory of a task
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
   if (p.backward)
     split_backward(p, c);
-  else if (p.seqlen_q <= kDecodeRows)
+  else if (p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
     split_decode(p, c);
   else
     split_forward(p, c);
