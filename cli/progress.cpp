@@ -23,7 +23,8 @@ bool terminal() {
 
 }  // namespace
 
-Progress::Progress(std::string label, int64_t total) : label_(printable(label, 40)), total_(std::max<int64_t>(total, 1)), visible_(terminal()) {
+Progress::Progress(const std::string& label, int64_t total)
+    : label_(printable(label, 40)), total_(std::max<int64_t>(total, 1)), visible_(terminal()) {
   if (visible_) draw(start_);
 }
 

@@ -10,7 +10,7 @@ namespace fattn::cli {
 
 class Progress {
  public:
-  Progress(std::string label, int64_t total);
+  Progress(const std::string& label, int64_t total);
   ~Progress();  // wipes the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

@@ -169,6 +169,7 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   {
     // Standard first: the others are compared with its result.
     std::vector<Entry*> order;
+    order.reserve(entries.size());
     for (Entry& entry : entries) order.push_back(&entry);
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return entry->contestant->identity().provider == "standard"; });
     Outputs standard;

@@ -49,6 +49,7 @@ void Table::print(std::FILE* out) const {
   };
   print_cells(columns_);
   std::vector<std::string> rules;
+  rules.reserve(widths.size());
   for (size_t width : widths) rules.emplace_back(width, '-');
   print_cells(rules);
   for (const Line& line : lines_) {

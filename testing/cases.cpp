@@ -1,6 +1,7 @@
 #include "testing/cases.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <sstream>
 #include <utility>
@@ -99,6 +100,13 @@ void add_decode(Table& table) {
   longest.headdim_v = 80;
   table.add_both_masks(longest);
   table.add_both_masks(shape(1, 3, 1500, 4, 2, 64));
+  // Key heads that no number of tasks divides evenly, and rows of K and V that end inside a vector.
+  for (const auto& [seqlen_q, headdim, headdim_v] : {std::array{1, 72, 17}, std::array{3, 33, 72}, std::array{7, 100, 100}}) {
+    Case odd = shape(1, seqlen_q, 790, 10, 5, headdim);
+    odd.headdim_v = headdim_v;
+    odd.backward = false;
+    table.add_both_masks(odd);
+  }
 }
 
 // Nothing to attend to: o = 0 and lse = -inf where there are rows, and zero gradients.

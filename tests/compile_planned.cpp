@@ -76,12 +76,15 @@ std::string problem_of(const Job& job, const Cubin& cubin) {
   return all;
 }
 
+// The comment that a kernel's source begins with: what is special about it. Or nothing.
+std::string comment_of(const std::string& source) { return source.starts_with("// ") ? " (" + source.substr(3, source.find('\n') - 3) + ")" : ""; }
+
 // Every jobs.size() / workers-th kernel: neighbours in the list cost alike, so the workers end together.
 Counts work(const std::vector<Job>& jobs, size_t worker, size_t workers, bool verbose) {
   Counts counts;
   for (size_t i = worker; i < jobs.size(); i += workers) {
     const Job& job = jobs[i];
-    const std::string name = job.request.entry + " " + target_name(job.request.arch, job.request.arch_specific);
+    const std::string name = job.request.entry + " " + target_name(job.request.arch, job.request.arch_specific) + comment_of(job.request.source);
     std::string problem, log;
     Cubin cubin;
     try {

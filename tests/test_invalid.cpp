@@ -179,6 +179,20 @@ TEST(InvalidSmall, SizesThatOverflow) {
   t.q = t.k = t.v = t.o = Tensor(nullptr, DType::kF32, {n, n, 4, 64});
   EXPECT_THROW(Plan(t, {}), Error);
 }
+// As large as tensors can be in one dimension each: what is planned for them must not overflow either (UBSan looks).
+TEST(InvalidSmall, HugeDimensionsArePlannedOrRefused) {
+  constexpr int64_t kHuge = int64_t{1} << 57;
+  for (const int64_t nheads : {int64_t{1}, kHuge})
+    for (const int64_t nheads_k : {int64_t{1}, nheads})
+      for (const int64_t seqlen_q : {int64_t{1}, nheads == 1 ? kHuge : int64_t{3}}) {
+        const Tensor q(nullptr, DType::kBF16, {1, seqlen_q, nheads, 1}), k(nullptr, DType::kBF16, {1, 1, nheads_k, 1});
+        Options options;
+        options.backend = Backend::kCpu;
+        const Support answer = supported(describe(ForwardTensors{q, k, k, q, {}, {}}, options));
+        EXPECT_TRUE(answer || !answer.reason.empty());
+      }
+}
+
 TEST(InvalidSmall, HeadsThatDoNotDivide) {
   Good g;
   g.problem.k.shape[2] = g.problem.v.shape[2] = 3;

@@ -38,7 +38,7 @@ Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64
 // Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting.
 std::vector<Case> some_shapes(DType dtype) {
   return {shape(dtype, 2, 65, 97, 4, 2, 64, false), shape(dtype, 1, 70, 50, 2, 2, 40, true), shape(dtype, 1, 130, 130, 3, 1, 32, true),
-          shape(dtype, 2, 2, 1500, 8, 2, 64, true, false), shape(dtype, 1, 1, 2100, 4, 1, 80, false, false)};
+          shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), shape(dtype, 1, 1, 2100, 4, 1, 80, false, false)};
 }
 
 using Parameter = std::tuple<DType, Target>;
@@ -154,7 +154,7 @@ TEST_P(PropertySmall, TheSameBitsForAnyNumberOfThreads) {
     Options options = options_of(c, target);
     options.num_threads = 1;
     const Outputs one = run_passes(c, in, options);
-    for (int threads : {2, 3, 7, 16}) {
+    for (int threads : {2, 3, 5, 16}) {
       options.num_threads = threads;
       ASSERT_TRUE(same_bits(one, run_passes(c, in, options))) << c.name << " with " << threads << " threads";
     }

@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "nvidia-cuda-nvrtc>=13,<14"  # 58 MB
+# 58 MB. One version, so that a new compiler does not fail the tests of old code by itself. Of 13.5 one thing is known: it spills 20 bytes in the forward
+# kernel of level 80 for headdim 128, causal, unaligned, on sm_100.
+PACKAGE = "nvidia-cuda-nvrtc==13.0.*"
 
 REGISTERS_64 = ("float a[64]; for (int i = 0; i < 64; ++i) a[i] = x[i * 128 + threadIdx.x]; "
                 "for (int j = 0; j < n; ++j) for (int i = 0; i < 64; ++i) a[i] = a[i] * a[(i + 1) % 64] + 1; "

@@ -58,6 +58,8 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   plan.block_k = amx ? std::clamp<int64_t>(ceil_div(p.seqlen_k, 128) * 128, 128, 1024) : 96;
 }
 
+constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
+
 // Few queries: all heads of a group share each read of K and V. Chunks of 256 to 2048 keys.
 void split_decode(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kDecode;
@@ -65,7 +67,14 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   const int64_t wanted = ceil_div(p.batch * p.nheads_k * p.seqlen_k, 2 * kTasksWanted);
   plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
   plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.task_k));
-  plan.block_k = 64;
+  plan.block_k = 32;
+  // Where the heads of a key lie side by side, a task that takes all of them reads memory from front to back, as processors
+  // foresee it. It takes fewer if workers would be idle: company changes no bit of what a head gets.
+  constexpr int64_t kMostRows = 4096;  // what a task sums up for all its heads stays in the L2 cache
+  const bool side_by_side = p.k.head < p.k.row && p.v.head < p.v.row;
+  plan.heads = side_by_side ? std::clamp<int64_t>(p.nheads_k, 1, std::max<int64_t>(1, kMostRows / std::max<int64_t>(1, plan.rows))) : 1;
+  while (plan.heads > 1 && p.batch * plan.splits * ceil_div(p.nheads_k, plan.heads) < kTasksOfWorker * plan.threads)
+    plan.heads = ceil_div(plan.heads, 2);
 }
 
 // K, V, dK and dV of a super-block take up to 640 KB in fp32, so that they stay in an L2 cache of 1 MB with the query
@@ -82,13 +91,14 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
 }
 
-constexpr int64_t kDecodeRows = 8;  // seqlen_q up to which the decode kernels are used
+constexpr int64_t kDecodeRows = 8;    // seqlen_q up to which the decode kernels are used
+constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: all their rows are in the scratch memory of a task
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
   if (p.backward)
     split_backward(p, c);
-  else if (p.seqlen_q <= kDecodeRows)
+  else if (p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
     split_decode(p, c);
   else
     split_forward(p, c);
@@ -100,7 +110,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
     case CpuPlan::Path::kForward: plan.why = text("tasks of ", c.rows, " query rows, steps of ", c.block_k, " keys"); break;
     case CpuPlan::Path::kDecode:
       plan.why = text("seqlen_q ", p.seqlen_q, " <= ", kDecodeRows, ": the ", c.rows, " rows of a key head together, ", c.splits, " chunks of ",
-                      c.task_k, " keys");
+                      c.task_k, " keys, ", c.heads, " key heads a task");
       break;
     case CpuPlan::Path::kBackward:
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
@@ -141,9 +151,8 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
     if (gpu.capability() != kHopper) unsupported(text("algorithm v3 is for compute capability 9.0, and this is ", device, "; ask for v2 or auto"));
     if (p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   }
-  // v3 wherever it may be: the backend takes v2 back if the kernels of v3 cannot compute the problem.
-  const bool v3 = gpu.capability() == kHopper && p.cuda_level == 0 && p.algorithm != Algorithm::kV2;
-  plan.algorithm = v3 ? Algorithm::kV3 : Algorithm::kV2;
+  // The backend takes v2 back if the kernels of v3 cannot compute the problem.
+  plan.algorithm = wants_v3(p, gpu.capability()) ? Algorithm::kV3 : Algorithm::kV2;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }

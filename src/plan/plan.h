@@ -23,6 +23,7 @@ struct CpuPlan {
   int64_t rows = 0;     // query rows of a task: a block forward, all rows of a key head in decode
   int64_t block_k = 0;  // keys of one inner step
   int64_t task_k = 0;   // keys of a task: decode chunk, backward super-block
+  int64_t heads = 1;    // decode: key heads that a task takes together
   int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
 };
 
@@ -33,6 +34,11 @@ struct CudaPlan {
   int arch = 0;   // compute capability that they are compiled for
   std::shared_ptr<const struct CudaKernels> kernels;
 };
+
+// Whether the CUDA backend is to take algorithm v3, if its kernels can compute the problem.
+inline bool wants_v3(const Problem& p, int capability) {
+  return capability == 90 && p.cuda_level == 0 && (p.algorithm == Algorithm::kV3 || p.algorithm == Algorithm::kAuto);
+}
 
 struct Plan {
   Problem problem;

@@ -84,7 +84,7 @@ int64_t main_tasks(const Plan& plan) {
   const CpuPlan& c = plan.cpu;
   switch (c.path) {
     case CpuPlan::Path::kForward: return p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
-    case CpuPlan::Path::kDecode:
+    case CpuPlan::Path::kDecode: return p.batch * ((p.nheads_k + c.heads - 1) / c.heads) * c.splits;
     case CpuPlan::Path::kBackward: return p.batch * p.nheads_k * c.splits;
   }
   return 0;
@@ -95,14 +95,14 @@ Workspace lay_out(const Plan& plan) {
   const CpuPlan& c = plan.cpu;
   const CpuKernels& kernels = kernels_of(c.isa);
   const KernelDType dtype = kernel_dtype(p.dtype);
-  const KernelShape shape{c.rows, c.task_k, c.block_k, static_cast<int>(p.headdim), static_cast<int>(p.headdim_v)};
+  const KernelShape shape{c.rows, c.task_k, c.block_k, static_cast<int>(p.headdim), static_cast<int>(p.headdim_v), c.heads};
   Workspace w;
   Layout layout;
   size_t scratch = 0;
   switch (c.path) {
     case CpuPlan::Path::kForward: scratch = kernels.forward_scratch(dtype, shape); break;
     case CpuPlan::Path::kDecode: {
-      scratch = kernels.decode_scratch(dtype, shape);
+      scratch = kernels.decode_scratch(shape);
       const int64_t rows = c.rows;
       w.largest = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});
       w.sum = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});
@@ -208,9 +208,10 @@ void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, floa
 
 void decode(const Call& call) {
   const Problem& p = call.p;
-  const int64_t chunks = call.c.splits, rows = call.c.rows;
-  run_tasks(call.plan, p.batch * p.nheads_k * chunks, [&](int64_t i, int worker) {
-    const int64_t chunk = i % chunks, n = i / chunks / p.nheads_k, hk = i / chunks % p.nheads_k;
+  const int64_t chunks = call.c.splits, rows = call.c.rows, sets = (p.nheads_k + call.c.heads - 1) / call.c.heads;
+  run_tasks(call.plan, p.batch * sets * chunks, [&](int64_t i, int worker) {
+    const int64_t chunk = i % chunks, n = i / chunks / sets, hk = i / chunks % sets * call.c.heads;
+    const int64_t part = (n * p.nheads_k + hk) * chunks + chunk;
     DecodeTask t{};
     t.q = at(call.b.q, n * p.q.batch + hk * p.group() * p.q.head, call.element);
     t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
@@ -219,6 +220,11 @@ void decode(const Call& call) {
     t.q_head_stride = p.q.head;
     t.k_stride = p.k.row;
     t.v_stride = p.v.row;
+    t.heads = std::min(call.c.heads, p.nheads_k - hk);
+    t.q_group_stride = p.group() * p.q.head;
+    t.k_head_stride = p.k.head;
+    t.v_head_stride = p.v.head;
+    t.part_stride = chunks;
     t.rows = rows;
     t.seqlen_q = p.seqlen_q;
     t.key_begin = chunk * call.c.task_k;
@@ -227,9 +233,9 @@ void decode(const Call& call) {
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
-    t.max = call.floats(call.w.largest) + i * rows;
-    t.sum = call.floats(call.w.sum) + i * rows;
-    t.acc = call.floats(call.w.acc) + i * rows * p.headdim_v;
+    t.max = call.floats(call.w.largest) + part * rows;
+    t.sum = call.floats(call.w.sum) + part * rows;
+    t.acc = call.floats(call.w.acc) + part * rows * p.headdim_v;
     t.scratch = call.scratch(worker);
     call.kernels.decode(call.dtype, t);
   });

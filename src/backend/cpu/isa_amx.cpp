@@ -29,7 +29,7 @@ size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
 }
 void backward(KernelDType dtype, const BackwardTask& task) { dtype == kKernelBF16 ? backward_bf16(task) : vectors()->backward(dtype, task); }
 
-size_t decode_scratch(KernelDType dtype, const KernelShape& shape) { return vectors()->decode_scratch(dtype, shape); }
+size_t decode_scratch(const KernelShape& shape) { return vectors()->decode_scratch(shape); }
 void decode(KernelDType dtype, const DecodeTask& task) { vectors()->decode(dtype, task); }
 void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
               int64_t to_stride) {

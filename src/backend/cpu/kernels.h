@@ -12,10 +12,11 @@ enum KernelDType : int { kKernelF32 = 0, kKernelF16 = 1, kKernelBF16 = 2, kKerne
 
 // Shape of a task, for its scratch size. Rows are query rows.
 struct KernelShape {
-  int64_t rows;     // most query rows of a task
+  int64_t rows;     // most query rows of a task; in decode of one key head
   int64_t task_k;   // most keys of a task (backward, decode)
   int64_t block_k;  // keys of one inner step
   int headdim, headdim_v;
+  int64_t heads = 1;  // most key heads of a task (decode)
 };
 
 // Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in
@@ -32,15 +33,18 @@ struct ForwardTask {
   void* scratch;  // aligned to 64 bytes
 };
 
-// Few query rows against the keys [key_begin, key_end) of one key head: rows are all (head of the group, query) pairs.
-// Row r is query r % seqlen_q of head r / seqlen_q of the group. Writes unnormalised partial results.
+// Few query rows against the keys [key_begin, key_end) of `heads` neighbouring key heads: the rows of a key head are all
+// (head of its group, query) pairs, row r is query r % seqlen_q of head r / seqlen_q of the group. Writes unnormalised partial
+// results. What a head gets does not depend on which heads are with it.
 struct DecodeTask {
-  const void *q, *k, *v;  // q at the group's first head
+  const void *q, *k, *v;  // at the first key head and the first head of its group
   int64_t q_stride, q_head_stride, k_stride, v_stride;
+  int64_t heads, q_group_stride, k_head_stride, v_head_stride;  // between key heads
+  int64_t part_stride;                                          // partial results between key heads
   int64_t rows, seqlen_q, key_begin, key_end, diagonal;
   int headdim, headdim_v;
   float scale;
-  float* max;  // (rows): largest score = sign(scale) q k (0 for a scale of 0), before the scale; -inf if none
+  float* max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale; -inf if none
   float* sum;  // (rows): sum of exp((score - max) |scale|)
   float* acc;  // (rows, headdim_v): the same, weighing v
   void* scratch;
@@ -65,7 +69,7 @@ struct BackwardTask {
 struct CpuKernels {
   size_t (*forward_scratch)(KernelDType, const KernelShape&);
   void (*forward)(KernelDType, const ForwardTask&);
-  size_t (*decode_scratch)(KernelDType, const KernelShape&);
+  size_t (*decode_scratch)(const KernelShape&);
   void (*decode)(KernelDType, const DecodeTask&);
   size_t (*backward_scratch)(KernelDType, const KernelShape&);
   void (*backward)(KernelDType, const BackwardTask&);

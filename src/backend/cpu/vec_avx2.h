@@ -40,6 +40,11 @@ FATTN_INLINE float sum(F32 v) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
+FATTN_INLINE float largest_lane(F32 v) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
 FATTN_INLINE F32 load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 FATTN_INLINE F32 load(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
@@ -80,6 +85,15 @@ FATTN_INLINE void transpose(F32 (&r)[8]) {
     r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
     r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
   }
+}
+FATTN_INLINE F32 sum_each(const F32 (&r)[8]) {
+  F32 s[2];
+  for (int i = 0; i < 8; i += 4) {  // of four vectors: lane i of each 128 bits has the sum over those of r[i]
+    const F32 a = add(_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i], r[i + 1]));
+    const F32 b = add(_mm256_unpacklo_ps(r[i + 2], r[i + 3]), _mm256_unpackhi_ps(r[i + 2], r[i + 3]));
+    s[i / 4] = add(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+  }
+  return add(_mm256_permute2f128_ps(s[0], s[1], 0x20), _mm256_permute2f128_ps(s[0], s[1], 0x31));
 }
 
 }  // namespace fattn::core::FATTN_ISA

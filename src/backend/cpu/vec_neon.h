@@ -35,6 +35,7 @@ FATTN_INLINE F32 keep_below(F32 x, int end, F32 other) {
   return vbslq_f32(vcltq_s32(vld1q_s32(lanes), vdupq_n_s32(end)), x, other);
 }
 FATTN_INLINE float sum(F32 v) { return vaddvq_f32(v); }
+FATTN_INLINE float largest_lane(F32 v) { return vmaxvq_f32(v); }
 FATTN_INLINE F32 load(const f16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 FATTN_INLINE F32 load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
 FATTN_INLINE void store(f16* p, F32 v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
@@ -61,5 +62,6 @@ FATTN_INLINE void transpose(F32 (&r)[4]) {
   r[2] = vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0]));
   r[3] = vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1]));
 }
+FATTN_INLINE F32 sum_each(const F32 (&r)[4]) { return vpaddq_f32(vpaddq_f32(r[0], r[1]), vpaddq_f32(r[2], r[3])); }
 
 }  // namespace fattn::core::FATTN_ISA

@@ -35,6 +35,10 @@ FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return select(a == b,
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) { return select(I32{0, 1, 2, 3} >= I32{first, first, first, first}, x, other); }
 FATTN_INLINE F32 keep_below(F32 x, int end, F32 other) { return select(I32{0, 1, 2, 3} < I32{end, end, end, end}, x, other); }
 FATTN_INLINE float sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+FATTN_INLINE float largest_lane(F32 v) {
+  const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+  return a > b ? a : b;
+}
 FATTN_INLINE F32 load(const f16* p) {
   return F32{f16_to_float(p[0].bits), f16_to_float(p[1].bits), f16_to_float(p[2].bits), f16_to_float(p[3].bits)};
 }
@@ -63,6 +67,11 @@ FATTN_INLINE void transpose(F32 (&r)[4]) {
   r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
   r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
   r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+FATTN_INLINE F32 sum_each(const F32 (&r)[4]) {
+  F32 t[4] = {r[0], r[1], r[2], r[3]};
+  transpose(t);
+  return (t[0] + t[1]) + (t[2] + t[3]);
 }
 
 }  // namespace fattn::core::FATTN_ISA

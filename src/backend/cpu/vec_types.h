@@ -7,9 +7,10 @@
 //   where_equal(a, b, x, y) a == b ? x : y
 //   keep_from(x, i, other)  lanes >= i from x, the rest from other; i of any size
 //   keep_below(x, i, other) lanes < i from x, the rest from other
-//   sum                     of all lanes
+//   sum, largest_lane       of all lanes; which is largest is open if there is a NaN
 //   exp2                    2^x for x <= 0, exact 0 below -127 (AVX-512: -125), NaN kept; relative error below 2e-7
 //   transpose               of kLanes vectors
+//   sum_each                lane i: sum of all lanes of vector i of kLanes
 // and, where kHasDot:
 //   Pairs                   a vector of kLanes (bf16, bf16) pairs
 //   dot(acc, a, b)          acc + a.lo * b.lo + a.hi * b.hi

@@ -179,7 +179,6 @@ void plan_cuda_kernels(Plan& plan) {
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
     not_v3 = p.backward ? cuda::v3_backward_refusal(p, v3_target) : cuda::v3_forward_refusal(p, v3_target);
-    if (p.backward && !cuda::kV3BackwardByItself && p.algorithm != Algorithm::kV3) not_v3 = "its backward pass has to be asked for";
     if (!not_v3.empty()) {
       if (p.algorithm == Algorithm::kV3) unsupported(text("algorithm v3 was asked for: ", not_v3));
       plan.algorithm = Algorithm::kV2;

@@ -8,6 +8,7 @@
 #include "backend/cuda/v3_forward.h"
 #include "fattn/error.hpp"
 #include "plan/architectures.h"
+#include "plan/plan.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -35,9 +36,7 @@ cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_byt
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
-  const bool wants_v3 =
-      problem.algorithm == Algorithm::kV3 || (problem.algorithm != Algorithm::kV2 && (!problem.backward || cuda::kV3BackwardByItself));
-  const bool v3 = arch == cuda::kV3Arch && problem.cuda_level == 0 && wants_v3 &&
+  const bool v3 = wants_v3(problem, arch) &&
                   (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;

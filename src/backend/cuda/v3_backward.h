@@ -17,9 +17,6 @@
 
 namespace fattn::core::cuda {
 
-// Whether the planner takes these kernels without being asked for v3. Not before they have been run and compared with float64 on a GPU.
-inline constexpr bool kV3BackwardByItself = false;
-
 // Names as in kernels/v3/backward_shape.h.
 struct V3BackwardTile {
   bool by_role;

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Writes the speed tables into README.md and README.zh-TW.md from records of `fattn bench --suite`.
+
+    make_result_tables.py           writes what stands between the marks results (CPU) and gpu-results
+    make_result_tables.py --check   exit 1 if a README says something else than a record
+"""
+import argparse
+import json
+import math
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-2-cores.json"
+GPU_RECORD = ROOT / "docs" / "results" / "h200-v2-suite.json"
+GPU_LENGTHS = (512, 2048, 8192, 16384)
+CPU_LENGTH = 2048
+COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
+PASSES = ("fwd", "bwd")
+
+TEXT = {
+    "README.md": {
+        "cpu": (
+            "2 cores of an Intel Xeon with AVX-512 and AMX, 2 threads; batch 1, 8 heads, seqlen {seqlen}, by headdim: GFLOP/s of visible (query, key) pairs, and how many times as\n"
+            "fast as PyTorch {torch}'s `scaled_dot_product_attention` on the same inputs, in turns, every result checked against float64 first; `?`: the intervals of\n"
+            "the medians overlap.\n"
+        ),
+        "cpu_end": (
+            "Geometric means over the whole record: {means}. One query against 8192 keys (32 heads of 8 key heads, headdim 128) reads K and V at {decode} of\n"
+            "the memory's read rate. [docs/results](docs/results) has the records with their environments.\n"
+        ),
+        "gpu": (
+            "One {gpu}, bf16, 16384 tokens, nheads * headdim = 2048, by headdim: TFLOP/s of algorithm {algorithm}, and how many times as fast as\n"
+            "PyTorch's FlashAttention-2 / cuDNN backends in the same run ([record, and how it was measured](docs/results/README.md)). Geometric means over {cells} problems each:\n"
+            "forward {fwd_flash} / {fwd_cudnn} (lowest {fwd_flash_low} / {fwd_cudnn_low}), backward {bwd_flash} / {bwd_cudnn} (lowest {bwd_flash_low} / {bwd_cudnn_low}).\n"
+        ),
+        "passes": {"fwd": "forward", "bwd": "backward"},
+        "head": "pass",
+        "join": ", ",
+    },
+    "README.zh-TW.md": {
+        "cpu": (
+            "Intel Xeon（AVX-512 與 AMX）的 2 個核心、2 個執行緒；batch 1、8 個 head、seqlen {seqlen}，依 headdim 列出：只計算看得見的 (query, key) 配對的 GFLOP/s，以及為 PyTorch {torch} 的\n"
+            "`scaled_dot_product_attention` 的幾倍快：相同輸入、輪流量測，每個結果都先以 float64 檢查；`?`：中位數的區間重疊。\n"
+        ),
+        "cpu_end": (
+            "整份紀錄的幾何平均：{means}。一個 query 對 8192 個 key（32 個 head 共用 8 個 key head、headdim 128）讀取 K 與 V 的速度為記憶體讀取頻寬的 {decode}。\n"
+            "各紀錄與其執行環境請見 [docs/results](docs/results)。\n"
+        ),
+        "gpu": (
+            "一張 {gpu}、bf16、16384 個 token、nheads * headdim = 2048，依 headdim 列出：演算法 {algorithm} 的 TFLOP/s，以及在同一次執行中為 PyTorch 的 FlashAttention-2 / cuDNN 後端的幾倍快\n"
+            "（[紀錄與量測方式](docs/results/README.md)）。各 {cells} 個問題的幾何平均：\n"
+            "前向 {fwd_flash} / {fwd_cudnn}（最低 {fwd_flash_low} / {fwd_cudnn_low}）、反向 {bwd_flash} / {bwd_cudnn}（最低 {bwd_flash_low} / {bwd_cudnn_low}）。\n"
+        ),
+        "passes": {"fwd": "前向", "bwd": "反向"},
+        "head": "方向",
+        "join": "、",
+    },
+}
+
+
+def mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+class Suite:
+    """A record's rows by cell: (dtype, pass, seqlen_q, seqlen_k, headdim, causal) to {"fattn": row, the peer's algorithm: row}."""
+
+    def __init__(self, path):
+        self.record = json.loads(path.read_text(encoding="utf-8"))
+        self.cells = {}
+        for row in self.record["rows"]:
+            if row["status"] != "ok":
+                continue
+            key = (row["dtype"], row["pass"], row["seqlen_q"], row["seqlen_k"], row["headdim"], row["causal"])
+            self.cells.setdefault(key, {})["fattn" if row["provider"] == "fattn" else row["algorithm"]] = row
+
+    def ratio(self, cell, peer):
+        return cell[peer]["time_median_s"] / cell["fattn"]["time_median_s"]
+
+    def ratios(self, dtype, which, peer):
+        return [self.ratio(cell, peer) for key, cell in self.cells.items() if key[:2] == (dtype, which) and peer in cell and "fattn" in cell]
+
+
+def undecided(cell, peer):
+    a, b = cell["fattn"], cell[peer]
+    return a["time_ci_low_s"] <= b["time_ci_high_s"] and b["time_ci_low_s"] <= a["time_ci_high_s"]
+
+
+def table(heads, columns, lines):
+    titles = [f"{headdim} causal" if causal else f"{headdim}" for headdim, causal in columns]
+    rows = [heads + titles, ["--"] * (len(heads) + len(columns))] + lines
+    return "\n".join("|" + "|".join(row) + "|" if row[0] == "--" else "| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def cpu_block(text):
+    suite = Suite(CPU_RECORD)
+    columns = [column for column in COLUMNS if column[0] <= 128]
+    lines, means = [], []
+    peer = next(row for row in suite.record["rows"] if row["provider"] != "fattn")
+    for dtype in ("fp32", "bf16", "fp16"):
+        for which in PASSES:
+            found = [suite.cells[dtype, which, CPU_LENGTH, CPU_LENGTH, *column] for column in columns]
+            lines.append([dtype, text["passes"][which]] + [
+                f"{c['fattn']['flops_per_s'] / 1e9:.0f} ({suite.ratio(c, peer['algorithm']):.2f}{'?' if undecided(c, peer['algorithm']) else ''})" for c in found
+            ])
+            means.append(f"{dtype} {text['passes'][which]} {mean(suite.ratios(dtype, which, peer['algorithm'])):.2f}x")
+    decode = [f"{c['fattn']['bandwidth_fraction'] * 100:.0f} % ({key[0]})" for key, c in suite.cells.items() if key[2] == 1]
+    facts = {"seqlen": CPU_LENGTH, "torch": ".".join(peer["version"].split(".")[:2]), "means": text["join"].join(means), "decode": text["join"].join(decode)}
+    return text["cpu"].format(**facts) + "\n" + table(["dtype", text["head"]], columns, lines) + "\n" + text["cpu_end"].format(**facts)
+
+
+def gpu_block(text):
+    suite = Suite(GPU_RECORD)
+    own = [cell["fattn"] for key, cell in suite.cells.items() if key[0] == "bf16"]
+    facts = {"gpu": suite.record["environment"]["gpus"][0]["name"].replace("NVIDIA ", ""), "cells": len(own) // 2}
+    facts["algorithm"] = ", ".join(sorted({row["algorithm"] for row in own}))
+    for which in PASSES:
+        for peer in ("flash", "cudnn"):
+            ratios = suite.ratios("bf16", which, peer)
+            facts[f"{which}_{peer}"] = f"{mean(ratios):.2f}x"
+            facts[f"{which}_{peer}_low"] = f"{min(ratios):.2f}x"
+    lines = []
+    for which in PASSES:
+        for n in GPU_LENGTHS:
+            found = [suite.cells["bf16", which, n, n, *column] for column in COLUMNS]
+            lines.append([text["passes"][which], str(n)] + [
+                f"{c['fattn']['flops_per_s'] / 1e12:.0f} ({suite.ratio(c, 'flash'):.2f} / {suite.ratio(c, 'cudnn'):.2f})" for c in found
+            ])
+    return text["gpu"].format(**facts) + "\n" + table([text["head"], "seqlen"], COLUMNS, lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a README is stale")
+    arguments = parser.parse_args()
+    stale = []
+    for name, text in TEXT.items():
+        path = ROOT / name
+        before = after = path.read_text(encoding="utf-8")
+        for mark, content in (("results", cpu_block(text)), ("gpu-results", gpu_block(text))):
+            block = f"<!-- {mark} -->\n{content}<!-- /{mark} -->"
+            after, count = re.subn(f"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, block=block: block, after, flags=re.S)
+            if count != 1:
+                raise SystemExit(f"{name}: expected the marks {mark} once, found them {count} times")
+        if after != before:
+            stale.append(name)
+            if not arguments.check:
+                path.write_text(after, encoding="utf-8")
+    if arguments.check and stale:
+        print(f"{', '.join(stale)}: a table is not what the records say; run tools/make_result_tables.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
