@@ -4,12 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <new>
 
 #include "cli/bench.h"
 #include "cli/cache.h"
 #include "cli/check.h"
 #include "cli/compare.h"
+#include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
 #include "cli/run.h"
@@ -29,6 +31,7 @@ constexpr const char* kFooter =
 int run_command_line(int argc, char** argv) {
   int exit_code = kExitFine;
   CLI::App app("Exact, IO-aware attention (FlashAttention) on this machine.", "fattn");
+  app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", std::string("fattn ") + fattn_version(), "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.footer(kFooter);

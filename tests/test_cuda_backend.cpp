@@ -20,7 +20,6 @@
 namespace fattn {
 namespace {
 
-
 using test::CudaStub;
 using test::expect_contains;
 

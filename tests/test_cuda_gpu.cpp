@@ -191,8 +191,7 @@ TEST_F(CudaGpu, V3BackwardAgreesWithV2OverManyTiles) {
         gradients(v2);
         options.algorithm = Algorithm::kV3;
         for (const bool deterministic : {false, true}) {
-          for (const Tensor& t : {v3.t.q, v3.t.k, v3.t.v})
-            check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+          for (const Tensor& t : {v3.t.q, v3.t.k, v3.t.v}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
           options.deterministic = deterministic;
           gradients(v3);
           const std::string where = std::to_string(headdim) + "/" + std::to_string(headdim_v) + (causal ? " causal " : " ") +

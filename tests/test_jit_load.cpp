@@ -27,6 +27,10 @@ __attribute__((noinline)) void* operator new(size_t bytes) {
   if (void* pointer = std::malloc(bytes)) return pointer;
   throw std::bad_alloc();
 }
+__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(bytes);
+}
 __attribute__((noinline)) void operator delete(void* pointer) noexcept { std::free(pointer); }
 __attribute__((noinline)) void operator delete(void* pointer, size_t) noexcept { std::free(pointer); }
 

@@ -46,6 +46,21 @@ TEST(JitNvrtc, VersionIsNotedAndCheckedAgainstTheFile) {
   EXPECT_EQ(built("version=13.1"), "disk");
 }
 
+// The wheel of 13.0 does not tell the loader that NVRTC's second library lies beside the first.
+TEST(JitNvrtc, ItsSecondLibraryIsFoundBesideIt) {
+  const CacheFolder folder;
+  const fs::path copy = folder.root() / "libnvrtc.so.13", builtins = folder.root() / "libnvrtc-builtins.so.77.7";  // no machine has it
+  fs::copy_file(FATTN_STUB_NVRTC_PATH, copy);
+  const std::string needed = "version=77.7,builtins=" + builtins.filename().string();
+  const auto built = [&] {
+    return run({FATTN_JIT_BUILD_PATH, "fattn_test", "90a", request().source}, {{"FATTN_NVRTC", copy.c_str()}, {"STUB_NVRTC", needed.c_str()}});
+  };
+  expect_contains(built().output, "failed to open libnvrtc-builtins.so.77.7");
+  fs::copy_file(FATTN_STUB_NVRTC_BUILTINS_PATH, builtins);
+  const Done done = built();
+  EXPECT_EQ(done.status, 0) << done.output;
+}
+
 TEST(JitNvrtc, MissingSaysWhatToDo) {
   const CacheFolder folder;
   const auto answer = [&](const char* path) {

@@ -54,6 +54,15 @@ std::string bind(const DynamicLibrary& library, Nvrtc& to) {
   return "";
 }
 
+// NVRTC opens a second library by its bare name when it compiles, and not every wheel (13.0) tells the loader that it lies beside the first. What is
+// loaded already is found by its name.
+void open_builtins(const Nvrtc& found) {
+  const size_t folder = found.path.rfind('/') + 1;
+  if (found.path.empty() || found.path[0] != '/') return;
+  DynamicLibrary library(found.path.substr(0, folder) + text("libnvrtc-builtins.so.", found.version.major, ".", found.version.minor));
+  std::move(library).keep();  // if it is not there NVRTC looks elsewhere, and says so if in vain
+}
+
 Nvrtc open_nvrtc() {
   Nvrtc found;
   std::string tried;
@@ -62,6 +71,7 @@ Nvrtc open_nvrtc() {
     const std::string why = bind(library, found);
     if (why.empty()) {
       std::move(library).keep();
+      open_builtins(found);
       return found;
     }
     tried += text(tried.empty() ? "" : "; ", name, ": ", why);

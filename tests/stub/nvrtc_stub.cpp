@@ -1,7 +1,8 @@
 // A libnvrtc for tests, never installed: "compiles" to bytes that depend on everything it is given, and that the stub of libcuda
 // takes. What the source says: #error is a compile error, STUB_SLOW takes a second, STUB_REFUSED gives an image that
 // the driver refuses. The variable STUB_NVRTC holds settings: "version=12.8", "count=FILE" (a line is added to FILE for every
-// compilation), "hang=1" (a compilation lasts until it is stopped).
+// compilation), "hang=1" (a compilation lasts until it is stopped), "builtins=NAME" (a compilation needs the library NAME, as the loader finds it).
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -100,6 +101,10 @@ STUB_EXPORT int nvrtcCompileProgram(Program* program, int count, const char* con
     if (std::strncmp(options[i], "--gpu-architecture=", 19) == 0) target = options[i] + 19;
   }
   if (target.empty()) return kInvalidOption;
+  if (const std::string name = setting("builtins"); !name.empty() && dlopen(name.c_str(), RTLD_NOW) == nullptr) {
+    program->log = "nvrtc: error: failed to open " + name + ".\n";
+    return kCompilation;
+  }
   if (!wait(*program, setting("hang") == "1" ? 600 : all.find("STUB_SLOW") != std::string::npos ? 1 : 0)) return kCancelled;
   if (all.find("#error") != std::string::npos) {
     program->log = program->name + "(1): error: #error directive\n1 error detected in the compilation.\n";

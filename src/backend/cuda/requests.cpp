@@ -36,8 +36,8 @@ cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_byt
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
-  const bool v3 = wants_v3(problem, arch) &&
-                  (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
+  const bool v3 =
+      wants_v3(problem, arch) && (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;
   // As calls with aligned pointers need them.
