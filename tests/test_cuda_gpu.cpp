@@ -2,9 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -16,6 +14,7 @@
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
+#include "gpu_problem.h"
 #include "temporary_folder.h"
 #include "testing/cases.h"
 #include "testing/device_mirror.h"
@@ -24,70 +23,17 @@
 namespace fattn {
 namespace {
 
+using test::CudaGpu;
+using test::DeviceForward;
+using test::float_of_bf16;
+using test::halves;
+using test::on_cuda;
+using test::shape;
 using testing::Case;
 using testing::CaseInputs;
 using testing::make_inputs;
 using testing::Outputs;
 using testing::run_passes;
-
-class CudaGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string reason;
-    if (cuda::count(&reason) == 0) GTEST_SKIP() << reason;
-  }
-};
-
-Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim, bool causal) {
-  Case c;
-  c.name = "gpu";
-  c.dtype = dtype;
-  c.batch = batch;
-  c.seqlen_q = seqlen_q;
-  c.seqlen_k = seqlen_k;
-  c.nheads = nheads;
-  c.nheads_k = nheads_k;
-  c.headdim = c.headdim_v = headdim;
-  c.causal = causal;
-  c.seed = 7;
-  return c;
-}
-
-Options on_cuda(const Case& c) {
-  Options options;
-  options.causal = c.causal;
-  options.backend = Backend::kCuda;
-  return options;
-}
-
-// Contiguous tensors of a forward problem in device memory, `skew` elements into their allocations.
-struct DeviceForward {
-  std::vector<cuda::Buffer> memory;
-  ForwardTensors t;
-
-  explicit DeviceForward(const Case& c, int64_t skew = 0) {
-    const auto make = [&](DType dtype, std::initializer_list<int64_t> dims) {
-      const Tensor view(nullptr, dtype, dims);
-      const size_t bytes = static_cast<size_t>(view.size() + skew) * size_of(dtype);
-      memory.emplace_back(0, bytes);
-      memory.back().fill(0x3c);  // small finite numbers in fp16 and bf16
-      return view.on(Device::kCuda, 0, static_cast<char*>(memory.back().get()) + static_cast<size_t>(skew) * size_of(dtype));
-    };
-    t.q = make(c.dtype, {c.batch, c.seqlen_q, c.nheads, c.headdim});
-    t.k = make(c.dtype, {c.batch, c.seqlen_k, c.nheads_k, c.headdim});
-    t.v = make(c.dtype, {c.batch, c.seqlen_k, c.nheads_k, c.headdim_v});
-    t.o = make(c.dtype, {c.batch, c.seqlen_q, c.nheads, c.headdim_v});
-    t.lse = make(DType::kF32, {c.batch, c.nheads, c.seqlen_q});
-  }
-};
-
-std::vector<uint16_t> halves(const Tensor& tensor, int64_t first, int64_t count) {
-  std::vector<uint16_t> host(static_cast<size_t>(count));
-  check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, host.data(), static_cast<const uint16_t*>(tensor.data()) + first, 2 * host.size(), nullptr));
-  return host;
-}
-
-float float_of_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 TEST_F(CudaGpu, ForwardHasTheSameBitsEveryRun) {
   const Case c = shape(DType::kBF16, 2, 700, 900, 4, 2, 128, true);
@@ -96,111 +42,6 @@ TEST_F(CudaGpu, ForwardHasTheSameBitsEveryRun) {
   forward_only.backward = false;
   const Outputs first = run_passes(forward_only, in, on_cuda(c));
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(testing::same_bits(first, run_passes(forward_only, in, on_cuda(c))));
-}
-
-float float_of_f16(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  if (exponent == 31) return std::nanf("");  // none is expected
-  const float magnitude = std::ldexp(static_cast<float>(exponent == 0 ? fraction : fraction + 1024), std::max(exponent, 1) - 25);
-  return bits & 0x8000 ? -magnitude : magnitude;
-}
-
-// Inf and NaN anywhere give NaN.
-std::vector<float> numbers(const Tensor& tensor) {
-  if (tensor.dtype() == DType::kF32) {
-    std::vector<float> host(static_cast<size_t>(tensor.size()));
-    check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, host.data(), tensor.data(), 4 * host.size(), nullptr));
-    return host;
-  }
-  const auto to_float = tensor.dtype() == DType::kF16 ? float_of_f16 : float_of_bf16;
-  const std::vector<uint16_t> bits = halves(tensor, 0, tensor.size());
-  std::vector<float> out(bits.size());
-  std::transform(bits.begin(), bits.end(), out.begin(), to_float);
-  return out;
-}
-
-// Numbers of either sign up to about 2, none of them like its neighbours.
-void fill_with_noise(const Tensor& tensor, uint32_t seed) {
-  std::vector<uint16_t> host(static_cast<size_t>(tensor.size()));
-  const uint32_t largest = 0x4000, smallest = tensor.dtype() == DType::kF16 ? 0x2c00 : 0x3d80;
-  uint32_t state = seed * 2654435761u + 1;
-  for (uint16_t& value : host) {
-    state = state * 1664525u + 1013904223u;
-    value = static_cast<uint16_t>((state & 0x8000) | (smallest + (state >> 16) % (largest - smallest)));
-  }
-  check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, tensor.data(), host.data(), 2 * host.size(), nullptr));
-}
-
-// The largest difference over the largest magnitude; NaN if there is one.
-double difference(const Tensor& a, const Tensor& b) {
-  const std::vector<float> x = numbers(a), y = numbers(b);
-  double most = 0, magnitude = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double d = std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
-    if (!std::isfinite(d)) return std::nan("");
-    most = std::max(most, d);
-    magnitude = std::max(magnitude, std::abs(static_cast<double>(y[i])));
-  }
-  return most / magnitude;
-}
-
-// Hopper's kernels against v2's where a multiprocessor computes many tiles of many blocks one after the other, which the table of cases is too small
-// for: rings of stages go round, tiles are joined, warpgroups skip blocks; with a scale of 2 weights leave their window.
-TEST_F(CudaGpu, V3AgreesWithV2OverManyTiles) {
-  for (const int64_t headdim : {64, 96, 128, 192, 256})
-    for (const bool causal : {false, true}) {
-      const Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 3, 1030, 1300, 24, 8, headdim, causal);
-      DeviceForward d(c);
-      uint32_t seed = 1;
-      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
-      DeviceForward other(c);
-      ForwardTensors v2 = d.t;
-      v2.o = other.t.o, v2.lse = other.t.lse;
-      for (const double scale : {1 / std::sqrt(static_cast<double>(headdim)), 2.0}) {
-        Options options = on_cuda(c);
-        options.softmax_scale = scale;
-        options.algorithm = Algorithm::kV3;
-        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
-        forward(d.t, options);
-        options.algorithm = Algorithm::kV2;
-        forward(v2, options);
-        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << scale;
-        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << scale;
-      }
-    }
-}
-
-// The gradients of many tiles, where rings of stages go round and several query heads share a key head; dq is summed in any order.
-TEST_F(CudaGpu, V3BackwardAgreesWithV2OverManyTiles) {
-  for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {64, 128}})
-    for (const bool causal : {false, true})
-      for (const auto& [seqlen_q, seqlen_k] : {std::pair{1030, 1300}, {1300, 1030}, {1024, 1024}}) {
-        Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 2, seqlen_q, seqlen_k, 12, 4, headdim, causal);
-        c.headdim_v = headdim_v;
-        const DeviceForward d(c), more(c), v3(c), v2(c);  // q, k, v, o; dout in the place of o; dq, dk, dv in the places of q, k, v
-        uint32_t seed = 1;
-        for (const Tensor& t : {d.t.q, d.t.k, d.t.v, more.t.o}) fill_with_noise(t, seed++);
-        Options options = on_cuda(c);
-        options.algorithm = Algorithm::kV3;
-        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
-        options.algorithm = Algorithm::kV2;
-        forward(d.t, options);
-        const auto gradients = [&](const DeviceForward& to) {
-          backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, more.t.o, to.t.q, to.t.k, to.t.v}, options);
-        };
-        gradients(v2);
-        options.algorithm = Algorithm::kV3;
-        for (const bool deterministic : {false, true}) {
-          for (const Tensor& t : {v3.t.q, v3.t.k, v3.t.v}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
-          options.deterministic = deterministic;
-          gradients(v3);
-          const std::string where = std::to_string(headdim) + "/" + std::to_string(headdim_v) + (causal ? " causal " : " ") +
-                                    std::to_string(seqlen_q) + (deterministic ? " deterministic" : "");
-          EXPECT_LT(difference(v3.t.q, v2.t.q), 0.02) << where;
-          EXPECT_LT(difference(v3.t.k, v2.t.k), 0.02) << where;
-          EXPECT_LT(difference(v3.t.v, v2.t.v), 0.02) << where;
-        }
-      }
 }
 
 TEST_F(CudaGpu, DeterministicBackwardHasTheSameBitsEveryRun) {

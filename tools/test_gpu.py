@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, and compute-sanitizer on a subset.
+"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu and test_cuda_v3_gpu, and compute-sanitizer on a subset.
 Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
 
 import argparse
@@ -42,16 +42,15 @@ def stages(fattn, tests, sanitizer):
         Stage("v2", f"{check} --algorithm v2", count_check, 1200),
         Stage("v2deterministic", f"{check} --algorithm v2 --deterministic", count_check, 1200),
         Stage("level75", f"{check} --cuda-level 75 --dtype fp16", count_check, 1200),
-        Stage(
-            "gpu",
-            f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/test_cuda_gpu.xml\" '{tests}/test_cuda_gpu' || status=$?\n"
-            'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'
-            'echo "<testsuite><testcase name=\\"test_cuda_gpu\\" status=\\"$word\\"/></testsuite>" > "$REPORTS/ctest.xml"\n'
-            "exit ${status:-0}\n",
-            count_ctest,
-            900,
-        ),
     ]
+    for name in ("test_cuda_gpu", "test_cuda_v3_gpu"):
+        run = (
+            f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/{name}.xml\" '{tests}/{name}' || status=$?\n"
+            'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'
+            f'echo "<testsuite><testcase name=\\"{name}\\" status=\\"$word\\"/></testsuite>" > "$REPORTS/ctest.xml"\n'
+            "exit ${status:-0}\n"
+        )
+        found.append(Stage(name, run, count_ctest, 900))
     for tool in ("memcheck", "racecheck", "initcheck") if sanitizer else ():
         # racecheck does not know the order that TMA and mbarriers give; it is for v2 only.
         chosen = [("v2", RACECHECKED)] if tool == "racecheck" else [("auto", SANITIZED), ("v2", SANITIZED)]
@@ -67,7 +66,7 @@ def stages(fattn, tests, sanitizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fattn", default=str(ROOT / "build/cli/fattn"), help="the program to test")
-    parser.add_argument("--tests", default=str(ROOT / "build/tests"), help="folder with test_cuda_gpu")
+    parser.add_argument("--tests", default=str(ROOT / "build/tests"), help="folder with test_cuda_gpu and test_cuda_v3_gpu")
     parser.add_argument("--only", action="append", help="run this stage; may be repeated")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()

@@ -1,0 +1,188 @@
+// Hopper's kernels (algorithm v3) on a real GPU, where a multiprocessor computes many tiles of many blocks, which the table of cases is too small
+// for. Without a GPU every test is skipped.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fattn/attention.hpp"
+#include "fattn/device.hpp"
+#include "fattn/plan.hpp"
+#include "gpu_problem.h"
+#include "testing/cases.h"
+
+namespace fattn {
+namespace {
+
+using test::CudaGpu;
+using test::DeviceForward;
+using test::difference;
+using test::fill_with_noise;
+using test::halves;
+using test::on_cuda;
+using test::shape;
+using testing::Case;
+
+using CudaV3Gpu = CudaGpu;
+
+// Against v2's: rings of stages go round, tiles are joined, warpgroups skip blocks; with a scale of 2 weights leave their window.
+TEST_F(CudaV3Gpu, AgreesWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      const Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 3, 1030, 1300, 24, 8, headdim, causal);
+      DeviceForward d(c);
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+      DeviceForward other(c);
+      ForwardTensors v2 = d.t;
+      v2.o = other.t.o, v2.lse = other.t.lse;
+      for (const double scale : {1 / std::sqrt(static_cast<double>(headdim)), 2.0}) {
+        Options options = on_cuda(c);
+        options.softmax_scale = scale;
+        options.algorithm = Algorithm::kV3;
+        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+        forward(d.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << scale;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << scale;
+      }
+    }
+}
+
+// A problem with outputs of two algorithms: q, k, v, o and lse of forward, dout, and gradients in the places of q, k and v.
+struct TwoWays {
+  Case c;
+  Options options;
+  DeviceForward v3, v2, more, v3_gradients, v2_gradients;
+
+  explicit TwoWays(const Case& of, uint32_t seed = 1) : c(of), options(on_cuda(of)), v3(of), v2(of), more(of), v3_gradients(of), v2_gradients(of) {
+    for (const Tensor& t : {v3.t.q, v3.t.k, v3.t.v, more.t.o}) fill_with_noise(t, seed++);
+    v2.t.q = v3.t.q, v2.t.k = v3.t.k, v2.t.v = v3.t.v;
+    options.algorithm = Algorithm::kV3;
+  }
+  bool v3_computes_it() const {
+    return static_cast<bool>(supported(describe(v3.t, options))) && static_cast<bool>(supported(describe(backward_of(v3_gradients), options)));
+  }
+
+  // Both take o and lse of v2.
+  BackwardTensors backward_of(const DeviceForward& to) const { return {v2.t.q, v2.t.k, v2.t.v, v2.t.o, v2.t.lse, more.t.o, to.t.q, to.t.k, to.t.v}; }
+  void compute(Algorithm algorithm) {
+    options.algorithm = algorithm;
+    const bool is_v3 = algorithm == Algorithm::kV3;
+    const DeviceForward& gradients = is_v3 ? v3_gradients : v2_gradients;
+    for (const Tensor& t : {gradients.t.q, gradients.t.k, gradients.t.v, is_v3 ? v3.t.o : v2.t.o})
+      check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));  // NaN
+    forward(is_v3 ? v3.t : v2.t, options);
+    backward(backward_of(gradients), options);
+  }
+  // The largest of the differences; NaN if there is one.
+  double worst() const {
+    double most = 0;
+    for (const auto& [a, b] : {std::pair{v3.t.o, v2.t.o},
+                               {v3_gradients.t.q, v2_gradients.t.q},
+                               {v3_gradients.t.k, v2_gradients.t.k},
+                               {v3_gradients.t.v, v2_gradients.t.v}}) {
+      const double d = difference(a, b);
+      if (!(d <= most)) most = d;
+    }
+    return most;
+  }
+};
+
+// The gradients of many tiles, where rings of stages go round and several query heads share a key head; dq is summed in any order.
+TEST_F(CudaV3Gpu, BackwardAgreesWithV2OverManyTiles) {
+  for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {64, 128}})
+    for (const bool causal : {false, true})
+      for (const auto& [seqlen_q, seqlen_k] : {std::pair{1030, 1300}, {1300, 1030}, {1024, 1024}}) {
+        Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 2, seqlen_q, seqlen_k, 12, 4, headdim, causal);
+        c.headdim_v = headdim_v;
+        TwoWays both(c);
+        if (!both.v3_computes_it()) GTEST_SKIP() << "no kernels of v3 for this device";
+        both.compute(Algorithm::kV2);
+        for (const bool deterministic : {false, true}) {
+          both.options.deterministic = deterministic;
+          both.compute(Algorithm::kV3);
+          EXPECT_LT(both.worst(), 0.02) << headdim << "/" << headdim_v << (causal ? " causal " : " ") << seqlen_q
+                                        << (deterministic ? " deterministic" : "");
+        }
+      }
+}
+
+TEST_F(CudaV3Gpu, TheSameBitsAThousandTimes) {
+  for (const int64_t headdim : {64, 128, 256})
+    for (const bool causal : {false, true}) {
+      TwoWays both(shape(DType::kBF16, 1, 520, 1030, 8, 2, headdim, causal));
+      if (!both.v3_computes_it()) GTEST_SKIP() << "no kernels of v3 for this device";
+      both.compute(Algorithm::kV2);
+      both.options.deterministic = true;
+      const std::array<Tensor, 4> outputs = {both.v3.t.o, both.v3_gradients.t.q, both.v3_gradients.t.k, both.v3_gradients.t.v};
+      std::array<std::vector<uint16_t>, 4> first;
+      for (int run = 0; run < 1000; ++run) {
+        both.compute(Algorithm::kV3);
+        for (size_t i = 0; i < outputs.size(); ++i) {
+          std::vector<uint16_t> bits = halves(outputs[i], 0, outputs[i].size());
+          if (run == 0)
+            first[i] = std::move(bits);
+          else
+            ASSERT_EQ(bits == first[i], true) << headdim << (causal ? " causal" : "") << ", run " << run << ", output " << i;
+        }
+      }
+    }
+}
+
+// A shape that no table would have: small more often than large.
+Case random_shape(std::mt19937_64& random) {
+  const auto upto = [&](int64_t most) { return 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)); };
+  const auto length = [&] { return std::min<int64_t>(upto(int64_t{1} << upto(12)), 3000); };
+  const int64_t nheads_k = upto(4), group = upto(4);
+  Case c = shape(random() % 2 ? DType::kBF16 : DType::kF16, upto(3), length(), length(), nheads_k * group, nheads_k, 8 * upto(32), random() % 2);
+  c.headdim_v = random() % 3 ? c.headdim : 8 * upto(32);
+  return c;
+}
+
+// Random shapes for FATTN_SOAK_SECONDS (5), each launched some times one after another before anything is looked at. A kernel that hangs ends the
+// program.
+TEST_F(CudaV3Gpu, RandomShapesAgreeWithV2) {
+  const char* const wanted = std::getenv("FATTN_SOAK_SECONDS");
+  const char* const from = std::getenv("FATTN_SOAK_SEED");
+  const std::chrono::duration<double> length(wanted ? std::atof(wanted) : 5.0);
+  const auto end = std::chrono::steady_clock::now() + length;
+  std::mt19937_64 random(from ? std::strtoull(from, nullptr, 10) : 1);
+  int shapes = 0, without = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    TwoWays both(random_shape(random), static_cast<uint32_t>(random()));
+    both.options.deterministic = random() % 4 == 0;
+    const Case& c = both.c;
+    const std::string where = std::to_string(c.batch) + " x " + std::to_string(c.seqlen_q) + " x " + std::to_string(c.seqlen_k) + ", heads " +
+                              std::to_string(c.nheads) + "/" + std::to_string(c.nheads_k) + ", headdim " + std::to_string(c.headdim) + "/" +
+                              std::to_string(c.headdim_v) + (c.causal ? " causal" : "") + (c.dtype == DType::kF16 ? " fp16" : " bf16") +
+                              (both.options.deterministic ? " deterministic" : "");
+    if (!both.v3_computes_it()) {
+      if (++without > 100 && shapes == 0) GTEST_SKIP() << "no kernels of v3 for this device";
+      continue;
+    }
+    std::fprintf(stderr, "\r%d shapes, now %-100s", shapes, where.c_str());  // the last word of a hang
+    alarm(60);
+    both.compute(Algorithm::kV2);
+    for (int run = 0; run < 8; ++run) both.compute(Algorithm::kV3);
+    cuda::synchronize(0);
+    alarm(0);
+    ASSERT_LT(both.worst(), 0.03) << where;
+    ++shapes;
+  }
+  std::fprintf(stderr, "\n");
+  RecordProperty("shapes", shapes);
+  EXPECT_GT(shapes, 0);
+}
+
+}  // namespace
+}  // namespace fattn
