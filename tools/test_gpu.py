@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Small problems of every kind of tile: the sanitizers are a hundred times slower.
 SANITIZED = [("bf16", "q65-k97"), ("fp16", "q33-k33"), ("bf16", "q67-k65"), ("fp16", "padded")]
 # racecheck loses track of __syncthreads where warps also meet at barriers of their own number: in a small program that is correct by construction it
-# reports hazards for bar.arrive, and in the widest backward kernels under a causal mask others from run to run. These are without.
-RACECHECKED = [("bf16", f"q65-k97-h2_1-d{headdim}") for headdim in ("8", "32", "40", "64", "72", "80", "96", "192")]
+# reports hazards for bar.arrive, and in some backward kernels under a causal mask others from run to run: in the machine code of headdim 80 the read
+# and the copy that it names have the loop's __syncthreads between them. These are without.
+RACECHECKED = [("bf16", f"q65-k97-h2_1-d{headdim}") for headdim in ("32", "40", "64", "72", "96", "192")]
 RACECHECKED += [("fp16", "q65-k97-h2_1-d64"), ("bf16", "q65-k97-h8_2-d64")]
 
 
