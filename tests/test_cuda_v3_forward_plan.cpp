@@ -114,12 +114,12 @@ TEST(V3ForwardPlanSmall, SectionsFillTurnsOrL2) {
   Problem p = problem_of(DType::kBF16, 128, 128, true, 512, 512);
   p.batch = 32;
   p.nheads = p.nheads_k = 16;
-  EXPECT_EQ(plan_v3_forward(p, kH200).heads_per_section, 132);  // 33 MiB
+  EXPECT_EQ(plan_v3_forward(p, kH200).heads_per_section, 33);  // their four tiles each are a turn
   p = problem_of(DType::kBF16, 128, 128, true, 2048, 2048);
   p.batch = 8;
   p.nheads = p.nheads_k = 16;
   V3ForwardPlan plan = plan_v3_forward(p, kH200);
-  EXPECT_EQ(plan.heads_per_section, 44);  // a third of the grid: 44 MiB
+  EXPECT_EQ(plan.heads_per_section, 22);  // a sixth of the grid: 22 MiB
   EXPECT_EQ(plan.tiles_per_cta, 0);
   p = problem_of(DType::kBF16, 128, 128, true, 16384, 16384);
   p.batch = 1;
@@ -127,6 +127,36 @@ TEST(V3ForwardPlanSmall, SectionsFillTurnsOrL2) {
   plan = plan_v3_forward(p, kH200);
   EXPECT_EQ(plan.tiles_per_cta, 2);  // five heads fill L2
   EXPECT_EQ(plan.grid, 16 * 128 / 2);
+}
+
+TEST(V3ForwardPlanSmall, SectionsAreWholePartsOfTheGrid) {
+  Problem p = problem_of(DType::kBF16, 256, 256, true, 3072, 3072);
+  p.batch = 8;
+  p.nheads = p.nheads_k = 16;
+  EXPECT_EQ(plan_v3_forward(p, kH200).heads_per_section, 12);  // 15 fill L2
+  for (const int multiprocessors : {1, 2, 5, 7, 78, 114, 131, 132, 144}) {
+    V3Target target = kH200;
+    target.multiprocessors = multiprocessors;
+    const int heads = plan_v3_forward(p, target).heads_per_section;
+    EXPECT_GE(heads, 1);
+    EXPECT_LE(heads, 15);
+  }
+}
+
+// As kernels/v3/schedule.h divides.
+TEST(V3ForwardPlanSmall, DivisorsDivide) {
+  for (const int divisor :
+       {1, 2, 3, 5, 6, 7, 8, 11, 12, 22, 33, 44, 66, 100, 127, 128, 132, 528, 4095, 65537, 1000003, (1 << 30) - 1, 1 << 30, (1 << 30) + 1}) {
+    const Divisor by = divisor_of(divisor);
+    const auto check = [&](int64_t x) {
+      if (x < 0 || x > 0x7fffffff) return;
+      EXPECT_EQ(static_cast<int64_t>((static_cast<uint64_t>(2 * x) * by.factor >> 32) >> by.shift), x / divisor) << x << " / " << divisor;
+    };
+    for (int64_t x = 1; x <= 0x7fffffff; x = x * 3 / 2 + 1)
+      for (const int64_t near : {x, x / divisor * divisor - 1, x / divisor * divisor, x / divisor * divisor + 1}) check(near);
+    check(0);
+    check(0x7fffffff);
+  }
 }
 
 TEST(V3ForwardPlanSmall, RefusesWithAReason) {
@@ -172,6 +202,7 @@ TEST(V3ForwardPlanSmall, ParametersDescribeTheCall) {
   EXPECT_EQ(params.work.columns, 72);
   EXPECT_EQ(params.work.columns_v, 40);
   EXPECT_EQ(params.work.tiles, plan.tiles);
+  EXPECT_EQ((params.work.sections - 1) * plan.heads_per_section + params.work.heads_of_last, 2 * 6);
   p.softmax_scale = 0;
   EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 1);
   p.softmax_scale = 1e-60;  // 0 in fp32

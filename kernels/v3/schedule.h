@@ -28,6 +28,10 @@ __device__ __forceinline__ int tile_number(const ForwardCall& p, int nth) {
   return number < p.work.tiles ? number : -1;
 }
 
+__device__ __forceinline__ int divide(int x, const Divisor& by) {
+  return static_cast<int>(__umulhi(2 * static_cast<unsigned>(x), by.factor) >> by.shift);
+}
+
 struct Place {
   int row;  // first query of the tile
   int head, head_k, batch;
@@ -38,15 +42,14 @@ struct Place {
 template <int kBlockM>
 __device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
   const AttentionParams& call = p.call;
-  const int per_section = call.heads_per_section * p.work.row_tiles;
-  const int section = number / per_section;
-  const int in_section = number - section * per_section;
-  const int first_head = section * call.heads_per_section;
-  const int heads = min(call.heads_per_section, call.batch * call.nheads - first_head);
-  const int tile = p.work.row_tiles - 1 - in_section / heads;
-  const int nth = first_head + in_section % heads;
-  const int batch = nth / call.nheads, head = nth - batch * call.nheads;
-  return {tile * kBlockM, head, head / call.group, batch};
+  const V3ForwardWork& work = p.work;
+  const int section = divide(number, work.by_section);
+  const int in_section = number - section * (call.heads_per_section * work.row_tiles);
+  const bool last = section == work.sections - 1;
+  const int turn = divide(in_section, last ? work.by_heads_of_last : work.by_heads);
+  const int nth = section * call.heads_per_section + in_section - turn * (last ? work.heads_of_last : call.heads_per_section);
+  const int batch = divide(nth, work.by_nheads), head = nth - batch * call.nheads;
+  return {(work.row_tiles - 1 - turn) * kBlockM, head, divide(head, work.by_group), batch};
 }
 
 // Blocks of keys [0, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.

@@ -3,11 +3,24 @@
 
 namespace fattn {
 
+// Division of 31-bit numbers by one that is known before, as multiplication: x / divisor = (x * factor) >> (31 + shift).
+struct Divisor {
+  unsigned factor, shift;
+};
+constexpr Divisor divisor_of(int divisor) {
+  unsigned shift = 0;
+  while ((1ull << shift) < static_cast<unsigned long long>(divisor)) ++shift;
+  return {static_cast<unsigned>(((1ull << (31 + shift)) + static_cast<unsigned>(divisor) - 1) / static_cast<unsigned>(divisor)), shift};
+}
+
 struct V3ForwardWork {
   int columns, columns_v;  // headdim and headdim_v; the specialisation may be wider
   int row_tiles;           // tiles of queries of one head
   int tiles;               // of all heads
   int tiles_per_cta;       // neighbours that a CTA computes; 0: the grid takes the tiles in turns
+  int sections;            // of AttentionParams::heads_per_section (batch, head) pairs, the last perhaps of fewer:
+  int heads_of_last;
+  Divisor by_section, by_heads, by_heads_of_last, by_nheads, by_group;  // by_section: its tiles; by_heads: heads_per_section
 };
 
 }  // namespace fattn

@@ -22,6 +22,7 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //   128 causal  294 521 563 606; 2 x 128: 282 551 664 713; 3 x 64, skipping: 296 532 612 657
 //   256         533 755 810 815; 3 + 2 stages: 526 750 808 815
 //   256 causal  293 606 777 794; in turns at the tensor cores instead of skipping: 277 593 770 792
+//   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
 // and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605), causal 362 530 (3 x 64, skipping: 352 550); 192 665 794 (2 x 96: 622 785), causal
 // 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 // clang-format off
@@ -101,10 +102,24 @@ TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqle
 TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
 
+// How many heads make a section, at most `most`: a whole part of the grid, so that its turns end with tiles of equal length, or nearly so. Tiles of
+// all lengths (up to four) run in one turn, or the first tiles of all heads would wait for DRAM together; from 16 on a sixth of the grid is better.
+// Measured 2026-11-22 as above, causal, heads a section, TFLOP/s:
+//   headdim 128: seqlen 512: 132 304, 66 317, 44 327, 33 320, 22 324; 1024: 66 462, 33 464, 16 364; 2048: 44 580, 22 600, 16 415
+//   headdim 256: seqlen 512: 66 337, 33 340, 16 287; 1024: 66 452, 44 489, 33 506, 16 357; 2048: 22 642, 16 451
+int64_t section_of(int64_t grid, int64_t most, int64_t row_tiles) {
+  int64_t parts = std::min<int64_t>(grid, row_tiles >= 16 ? 6 : std::min<int64_t>(row_tiles, 4));
+  while (grid / parts > most) ++parts;
+  // 16 of 132 are no whole part.
+  int64_t whole = parts;
+  while (grid % whole != 0) ++whole;
+  return std::max<int64_t>(1, grid / (whole < 2 * parts ? whole : parts));
+}
+
 // The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns. Under a causal mask the tiles of several
-// heads run side by side, the longest first, as many heads as have their keys and values in L2 together. If these are a whole part of the grid, a
-// turn of the grid is tiles of equal length, or nearly so. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever
-// multiprocessor is free. Measured as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
+// heads run side by side, the longest first, as many heads as have their keys and values in L2 together: section_of(). Long heads fill L2 too few at
+// a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21 as above, causal, turns with sections of
+// equal size / of a part of the grid / single tiles / pairs:
 //   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
 //   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
 void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& plan) {
@@ -121,9 +136,7 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));
     return;
   }
-  int64_t parts = 1;
-  while (target.multiprocessors / parts > most) ++parts;
-  plan.heads_per_section = static_cast<int>(std::min(heads, target.multiprocessors / parts));
+  plan.heads_per_section = static_cast<int>(std::min(heads, section_of(target.multiprocessors, most, plan.row_tiles)));
 }
 
 }  // namespace
@@ -202,6 +215,14 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.work.row_tiles = plan.row_tiles;
   params.work.tiles = static_cast<int>(plan.tiles);
   params.work.tiles_per_cta = plan.tiles_per_cta;
+  const int heads = static_cast<int>(problem.batch * problem.nheads), per_section = plan.heads_per_section;
+  params.work.sections = static_cast<int>(ceil_div(heads, per_section));
+  params.work.heads_of_last = heads - (params.work.sections - 1) * per_section;
+  params.work.by_section = divisor_of(per_section * plan.row_tiles);
+  params.work.by_heads = divisor_of(per_section);
+  params.work.by_heads_of_last = divisor_of(params.work.heads_of_last);
+  params.work.by_nheads = divisor_of(static_cast<int>(problem.nheads));
+  params.work.by_group = divisor_of(static_cast<int>(problem.group()));
 }
 
 jit::Request v3_forward_request(const V3ForwardKey& key) {
