@@ -13,6 +13,7 @@
 #include "kernels/v3/schedule.h"
 #include "kernels/v3/scores_again.h"
 #include "kernels/v3/softmax.h"
+#include "kernels/v3/store_row.h"
 
 namespace fattn::v3 {
 
@@ -69,6 +70,7 @@ struct Consumer {
 
   // s = q k^T
   __device__ __forceinline__ void issue_scores(unsigned buffer) {
+    ptx::forget(s);
     const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
     const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetK, 0) + k.stage * (Shape::TileK::kBytes / 16);
     for_each<0, Shape::kDepth>([&](auto step) {
@@ -96,6 +98,11 @@ struct Consumer {
   __device__ __forceinline__ void free_v() const {
     if (lane() == 0) ptx::mbarrier_arrive(barriers.v_empty(v.last()));
   }
+  // Where consumers do this: their last scores of the tile are done.
+  __device__ __forceinline__ void free_queries(unsigned buffer) const {
+    ptx::warp_sync();
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer));
+  }
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTurns) ptx::bar_sync(1 + group, 256);
   }
@@ -103,8 +110,8 @@ struct Consumer {
     if constexpr (kTurns) ptx::bar_arrive(1 + (group + 1 == kGroups ? 0 : group + 1), 256);
   }
 
-  // Both products, in this warpgroup's turn; the scores are there on return, o is under way until output_done().
-  __device__ __forceinline__ void products(unsigned buffer) {
+  // Both products, in this warpgroup's turn.
+  __device__ __forceinline__ void issue_products(unsigned buffer) {
     wait_k();
     wait_turn();
     ptx::pin(o);
@@ -118,6 +125,9 @@ struct Consumer {
     k.next();
     v.next();
     k_is_there = ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
+  }
+  // The scores are there; o is under way until output_done().
+  __device__ __forceinline__ void scores_done() {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
@@ -150,7 +160,8 @@ struct Consumer {
 
   // A block that some row does not see whole: hidden scores, and a maximum.
   __device__ __forceinline__ void masked_block(unsigned buffer) {
-    products(buffer);
+    issue_products(buffer);
+    scores_done();
     free_k();
     hide(block - 1);
     const bool moved = softmax.template update<false>(s, factor, scale);
@@ -161,7 +172,8 @@ struct Consumer {
   // Any other: no maximum, unless the weights leave their window.
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
-    products(buffer);
+    issue_products(buffer);
+    scores_done();
     softmax.template weigh<0, kSplit>(s, scale);
     output_done();
     softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
@@ -177,6 +189,9 @@ struct Consumer {
   }
 
   // --- tiles ---
+
+  // Where the CTA's tile `nth` is, found again rather than kept in registers all the way.
+  __device__ __forceinline__ Place place_again(int nth) const { return place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth))); }
 
   // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
   __device__ __forceinline__ int own_blocks(int first_row) const {
@@ -243,24 +258,22 @@ struct Consumer {
     for (; block > 0; --block) whole_block(buffer);
   }
 
-  // The last product of a tile that the next is not joined to.
-  __device__ __forceinline__ void end_alone() {
+  // The last product of a tile that the next is not joined to; under way until output_done().
+  __device__ __forceinline__ void issue_last_product() {
     wait_v();
     ptx::pin(o);
     ptx::pin(weights);
     ptx::wgmma_fence();
     issue_output();
     v.next();
-    output_done();
   }
 
-  // Closes the softmax of tile `nth`: writes lse. The result is what o is still to be multiplied by; 0 for empty rows.
+  // Closes the softmax of a tile: writes lse. The result is what o is still to be multiplied by; 0 for empty rows.
   struct Inverse {
     float of_row[2];
   };
   __device__ __forceinline__ Inverse close_rows(int nth) {
-    // Found again rather than kept in registers all the way.
-    const Place place = place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth)));
+    const Place place = place_again(nth);
     const AttentionParams& call = p.call;
     Inverse inverse;
 #pragma unroll
@@ -278,14 +291,34 @@ struct Consumer {
     return inverse;
   }
 
-  // Leaves o to the warp that stores it, in the buffer of the queries.
-  __device__ __forceinline__ void finish(int nth, const Inverse& inverse, unsigned buffer) {
-    const float inverse0 = inverse.of_row[0], inverse1 = inverse.of_row[1];
-    if (!ptx::vote_all(inverse0 != 0 && inverse1 != 0)) {  // empty rows, whatever 0 * v was
+  __device__ __forceinline__ void finish(const Inverse& inverse, int nth, unsigned buffer) {
+    if (!ptx::vote_all(inverse.of_row[0] != 0 && inverse.of_row[1] != 0)) {  // empty rows, whatever 0 * v was
 #pragma unroll
       for (int i = 0; i < Spec::kHeaddimV / 2; ++i)
         if (inverse.of_row[i >> 1 & 1] == 0) o[i] = 0;
     }
+    if constexpr (Shape::kStoreFromRegisters)
+      store_output(inverse, nth);
+    else
+      hand_output_over(inverse, nth, buffer);
+  }
+
+  // Stores o.
+  __device__ __forceinline__ void store_output(const Inverse& inverse, int nth) {
+    const Place place = place_again(nth);
+    unsigned zero[2];
+    for_each<0, 2>([&](auto r) {
+      constexpr int kRow = decltype(r)::value;
+      const int at = place.row + own_row() + 8 * kRow;
+      zero[kRow] =
+          store_row<Element, kRow, Mask::kUneven>(o, inverse.of_row[kRow], row_of_o(place, at), at < p.call.seqlen_q ? p.work.columns_v : 0, lane());
+    });
+    look_for_hidden_values(zero, inverse, nth, 0);
+  }
+
+  // Leaves o to the warp that stores it, in the buffer of the queries.
+  __device__ __forceinline__ void hand_output_over(const Inverse& inverse, int nth, unsigned buffer) {
+    const float inverse0 = inverse.of_row[0], inverse1 = inverse.of_row[1];
     const unsigned line = q_tile(buffer) + static_cast<unsigned>((warp_row() + lane() % 16) * 128);
     ptx::bar_sync(kOwnBarrier + group, 128);  // every warp of the group is done with the queries
     unsigned zero[2] = {0, 0};                // or NaN, if there is a NaN in the lane's part of a row
@@ -301,21 +334,30 @@ struct Consumer {
         for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
       }
     }
-    if constexpr (Mask::kUneven) {
-      // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
-      const bool suspicious[2] = {(zero[0] & 0x7fff7fffu) != 0 && inverse0 > 0, (zero[1] & 0x7fff7fffu) != 0 && inverse1 > 0};
-      if (!ptx::vote_all(!suspicious[0] && !suspicious[1])) [[unlikely]]
-        without_hidden_values(nth, suspicious, buffer);
-    }
+    look_for_hidden_values(zero, inverse, nth, buffer);
     ptx::async_proxy_fence();
     ptx::warp_sync();
     if (lane() == 0) ptx::mbarrier_arrive(barriers.o_full(buffer, static_cast<unsigned>(group)));
   }
 
+  // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
+  __device__ __forceinline__ void look_for_hidden_values(const unsigned (&zero)[2], const Inverse& inverse, int nth, unsigned buffer) {
+    if constexpr (Mask::kUneven) {
+      const bool suspicious[2] = {(zero[0] & 0x7fff7fffu) != 0 && inverse.of_row[0] > 0, (zero[1] & 0x7fff7fffu) != 0 && inverse.of_row[1] > 0};
+      if (!ptx::vote_all(!suspicious[0] && !suspicious[1])) [[unlikely]]
+        without_hidden_values(nth, suspicious, buffer);
+    }
+  }
+
+  __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const {
+    const TensorStrides& strides = p.call.o_strides;
+    return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
+  }
+
   // Computes suspicious rows of the warp again, if keys that not all of its rows see have values that are no numbers.
   __device__ __forceinline__ void without_hidden_values(int nth, const bool (&suspicious)[2], unsigned buffer) {
     const AttentionParams& call = p.call;
-    const Place place = place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth)));
+    const Place place = place_again(nth);
     const int first = warp_row();  // in the tile
     const int seen_by_all = Mask::visible_end(call, place.row + first), end = min(all_blocks(place.row) * kBlockN, call.seqlen_k);
     if (!any_nonfinite(rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k), seen_by_all, end, p.work.columns_v, lane())) return;
@@ -325,8 +367,11 @@ struct Consumer {
       const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
       const int row_of_q = place.row + first + i;
       if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
-      row_again<Spec>(p, place, row_of_q, Mask::visible_end(call, row_of_q), q_tile(buffer) + static_cast<unsigned>((first + i) * 128), first + i,
-                      Shape::TileO::kColumnBytes, lane());
+      const auto again = [&](auto row_of_output) { row_again<Spec>(p, place, row_of_q, Mask::visible_end(call, row_of_q), row_of_output, lane()); };
+      if constexpr (Shape::kStoreFromRegisters)
+        again(GlobalRow{row_of_o(place, row_of_q)});
+      else
+        again(SharedRow{q_tile(buffer) + static_cast<unsigned>((first + i) * 128), first + i, Shape::TileO::kColumnBytes});
     }
   }
 
@@ -342,24 +387,30 @@ struct Consumer {
         begin(place_of<Shape::kBlockM>(p, number).row, buffer);
       }
       blocks(buffer.stage);
+      if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
       const int next = tile_number<Mask>(p, nth + 1);
-      const int next_row = next < 0 ? 0 : place_of<Shape::kBlockM>(p, next).row;
       begun = kJoin && next >= 0;
+      const int next_row = begun ? place_of<Shape::kBlockM>(p, next).row : 0;
+      // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
+      // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row) == all_blocks(next_row);
       if (begun) {
         ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
-        products(next_buffer.stage);
+        issue_products(next_buffer.stage);
+        const Inverse inverse = close_rows(nth);  // beside the products
+        scores_done();
         free_k();
-        const Inverse inverse = close_rows(nth);
         first_softmax(next_row);
         output_done();
-        finish(nth, inverse, buffer.stage);
+        finish(inverse, nth, buffer.stage);
         clear_output();
         pack();
       } else {
-        end_alone();
-        finish(nth, close_rows(nth), buffer.stage);
+        issue_last_product();
+        const Inverse inverse = close_rows(nth);
+        output_done();
+        finish(inverse, nth, buffer.stage);
       }
     }
   }

@@ -30,8 +30,10 @@ struct ForwardShape {
   using TileQ = OperandTile<kBlockM, Spec::kHeaddim>;
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
   using TileV = OperandTile<kBlockN, Spec::kHeaddimV>;
-  using TileO = OperandTile<kBlockM, Spec::kHeaddimV>;  // takes the place of the queries
+  using TileO = OperandTile<kBlockM, Spec::kHeaddimV>;  // takes the place of the queries on its way out
 
+  // With one buffer of queries, those of the next tile would wait for o to leave it: consumers then store o from their registers.
+  static constexpr bool kStoreFromRegisters = Spec::kQueryBuffers == 1;
   static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
   static constexpr int kOffsetK = Spec::kQueryBuffers * kQueryBytes;
   static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
@@ -65,7 +67,7 @@ struct Barriers {
     constexpr int kConsumerWarps = 4 * Shape::kGroups;
     for (unsigned i = 0; i < kBuffers; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), 1);
+      ptx::mbarrier_init(q_empty(i), Shape::kStoreFromRegisters ? kConsumerWarps : 1);
       for (unsigned group = 0; group < Shape::kGroups; ++group) ptx::mbarrier_init(o_full(i, group), 4);
     }
     for (unsigned i = 0; i < Spec::kStagesK; ++i) {

@@ -45,11 +45,26 @@ __device__ __forceinline__ float score_of(const ForwardCall& p, const GlobalRows
   return score[0] * p.call.softmax_scale_log2;
 }
 
-// The NaN of row `row` of o, which sees the keys [0, end): computed again, unless a visible NaN is among its values. `line`: the row in the tile of
-// o, whose columns of 64 elements are `column_bytes` apart; `in_tile`: its number there, by which it is swizzled.
-template <class Spec>
-__device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int end, unsigned line, int in_tile, int column_bytes,
-                                          int lane) {
+// A row of o that was computed: in a tile in shared memory, whose columns of 64 elements are `column_bytes` apart, swizzled by its number there; or
+// in global memory.
+struct SharedRow {
+  unsigned line;
+  int in_tile, column_bytes;
+  __device__ __forceinline__ unsigned at(int column) const {
+    return line + static_cast<unsigned>(column / 64 * column_bytes + ((column / 8 % 8) ^ (in_tile % 8)) * 16 + column % 8 * 2);
+  }
+  __device__ __forceinline__ unsigned short bits(int column) const { return ptx::ld_shared_2(at(column)); }
+  __device__ __forceinline__ void put(int column, unsigned short x) const { ptx::st_shared_2(at(column), x); }
+};
+struct GlobalRow {
+  unsigned short* first;
+  __device__ __forceinline__ unsigned short bits(int column) const { return first[column]; }
+  __device__ __forceinline__ void put(int column, unsigned short x) const { first[column] = x; }
+};
+
+// The NaN of row `row` of o, which sees the keys [0, end): computed again, unless a visible NaN is among its values.
+template <class Spec, class Row>
+__device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int end, Row o_row, int lane) {
   using Element = typename Spec::Element;
   const AttentionParams& call = p.call;
   const auto q = rows_of<Element>(call.q, call.q_strides, place.batch, place.head);
@@ -58,8 +73,7 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
 #pragma unroll 1
   for (int first = 0; first < p.work.columns_v; first += 32) {
     const int column = first + lane;
-    const unsigned at = line + static_cast<unsigned>(column / 64 * column_bytes + ((column / 8 % 8) ^ (in_tile % 8)) * 16 + column % 8 * 2);
-    bool wrong = column < p.work.columns_v && is_nan<Element>(ptx::ld_shared_2(at));
+    bool wrong = column < p.work.columns_v && is_nan<Element>(o_row.bits(column));
 #pragma unroll 1
     for (int key = 0; key < end && !ptx::vote_all(!wrong); ++key) wrong = wrong && !is_nan<Element>(v.bits(key, column));
     if (ptx::vote_all(!wrong)) continue;
@@ -73,7 +87,7 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
       sum += weight;
       if (wrong) o = fmaf(weight, v.value(key, column), o);
     }
-    if (wrong) ptx::st_shared_2(at, static_cast<unsigned short>(ptx::pack2<Element>(o * ptx::rcp(sum), 0.0f)));
+    if (wrong) o_row.put(column, static_cast<unsigned short>(ptx::pack2<Element>(o * ptx::rcp(sum), 0.0f)));
   }
 }
 
