@@ -47,6 +47,7 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
+  int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile
   int row = 0;              // the tile's first
   int block = 0;            // whose weights are computed
 
@@ -169,21 +170,33 @@ struct Consumer {
     if (moved) rescale();
     pack();
   }
-  // Any other: no maximum, unless the weights leave their window.
+  // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
+  // wild, and a maximum of every block costs less than the way back.
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     issue_products(buffer);
     scores_done();
-    softmax.template weigh<0, kSplit>(s, scale);
+    const bool careful = Spec::kCareful && overflows > 1;
+    bool moved = false;
+    if (careful) [[unlikely]]
+      moved = softmax.template update<false>(s, factor, scale);
+    else
+      softmax.template weigh<0, kSplit>(s, scale);
     output_done();
-    softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
-    pack();
-    if (!softmax.add(s)) [[unlikely]] {
-      scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
-      Spec::Score::apply(s, p.call);
-      softmax.template update<false>(s, factor, scale);
-      rescale();
+    if (careful) [[unlikely]] {
+      if (moved) rescale();
       pack();
+    } else {
+      softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
+      pack();
+      if (!softmax.add(s)) [[unlikely]] {
+        scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
+        Spec::Score::apply(s, p.call);
+        softmax.template update<false>(s, factor, scale);
+        rescale();
+        pack();
+        ++overflows;
+      }
     }
     free_k();  // only now: the way back reads it
   }
@@ -204,6 +217,7 @@ struct Consumer {
 
   // The weights of a tile's first (last) block, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row) {
+    overflows = 0;
     row = first_row;
     block = own_blocks(first_row) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > p.call.seqlen_k) hide(block);

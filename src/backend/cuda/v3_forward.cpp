@@ -251,6 +251,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key) {
   add_bool("kPingPong", tile.ping_pong);
   add_bool("kSkip", tile.skip);
   add_int("kEarlyEighths", tile.early_eighths);
+  add_bool("kCareful", tile.careful());
   add_int("kProducerRegisters", tile.producer_registers);
   add_int("kConsumerRegisters", tile.consumer_registers);
   source += text("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
