@@ -63,13 +63,49 @@ __device__ __forceinline__ void subtract(float (&dp)[32], const RowValues& row_s
   }
 }
 
-// dS = P (dP - row_sum) in place of P, which is as it was rounded for its product with dO.
+// dp = -row_sum, to which the product is added: no other registers need hold row sums.
+__device__ __forceinline__ void begin_dp(float (&dp)[32], unsigned row_sums) {
+  const unsigned from = row_sums + own_lane() % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 d = ptx::ld_shared_f32x2(from + static_cast<unsigned>(32 * i));
+    dp[4 * i] = dp[4 * i + 2] = -d.x;
+    dp[4 * i + 1] = dp[4 * i + 3] = -d.y;
+  }
+}
+
+// What rounding P to `weights`, 16 bits each, took away, so that dS is made of P in fp32: rounding that too would be a third of dq's and dk's error.
+// bf16: the lower half of the fp32 number, off by 2^15, because the upper half was rounded and not cut (midway between two, where the even one is the
+// lower, multiply() takes P one bf16 ulp too small). fp16: the difference as bf16.
 template <class Element>
-__device__ __forceinline__ void multiply(unsigned (&bits)[4][4], const float (&dp)[32]) {
+__device__ __forceinline__ void keep_rest(unsigned (&rest)[4][4], const unsigned (&weights)[4][4], const float (&p)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    unsigned& pair = bits[i / 4][i % 4];
-    pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * dp[2 * i], ptx::high_float<Element>(pair) * dp[2 * i + 1]);
+    const float low = p[2 * i], high = p[2 * i + 1];
+    const unsigned pair = weights[i / 4][i % 4];
+    if constexpr (is_same<Element, bf16>)
+      rest[i / 4][i % 4] = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410) ^ 0x80008000u;
+    else
+      rest[i / 4][i % 4] = ptx::cvt_bf16x2(low - ptx::low_float<Element>(pair), high - ptx::high_float<Element>(pair));
+  }
+}
+
+// dS = P (dP - row_sum) in place of what keep_rest() kept.
+template <class Element>
+__device__ __forceinline__ void multiply(unsigned (&rest)[4][4], const unsigned (&weights)[4][4], const float (&dp)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const unsigned pair = weights[i / 4][i % 4];
+    unsigned& to = rest[i / 4][i % 4];
+    float low, high;
+    if constexpr (is_same<Element, bf16>) {
+      low = __uint_as_float(__byte_perm(to, pair, 0x5410) - 0x8000u);
+      high = __uint_as_float(__byte_perm(to, pair, 0x7632) - 0x8000u);
+    } else {
+      low = ptx::low_float<Element>(pair) + ptx::low_float<bf16>(to);
+      high = ptx::high_float<Element>(pair) + ptx::high_float<bf16>(to);
+    }
+    to = ptx::pack2<Element>(low * dp[2 * i], high * dp[2 * i + 1]);
   }
 }
 

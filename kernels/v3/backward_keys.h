@@ -1,7 +1,9 @@
 // A warpgroup that computes dk and dv of 64 keys of its own. Both, and one block's scores, stay in its registers:
 //   S^T = K Q^T    P^T = exp2(S^T scale - lse)    dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dV += P^T dO    dK += dS^T Q
 // dS^T also goes to shared memory, for dq. What runs on the tensor cores meanwhile is in brackets; j is the block:
-//   dS(j-1) [dV(j-1)] | S(j) issued | dS(j-1) to shared memory | dK(j-1) issued | S(j) awaited | P(j) [dK(j-1)] | dP(j), dV(j) issued | dP(j) awaited
+//   dV(j-1) awaited | dS(j-1) | dS(j-1) to shared memory | S(j), dK(j-1) issued | S(j) awaited | P(j) [dK(j-1)] | dP(j), dV(j) issued | dP(j) awaited
+// Registers of a product under way are not touched. With headdim 64 and 3 warpgroups they are 144, with 128 and 2 208, of which the sums, a block's
+// scores and two operands take all but 16: hence row sums start dP instead of being subtracted, and rings take one register.
 #pragma once
 
 #include "kernels/ptx/wgmma.h"
@@ -34,11 +36,12 @@ struct KeyGradients {
 
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
-  unsigned operand[4][4];       // A: P^T of dV, then dS^T of dK
-  RowValues row_values;         // lse, then row sums
-  Ring<Spec::kStages> queries;  // and dout
-  unsigned step = 0;            // blocks whose dS is published
-  int row = 0;                  // the present block's first
+  unsigned weights[4][4];    // P^T, A operand of dV
+  unsigned gradients[4][4];  // what keep_rest() keeps of P^T, then dS^T, A operand of dK
+  RowValues lse;
+  TightRing<Spec::kStages> queries;  // and dout
+  unsigned step = 0;                 // blocks whose dS is published
+  int row = 0;                       // the present block's first
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
@@ -55,19 +58,19 @@ struct KeyGradients {
 
   // --- products, of the whole warpgroup ---
 
-  template <class TileA, class TileB, int kWidth>
+  template <class TileA, class TileB, int kWidth, bool kAccumulate>
   __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) {
     const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_a + 64 * 128 * group), 0);
-    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), 0) + queries.stage * (TileB::kBytes / 16);
-    ptx::forget(d);
+    const unsigned b = ptx::wgmma_descriptor(shared + static_cast<unsigned>(offset_b), 0) + queries.stage() * (TileB::kBytes / 16);
+    if constexpr (!kAccumulate) ptx::forget(d);
     tile::for_each<0, kWidth / 16>([&](auto step) {
       constexpr int kStep = decltype(step)::value;
-      ptx::wgmma<Element, (kStep > 0)>(d, a + TileA::step(kStep), b + TileB::step(kStep));
+      ptx::wgmma<Element, (kAccumulate || kStep > 0)>(d, a + TileA::step(kStep), b + TileB::step(kStep));
     });
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ void issue_s() { issue_scores<TileK, TileQ, Spec::kHeaddim>(s, 0, Shape::kOffsetQ); }
-  __device__ __forceinline__ void issue_dp() { issue_scores<TileV, TileDout, Spec::kHeaddimV>(dp, Shape::kOffsetV, Shape::kOffsetDout); }
+  __device__ __forceinline__ void issue_s() { issue_scores<TileK, TileQ, Spec::kHeaddim, false>(s, 0, Shape::kOffsetQ); }
+  __device__ __forceinline__ void issue_dp() { issue_scores<TileV, TileDout, Spec::kHeaddimV, true>(dp, Shape::kOffsetV, Shape::kOffsetDout); }
 
   template <class TileB, int kCount>
   __device__ __forceinline__ void issue_sum(float (&d)[kCount], const unsigned (&a)[4][4], int offset_b, unsigned stage) {
@@ -76,47 +79,48 @@ struct KeyGradients {
     for (int step = 0; step < 4; ++step) ptx::wgmma<Element, true, ptx::Major::kOther>(d, a[step], b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ void issue_dv() { issue_sum<TileDout>(dv, operand, Shape::kOffsetDout, queries.stage); }
-  __device__ __forceinline__ void issue_dk(unsigned stage) { issue_sum<TileQ>(dk, operand, Shape::kOffsetQ, stage); }
+  __device__ __forceinline__ void issue_dv() { issue_sum<TileDout>(dv, weights, Shape::kOffsetDout, queries.stage()); }
+  __device__ __forceinline__ void issue_dk(unsigned stage) { issue_sum<TileQ>(dk, gradients, Shape::kOffsetQ, stage); }
 
   // --- what a block goes through ---
 
-  __device__ __forceinline__ void read_lse() { row_values.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
-  __device__ __forceinline__ void read_row_sums() { row_values.read(shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes); }
+  __device__ __forceinline__ void read_lse() { lse.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
     if (hides<Mask>(p, key(), row)) hide<Mask>(x, p, key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
   __device__ __forceinline__ void weigh() {
-    exponentials(s, row_values, scale);
+    exponentials(s, lse, scale);
     hide_in(s);
-    ptx::wgmma_wait<0>();  // dK of the block before, whose operand P takes the place of
-    ptx::pin(operand);
-    pack<Element>(operand, s);
-    ptx::pin(operand);
-    ptx::mbarrier_wait(barriers.dout_full(queries.stage), queries.parity);
+    ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
+    ptx::pin(gradients);
+    pack<Element>(weights, s);
+    keep_rest<Element>(gradients, weights, s);
+    ptx::pin(weights);
+    ptx::pin(gradients);
+    ptx::mbarrier_wait(barriers.dout_full(queries.stage()), queries.parity());
+    begin_dp(dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
+    ptx::pin(dp);
     ptx::wgmma_fence();
     issue_dp();
     issue_dv();
-    read_row_sums();
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
   }
   // dS from dP and P, for which dV has to give its operand back.
   __device__ __forceinline__ void differentiate() {
-    subtract(dp, row_values);
     ptx::wgmma_wait<0>();
-    ptx::pin(operand);
-    multiply<Element>(operand, dp);
-    ptx::pin(operand);
+    ptx::pin(weights);
+    multiply<Element>(gradients, weights, dp);
+    ptx::pin(gradients);
   }
   __device__ __forceinline__ void write_ds() {
     ptx::mbarrier_wait(barriers.ds_empty(slot()), (step / Shape::kStagesDs & 1) ^ 1);
     const unsigned rows = shared + Shape::kOffsetDs + slot() * TileDs::kBytes + (static_cast<unsigned>(64 * group) + own_warp_row()) * 128;
     const FragmentPlace<TileDs> place(rows);
 #pragma unroll
-    for (unsigned step = 0; step < 4; ++step) ptx::stmatrix_x4(place.at(step), operand[step]);
+    for (unsigned step = 0; step < 4; ++step) ptx::stmatrix_x4(place.at(step), gradients[step]);
   }
   __device__ __forceinline__ void publish_ds() {
     ptx::async_proxy_fence();
@@ -134,7 +138,7 @@ struct KeyGradients {
   __device__ __forceinline__ void skip_blocks() {
     const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, key()) - tile.first_row()) / Shape::kBlockM);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) operand[i / 4][i % 4] = 0;
+    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
     for (int i = 0; i < hidden; ++i) {
       write_ds();
@@ -151,7 +155,7 @@ struct KeyGradients {
 #pragma unroll
     for (float& x : dv) x = 0;
     ptx::mbarrier_wait(barriers.k_full(), 0);
-    ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
+    ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
     ptx::pin(dk);
     ptx::pin(dv);
     ptx::wgmma_fence();
@@ -166,7 +170,7 @@ struct KeyGradients {
       differentiate();
       write_ds();
       next_block();
-      ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
+      ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
       ptx::wgmma_fence();
       issue_s();
       issue_dk(queries.last());
@@ -180,7 +184,7 @@ struct KeyGradients {
     write_ds();
     publish_ds();
     ptx::wgmma_fence();
-    issue_dk(queries.stage);
+    issue_dk(queries.stage());
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     ptx::pin(dv);
