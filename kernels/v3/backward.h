@@ -2,8 +2,8 @@
 //
 // A CTA walks over the blocks of queries that see its keys, of all query heads that share their head. Warpgroup 0 computes dq, the next ones what
 // belongs to the keys; loads are issued by TMA, by one thread of a further warpgroup or of the first.
-// The parts: v3/backward_shape.h (specialisation, shared memory), backward_schedule.h (tiles), backward_load.h, backward_dq.h, and backward_keys.h
-// or, for wide heads, backward_roles.h. Before it runs v3/backward_prepare.h, after it v3/backward_finish.h.
+// The parts: v3/backward_shape.h (specialisation, shared memory), backward_schedule.h (tiles), backward_load.h, and backward_dq.h and backward_keys.h
+// or, for wide heads, backward_dq_direct.h and backward_roles.h. Before it runs v3/backward_prepare.h, after it v3/backward_finish.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -12,6 +12,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v3/backward_dq.h"
+#include "kernels/v3/backward_dq_direct.h"
 #include "kernels/v3/backward_keys.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_roles.h"
@@ -44,7 +45,10 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
-    QueryGradient<Spec>(p, shared, barriers, tile).run();
+    if constexpr (Spec::kByRole)
+      DirectQueryGradient<Spec>(p, shared, barriers, tile).run();
+    else
+      QueryGradient<Spec>(p, shared, barriers, tile).run();
   } else {
     ptx::take_registers<Spec::kMainRegisters>();
     if constexpr (!Spec::kByRole)

@@ -1,10 +1,11 @@
 // Two warpgroups that compute dv and dk of the CTA's 64 keys, for heads so wide that the registers of one do not hold both. One has
 //   S^T = K Q^T    P^T = exp2(S^T scale - lse)    dV += P^T dO
-// and leaves P in shared memory to the other, where dS takes its place for dq:
+// and leaves P in fp32 in shared memory to the other:
 //   dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dK += dS^T Q
 // In brackets what runs on the tensor cores meanwhile; j is the block:
-//   values  P(j-1) to shared memory | S(j), dV(j-1) issued | S(j) awaited | exponentials of P(j) [dV(j-1)]
-//   keys    dS(j-1) to shared memory | dP(j), dK(j-1) issued | dP(j) awaited | dS(j) from P(j) [dK(j-1)]
+//   values  S(j), dV(j-1) issued | S(j) awaited | P(j), to shared memory [dV(j-1)] | dV(j-1) awaited
+//   keys    dK(j-1), dP(j) issued | dK(j-1) awaited [dP(j)] | dP(j) awaited | dS(j) from P(j), to shared memory
+// dK goes before dP because the queries of a block are held longest, from its S to its dK, and there are only two stages of them.
 #pragma once
 
 #include "kernels/ptx/wgmma.h"
@@ -31,11 +32,10 @@ struct RoleBase {
   const TilePlace tile;
 
   Ring<Spec::kStages> queries, last;  // of the present block and of the one before
-  Ring<Shape::kStagesDs> ds;          // of the block that is published next: P, then dS
-  int row;                            // the first of that block
+  Ring<1> p_place;                    // of P of the block that is published next
 
   __device__ __forceinline__ RoleBase(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : p(params), shared(shared_address), barriers(of), tile(of_keys), row(of_keys.first_row()) {}
+      : p(params), shared(shared_address), barriers(of), tile(of_keys) {}
 
   __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
   __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
@@ -67,18 +67,8 @@ struct RoleBase {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ unsigned ds_rows(unsigned stage) const {
-    return shared + Shape::kOffsetDs + stage * TileDs::kBytes + own_warp_row() * 128;
-  }
-  __device__ __forceinline__ void hide_in(float (&x)[32]) const {
-    if (hides<Mask>(p, tile.key(), row)) hide<Mask>(x, p, tile.key(), row);
-  }
-  // The block was published, and the next may be.
-  __device__ __forceinline__ void next_published() {
-    ds.next();
-    row += Shape::kBlockM;
-    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
-  }
+  // P is exchanged in the order of registers, because the same thread of the other warpgroup takes it: s[4 i ..] is 2048 i bytes further.
+  __device__ __forceinline__ unsigned own_weights() const { return shared + Shape::kOffsetP + ptx::opaque(threadIdx.x) % 128 * 16; }
   __device__ __forceinline__ void next_issued() {
     last = queries;
     queries.next();
@@ -89,25 +79,29 @@ template <class Spec>
 struct ValueRole : RoleBase<Spec> {
   using Base = RoleBase<Spec>;
   using typename Base::Element;
+  using typename Base::Mask;
   using typename Base::Shape;
   using TileK = typename Shape::TileK;
   using TileV = typename Shape::TileV;
   using TileQ = typename Shape::TileQ;
   using TileDout = typename Shape::TileDout;
   using Base::barriers;
-  using Base::ds;
   using Base::last;
   using Base::p;
+  using Base::p_place;
   using Base::queries;
   using Base::shared;
   using Base::tile;
 
   const float scale;  // in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots
+  int row;            // the first of the block whose P is published next
   float s[32], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : Base(params, shared_address, of, of_keys), scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
+      : Base(params, shared_address, of, of_keys),
+        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)),
+        row(of_keys.first_row()) {}
 
   __device__ __forceinline__ void issue_s() {
     ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
@@ -127,20 +121,25 @@ struct ValueRole : RoleBase<Spec> {
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
   }
-  // P of the block: to registers for dv, and to where its dS will be, in the order of registers, because the same thread of the other warpgroup
-  // takes it.
+  // P of the block, for dS: before it is rounded.
   __device__ __forceinline__ void publish() {
-    Base::hide_in(s);
+    if (hides<Mask>(p, tile.key(), row)) hide<Mask>(s, p, tile.key(), row);
+    ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
+    const unsigned to = Base::own_weights();
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(s[4 * i]), __float_as_uint(s[4 * i + 1]),
+                                                                    __float_as_uint(s[4 * i + 2]), __float_as_uint(s[4 * i + 3])});
+    ptx::warp_sync();
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full());
+    p_place.next();
+    row += Shape::kBlockM;
+    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
+  }
+  // P for dV.
+  __device__ __forceinline__ void round() {
     pack<Element>(weights, s);
     ptx::pin(weights);
-    ptx::mbarrier_wait(barriers.ds_empty(ds.stage), ds.parity ^ 1);
-    const unsigned to = Base::ds_rows(ds.stage) + 16 * own_lane();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::st_shared_16(to + static_cast<unsigned>(512 * i), uint4{weights[i][0], weights[i][1], weights[i][2], weights[i][3]});
-    ptx::warp_sync();
-    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full(ds.stage));
-    Base::next_published();
   }
 
   __device__ __forceinline__ void run() {
@@ -154,6 +153,7 @@ struct ValueRole : RoleBase<Spec> {
     ptx::pin(s);
     weigh();
     publish();
+    round();
 #pragma unroll 1
     for (int left = Base::steps(); --left > 0;) {
       const unsigned free = last.stage;
@@ -163,10 +163,11 @@ struct ValueRole : RoleBase<Spec> {
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       weigh();
+      publish();
       ptx::wgmma_wait<0>();  // dV: P of the next block may take its operand's registers
       ptx::pin(weights);
       if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
-      publish();
+      round();
     }
     issue_dv();
     ptx::wgmma_wait<0>();
@@ -188,13 +189,14 @@ struct KeyRole : RoleBase<Spec> {
   using TileQ = typename Shape::TileQ;
   using TileDout = typename Shape::TileDout;
   using Base::barriers;
-  using Base::ds;
   using Base::last;
   using Base::p;
+  using Base::p_place;
   using Base::queries;
   using Base::shared;
   using Base::tile;
 
+  Ring<Shape::kStagesDs> ds;  // of the block that is published next
   float dp[32], dk[Spec::kHeaddim / 2];
   unsigned gradients[4][4];
 
@@ -211,39 +213,40 @@ struct KeyRole : RoleBase<Spec> {
     ptx::wgmma_fence();
     Base::template issue_sum<TileQ>(dk, gradients, Shape::kOffsetQ);
   }
-  // dS of the block that dP was issued for last, in fp32; its dout is not needed any more.
+  // dS of the block that dP was issued for last, from P before it was rounded; the block's dout is not needed any more.
   __device__ __forceinline__ void differentiate() {
     {
       RowValues row_sums;
       row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
       subtract(dp, row_sums);
     }
-    ptx::mbarrier_wait(barriers.p_full(ds.stage), ds.parity);
-    const unsigned from = Base::ds_rows(ds.stage) + 16 * own_lane();
-#pragma unroll
-    for (unsigned step = 0; step < 4; ++step) {
-      const uint4 x = ptx::ld_shared_16(from + 512 * step);
-      const unsigned weights[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        dp[8 * step + 2 * i] *= ptx::low_float<Element>(weights[i]);
-        dp[8 * step + 2 * i + 1] *= ptx::high_float<Element>(weights[i]);
-      }
-    }
-    ptx::warp_sync();  // the warp has read its P, over which dS is written
+    ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(last.stage));
+    ptx::mbarrier_wait(barriers.p_full(), p_place.parity);
+    const unsigned from = Base::own_weights();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      dp[4 * i] *= __uint_as_float(x.x);
+      dp[4 * i + 1] *= __uint_as_float(x.y);
+      dp[4 * i + 2] *= __uint_as_float(x.z);
+      dp[4 * i + 3] *= __uint_as_float(x.w);
+    }
+    ptx::warp_sync();
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_empty());
+    p_place.next();
   }
   __device__ __forceinline__ void publish() {
     pack<Element>(gradients, dp);
     ptx::pin(gradients);
-    const unsigned rows = Base::ds_rows(ds.stage);
-    const FragmentPlace<TileDs> place(rows);
+    ptx::mbarrier_wait(barriers.ds_empty(ds.stage), ds.parity ^ 1);
+    const FragmentPlace<TileDs> place(shared + Shape::kOffsetDs + ds.stage * TileDs::kBytes + own_warp_row() * 128);
 #pragma unroll
     for (unsigned step = 0; step < 4; ++step) ptx::stmatrix_x4(place.at(step), gradients[step]);
     ptx::async_proxy_fence();
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.ds_full(ds.stage));
-    Base::next_published();
+    ds.next();
   }
 
   __device__ __forceinline__ void run() {
@@ -260,15 +263,15 @@ struct KeyRole : RoleBase<Spec> {
 #pragma unroll 1
     for (int left = Base::steps(); --left > 0;) {
       const unsigned free = last.stage;
-      issue_dp();
       issue_dk();
+      issue_dp();
       Base::next_issued();
-      ptx::wgmma_wait<1>();
-      ptx::pin(dp);
-      differentiate();
-      ptx::wgmma_wait<0>();  // dK: dS of the next block may take its operand's registers
+      ptx::wgmma_wait<1>();  // dK: dS of the next block may take its operand's registers
       ptx::pin(gradients);
       if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(free));
+      ptx::wgmma_wait<0>();
+      ptx::pin(dp);
+      differentiate();
       publish();
     }
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.v_done());

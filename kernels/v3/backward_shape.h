@@ -4,12 +4,11 @@
 //   Element                     bf16 or f16
 //   Mask                        what a query sees (v3/mask.h)
 //   kHeaddim, kHeaddimV         64, 96, 128, 192 or 256; smaller tensors are filled up with zeros by TMA
-//   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup computes
-//   dv,
-//                               the other dk (kGroups is 2), because the registers of one do not hold both
+//   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup
+//                               computes dv, the other dk (kGroups is 2), because the registers of one do not hold both
 //   kGroups                     warpgroups that compute gradients of keys; another one computes dq
 //   kStages                     blocks of queries in shared memory at once
-//   kStagings                   1 or 2: parts of dq on their way to global memory
+//   kStagings                   1 or 2: parts of dq on their way to global memory; by role 0: they go there from registers
 //   kOwnLoader                  loads are issued by a warpgroup of its own, otherwise by a thread of that of dq
 //   kDeterministic              dq is added up in the order of the keys
 //   kMainRegisters, kDqRegisters, kLoaderRegisters   of a thread
@@ -40,21 +39,23 @@ struct BackwardShape {
   static constexpr int kRowSlots = Spec::kByRole ? Spec::kStages : kStagesDs;
   static constexpr int kRowBytes = 4 * kBlockM;
   static constexpr int kStagingBytes = 4 * kBlockM * 64;
+  static constexpr int kPBytes = Spec::kByRole ? 4 * 64 * kBlockM : 0;  // in fp32, from one role to the other
 
   static constexpr int kOffsetV = TileK::kBytes;
   static constexpr int kOffsetQ = kOffsetV + TileV::kBytes;
   static constexpr int kOffsetDout = kOffsetQ + Spec::kStages * TileQ::kBytes;
   static constexpr int kOffsetDs = kOffsetDout + Spec::kStages * TileDout::kBytes;
-  static constexpr int kOffsetStaging = kOffsetDs + kStagesDs * TileDs::kBytes;
+  static constexpr int kOffsetP = kOffsetDs + kStagesDs * TileDs::kBytes;
+  static constexpr int kOffsetStaging = kOffsetP + kPBytes;
   static constexpr int kOffsetLse = kOffsetStaging + Spec::kStagings * kStagingBytes;
   static constexpr int kOffsetRowSum = kOffsetLse + kRowSlots * kRowBytes;
   static constexpr int kOffsetBarriers = kOffsetRowSum + kRowSlots * kRowBytes;
-  static constexpr int kBarriers = 4 + 4 * Spec::kStages + 3 * kStagesDs;
+  static constexpr int kBarriers = 6 + 4 * Spec::kStages + 2 * kStagesDs;
   static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
   static constexpr int kSharedBytes = kOffsetTile + kTileBytes;
 
   static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");
-  static_assert(!Spec::kByRole || (Spec::kGroups == 2 && Spec::kOwnLoader));
+  static_assert(!Spec::kByRole || (Spec::kGroups == 2 && Spec::kStagings == 0 && Spec::kOwnLoader));
 };
 
 // Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.
@@ -70,10 +71,11 @@ struct BackwardBarriers {
   // The last products that read keys (for dq), and values, are done: the tiles may take dk and dv.
   __device__ __forceinline__ unsigned k_done() const { return at(2); }
   __device__ __forceinline__ unsigned v_done() const { return at(3); }
-  __device__ __forceinline__ unsigned ds_full(unsigned stage) const { return at(4 + stage); }
-  __device__ __forceinline__ unsigned ds_empty(unsigned stage) const { return at(4 + kStagesDs + stage); }
-  __device__ __forceinline__ unsigned p_full(unsigned stage) const { return at(4 + 2 * kStagesDs + stage); }
-  __device__ __forceinline__ unsigned q_full(unsigned stage) const { return at(4 + 3 * kStagesDs + stage); }
+  __device__ __forceinline__ unsigned p_full() const { return at(4); }
+  __device__ __forceinline__ unsigned p_empty() const { return at(5); }
+  __device__ __forceinline__ unsigned ds_full(unsigned stage) const { return at(6 + stage); }
+  __device__ __forceinline__ unsigned ds_empty(unsigned stage) const { return at(6 + kStagesDs + stage); }
+  __device__ __forceinline__ unsigned q_full(unsigned stage) const { return at(6 + 2 * kStagesDs + stage); }
   __device__ __forceinline__ unsigned dout_full(unsigned stage) const { return q_full(kStages + stage); }
   __device__ __forceinline__ unsigned q_empty(unsigned stage) const { return q_full(2 * kStages + stage); }
   __device__ __forceinline__ unsigned dout_empty(unsigned stage) const { return q_full(3 * kStages + stage); }
@@ -85,10 +87,11 @@ struct BackwardBarriers {
     ptx::mbarrier_init(v_full(), 1);
     ptx::mbarrier_init(k_done(), kWarps);
     ptx::mbarrier_init(v_done(), kWarps);
+    ptx::mbarrier_init(p_full(), kWarps);
+    ptx::mbarrier_init(p_empty(), kWarps);
     for (unsigned i = 0; i < kStagesDs; ++i) {
       ptx::mbarrier_init(ds_full(i), kDsWarps);
       ptx::mbarrier_init(ds_empty(i), kWarps);
-      ptx::mbarrier_init(p_full(i), kWarps);
     }
     for (unsigned i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(q_full(i), 1);

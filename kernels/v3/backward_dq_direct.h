@@ -1,0 +1,101 @@
+// The warpgroup that computes dQ = dS K of each block of queries beside the roles of wide heads (v3/backward_roles.h). It adds dq to the fp32
+// accumulator in global memory from its registers, 64 columns (of 96: 32) at a time: shared memory is full there, and one staging buffer, as
+// v3/backward_dq.h would have it, makes each part wait for the copy of the one before.
+#pragma once
+
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/reduce_global.h"
+#include "kernels/ptx/semaphore.h"
+#include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_shape.h"
+#include "kernels/v3/ring.h"
+
+namespace fattn::v3 {
+
+template <class Spec>
+struct DirectQueryGradient {
+  using Shape = BackwardShape<Spec>;
+  using TileK = typename Shape::TileK;
+  using TileDs = typename Shape::TileDs;
+  using Element = typename Spec::Element;
+  static constexpr int kWidth = Spec::kHeaddim;
+  static constexpr int kColumns = kWidth % 64 == 0 ? 64 : 32, kParts = kWidth / kColumns;  // computed at once, so often
+  static constexpr int kBarrier = 1;                                                       // named, of this warpgroup
+  static_assert(kWidth % kColumns == 0);
+
+  const BackwardCall& p;
+  const unsigned shared;
+  const BackwardBarriers<Spec> barriers;
+  const TilePlace tile;
+  const int thread;
+
+  int block;  // of queries, counted over all heads
+  Ring<Shape::kStagesDs> ds;
+
+  __device__ __forceinline__ DirectQueryGradient(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        tile(of_keys),
+        thread(static_cast<int>(threadIdx.x) % 128),
+        block((of_keys.batch() * params.call.nheads + of_keys.head_k() * params.call.group) * params.work.row_blocks + first_block()) {}
+
+  __device__ __forceinline__ int first_block() const { return tile.first_row() / Shape::kBlockM; }
+
+  // Deterministic: each block of queries is added to in the order of the tiles of keys; whose turn it is, is counted in dq_semaphore.
+  __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + block; }
+  __device__ __forceinline__ void wait_turn() const {
+    if (thread == 0)
+      while (ptx::ld_acquire(turn()) != tile.number()) __nanosleep(64);
+    ptx::bar_sync(kBarrier, 128);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    __threadfence();
+    ptx::bar_sync(kBarrier, 128);
+    if (thread == 0) ptx::red_add_release(turn(), 1);
+  }
+
+  __device__ __forceinline__ void multiply(int part) const {
+    float dq[kColumns / 2];
+    const unsigned a = ptx::wgmma_descriptor(shared + Shape::kOffsetDs, TileDs::kColumnBytes) + ds.stage * (TileDs::kBytes / 16);
+    const unsigned b =
+        ptx::wgmma_descriptor(shared, TileK::kColumnBytes) +
+        static_cast<unsigned>(kColumns == 64 ? part * (TileK::kColumnBytes / 16) : part / 2 * (TileK::kColumnBytes / 16) + part % 2 * 4);
+    ptx::forget(dq);
+    ptx::wgmma_fence();
+    ptx::wgmma<Element, false, ptx::Major::kOther, ptx::Major::kOther>(dq, a, b);
+#pragma unroll
+    for (int step = 1; step < Shape::kBlockN / 16; ++step)
+      ptx::wgmma<Element, true, ptx::Major::kOther, ptx::Major::kOther>(dq, a + static_cast<unsigned>(step * 128),
+                                                                        b + static_cast<unsigned>(step * 128));
+    ptx::wgmma_commit();
+    float* const to = p.call.dq_accum + static_cast<long long>(block) * (Shape::kBlockM * kWidth) + part * (Shape::kBlockM * kColumns) + 4 * thread;
+    ptx::wgmma_wait<0>();
+    ptx::pin(dq);
+    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
+    if (Spec::kDeterministic && part == 0) wait_turn();
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) ptx::red_add_f32x4(to + 512 * i, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    if (Spec::kDeterministic && part == kParts - 1) pass_turn();
+  }
+
+  __device__ __forceinline__ void run() {
+    int left = tile.blocks();
+#pragma unroll 1
+    for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
+      ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) multiply(part);
+      ds.next();
+      ++block;
+      if (--left == 0) {  // to the next query head, whose blocks follow
+        left = tile.blocks();
+        block += first_block();
+      }
+    }
+    if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
+  }
+};
+
+}  // namespace fattn::v3
