@@ -12,8 +12,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-2-cores.json"
-GPU_RECORD = ROOT / "docs" / "results" / "h200-v2-suite.json"
+CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-16-cores.json"
+GPU_RECORD = ROOT / "docs" / "results" / "h200-suite.json"
 GPU_LENGTHS = (512, 2048, 8192, 16384)
 CPU_LENGTH = 2048
 COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
@@ -22,7 +22,7 @@ PASSES = ("fwd", "bwd")
 TEXT = {
     "README.md": {
         "cpu": (
-            "2 cores of an Intel Xeon with AVX-512 and AMX, 2 threads; batch 1, 8 heads, seqlen {seqlen}, by headdim: GFLOP/s of visible (query, key) pairs, and how many times as\n"
+            "{cores} cores of an Intel Xeon with AVX-512 and AMX; batch 1, 8 heads, seqlen {seqlen}, by headdim: GFLOP/s of visible (query, key) pairs, and how many times as\n"
             "fast as PyTorch {torch}'s `scaled_dot_product_attention` on the same inputs, in turns, every result checked against float64 first; `?`: the intervals of\n"
             "the medians overlap.\n"
         ),
@@ -41,7 +41,7 @@ TEXT = {
     },
     "README.zh-TW.md": {
         "cpu": (
-            "Intel Xeon（AVX-512 與 AMX）的 2 個核心、2 個執行緒；batch 1、8 個 head、seqlen {seqlen}，依 headdim 列出：只計算看得見的 (query, key) 配對的 GFLOP/s，以及為 PyTorch {torch} 的\n"
+            "Intel Xeon（AVX-512 與 AMX）的 {cores} 個核心；batch 1、8 個 head、seqlen {seqlen}，依 headdim 列出：只計算看得見的 (query, key) 配對的 GFLOP/s，以及為 PyTorch {torch} 的\n"
             "`scaled_dot_product_attention` 的幾倍快：相同輸入、輪流量測，每個結果都先以 float64 檢查；`?`：中位數的區間重疊。\n"
         ),
         "cpu_end": (
@@ -107,7 +107,7 @@ def cpu_block(text):
             ])
             means.append(f"{dtype} {text['passes'][which]} {mean(suite.ratios(dtype, which, peer['algorithm'])):.2f}x")
     decode = [f"{c['fattn']['bandwidth_fraction'] * 100:.0f} % ({key[0]})" for key, c in suite.cells.items() if key[2] == 1]
-    facts = {"seqlen": CPU_LENGTH, "torch": ".".join(peer["version"].split(".")[:2]), "means": text["join"].join(means), "decode": text["join"].join(decode)}
+    facts = {"cores": suite.record["environment"]["cpu"]["usable_threads"], "seqlen": CPU_LENGTH, "torch": ".".join(peer["version"].split(".")[:2]), "means": text["join"].join(means), "decode": text["join"].join(decode)}
     return text["cpu"].format(**facts) + "\n" + table(["dtype", text["head"]], columns, lines) + "\n" + text["cpu_end"].format(**facts)
 
 

@@ -23,7 +23,8 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //   256         533 755 810 815; 3 + 2 stages: 526 750 808 815
 //   256 causal  293 606 777 794; in turns at the tensor cores instead of skipping: 277 593 770 792
 //   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
-// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605), causal 362 530 (3 x 64, skipping: 352 550); 192 665 794 (2 x 96: 622 785), causal
+// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605), causal 2026-11-22, seqlen 1024, 4096, 8192: 358 568 511 (3 x 64, skipping, from 4096 on:
+// 526 488); 192 665 794 (2 x 96: 622 785), causal
 // 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
@@ -35,8 +36,7 @@ constexpr V3ForwardRow kRows[] = {
     {64, true, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}},
     {96, false, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
     {96, false, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, true, 2048, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, true, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 6, 32, 160}},
+    {96, true, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, false, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
     {128, false, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, true, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
