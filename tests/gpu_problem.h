@@ -1,13 +1,10 @@
-// Problems in device memory for the tests that need a GPU.
+// Problems in device memory for tests and searches that need a GPU.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "fattn/attention.hpp"
@@ -17,15 +14,6 @@
 namespace fattn::test {
 
 using testing::Case;
-
-// Without a GPU every test is skipped.
-class CudaGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string reason;
-    if (cuda::count(&reason) == 0) GTEST_SKIP() << reason;
-  }
-};
 
 inline Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim, bool causal) {
   Case c;

@@ -14,6 +14,7 @@
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
+#include "gpu_fixture.h"
 #include "gpu_problem.h"
 #include "temporary_folder.h"
 #include "testing/cases.h"

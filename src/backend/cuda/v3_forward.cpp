@@ -50,13 +50,9 @@ constexpr V3ForwardRow kRows[] = {
 };
 // clang-format on
 
-// setmaxnreg beyond what the launch gave would wait for ever.
-constexpr bool registers_suffice(const V3ForwardTile& tile) {
-  return tile.producer_registers + tile.groups * tile.consumer_registers <= tile.launch_registers() * (tile.groups + 1);
-}
 static_assert([] {
   for (const V3ForwardRow& row : kRows)
-    if (!registers_suffice(row.tile)) return false;
+    if (!row.tile.registers_suffice()) return false;
   return true;
 }());
 
@@ -178,6 +174,12 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target) {
   const int row = choose_row(problem, target);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_forward() was called for a problem that v3_forward_refusal() refuses");
+  V3ForwardPlan plan = plan_v3_forward(problem, target, kRows[row].tile);
+  plan.key.row = row;
+  return plan;
+}
+
+V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, const V3ForwardTile& tile) {
   V3ForwardPlan plan;
   plan.key.dtype = static_cast<int32_t>(problem.dtype);
   plan.key.width = v3_width(problem.headdim);
@@ -186,8 +188,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target) {
   AttentionParams scale{};
   set_forward_scale(scale, problem.softmax_scale);
   plan.key.signed_scores = !(scale.softmax_scale > 0);
-  plan.key.row = row;
-  plan.tile = kRows[row].tile;
+  plan.key.row = -1;
+  plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
   plan.threads = plan.tile.threads();
@@ -225,8 +227,9 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.work.by_group = divisor_of(static_cast<int>(problem.group()));
 }
 
-jit::Request v3_forward_request(const V3ForwardKey& key) {
-  const V3ForwardTile& tile = kRows[key.row].tile;
+jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
+
+jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   // The first line is shown by `fattn cache list`.
   std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim up to ", key.width);
   if (key.width_v != key.width) source += text(" and ", key.width_v);

@@ -29,6 +29,8 @@ struct V3ForwardTile {
   constexpr int block_m() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
+  // setmaxnreg beyond what the launch gave would wait for ever.
+  constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   int shared_bytes(int width, int width_v) const;
 };
 
@@ -69,6 +71,8 @@ struct V3ForwardPlan {
 };
 // For problems that are not refused.
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
+// With a tile that the table need not have, as the search for tiles tries them; key.row is -1.
+V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, const V3ForwardTile& tile);
 
 // The kernel's parameters, and where they are, in order.
 struct V3ForwardParams {
@@ -81,5 +85,6 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
                            const void* k, const void* v, void* o, float* lse);
 
 jit::Request v3_forward_request(const V3ForwardKey& key);
+jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile);
 
 }  // namespace fattn::core::cuda

@@ -1,0 +1,408 @@
+// The search for the tiles of algorithm v3's forward pass (the table in src/backend/cuda/v3_forward.cpp), on a Hopper GPU:
+//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--rounds N] [--json FILE]
+//   tune_v3_forward --compile-only [--jobs N] ...   fills the cache of kernels, which takes longest; needs NVRTC, no GPU
+// For every problem (bf16, batch * seqlen = 16384, nheads * headdim = 2048) every tile that fits is compiled; those that ptxas spills or serialises
+// are left out. Each is launched and its o compared with algorithm v2's, then all take turns; the fastest take turns again, for longer, with the tile
+// that the table chooses, and under a causal mask with sections of other sizes. The record has what was measured, the fastest first.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/requests.h"
+#include "backend/cuda/v3_forward.h"
+#include "fattn/error.hpp"
+#include "gpu_problem.h"
+#include "jit/jit.h"
+#include "jit/kernel_table.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+
+namespace {
+
+namespace v3 = fattn::core::cuda;
+namespace jit = fattn::core::jit;
+namespace test = fattn::test;
+namespace device = fattn::cuda;
+
+using fattn::Algorithm;
+using fattn::DType;
+using fattn::Error;
+using fattn::ForwardTensors;
+using fattn::Options;
+using fattn::Tensor;
+using fattn::core::cuda_device;
+using fattn::core::CudaDevice;
+using fattn::core::CudaDeviceInfo;
+using fattn::core::CudaLaunch;
+using fattn::core::CUstream;
+using fattn::core::Problem;
+using fattn::testing::Case;
+using nlohmann::ordered_json;
+using v3::V3ForwardPlan;
+using v3::V3ForwardTile;
+
+struct Arguments {
+  std::vector<int> headdims = {64, 96, 128, 192, 256}, seqlens = {512, 1024, 2048, 4096, 8192, 16384};
+  std::vector<bool> masks = {false, true};
+  int rounds = 15, jobs = 1;
+  bool compile_only = false;
+  std::string json;
+};
+
+std::vector<int> numbers_in(const std::string& text) {
+  std::vector<int> all;
+  std::istringstream in(text);
+  for (std::string one; std::getline(in, one, ',');) all.push_back(std::atoi(one.c_str()));
+  return all;
+}
+
+bool parse(int argc, char** argv, Arguments& to) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    bool known = true;
+    if (flag == "--compile-only") {
+      to.compile_only = true;
+      continue;
+    }
+    if (flag == "--headdim")
+      to.headdims = numbers_in(value);
+    else if (flag == "--seqlen")
+      to.seqlens = numbers_in(value);
+    else if (flag == "--mask" && (value == "full" || value == "causal"))
+      to.masks = {value == "causal"};
+    else if (flag == "--rounds")
+      to.rounds = std::clamp(std::atoi(value.c_str()), 1, 1000);
+    else if (flag == "--jobs")
+      to.jobs = std::clamp(std::atoi(value.c_str()), 1, 256);
+    else if (flag == "--json")
+      to.json = value;
+    else
+      known = false;
+    const auto positive = [](const std::vector<int>& all) { return !all.empty() && *std::min_element(all.begin(), all.end()) > 0; };
+    if (!known || value.empty() || !positive(to.headdims) || !positive(to.seqlens)) {
+      std::fprintf(stderr, "tune_v3_forward: '%s' is no flag or '%s' not its value; the flags are explained in tests/tune_v3_forward.cpp\n",
+                   flag.c_str(), value.c_str());
+      return false;
+    }
+    ++i;
+  }
+  return true;
+}
+
+Case case_of(int headdim, int seqlen, bool causal) {
+  constexpr int kTokens = 16384, kWidth = 2048;
+  const int nheads = std::max(1, kWidth / headdim);
+  return test::shape(DType::kBF16, std::max(1, kTokens / seqlen), seqlen, seqlen, nheads, nheads, headdim, causal);
+}
+
+Problem problem_of(const Case& c) {
+  Problem p;
+  p.dtype = c.dtype;
+  p.batch = c.batch, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.nheads = c.nheads, p.nheads_k = c.nheads_k;
+  p.headdim = c.headdim, p.headdim_v = c.headdim_v;
+  p.causal = c.causal;
+  p.softmax_scale = 1 / std::sqrt(static_cast<double>(c.headdim));
+  p.q = p.k = p.v = p.o = {c.seqlen_q * c.nheads * c.headdim, c.nheads * c.headdim, c.headdim};
+  p.lse = {c.nheads * c.seqlen_q, 1, c.seqlen_q};
+  p.want_lse = true;
+  return p;
+}
+
+// All that could be of use: what fits into registers by count (ptxas has the last word) and into shared memory.
+std::vector<V3ForwardTile> tiles_for(int headdim, bool causal, int64_t shared_bytes) {
+  constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
+  constexpr std::pair<int, int> kStages[] = {{4, 4}, {3, 3}, {3, 2}, {2, 2}};
+  constexpr int kFewest = 22;  // registers that a thread needs besides scores, weights and o
+  std::vector<V3ForwardTile> all;
+  for (const auto& r : kRegisters)
+    for (const int block_n : {64, 96, 128}) {
+      if (headdim / 2 + block_n / 2 + block_n / 4 + kFewest > r.consumer) continue;
+      for (const int query_buffers : {2, 1}) {
+        int fitting = 0;  // of the numbers of stages: the two largest
+        for (const auto& [stages_k, stages_v] : kStages) {
+          V3ForwardTile tile{r.groups, block_n, stages_k, stages_v, query_buffers, true, false, 8, r.producer, r.consumer};
+          if (tile.shared_bytes(headdim, headdim) > shared_bytes || !tile.registers_suffice() || ++fitting > 2) continue;
+          for (const int early : {4, 8}) {
+            tile.early_eighths = early;
+            tile.ping_pong = true, tile.skip = false;
+            all.push_back(tile);
+            tile.ping_pong = false, tile.skip = causal;
+            all.push_back(tile);
+          }
+        }
+      }
+    }
+  return all;
+}
+
+// A key of the table of kernels has room for a tile.
+v3::V3ForwardKey key_of(const V3ForwardPlan& plan) {
+  const V3ForwardTile& t = plan.tile;
+  v3::V3ForwardKey key = plan.key;
+  key.reserved = {t.groups,
+                  t.block_n,
+                  t.stages_k,
+                  t.stages_v,
+                  t.query_buffers,
+                  (t.ping_pong ? 1 : 0) + (t.skip ? 2 : 0),
+                  t.early_eighths,
+                  t.producer_registers,
+                  t.consumer_registers};
+  return key;
+}
+jit::Request request_of(const jit::KernelKey& from) {
+  v3::V3ForwardKey key = jit::pod_of_key<v3::V3ForwardKey>(from);
+  const auto& r = key.reserved;
+  const V3ForwardTile tile{r[0], r[1], r[2], r[3], r[4], (r[5] & 1) != 0, (r[5] & 2) != 0, r[6], r[7], r[8]};
+  key.reserved = {};
+  return v3::v3_forward_request(key, tile);
+}
+
+// Whether the tile's kernel is what it should be; compiles it if it is in no cache.
+bool compiles(const V3ForwardPlan& plan) {
+  try {
+    const jit::Resources r = jit::build(request_of(jit::key_of_pod(key_of(plan)))).resources;
+    return r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers();
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return false;
+  }
+}
+
+// Compiles for all problems, in processes of their own.
+int compile_all(const Arguments& arguments) {
+  std::vector<V3ForwardPlan> plans;
+  for (const int headdim : arguments.headdims)
+    for (const bool causal : arguments.masks) {
+      const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
+      for (const V3ForwardTile& tile : tiles_for(headdim, causal, target.shared_bytes))
+        plans.push_back(plan_v3_forward(problem_of(case_of(headdim, 1024, causal)), target, tile));
+    }
+  std::printf("%zu tiles\n", plans.size());
+  std::fflush(stdout);
+  for (int job = 0; job < arguments.jobs; ++job) {
+    const pid_t child = fork();
+    if (child < 0) return 1;
+    if (child > 0) continue;
+    for (size_t i = static_cast<size_t>(job); i < plans.size(); i += static_cast<size_t>(arguments.jobs)) compiles(plans[i]);
+    _exit(0);
+  }
+  int status = 0, all = 0;
+  while (wait(&status) > 0) all |= status;
+  const auto good = std::count_if(plans.begin(), plans.end(), compiles);
+  std::printf("%td without spills\n", good);
+  return all == 0 && good > 0 ? 0 : 1;
+}
+
+struct Candidate {
+  V3ForwardPlan plan;
+  bool of_table = false;
+  std::vector<double> seconds;
+  double median() const {
+    std::vector<double> all = seconds;
+    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2), all.end());
+    return all[all.size() / 2];
+  }
+};
+
+std::string name_of(const V3ForwardPlan& plan) {
+  const V3ForwardTile& t = plan.tile;
+  std::ostringstream text;
+  text << t.groups << " x " << t.block_n << ", " << t.stages_k << " + " << t.stages_v << " stages, " << t.query_buffers << " query buffers, early "
+       << t.early_eighths
+       << (t.ping_pong ? ", in turns"
+           : t.skip    ? ", skipping"
+                       : "")
+       << "; " << plan.heads_per_section << " heads a section";
+  if (plan.tiles_per_cta > 0) text << ", " << plan.tiles_per_cta << " tiles a CTA";
+  return text.str();
+}
+
+// One problem on the GPU.
+class Search {
+ public:
+  Search(int headdim, int seqlen, bool causal)
+      : case_(case_of(headdim, seqlen, causal)),
+        problem_(problem_of(case_)),
+        device_(cuda_device(0)),
+        target_{device_.info().shared_per_block_optin, device_.info().l2_bytes, device_.info().multiprocessors},
+        tensors_(case_),
+        expected_(case_),
+        stream_(0) {
+    uint32_t seed = 1;
+    for (const Tensor& t : {tensors_.t.q, tensors_.t.k, tensors_.t.v}) test::fill_with_noise(t, seed++);
+    ForwardTensors v2 = tensors_.t;
+    v2.o = expected_.t.o, v2.lse = expected_.t.lse;
+    Options options = test::on_cuda(case_);
+    options.algorithm = Algorithm::kV2;
+    forward(v2, options);
+    device::synchronize(0);
+  }
+
+  ordered_json run(int rounds) {
+    std::vector<Candidate> all;
+    const V3ForwardPlan chosen = plan_v3_forward(problem_, target_);
+    add(all, chosen, true);
+    for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), case_.causal, target_.shared_bytes))
+      add(all, plan_v3_forward(problem_, target_, tile), false);
+    take_turns(all, 3);
+    constexpr size_t kFinalists = 6;
+    keep(all, kFinalists);
+    if (case_.causal) {
+      const V3ForwardPlan fastest = all.front().plan;
+      for (const int part : {1, 2, 3, 4, 6, 11, 12, 22}) {
+        V3ForwardPlan plan = fastest;
+        plan.tiles_per_cta = 0;
+        plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target_.multiprocessors));
+        plan.heads_per_section = static_cast<int>(std::min<int64_t>(problem_.batch * problem_.nheads, target_.multiprocessors / part));
+        if (plan.heads_per_section > 0 && plan.heads_per_section != fastest.heads_per_section) add(all, plan, false);
+      }
+    }
+    for (Candidate& c : all) c.seconds.clear();
+    take_turns(all, rounds);
+    keep(all, all.size());
+    return report(all);
+  }
+
+ private:
+  void launch(const V3ForwardPlan& plan) {
+    v3::V3ForwardParams params;
+    set_v3_forward_params(params, problem_, plan, device_, tensors_.t.q.data(), tensors_.t.k.data(), tensors_.t.v.data(), tensors_.t.o.data(),
+                          static_cast<float*>(tensors_.t.lse.data()));
+    const jit::Loaded& kernel = jit::kernel_table().get(device_, jit::key_of_pod(key_of(plan)), request_of);
+    CudaLaunch shape;
+    shape.grid_x = static_cast<unsigned>(plan.grid), shape.block_x = static_cast<unsigned>(plan.threads);
+    shape.shared_bytes = static_cast<unsigned>(plan.shared_bytes);
+    device_.launch(kernel.function, shape, static_cast<CUstream>(stream_.get()), params.pointers().data(), kernel.name.c_str());
+  }
+
+  // If the tile compiles and computes what v2 does.
+  void add(std::vector<Candidate>& to, const V3ForwardPlan& plan, bool of_table) {
+    if (!compiles(plan)) return;
+    std::fprintf(stderr, "\r%-150s", name_of(plan).c_str());  // the last word of a hang
+    alarm(60);
+    tensors_.memory[3].fill(0xff, stream_.get());  // o: NaN
+    launch(plan);
+    stream_.synchronize();
+    alarm(0);
+    const int64_t size = tensors_.t.o.size(), piece = std::min<int64_t>(size, 1 << 17);
+    for (const int64_t first : {int64_t{0}, (size - piece) / 2, size - piece}) {
+      const std::vector<uint16_t> a = test::halves(tensors_.t.o, first, piece), b = test::halves(expected_.t.o, first, piece);
+      for (size_t i = 0; i < a.size(); ++i) {
+        const float x = test::float_of_bf16(a[i]), y = test::float_of_bf16(b[i]);
+        if (!(std::abs(x - y) <= 0.02f)) {  // inputs are up to 2
+          std::fprintf(stderr, "\n%s: o is %g where v2 has %g\n", name_of(plan).c_str(), static_cast<double>(x), static_cast<double>(y));
+          return;
+        }
+      }
+    }
+    to.push_back({plan, of_table, {}});
+  }
+
+  void take_turns(std::vector<Candidate>& all, int rounds) {
+    device::Event begin(0), end(0);
+    for (int round = -1; round < rounds; ++round)
+      for (Candidate& c : all) {
+        begin.record(stream_.get());
+        launch(c.plan);
+        end.record(stream_.get());
+        const double seconds = begin.seconds_to(end);
+        if (round >= 0) c.seconds.push_back(seconds);  // the first round warms up
+      }
+  }
+
+  // The fastest `count`, in order, and the table's.
+  static void keep(std::vector<Candidate>& all, size_t count) {
+    std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.median() < b.median(); });
+    for (size_t i = all.size(); i-- > count;)
+      if (!all[i].of_table) all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+
+  ordered_json report(const std::vector<Candidate>& all) const {
+    const double pairs = static_cast<double>(case_.seqlen_q) * static_cast<double>(case_.seqlen_k) * (case_.causal ? 0.5 : 1.0);
+    const double flops = 4 * pairs * static_cast<double>(case_.batch * case_.nheads * case_.headdim);
+    ordered_json rows = ordered_json::array();
+    for (const Candidate& c : all) {
+      const V3ForwardTile& t = c.plan.tile;
+      rows.push_back({{"flops_per_s", flops / c.median()},
+                      {"of_table", c.of_table},
+                      {"groups", t.groups},
+                      {"block_n", t.block_n},
+                      {"stages_k", t.stages_k},
+                      {"stages_v", t.stages_v},
+                      {"query_buffers", t.query_buffers},
+                      {"ping_pong", t.ping_pong},
+                      {"skip", t.skip},
+                      {"early_eighths", t.early_eighths},
+                      {"heads_per_section", c.plan.heads_per_section},
+                      {"tiles_per_cta", c.plan.tiles_per_cta}});
+      std::printf("%c %6.0f TFLOP/s  %s\n", c.of_table ? '*' : ' ', flops / c.median() * 1e-12, name_of(c.plan).c_str());
+    }
+    return {{"headdim", case_.headdim}, {"causal", case_.causal}, {"seqlen", case_.seqlen_q}, {"tiles", rows}};
+  }
+
+  const Case case_;
+  const Problem problem_;
+  CudaDevice& device_;
+  const v3::V3Target target_;
+  test::DeviceForward tensors_, expected_;
+  const device::Stream stream_;
+};
+
+void write_whole(const std::string& path, const ordered_json& record) {
+  const std::string temporary = path + ".new";
+  {
+    std::ofstream out(temporary);
+    out << record.dump(1) << "\n";
+    out.flush();
+    if (!out) throw std::runtime_error("cannot write " + temporary);
+  }
+  std::filesystem::rename(temporary, path);
+}
+
+int search_all(const Arguments& arguments) {
+  std::string reason;
+  if (fattn::core::cuda_device_count(&reason) == 0) throw std::runtime_error(reason);
+  const CudaDeviceInfo& gpu = cuda_device(0).info();
+  if (gpu.capability() != v3::kV3Arch) throw std::runtime_error("algorithm v3 is for compute capability 9.0; " + gpu.name + " is another");
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  ordered_json record = {{"command", "tune_v3_forward"},       {"date", date},    {"gpu", gpu.name},
+                         {"library_version", fattn_version()}, {"dtype", "bf16"}, {"rounds", arguments.rounds},
+                         {"problems", ordered_json::array()}};
+  for (const int headdim : arguments.headdims)
+    for (const bool causal : arguments.masks)
+      for (const int seqlen : arguments.seqlens) {
+        std::printf("headdim %d%s, seqlen %d\n", headdim, causal ? " causal" : "", seqlen);
+        record["problems"].push_back(Search(headdim, seqlen, causal).run(arguments.rounds));
+        std::fflush(stdout);
+        if (!arguments.json.empty()) write_whole(arguments.json, record);  // after each, so that nothing is lost
+      }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (!parse(argc, argv, arguments)) return 2;
+  try {
+    return arguments.compile_only ? compile_all(arguments) : search_all(arguments);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "tune_v3_forward: %s\n", e.what());
+    return 2;
+  }
+}
