@@ -2,42 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "backend/cuda/v3_backward.h"
-#include "stub/cuda_stub.h"
+#include "v3_problem.h"
 
 namespace fattn::core::cuda {
 namespace {
 
-const bool stub_is_set = [] {
-  setenv("FATTN_CUDA_DRIVER", FATTN_STUB_CUDA_PATH, 1);
-  return true;
-}();
-
-const V3Target kH200{232448, 60 << 20, 132};
-
-Problem problem_of(DType dtype, int64_t headdim, int64_t headdim_v, bool causal, int64_t seqlen_q = 300, int64_t seqlen_k = 523) {
-  Problem p;
+Problem gradient_problem(DType dtype, int64_t headdim, int64_t headdim_v, bool causal, int64_t seqlen_q = 300, int64_t seqlen_k = 523) {
+  Problem p = problem_of(dtype, headdim, headdim_v, causal, seqlen_q, seqlen_k);
   p.backward = true;
-  p.dtype = dtype;
-  p.batch = 2;
-  p.seqlen_q = seqlen_q;
-  p.seqlen_k = seqlen_k;
-  p.nheads = 6;
-  p.nheads_k = 2;
-  p.headdim = headdim;
-  p.headdim_v = headdim_v;
-  p.causal = causal;
-  p.softmax_scale = 0.125;
-  p.q = p.dq = {seqlen_q * 6 * headdim, 6 * headdim, headdim};
-  p.k = p.dk = {seqlen_k * 2 * headdim, 2 * headdim, headdim};
-  p.v = p.dv = {seqlen_k * 2 * headdim_v, 2 * headdim_v, headdim_v};
-  p.o = p.dout = {seqlen_q * 6 * headdim_v, 6 * headdim_v, headdim_v};
-  p.lse = {6 * seqlen_q, 1, seqlen_q};
+  p.dq = p.q, p.dk = p.k, p.dv = p.v, p.dout = p.o;
   return p;
 }
 
@@ -45,7 +23,7 @@ TEST(V3BackwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
   for (const bool causal : {false, true})
     for (int64_t headdim = 8; headdim <= 256; headdim += 8)
       for (int64_t headdim_v = 8; headdim_v <= 256; headdim_v += 8) {
-        const Problem p = problem_of(DType::kF16, headdim, headdim_v, causal);
+        const Problem p = gradient_problem(DType::kF16, headdim, headdim_v, causal);
         ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim << " " << headdim_v;
         const V3BackwardPlan plan = plan_v3_backward(p, kH200);
         EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
@@ -82,7 +60,7 @@ TEST(V3BackwardPlanSmall, TheGridTakesEveryTileOnceAndInOrder) {
     for (const bool deterministic : {false, true})
       for (const int64_t seqlen : {1, 500, 4096})
         for (const int64_t batch : {1, 41}) {
-          Problem p = problem_of(DType::kBF16, 128, 128, causal, seqlen, seqlen);
+          Problem p = gradient_problem(DType::kBF16, 128, 128, causal, seqlen, seqlen);
           p.batch = batch;
           p.deterministic = deterministic;
           const V3BackwardPlan plan = plan_v3_backward(p, kH200);
@@ -102,7 +80,7 @@ TEST(V3BackwardPlanSmall, TheGridTakesEveryTileOnceAndInOrder) {
 }
 
 TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
-  Problem p = problem_of(DType::kBF16, 72, 40, true, 300, 523);
+  Problem p = gradient_problem(DType::kBF16, 72, 40, true, 300, 523);
   for (const bool deterministic : {false, true}) {
     p.deterministic = deterministic;
     const V3BackwardPlan plan = plan_v3_backward(p, kH200);
@@ -117,7 +95,7 @@ TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
 
 TEST(V3BackwardPlanSmall, RefusesWithAReason) {
   const auto refusal = [](auto change) {
-    Problem p = problem_of(DType::kBF16, 64, 64, false);
+    Problem p = gradient_problem(DType::kBF16, 64, 64, false);
     change(p);
     return v3_backward_refusal(p, kH200);
   };
@@ -132,12 +110,12 @@ TEST(V3BackwardPlanSmall, RefusesWithAReason) {
   EXPECT_NE(refusal([](Problem& p) { p.dq.head += 4; }).find("dq has strides of"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.seqlen_q = 0; }).find("q has one row of size 0"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }).find("split the batch"), std::string::npos);
-  EXPECT_NE(v3_backward_refusal(problem_of(DType::kBF16, 64, 64, false), {65536, 60 << 20, 132}).find("65536"), std::string::npos);
+  EXPECT_NE(v3_backward_refusal(gradient_problem(DType::kBF16, 64, 64, false), {65536, 60 << 20, 132}).find("65536"), std::string::npos);
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
-  Problem p = problem_of(DType::kBF16, 72, 40, true);
+  Problem p = gradient_problem(DType::kBF16, 72, 40, true);
   p.softmax_scale = -2;
   p.deterministic = true;
   const V3BackwardPlan plan = plan_v3_backward(p, kH200);
@@ -174,7 +152,7 @@ TEST(V3BackwardPlanSmall, SourcesDifferWhereKeysDo) {
     for (const int headdim : {64, 96, 128, 192, 256})
       for (const bool causal : {false, true})
         for (const bool deterministic : {false, true}) {
-          Problem p = problem_of(dtype, headdim, headdim, causal);
+          Problem p = gradient_problem(dtype, headdim, headdim, causal);
           p.deterministic = deterministic;
           const V3BackwardPlan plan = plan_v3_backward(p, kH200);
           const jit::Request request = v3_backward_request(plan.main);

@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "backend/cuda/v2_backward.h"
@@ -119,8 +120,7 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
 
-template <class Buffers>
-Buffers backward_buffers(const fattn_buffers& b) {
+cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
   return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace};
 }
 
@@ -128,7 +128,7 @@ Buffers backward_buffers(const fattn_buffers& b) {
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
-  cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers<cuda::V3BackwardBuffers>(b));
+  cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers(b));
   auto parameters = params.pointers();
   const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
     const Loaded& kernel = v3_backward_kernel(device, key, registers);
@@ -143,16 +143,14 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
 void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   if (plan.algorithm == Algorithm::kV3) {
     bool taken = true;
-    for (const void* pointer :
-         {static_cast<const void*>(b.q), static_cast<const void*>(b.k), static_cast<const void*>(b.v), static_cast<const void*>(b.o),
-          static_cast<const void*>(b.dout), static_cast<const void*>(b.dq), static_cast<const void*>(b.dk), static_cast<const void*>(b.dv)})
+    for (const void* pointer : std::initializer_list<const void*>{b.q, b.k, b.v, b.o, b.dout, b.dq, b.dk, b.dv})
       taken = taken && tensor_map_takes(pointer);
     if (taken) return backward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
       unsupported("a tensor begins at an address that is no multiple of 16 bytes, and algorithm v3 was asked for; ask for auto or v2");
   }
   const cuda::V2BackwardPlan& chosen = plan.cuda.kernels->backward;
-  const auto buffers = backward_buffers<cuda::V2BackwardBuffers>(b);
+  const cuda::BackwardBuffers buffers = backward_buffers(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
   AttentionParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
   void* parameters[] = {&params};
@@ -239,7 +237,7 @@ void load_cuda_kernels(const Plan& plan) {
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);
     return;
   }
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::V2BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::BackwardBuffers{});
   if (chosen.backward.prepare.grid > 0) backward_kernel(device, keys.prepare);
   if (chosen.backward.main.grid > 0) backward_kernel(device, keys.main);
   if (chosen.backward.finish.grid > 0) backward_kernel(device, keys.finish);

@@ -47,7 +47,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
     const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
-    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::V2BackwardBuffers{});
+    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
     if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
     if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
     if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));

@@ -126,7 +126,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   return plan;
 }
 
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuffers& b) {
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& b) {
   V2BackwardKeys keys;
   keys.main = plan.key;
   keys.main.aligned = plan.aligned_strides;
@@ -148,28 +148,8 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuff
   return keys;
 }
 
-AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const V2BackwardBuffers& b) {
-  AttentionParams params = v2_params(problem, plan.heads_per_section);
-  params.q = b.q;
-  params.k = b.k;
-  params.v = b.v;
-  params.o = const_cast<void*>(b.o);       // read only, here
-  params.lse = const_cast<float*>(b.lse);  // likewise
-  params.dout = b.dout;
-  params.dq = b.dq;
-  params.dk = b.dk;
-  params.dv = b.dv;
-  char* const workspace = static_cast<char*>(b.workspace);
-  params.dq_accum = reinterpret_cast<float*>(workspace);
-  params.row_sum = reinterpret_cast<float*>(workspace + plan.row_sum_offset);
-  params.dq_semaphore = plan.key.deterministic ? reinterpret_cast<int*>(workspace + plan.semaphore_offset) : nullptr;
-  params.dout_strides = strides_of(problem.dout);
-  params.dq_strides = strides_of(problem.dq);
-  params.dk_strides = strides_of(problem.dk);
-  params.dv_strides = strides_of(problem.dv);
-  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
-  params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
-  return params;
+AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
+  return backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset);
 }
 
 jit::Request v2_backward_request(const V2BackwardKey& key) {

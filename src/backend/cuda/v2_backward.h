@@ -62,20 +62,14 @@ struct V2BackwardPlan {
 // For problems that are not refused.
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
 
-struct V2BackwardBuffers {
-  const void *q, *k, *v, *o, *dout;
-  const float* lse;
-  void *dq, *dk, *dv, *workspace;
-};
-
 // The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 struct V2BackwardKeys {
   V2BackwardKey prepare, main, finish;
 };
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const V2BackwardBuffers& buffers);
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
 // The same for all three kernels.
-AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const V2BackwardBuffers& buffers);
+AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
 jit::Request v2_backward_request(const V2BackwardKey& key);
 

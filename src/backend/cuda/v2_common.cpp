@@ -46,6 +46,31 @@ AttentionParams v2_params(const Problem& problem, int heads_per_section) {
   return params;
 }
 
+AttentionParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& b, bool deterministic, int64_t row_sum_offset,
+                                int64_t semaphore_offset) {
+  AttentionParams params = v2_params(problem, heads_per_section);
+  params.q = b.q;
+  params.k = b.k;
+  params.v = b.v;
+  params.o = const_cast<void*>(b.o);       // read only, here
+  params.lse = const_cast<float*>(b.lse);  // likewise
+  params.dout = b.dout;
+  params.dq = b.dq;
+  params.dk = b.dk;
+  params.dv = b.dv;
+  char* const workspace = static_cast<char*>(b.workspace);
+  params.dq_accum = reinterpret_cast<float*>(workspace);
+  params.row_sum = reinterpret_cast<float*>(workspace + row_sum_offset);
+  params.dq_semaphore = deterministic ? reinterpret_cast<int*>(workspace + semaphore_offset) : nullptr;
+  params.dout_strides = strides_of(problem.dout);
+  params.dq_strides = strides_of(problem.dq);
+  params.dk_strides = strides_of(problem.dk);
+  params.dv_strides = strides_of(problem.dv);
+  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
+  params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
+  return params;
+}
+
 void set_forward_scale(AttentionParams& params, double softmax_scale) {
   // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
   constexpr double kLog2E = 1.4426950408889634;

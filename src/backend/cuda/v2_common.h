@@ -51,6 +51,15 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
 // Sizes, and the strides of q, k, v, o and lse; the rest is zero.
 AttentionParams v2_params(const Problem& problem, int heads_per_section);
 
+struct BackwardBuffers {
+  const void *q, *k, *v, *o, *dout;
+  const float* lse;
+  void *dq, *dk, *dv, *workspace;
+};
+// v2_params() with all that a backward pass takes besides; the offsets are of its parts of the workspace, which begins with dq in fp32.
+AttentionParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& buffers, bool deterministic,
+                                int64_t row_sum_offset, int64_t semaphore_offset);
+
 // softmax_scale and softmax_scale_log2 of a forward pass.
 void set_forward_scale(AttentionParams& params, double softmax_scale);
 

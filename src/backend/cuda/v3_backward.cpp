@@ -41,10 +41,7 @@ int choose_row(const Problem& problem, const V3Target& target) {
 }
 
 // q, dout, dq; k, v, dk, dv.
-TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
 TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.dout, box_rows); }
-TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
-TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
@@ -137,7 +134,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
 }
 
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
-                            const V3BackwardBuffers& b) {
+                            const BackwardBuffers& b) {
   const int block_n = plan.tile.block_n();
   encode_tensor_map(params.q, device, tiled_q(problem, kV3BackwardRows), b.q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), b.k);
@@ -145,28 +142,8 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dout, device, tiled_dout(problem, kV3BackwardRows), b.dout);
   encode_tensor_map(params.dk, device, tiled_dk(problem, 64), b.dk);  // a warpgroup's
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
-  AttentionParams& call = params.call;
-  call = v2_params(problem, plan.heads_per_section);
-  call.q = b.q;
-  call.k = b.k;
-  call.v = b.v;
-  call.o = const_cast<void*>(b.o);       // read only, here
-  call.lse = const_cast<float*>(b.lse);  // likewise
-  call.dout = b.dout;
-  call.dq = b.dq;
-  call.dk = b.dk;
-  call.dv = b.dv;
-  char* const workspace = static_cast<char*>(b.workspace);
-  call.dq_accum = reinterpret_cast<float*>(workspace);
-  call.row_sum = reinterpret_cast<float*>(workspace + plan.row_sum_offset);
-  call.dq_semaphore = problem.deterministic ? reinterpret_cast<int*>(workspace + plan.semaphore_offset) : nullptr;
-  call.dout_strides = strides_of(problem.dout);
-  call.dq_strides = strides_of(problem.dq);
-  call.dk_strides = strides_of(problem.dk);
-  call.dv_strides = strides_of(problem.dv);
-  constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
-  call.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
-  params.work.lse_log2 = reinterpret_cast<float*>(workspace + plan.lse_log2_offset);
+  params.call = backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset);
+  params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_blocks = plan.row_blocks;
@@ -178,47 +155,40 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish, main = !prepare && !finish;
   const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : "backward";
   const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : "fattn_v3_bwd";
-  // The first line is shown by `fattn cache list`.
-  std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim up to ", key.width);
-  if (key.width_v != key.width) source += text(" and ", key.width_v);
-  source += text(key.causal != 0 ? ", causal" : "", key.deterministic != 0 ? ", deterministic" : "");
-  if (main) source += text(", tile ", kV3BackwardRows, " x ", tile.block_n());
-  source += text("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
-  const auto add_type = [&](const char* name, const char* type) { source += text("  using ", name, " = fattn::", type, ";\n"); };
-  const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
-  const auto add_bool = [&](const char* name, bool value) {
-    source += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
-  };
-  add_type("Element", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16");
-  add_int("kHeaddim", key.width);
-  if (!finish) add_int("kHeaddimV", key.width_v);
-  if (!finish) add_bool("kDeterministic", key.deterministic != 0);
-  if (!prepare) add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
-  if (finish) add_int("kBlockN", tile.block_n());
+  V3Source source(key.dtype, key.width, key.width_v);
+  source.add(key.causal != 0 ? ", causal" : "", key.deterministic != 0 ? ", deterministic" : "");
+  if (main) source.add(", tile ", kV3BackwardRows, " x ", tile.block_n());
+  source.add("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
+  source.add_element(key.dtype);
+  source.add_int("kHeaddim", key.width);
+  if (!finish) source.add_int("kHeaddimV", key.width_v);
+  if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
+  if (!prepare) source.add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
+  if (finish) source.add_int("kBlockN", tile.block_n());
   if (main) {
-    add_bool("kByRole", tile.by_role);
-    add_int("kGroups", tile.groups);
-    add_int("kStages", tile.stages);
-    add_int("kStagings", tile.stagings);
-    add_bool("kOwnLoader", tile.own_loader);
-    add_int("kMainRegisters", tile.main_registers);
-    add_int("kDqRegisters", tile.dq_registers);
-    add_int("kLoaderRegisters", tile.loader_registers);
+    source.add_bool("kByRole", tile.by_role);
+    source.add_int("kGroups", tile.groups);
+    source.add_int("kStages", tile.stages);
+    source.add_int("kStagings", tile.stagings);
+    source.add_bool("kOwnLoader", tile.own_loader);
+    source.add_int("kMainRegisters", tile.main_registers);
+    source.add_int("kDqRegisters", tile.dq_registers);
+    source.add_int("kLoaderRegisters", tile.loader_registers);
   }
-  source += "};\n";
+  source.add("};\n");
   if (main)  // what the host counted on
-    source += text("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
-                   " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
+    source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
+               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
   const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
-  source += text("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
-                 "(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3BackwardWork work");
+  source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
+             "(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3BackwardWork work");
   if (prepare) {
-    source += ") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n";
+    source.add(") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n");
   } else {
-    for (const char* name : {"q", "k", "v", "dout", "dk", "dv"}) source += text(",\n    const __grid_constant__ fattn::TensorMap ", name);
-    source += text(") {\n  fattn::v3::", function, "<Spec>({call, work, q, k, v, dout, dk, dv});\n}\n");
+    for (const char* name : {"q", "k", "v", "dout", "dk", "dv"}) source.add(",\n    const __grid_constant__ fattn::TensorMap ", name);
+    source.add(") {\n  fattn::v3::", function, "<Spec>({call, work, q, k, v, dout, dk, dv});\n}\n");
   }
-  return {.entry = entry, .source = source, .arch = kV3Arch, .arch_specific = true};
+  return {.entry = entry, .source = source.text(), .arch = kV3Arch, .arch_specific = true};
 }
 
 }  // namespace fattn::core::cuda

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_common.h"
 #include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
@@ -66,12 +67,6 @@ struct V3BackwardPlan {
 // For problems that are not refused.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 
-struct V3BackwardBuffers {
-  const void *q, *k, *v, *o, *dout;
-  const float* lse;
-  void *dq, *dk, *dv, *workspace;
-};
-
 // The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
 struct V3BackwardParams {
   AttentionParams call;
@@ -80,7 +75,7 @@ struct V3BackwardParams {
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }
 };
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
-                            const V3BackwardBuffers& buffers);
+                            const BackwardBuffers& buffers);
 
 jit::Request v3_backward_request(const V3BackwardKey& key);
 

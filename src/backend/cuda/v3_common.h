@@ -6,6 +6,7 @@
 
 #include "device/tensor_map.h"
 #include "problem/problem.h"
+#include "shared/text.h"
 
 namespace fattn::core::cuda {
 
@@ -33,5 +34,30 @@ constexpr int v3_launch_registers(int threads) { return 65536 / threads / 8 * 8;
 
 // (batch, rows, heads, headdim) in boxes of `box_rows`.
 TiledTensor v3_tiled(const Problem& problem, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows);
+inline TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
+inline TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
+inline TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
+
+// The source of a specialisation while it is put together. It begins with the line that `fattn cache list` shows.
+class V3Source {
+ public:
+  V3Source(int32_t dtype, int width, int width_v) {
+    add("// ", name_of(static_cast<DType>(dtype)), ", headdim up to ", width);
+    if (width_v != width) add(" and ", width_v);
+  }
+  template <class... Parts>
+  void add(const Parts&... parts) {
+    text_ += core::text(parts...);
+  }
+  // Members of Spec.
+  void add_type(const char* name, const char* type) { add("  using ", name, " = fattn::", type, ";\n"); }
+  void add_int(const char* name, int value) { add("  static constexpr int ", name, " = ", value, ";\n"); }
+  void add_bool(const char* name, bool value) { add("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n"); }
+  void add_element(int32_t dtype) { add_type("Element", dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16"); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace fattn::core::cuda

@@ -93,9 +93,6 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return best;
 }
 
-TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
-TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
-TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
 
 // How many heads make a section, at most `most`: a whole part of the grid, so that its turns end with tiles of equal length, or nearly so. Tiles of
@@ -230,39 +227,32 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
 jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
-  // The first line is shown by `fattn cache list`.
-  std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim up to ", key.width);
-  if (key.width_v != key.width) source += text(" and ", key.width_v);
-  source += text(key.causal != 0 ? ", causal" : "", key.signed_scores != 0 ? ", scale not positive" : "", ", tile ", tile.block_m(), " x ",
-                 tile.block_n, tile.skip ? ", skipping" : "", "\n");
-  source += "#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n";
-  const auto add_type = [&](const char* name, const char* type) { source += text("  using ", name, " = fattn::", type, ";\n"); };
-  const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
-  const auto add_bool = [&](const char* name, bool value) {
-    source += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
-  };
-  add_type("Element", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16");
-  add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
-  add_type("Score", key.signed_scores != 0 ? "v3::SignedScore" : "v3::PlainScore");
-  add_int("kHeaddim", key.width);
-  add_int("kHeaddimV", key.width_v);
-  add_int("kGroups", tile.groups);
-  add_int("kBlockN", tile.block_n);
-  add_int("kStagesK", tile.stages_k);
-  add_int("kStagesV", tile.stages_v);
-  add_int("kQueryBuffers", tile.query_buffers);
-  add_bool("kPingPong", tile.ping_pong);
-  add_bool("kSkip", tile.skip);
-  add_int("kEarlyEighths", tile.early_eighths);
-  add_bool("kCareful", tile.careful());
-  add_int("kProducerRegisters", tile.producer_registers);
-  add_int("kConsumerRegisters", tile.consumer_registers);
-  source += text("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
-                 "fattn_v3_fwd(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3ForwardWork work,\n"
-                 "             const __grid_constant__ fattn::TensorMap q, const __grid_constant__ fattn::TensorMap k,\n"
-                 "             const __grid_constant__ fattn::TensorMap v, const __grid_constant__ fattn::TensorMap o) {\n"
-                 "  fattn::v3::forward<Spec>({call, work, q, k, v, o});\n}\n");
-  return {.entry = "fattn_v3_fwd", .source = source, .arch = kV3Arch, .arch_specific = true};
+  V3Source source(key.dtype, key.width, key.width_v);
+  source.add(key.causal != 0 ? ", causal" : "", key.signed_scores != 0 ? ", scale not positive" : "", ", tile ", tile.block_m(), " x ", tile.block_n,
+             tile.skip ? ", skipping" : "", "\n");
+  source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
+  source.add_element(key.dtype);
+  source.add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
+  source.add_type("Score", key.signed_scores != 0 ? "v3::SignedScore" : "v3::PlainScore");
+  source.add_int("kHeaddim", key.width);
+  source.add_int("kHeaddimV", key.width_v);
+  source.add_int("kGroups", tile.groups);
+  source.add_int("kBlockN", tile.block_n);
+  source.add_int("kStagesK", tile.stages_k);
+  source.add_int("kStagesV", tile.stages_v);
+  source.add_int("kQueryBuffers", tile.query_buffers);
+  source.add_bool("kPingPong", tile.ping_pong);
+  source.add_bool("kSkip", tile.skip);
+  source.add_int("kEarlyEighths", tile.early_eighths);
+  source.add_bool("kCareful", tile.careful());
+  source.add_int("kProducerRegisters", tile.producer_registers);
+  source.add_int("kConsumerRegisters", tile.consumer_registers);
+  source.add("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
+             "fattn_v3_fwd(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3ForwardWork work,\n"
+             "             const __grid_constant__ fattn::TensorMap q, const __grid_constant__ fattn::TensorMap k,\n"
+             "             const __grid_constant__ fattn::TensorMap v, const __grid_constant__ fattn::TensorMap o) {\n"
+             "  fattn::v3::forward<Spec>({call, work, q, k, v, o});\n}\n");
+  return {.entry = "fattn_v3_fwd", .source = source.text(), .arch = kV3Arch, .arch_specific = true};
 }
 
 }  // namespace fattn::core::cuda
