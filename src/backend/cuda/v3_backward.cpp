@@ -40,7 +40,6 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return -1;
 }
 
-// q, dout, dq; k, v, dk, dv.
 TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.dout, box_rows); }
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
