@@ -184,7 +184,7 @@ void add_windows(Table& table) {
     c.backward = false;
     table.add(c);
   }
-  Case c = shape(1, 520, 700, 1, 1, 32);  // several blocks of rows and keys that are skipped, several that are whole
+  Case c = shape(1, 1000, 1000, 1, 1, 32);  // several blocks of rows and keys that are skipped, several that are whole
   c.window_left = 300;
   c.window_right = 150;
   table.add(c);
