@@ -70,7 +70,7 @@ TEST_P(NumericsSmall, RowsThatSeeNothingAreZero) {
     }
 }
 
-// No window says "all keys before" to the rows that are aligned before the first key.
+// The first rows are aligned with places so far before the first key that their window does not reach it.
 TEST_P(NumericsSmall, RowsBeforeAWindowAreZero) {
   Case c = square(40, 10, 2, 48);
   c.window_left = 4;
