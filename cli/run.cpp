@@ -33,13 +33,18 @@ using Json = nlohmann::ordered_json;
 struct RunFlags {
   std::string input, output, layout = "bshd", json;
   bool causal = false, verify = false;
+  int64_t window_left = -1, window_right = -1;
   std::optional<double> softmax_scale;
+  double softcap = 0;
   TargetFlags target;
 
   Options options() const {
     Options options;
     options.causal = causal;
+    options.window_left = window_left;
+    options.window_right = window_right;
     options.softmax_scale = softmax_scale;
+    options.softcap = softcap;
     target.apply_to(options);
     return options;
   }
@@ -265,7 +270,10 @@ int run(const RunFlags& flags, Json& record) {
                      {{"producer", std::string("fattn ") + fattn_version()},
                       {"layout", flags.layout},
                       {"causal", flags.causal ? "true" : "false"},
-                      {"softmax_scale", flags.softmax_scale ? fmt::format("{}", *flags.softmax_scale) : "1/sqrt(headdim)"}});
+                      {"window_left", std::to_string(flags.window_left)},
+                      {"window_right", std::to_string(flags.window_right)},
+                      {"softmax_scale", flags.softmax_scale ? fmt::format("{}", *flags.softmax_scale) : "1/sqrt(headdim)"},
+                      {"softcap", fmt::format("{}", flags.softcap)}});
   for (const Held* held : t.outputs()) fmt::print(text, "wrote    {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   record["status"] = "ok";
   return kExitFine;
@@ -288,7 +296,10 @@ Json begin_record(const RunFlags& flags) {
           {"device", flags.target.device},
           {"layout", flags.layout},
           {"causal", flags.causal},
+          {"window_left", flags.window_left},
+          {"window_right", flags.window_right},
           {"softmax_scale", flags.softmax_scale ? Json(*flags.softmax_scale) : Json(nullptr)},
+          {"softcap", flags.softcap},
           {"environment", measure::environment()},
           {"tensors", Json::object()}};
 }
@@ -336,6 +347,14 @@ void add_run(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str();
   command->add_flag("--causal", flags->causal, "Query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right)");
+  command->add_option("--window-left", flags->window_left, "Query i sees as many keys before its own position, i + seqlen_k - seqlen_q; -1: all")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--window-right", flags->window_right, "The same behind it; with --causal there are none")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--softcap", flags->softcap, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+      ->capture_default_str();
   command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax; 1/sqrt(headdim) if not given");
   flags->target.add_to(*command);
   command->add_flag("--verify", flags->verify, "Judge the result against the float64 oracle (slow); exit 1 and write nothing if it fails");

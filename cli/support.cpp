@@ -48,7 +48,17 @@ std::vector<Way> ways() {
   return all;
 }
 
-Support ask(const Way& way, DType dtype, bool backward, int64_t headdim) {
+// What a way may have beside causal masks.
+struct Feature {
+  const char* name;
+  void (*use)(Options&);
+};
+constexpr Feature kFeatures[] = {
+    {"window", [](Options& options) { options.window_left = 16; }},
+    {"softcap", [](Options& options) { options.softcap = 30; }},
+};
+
+Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const Feature* feature = nullptr) {
   const auto make = [&](DType type, std::initializer_list<int64_t> shape) {
     const Tensor tensor(nullptr, type, shape);
     return way.device == Device::kCpu ? tensor : tensor.on(way.device, way.index, nullptr);
@@ -56,6 +66,7 @@ Support ask(const Way& way, DType dtype, bool backward, int64_t headdim) {
   const Tensor x = make(dtype, {1, 64, 2, headdim}), lse = make(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64});
   Options options = way.options;
   options.causal = true;
+  if (feature) feature->use(options);
   return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x}, options)
                             : describe(ForwardTensors{x, x, x, x, lse, {}}, options));
 }
@@ -71,7 +82,7 @@ int64_t largest_headdim(const Way& way, DType dtype, bool backward, std::string&
 }
 
 Json as_json() {
-  Json json = {{"fattn_support", 1}, {"backends", Json::array()}, {"gpu_architectures", Json::array()}};
+  Json json = {{"fattn_support", 1}, {"backends", Json::array()}, {"features", Json::array()}, {"gpu_architectures", Json::array()}};
   for (const Way& way : ways())
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
       for (const bool backward : {false, true}) {
@@ -83,6 +94,15 @@ Json as_json() {
                                     {"headdim_max", headdim},
                                     {"reason", headdim > 0 ? Json(nullptr) : Json(printable(reason, 600))}});
       }
+  for (const Way& way : ways())
+    for (const Feature& feature : kFeatures) {
+      Support answer = ask(way, DType::kBF16, false, 64, &feature);
+      if (answer) answer = ask(way, DType::kBF16, true, 64, &feature);
+      json["features"].push_back({{"name", way.name},
+                                  {"feature", feature.name},
+                                  {"supported", answer.ok},
+                                  {"reason", answer.ok ? Json(nullptr) : Json(printable(answer.reason, 600))}});
+    }
   for (const fattn_architecture_info& a : architectures())
     json["gpu_architectures"].push_back(
         {{"capability", a.capability}, {"name", a.name}, {"executed_on", *a.executed_on ? Json(a.executed_on) : Json(nullptr)}});
@@ -98,6 +118,13 @@ void print(const Json& json) {
     if (headdim == 0) table.note(row["reason"].get<std::string>());
   }
   table.print(stdout);
+  fmt::print("\n");
+  Table features({"<backend", "<feature", "<supported"});
+  for (const Json& row : json["features"]) {
+    features.add({row["name"].get<std::string>(), row["feature"].get<std::string>(), row["supported"].get<bool>() ? "yes" : "no"});
+    if (!row["supported"].get<bool>()) features.note(row["reason"].get<std::string>());
+  }
+  features.print(stdout);
   std::string reason;
   if (cuda::count(&reason) == 0) fmt::print("\ncuda: {}\n", printable(reason, 600));
   for (const fattn_library_info& library : libraries())

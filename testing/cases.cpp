@@ -164,6 +164,96 @@ void add_options(Table& table) {
   table.add(c);
 }
 
+// Sliding windows: narrower and wider than blocks of keys, open on one side, with causal masks, with rows that see nothing, in decode.
+void add_windows(Table& table) {
+  struct Window {
+    int64_t left, right;
+  };
+  for (const auto& [left, right] : {Window{0, 0}, Window{5, -1}, Window{-1, 9}, Window{17, 30}, Window{100, 3}, Window{130, 150}}) {
+    Case c = shape(1, 150, 210, 2, 1, 64);
+    c.window_left = left;
+    c.window_right = right;
+    table.add_both_masks(c);
+    c = shape(2, 97, 61, 2, 2, 40);  // the first rows see nothing
+    c.window_left = left;
+    c.window_right = right;
+    table.add(c);
+    c = shape(1, 3, 1300, 4, 2, 72);  // decode
+    c.window_left = left < 0 ? -1 : 11 * left;
+    c.window_right = right > 1 ? 1 : right;
+    c.backward = false;
+    table.add(c);
+  }
+  Case c = shape(1, 1000, 1000, 1, 1, 32);  // several blocks of rows and keys that are skipped, several that are whole
+  c.window_left = 300;
+  c.window_right = 150;
+  table.add(c);
+  c = shape(1, 2, 3000, 8, 2, 128);  // several chunks of keys inside the window
+  c.window_left = 1500;
+  c.causal = true;
+  c.backward = false;
+  table.add(c);
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kPadded}) {
+    c = shape(2, 65, 65, 4, 2, 32);
+    c.window_left = 20;
+    c.window_right = 7;
+    c.layout = layout;
+    table.add(c);
+  }
+  for (Inputs inputs :
+       {Inputs::kHugeLogits, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    c = shape(1, 150, 210, 2, 1, 64);
+    c.window_left = 40;
+    c.window_right = 25;
+    c.inputs = inputs;
+    table.add(c);
+    if (inputs == Inputs::kNanGradient) continue;
+    c = shape(1, 3, 1300, 4, 1, 64);
+    c.window_left = 700;
+    c.inputs = inputs;
+    c.backward = false;
+    table.add(c);
+  }
+}
+
+// Caps far above, around and far below the scores, which reach about 5, and in decode.
+void add_softcaps(Table& table) {
+  for (double softcap : {0.5, 3.0, 50.0, 1e4}) {
+    Case c = shape(1, 90, 130, 2, 1, 64);
+    c.softcap = softcap;
+    table.add_both_masks(c);
+    c = shape(1, 2, 1100, 4, 2, 64);
+    c.softcap = softcap;
+    c.backward = false;
+    table.add(c);
+  }
+  for (double scale : {0.0, -0.3, 1.0}) {
+    Case c = shape(1, 70, 90, 2, 2, 40);
+    c.softcap = 5;
+    c.softmax_scale = scale;
+    table.add(c);
+  }
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kRising, Inputs::kTiny, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey,
+                        Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 32);
+    c.softcap = 20;
+    c.inputs = inputs;
+    c.causal = true;
+    table.add(c);
+    if (inputs == Inputs::kNanGradient) continue;
+    c = shape(1, 3, 1300, 4, 1, 64);
+    c.softcap = 20;
+    c.inputs = inputs;
+    c.backward = false;
+    table.add(c);
+  }
+  Case c = shape(2, 97, 130, 4, 2, 80);
+  c.softcap = 15;
+  c.window_left = 33;
+  c.window_right = 20;
+  table.add(c);
+}
+
 }  // namespace
 
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
@@ -175,8 +265,11 @@ bool Case::meant_nonfinite() const {
 
 double Case::flops() const {
   double pairs = 0;
-  for (int64_t i = 0; i < seqlen_q; ++i)
-    pairs += static_cast<double>(causal ? std::clamp<int64_t>(i + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k);
+  for (int64_t i = 0; i < seqlen_q; ++i) {
+    const int64_t own = i + seqlen_k - seqlen_q, right = causal ? 0 : window_right;  // the key that the query is aligned with
+    const int64_t begin = window_left < 0 ? 0 : std::clamp<int64_t>(own - window_left, 0, seqlen_k);
+    pairs += static_cast<double>((right < 0 ? seqlen_k : std::clamp<int64_t>(own + right + 1, 0, seqlen_k)) - begin);
+  }
   return pairs * static_cast<double>(batch * nheads) * 2 * static_cast<double>(headdim + headdim_v) * (backward ? 3.5 : 1.0);
 }
 
@@ -193,6 +286,8 @@ const std::vector<Case>& all_cases() {
       add_layouts(table);
       add_inputs(table);
       add_options(table);
+      add_windows(table);
+      add_softcaps(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -208,6 +303,8 @@ std::string name_of(const Case& c) {
   name << "-d" << c.headdim;
   if (c.headdim_v != c.headdim) name << "_" << c.headdim_v;
   if (c.causal) name << "-causal";
+  if (c.window_left != -1 || c.window_right != -1) name << "-window" << c.window_left << "_" << c.window_right;
+  if (c.softcap != 0) name << "-softcap" << c.softcap;
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);

@@ -40,6 +40,8 @@ struct Case {
   int64_t batch = 1, seqlen_q = 64, seqlen_k = 64, nheads = 1, nheads_k = 1, headdim = 64, headdim_v = 64;
   DType dtype = DType::kF32;
   bool causal = false;
+  int64_t window_left = -1, window_right = -1;  // -1: no limit
+  double softcap = 0;                           // 0: none
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;

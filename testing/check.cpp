@@ -90,12 +90,16 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
 
 ModelShape model_shape(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
   const double scale = options.softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(q.shape(3))));
-  return {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2), q.shape(3), v.shape(3), q.dtype(), options.causal, scale};
+  return {q.shape(0), q.shape(1),     k.shape(1), q.shape(2),          k.shape(2),           q.shape(3),     v.shape(3),
+          q.dtype(),  options.causal, scale,      options.window_left, options.window_right, options.softcap};
 }
 
 Options oracle_options(const Options& options) {
   Options oracle;
   oracle.causal = options.causal;
+  oracle.window_left = options.window_left;
+  oracle.window_right = options.window_right;
+  oracle.softcap = options.softcap;
   oracle.softmax_scale = options.softmax_scale;
   oracle.backend = Backend::kReference;
   return oracle;

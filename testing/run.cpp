@@ -11,6 +11,9 @@ bool same_bits(const Outputs& a, const Outputs& b) {
 Options options_of(const Case& c, const Target& target) {
   Options options;
   options.causal = c.causal;
+  options.window_left = c.window_left;
+  options.window_right = c.window_right;
+  options.softcap = c.softcap;
   options.softmax_scale = c.softmax_scale;
   options.backend = target.backend;
   options.algorithm = target.algorithm;

@@ -61,17 +61,20 @@ double largest_terms(int64_t n, const Real* x, int64_t headdim, const Real* colu
   return largest;
 }
 
-// The rounded, scaled scores of one row.
+// The rounded scores of one row: scaled and, with softcap, capped. `k_transposed` begins at the first of its `visible` keys.
 template <class Real>
-void score_row(const ModelShape& s, const Real* q, const Matrix<Real>& k_transposed, int64_t visible, std::vector<Real>& scores) {
+void score_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t visible, std::vector<Real>& scores) {
   scores.assign(static_cast<size_t>(visible), 0);
-  add_product(scores.data(), visible, q, s.headdim, k_transposed.data(), s.seqlen_k);
+  add_product(scores.data(), visible, q, s.headdim, k_transposed, s.seqlen_k);
   for (Real& x : scores) x = rounded<Real>(s.dtype, static_cast<Real>(s.softmax_scale) * x);
+  const Real cap = static_cast<Real>(s.softcap);
+  if (cap > 0)
+    for (Real& x : scores) x = rounded<Real>(s.dtype, cap * std::tanh(x / cap));
 }
 
 // The rounded weights of one row; its log-sum-exp is returned.
 template <class Real>
-Real softmax_row(const ModelShape& s, const Real* q, const Matrix<Real>& k_transposed, int64_t visible, std::vector<Real>& weights) {
+Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t visible, std::vector<Real>& weights) {
   score_row(s, q, k_transposed, visible, weights);
   Real largest = -std::numeric_limits<Real>::infinity();
   for (Real w : weights)
@@ -99,12 +102,13 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
       const auto ks = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, true);
       const auto vs = head<Real>(v, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v, false);
       for (int64_t i = 0; i < s.seqlen_q; ++i) {
-        const int64_t visible = s.visible_end(i);
-        const Real lse = softmax_row(s, qs.data() + i * s.headdim, ks, visible, weights);
-        out.score_terms = std::max(out.score_terms,
-                                   std::fabs(s.softmax_scale) * largest_terms(visible, qs.data() + i * s.headdim, s.headdim, ks.data(), s.seqlen_k));
+        const int64_t first = s.visible_begin(i), visible = s.visible_end(i) - first;
+        const Real *q_row = qs.data() + i * s.headdim, *k_columns = ks.data() + first;
+        const Real lse = softmax_row(s, q_row, k_columns, visible, weights);
+        out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns, s.seqlen_k));
         std::fill(o.begin(), o.end(), Real{0});
-        if (lse != -std::numeric_limits<Real>::infinity()) add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data(), s.headdim_v);
+        if (lse != -std::numeric_limits<Real>::infinity())
+          add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data() + first * s.headdim_v, s.headdim_v);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
           out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] = rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
@@ -142,8 +146,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
   out.dk.assign(k.size(), 0);
   out.dv.assign(v.size(), 0);
   const int64_t group = s.nheads / s.nheads_k;
-  const Real scale = static_cast<Real>(s.softmax_scale);
-  std::vector<Real> p, ds;
+  const Real scale = static_cast<Real>(s.softmax_scale), cap = static_cast<Real>(s.softcap);
+  std::vector<Real> scores, p, ds;
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t hk = 0; hk < s.nheads_k; ++hk) {
       const auto k_rows = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, false);
@@ -157,13 +161,14 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
         const auto dout_rows = head<Real>(dout, b, h, s.seqlen_q, s.nheads, s.headdim_v, false);
         Matrix<Real> dq(q_rows.size(), 0);
         for (int64_t i = 0; i < s.seqlen_q; ++i) {
-          const int64_t visible = s.visible_end(i);
+          const int64_t first = s.visible_begin(i), visible = s.visible_end(i) - first;
           const Real* q_row = q_rows.data() + i * s.headdim;
           const Real* o_row = o_rows.data() + i * s.headdim_v;
           const Real* dout_row = dout_rows.data() + i * s.headdim_v;
           const auto row_lse = static_cast<Real>(lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
           if (row_lse == -std::numeric_limits<Real>::infinity()) continue;
-          score_row(s, q_row, k_columns, visible, p);
+          score_row(s, q_row, k_columns.data() + first, visible, p);
+          scores = p;
           for (Real& x : p) x = rounded<Real>(s.dtype, std::exp(x - row_lse));
           Real delta = 0, delta_terms = 0;
           for (int64_t d = 0; d < s.headdim_v; ++d) {
@@ -171,22 +176,25 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
             delta_terms += std::fabs(o_row[d] * dout_row[d]);
           }
           ds.assign(static_cast<size_t>(visible), 0);
-          add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data(), s.seqlen_k);  // dP
+          add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP
           for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j]) - delta));
-          add_product(dq.data() + i * s.headdim, s.headdim, ds.data(), visible, k_rows.data(), s.headdim);
+          if (cap > 0)
+            for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, ds[j] * (1 - scores[j] / cap * (scores[j] / cap)));
+          add_product(dq.data() + i * s.headdim, s.headdim, ds.data(), visible, k_rows.data() + first * s.headdim, s.headdim);
 
           std::vector<double> k_sums(static_cast<size_t>(s.headdim), 0);
-          for (int64_t j = 0; j < visible; ++j) {
-            add_product(dk.data() + j * s.headdim, s.headdim, &ds[static_cast<size_t>(j)], 1, q_row, s.headdim);
-            add_product(dv.data() + j * s.headdim_v, s.headdim_v, &p[static_cast<size_t>(j)], 1, dout_row, s.headdim_v);
-            add_terms(k_sums, 0, p[static_cast<size_t>(j)], k_rows.data() + j * s.headdim, s.headdim);
-            add_terms(q_sums, j * s.headdim, p[static_cast<size_t>(j)], q_row, s.headdim);
-            add_terms(dout_sums, j * s.headdim_v, p[static_cast<size_t>(j)], dout_row, s.headdim_v);
+          for (int64_t j = first; j < first + visible; ++j) {
+            const auto at = static_cast<size_t>(j - first);
+            add_product(dk.data() + j * s.headdim, s.headdim, &ds[at], 1, q_row, s.headdim);
+            add_product(dv.data() + j * s.headdim_v, s.headdim_v, &p[at], 1, dout_row, s.headdim_v);
+            add_terms(k_sums, 0, p[at], k_rows.data() + j * s.headdim, s.headdim);
+            add_terms(q_sums, j * s.headdim, p[at], q_row, s.headdim);
+            add_terms(dout_sums, j * s.headdim_v, p[at], dout_row, s.headdim_v);
           }
           out.k_terms = std::max(out.k_terms, largest_of(k_sums));
-          const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data(), s.seqlen_k);
+          const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data() + first, s.seqlen_k);
           out.score_terms = std::max({out.score_terms, score_terms, std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
-          out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data(), s.seqlen_k),
+          out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k),
                                    std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }
         store_head<Real>(out.dq, dq, s, scale, b, h, s.seqlen_q, s.nheads, s.headdim);
@@ -201,7 +209,13 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
 
 }  // namespace
 
-int64_t ModelShape::visible_end(int64_t row) const { return causal ? std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k; }
+int64_t ModelShape::visible_begin(int64_t row) const {
+  return window_left < 0 ? 0 : std::clamp<int64_t>(row + seqlen_k - seqlen_q - window_left, 0, seqlen_k);
+}
+int64_t ModelShape::visible_end(int64_t row) const {
+  if (!causal && window_right < 0) return seqlen_k;
+  return std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q + (causal ? 0 : window_right), 0, seqlen_k);
+}
 
 ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v) {
   return shape.dtype == DType::kF64 ? forward<double>(shape, q, k, v) : forward<float>(shape, q, k, v);

@@ -1,8 +1,10 @@
 // Standard attention in plain C++: the yardstick of the error bound.
 //
 // It computes as textbook attention in one dtype does when every matrix of it is stored in that dtype:
-//   S = round(softmax_scale * q k^T)   P = round(softmax(S))     o = round(P v)          (softmax in fp32)
+//   S = round(softmax_scale * q k^T), with softcap round(softcap * tanh(S / softcap))
+//   P = round(softmax(S))     o = round(P v)          (softmax in fp32)
 //   P = round(exp(S - lse))            dP = round(dout v^T)     dS = round(P (dP - rowsum(o dout)))     (lse and o as given)
+//   with softcap dS = round(dS (1 - (S / softcap)^2))
 //   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
 // dv over the query heads of a group stay in fp32.
@@ -17,7 +19,11 @@ struct ModelShape {
   DType dtype;
   bool causal;
   double softmax_scale;
-  int64_t visible_end(int64_t row) const;  // row i sees the keys [0, visible_end(i))
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0;
+  // Row i sees the keys [visible_begin(i), visible_end(i)).
+  int64_t visible_begin(int64_t row) const;
+  int64_t visible_end(int64_t row) const;
 };
 
 // Inputs are dense and hold numbers of the dtype. fp64 is computed with fp64 in place of fp32.

@@ -20,6 +20,11 @@ std::string name_of(const Target& target) {
   return target.backend == Backend::kCpu ? "standard" : fattn::name_of(target.backend);
 }
 
+bool is_to_compute(const Target& target, const Case& c) {
+  const bool plain = c.window_left == -1 && c.window_right == -1 && c.softcap == 0;
+  return plain || target.backend == Backend::kReference || (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard);
+}
+
 std::string why_unavailable(const Target& target, DType dtype) {
   ForwardTensors t;
   t.q = t.k = t.v = t.o = Tensor(nullptr, dtype, {1, 16, 1, 64});

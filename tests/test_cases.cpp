@@ -67,7 +67,7 @@ class Table : public ::testing::TestWithParam<Parameter> {
     if (!why.empty()) GTEST_SKIP() << why;
     std::vector<Case> cases;
     for (const Case& c : all_cases())
-      if (c.dtype == dtype && c.small() == small) cases.push_back(c);
+      if (c.dtype == dtype && c.small() == small && is_to_compute(target, c)) cases.push_back(c);
     // Dear cases first, so that the two threads end together.
     std::stable_sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.flops() > b.flops(); });
     std::vector<CaseResult> results(cases.size());
@@ -109,6 +109,19 @@ TEST(CasesSmall, AreAFewHundredWithUniqueNames) {
   std::set<std::string> names;
   for (const Case& c : all_cases()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
   EXPECT_GE(names.size(), 300u);
+}
+
+// What a target is not to compute, it refuses, or it is a problem in disguise that it can compute: never another result.
+TEST(CasesSmall, WhatIsNotComputedIsRefused) {
+  size_t refused = 0;
+  for (const Target& target : all_targets())
+    for (const Case& c : all_cases()) {
+      if (is_to_compute(target, c) || c.flops() > 1e6 || !why_unavailable(target, c.dtype).empty()) continue;
+      const CaseResult result = run_case(c, target);
+      if (!result.skipped.empty()) ++refused;
+      EXPECT_TRUE(result.passed() || result.skipped.find("does not compute") != std::string::npos) << c.name << ": " << result.summary();
+    }
+  EXPECT_GT(refused, 0u);
 }
 
 // A bound that is infinite, or NaN, would let anything pass.

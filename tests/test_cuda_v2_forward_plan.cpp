@@ -95,6 +95,8 @@ TEST(V2ForwardPlanSmall, RefusesWithAReason) {
   EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 264; }, kHopper).find("264"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.seqlen_k = int64_t{1} << 31; }, kHopper).find("seqlen_k"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }, kHopper).find("grid"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.window_left = 9; }, kHopper).find("a sliding window"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }, kHopper).find("softcap"), std::string::npos);
   V2Target level = kHopper;
   level.level = 90;
   EXPECT_NE(refusal(nothing, level).find("90"), std::string::npos);

@@ -137,6 +137,8 @@ TEST(V3ForwardPlanSmall, RefusesWithAReason) {
     change(p);
     return v3_forward_refusal(p, kH200);
   };
+  EXPECT_NE(refusal([](Problem& p) { p.window_left = 9; }).find("a sliding window"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("softcap"), std::string::npos);
   EXPECT_EQ(refusal([](Problem&) {}), "");
   EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }).find("fp16 and bf16"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim = 264; }).find("264"), std::string::npos);

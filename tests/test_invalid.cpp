@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "fattn/fattn.hpp"
 
@@ -221,10 +222,11 @@ TEST(InvalidSmall, UnknownEnums) {
     int32_t fattn_problem::*member;
     int32_t first_bad;
   };
-  for (const Field& f : {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 4},
-                         Field{"algorithm", &fattn_problem::algorithm, 4}, Field{"causal", &fattn_problem::causal, 2},
-                         Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2}, Field{"cpu_isa", &fattn_problem::cpu_isa, 7},
-                         Field{"deterministic", &fattn_problem::deterministic, 2}, Field{"cuda_level", &fattn_problem::cuda_level, 90}})
+  for (const Field& f :
+       {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 4}, Field{"algorithm", &fattn_problem::algorithm, 4},
+        Field{"causal", &fattn_problem::causal, 2}, Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2},
+        Field{"cpu_isa", &fattn_problem::cpu_isa, 7}, Field{"has_window", &fattn_problem::has_window, 2},
+        Field{"deterministic", &fattn_problem::deterministic, 2}, Field{"cuda_level", &fattn_problem::cuda_level, 90}})
     for (int32_t bad : {f.first_bad, -1, 1 << 30}) {
       Good g;
       g.problem.*f.member = bad;
@@ -250,6 +252,59 @@ TEST(InvalidSmall, SoftmaxScale) {
     expect_invalid(g.problem, {"softmax_scale"});
     g.problem.has_softmax_scale = 0;  // not looked at
     EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK);
+  }
+}
+TEST(InvalidSmall, Window) {
+  const std::pair<const char*, int64_t fattn_problem::*> limits[] = {{"window_left", &fattn_problem::window_left},
+                                                                     {"window_right", &fattn_problem::window_right}};
+  for (const auto& [name, member] : limits)
+    for (int64_t bad : {int64_t{-2}, std::numeric_limits<int64_t>::min()}) {
+      Good g;
+      g.problem.has_window = 1;
+      g.problem.*member = bad;
+      expect_invalid(g.problem, {std::string(name) + " is " + std::to_string(bad), "-1 (no limit on that side)"});
+      g.problem.has_window = 0;  // not looked at
+      EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK);
+    }
+  Good g;  // a length that no sum holds with a limit; the tensors have no elements
+  g.problem.has_window = 1;
+  g.problem.window_left = 1;
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o}) t->shape[0] = 0;
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o}) t->shape[1] = int64_t{1} << 62;
+  for (fattn_tensor* t : {&g.problem.q, &g.problem.k, &g.problem.v, &g.problem.o}) t->strides[1] = 0;
+  g.problem.lse.ndim = 0;
+  expect_invalid(g.problem, {"seqlen_q is 4611686018427387904", "2^61"});
+}
+TEST(InvalidSmall, Softcap) {
+  for (double softcap : {std::nan(""), HUGE_VAL, -1.0, 1e300, 1e-40}) {
+    Good g;
+    g.problem.softcap = softcap;
+    expect_invalid(g.problem, {"softcap is", "0 (none)"});
+  }
+  Good g;
+  g.problem.softcap = 1e-20;
+  g.problem.has_softmax_scale = 1;
+  g.problem.softmax_scale = 1e20;
+  expect_invalid(g.problem, {"softmax_scale is 1e+20", "softcap 1e-20", "quotient"});
+}
+// What a backend lacks is refused with the reason, whatever else is asked for.
+TEST(InvalidSmall, FeaturesThatABackendLacks) {
+  for (bool backward : {false, true}) {
+    Good g(backward, Backend::kCpu);
+    g.problem.algorithm = FATTN_ALGORITHM_STANDARD;
+    g.problem.softcap = 3;
+    expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"algorithm standard of backend cpu does not compute softcap", "backend reference"});
+    g.problem.softcap = 0;
+    g.problem.has_window = 1;
+    g.problem.window_left = 2;
+    g.problem.window_right = -1;
+    expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"a sliding window", "backend reference"});
+    g.problem.window_left = 1000;  // hides nothing
+    g.problem.window_right = 0;    // is causal
+    char reason[256];
+    if (fattn_supported(&g.problem, reason, sizeof reason) != FATTN_OK) {
+      EXPECT_EQ(std::string(reason).find("window"), std::string::npos) << reason;
+    }
   }
 }
 TEST(InvalidSmall, NumberOfThreads) {

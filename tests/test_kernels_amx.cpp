@@ -215,6 +215,7 @@ void run_forward(const Case& c, const Inputs& in, Rows& o, std::vector<float>& l
       t.row_end = std::min(c.seqlen_q, row + c.task);
       t.seqlen_k = c.seqlen_k;
       t.diagonal = c.diagonal();
+      t.left_diagonal = kNoBegin;
       t.block_k = c.block_k;
       t.headdim = c.headdim;
       t.headdim_v = c.headdim_v;
@@ -266,6 +267,7 @@ void run_backward(const Case& c, const Inputs& in, const Results& exact, Gradien
     t.key_begin = key;
     t.key_end = std::min(c.seqlen_k, key + c.task);
     t.diagonal = c.diagonal();
+    t.left_diagonal = kNoBegin;
     t.block_k = c.block_k;
     t.headdim = c.headdim;
     t.headdim_v = c.headdim_v;

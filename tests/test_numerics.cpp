@@ -70,6 +70,36 @@ TEST_P(NumericsSmall, RowsThatSeeNothingAreZero) {
     }
 }
 
+// The first rows are aligned with places so far before the first key that their window does not reach it.
+TEST_P(NumericsSmall, RowsBeforeAWindowAreZero) {
+  Case c = square(40, 10, 2, 48);
+  c.window_left = 4;
+  c.window_right = 2;
+  if (!is_to_compute(target, c)) GTEST_SKIP() << "has no windows";
+  const Outputs out = run(c);
+  for (int64_t i = 0; i < 40; ++i) ASSERT_EQ(out.lse[static_cast<size_t>(i)] == -kInfinity, i < 28) << i;
+  for (size_t i = 0; i < 28 * 2 * 48; ++i) {
+    ASSERT_EQ(out.o[i], 0.0);
+    ASSERT_EQ(out.dq[i], 0.0);
+  }
+}
+
+// Scores of 32 and -32 are cut down to the cap and its negative.
+TEST_P(NumericsSmall, CappedScoresAreTheTanhOfScores) {
+  Case c = square(20, 2, 1, 16);
+  c.softcap = 0.75;
+  c.softmax_scale = 1.0;
+  c.backward = false;
+  if (!is_to_compute(target, c)) GTEST_SKIP() << "has no softcap";
+  const CaseInputs in = make_inputs(c);
+  write(in.q, Dense(static_cast<size_t>(in.q.size()), 1.0));
+  Dense k(static_cast<size_t>(in.k.size()), 2.0);
+  std::fill(k.begin() + 16, k.end(), -2.0);
+  write(in.k, k);
+  const Outputs out = run_passes(c, in, options_of(c, target));
+  for (double x : out.lse) ASSERT_NEAR(x, std::log(std::exp(0.75) + std::exp(-0.75)), dtype == DType::kBF16 ? 2e-4 : 4e-7);
+}
+
 TEST_P(NumericsSmall, NoKeysAtAll) {
   const Case c = square(9, 0, 2, 32);
   const Outputs out = run(c);
@@ -149,13 +179,17 @@ Case of_model(DType dtype, bool causal) {
   return c;
 }
 ModelShape model_of(const Case& c) {
-  return {c.batch, c.seqlen_q, c.seqlen_k, c.nheads, c.nheads_k, c.headdim, c.headdim_v, c.dtype, c.causal, c.scale()};
+  return {c.batch, c.seqlen_q, c.seqlen_k, c.nheads,      c.nheads_k,     c.headdim, c.headdim_v,
+          c.dtype, c.causal,   c.scale(),  c.window_left, c.window_right, c.softcap};
 }
 
 // Without rounding it is exact attention: the same as the oracle, which is written in another way.
 TEST(StandardModelSmall, InFloat64IsTheOracle) {
-  for (bool causal : {false, true}) {
-    const Case c = of_model(DType::kF64, causal);
+  std::vector<Case> cases{of_model(DType::kF64, false), of_model(DType::kF64, true), of_model(DType::kF64, false), of_model(DType::kF64, true)};
+  cases[2].window_left = 6;
+  cases[2].window_right = 3;
+  cases[3].softcap = 2;
+  for (const Case& c : cases) {
     const CaseInputs in = make_inputs(c);
     const Outputs oracle = run_passes(c, in, options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}));
     const Dense q = read(in.q), k = read(in.k), v = read(in.v);

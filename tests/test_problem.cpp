@@ -1,7 +1,10 @@
 // Validation's parts: overlap of strided views against brute force, mask geometry, costs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <set>
+#include <string>
 
 #include "fattn/problem.hpp"
 #include "problem/overlap.h"
@@ -127,26 +130,58 @@ TEST(OverlapSmall, SpansAndTheirOverflow) {
 }
 
 TEST(MaskSmall, AgreesWithItsDefinition) {
+  constexpr int64_t kLimits[] = {-1, 0, 1, 2, 5};
   for (int64_t seqlen_q = 0; seqlen_q < 9; ++seqlen_q)
     for (int64_t seqlen_k = 0; seqlen_k < 9; ++seqlen_k)
-      for (bool causal : {false, true}) {
-        const Mask mask{seqlen_q, seqlen_k, causal};
-        const auto visible = [&](int64_t i, int64_t j) { return !causal || j <= i + seqlen_k - seqlen_q; };
-        double pairs = 0;
-        for (int64_t i = 0; i < seqlen_q; ++i) {
-          int64_t end = 0;
-          for (int64_t j = 0; j < seqlen_k; ++j)
-            if (visible(i, j)) end = j + 1;
-          ASSERT_EQ(mask.visible_end(i), end) << seqlen_q << " " << seqlen_k << " " << causal << " row " << i;
-          pairs += static_cast<double>(end);
-        }
-        ASSERT_EQ(mask.visible_pairs(), pairs) << seqlen_q << " " << seqlen_k << " " << causal;
-        for (int64_t j = 0; j < seqlen_k; ++j) {
-          int64_t first = 0;
-          while (first < seqlen_q && !visible(first, j)) ++first;
-          ASSERT_EQ(std::min<int64_t>(mask.first_row(j), seqlen_q), first) << seqlen_q << " " << seqlen_k << " key " << j;
-        }
-      }
+      for (bool causal : {false, true})
+        for (int64_t left : kLimits)
+          for (int64_t right : kLimits) {
+            SCOPED_TRACE(std::to_string(seqlen_q) + " " + std::to_string(seqlen_k) + (causal ? " causal " : " ") + std::to_string(left) + " " +
+                         std::to_string(right));
+            // Limits below the lengths, as Mask wants them.
+            if (left >= std::max<int64_t>(seqlen_k, 1) || right >= std::max<int64_t>(seqlen_q, 1)) continue;
+            const Mask mask{seqlen_q, seqlen_k, causal, left, right};
+            const auto visible = [&](int64_t i, int64_t j) {
+              const int64_t away = j - (i + seqlen_k - seqlen_q);
+              return (!causal || away <= 0) && (left < 0 || away >= -left) && (causal || right < 0 || away <= right);
+            };
+            double pairs = 0;
+            for (int64_t i = 0; i < seqlen_q; ++i) {
+              ASSERT_LE(mask.visible_begin(i), mask.visible_end(i)) << "row " << i;
+              for (int64_t j = 0; j < seqlen_k; ++j) {
+                ASSERT_EQ(mask.visible_begin(i) <= j && j < mask.visible_end(i), visible(i, j)) << "row " << i << " key " << j;
+                ASSERT_EQ(mask.first_row(j) <= i && i < mask.row_end(j), visible(i, j)) << "row " << i << " key " << j;
+                pairs += visible(i, j);
+              }
+            }
+            ASSERT_EQ(mask.visible_pairs(), pairs);
+          }
+}
+
+// Windows as they are given, and what stays of them.
+TEST(ValidateSmall, AWindowIsSaidInOneWay) {
+  ForwardTensors t;
+  t.q = t.o = Tensor(nullptr, DType::kF32, {1, 5, 1, 8});
+  t.k = t.v = Tensor(nullptr, DType::kF32, {1, 9, 1, 8});
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  struct Row {
+    bool causal;
+    int64_t left, right;
+    bool causal_after;
+    int64_t left_after, right_after;
+  };
+  for (const Row& r :
+       {Row{false, -1, -1, false, -1, -1}, Row{false, 7, 3, false, 7, 3}, Row{false, 8, 4, false, -1, -1}, Row{false, kHuge, kHuge, false, -1, -1},
+        Row{false, 3, 0, true, 3, -1}, Row{true, 3, 2, true, 3, -1}, Row{true, -1, 0, true, -1, -1}}) {
+    Options options;
+    options.causal = r.causal;
+    options.window_left = r.left;
+    options.window_right = r.right;
+    const Problem p = validate(describe(t, options));
+    EXPECT_EQ(p.causal, r.causal_after) << r.left << " " << r.right;
+    EXPECT_EQ(p.window_left, r.left_after) << r.left << " " << r.right;
+    EXPECT_EQ(p.window_right, r.right_after) << r.left << " " << r.right;
+  }
 }
 
 Problem problem(bool backward, bool causal) {
@@ -186,6 +221,15 @@ TEST(CostSmall, CountsVisiblePairs) {
   EXPECT_EQ(causal.flops, 2.0 * 4 * (3 + 4 + 5) * 2 * (8 + 16));
   EXPECT_EQ(causal.flops_nominal, full.flops / 2);
   EXPECT_EQ(cost_of(problem(true, true)).flops, 2.5 * causal.flops);
+}
+
+TEST(CostSmall, OfAWindowIsOfItsPairs) {
+  Problem p = problem(false, false);
+  p.window_left = 1;
+  p.window_right = 1;
+  // Query i is aligned with key i + 2 of 5: it sees 3 keys, the last one 2.
+  EXPECT_EQ(cost_of(p).flops, 2.0 * 4 * (3 + 3 + 2) * 2 * (8 + 16));
+  EXPECT_EQ(cost_of(p).flops_nominal, cost_of(p).flops);
 }
 
 TEST(CostSmall, CountsEveryTensorOnce) {

@@ -35,10 +35,37 @@ Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64
   return c;
 }
 
-// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting.
+Case windowed(Case c, int64_t left, int64_t right) {
+  c.window_left = left;
+  c.window_right = right;
+  c.name = name_of(c);
+  return c;
+}
+Case capped(Case c, double softcap) {
+  c.softcap = softcap;
+  c.name = name_of(c);
+  return c;
+}
+
+std::vector<Case> those_of(const Target& target, const std::vector<Case>& cases) {
+  std::vector<Case> some;
+  for (const Case& c : cases)
+    if (is_to_compute(target, c)) some.push_back(c);
+  return some;
+}
+
+// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting; the same in windows, and
+// capped.
 std::vector<Case> some_shapes(DType dtype) {
-  return {shape(dtype, 2, 65, 97, 4, 2, 64, false), shape(dtype, 1, 70, 50, 2, 2, 40, true), shape(dtype, 1, 130, 130, 3, 1, 32, true),
-          shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), shape(dtype, 1, 1, 2100, 4, 1, 80, false, false)};
+  return {windowed(shape(dtype, 2, 130, 197, 4, 2, 64, false), 50, 20),
+          windowed(shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), 1000, -1),
+          capped(shape(dtype, 1, 70, 90, 2, 2, 40, true), 4),
+          capped(shape(dtype, 1, 1, 2100, 4, 1, 80, false, false), 4),
+          shape(dtype, 2, 65, 97, 4, 2, 64, false),
+          shape(dtype, 1, 70, 50, 2, 2, 40, true),
+          shape(dtype, 1, 130, 130, 3, 1, 32, true),
+          shape(dtype, 2, 2, 1500, 9, 3, 64, true, false),
+          shape(dtype, 1, 1, 2100, 4, 1, 80, false, false)};
 }
 
 using Parameter = std::tuple<DType, Target>;
@@ -141,7 +168,7 @@ TEST_P(PropertySmall, TwoHalvesMergeByTheirLse) {
 // ---- The same bits ------------------------------------------------------------------------------------------------------
 
 TEST_P(PropertySmall, TheSameBitsEveryTime) {
-  for (const Case& c : some_shapes(dtype)) {
+  for (const Case& c : those_of(target, some_shapes(dtype))) {
     const Outputs first = run(c);
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(same_bits(first, run(c))) << c.name;
   }
@@ -149,7 +176,7 @@ TEST_P(PropertySmall, TheSameBitsEveryTime) {
 
 TEST_P(PropertySmall, TheSameBitsForAnyNumberOfThreads) {
   if (!uses_executor()) GTEST_SKIP() << "runs on the calling thread";
-  for (const Case& c : some_shapes(dtype)) {
+  for (const Case& c : those_of(target, some_shapes(dtype))) {
     const CaseInputs in = make_inputs(c);
     Options options = options_of(c, target);
     options.num_threads = 1;
@@ -183,7 +210,7 @@ TEST_P(PropertySmall, AHostsExecutorGivesTheSameBits) {
     for (int32_t i = workers; i-- > 0;) body(arg, i);
     return 0;
   };
-  for (const Case& c : some_shapes(dtype)) {
+  for (const Case& c : those_of(target, some_shapes(dtype))) {
     const CaseInputs in = make_inputs(c);
     Options options = options_of(c, target);
     const Outputs own = run_passes(c, in, options);
@@ -192,6 +219,17 @@ TEST_P(PropertySmall, AHostsExecutorGivesTheSameBits) {
     ASSERT_TRUE(same_bits(own, run_passes(c, in, options))) << c.name;
   }
   EXPECT_GT(calls, 0);
+}
+
+TEST_P(PropertySmall, AWindowAsWideAsTheKeysGivesTheSameBitsAsNone) {
+  for (Case c :
+       {shape(dtype, 1, 70, 97, 2, 1, 64, false), shape(dtype, 1, 70, 50, 2, 2, 40, true), shape(dtype, 1, 3, 1300, 2, 1, 64, false, false)}) {
+    const Outputs plain = run(c);
+    ASSERT_TRUE(same_bits(plain, run(windowed(c, c.seqlen_k - 1, c.seqlen_q - 1)))) << c.name;
+    const Outputs causal_by_window = run(windowed(c, -1, 0));
+    c.causal = true;
+    ASSERT_TRUE(same_bits(run(c), causal_by_window)) << c.name;
+  }
 }
 
 // ---- Calls --------------------------------------------------------------------------------------------------------------
@@ -229,7 +267,7 @@ Dense execute(const Plan& plan, const ForwardTensors& t, unsigned char garbage) 
 
 TEST_P(PropertySmall, APlanRunsAgainAndFromSeveralThreads) {
   if (!uses_executor()) GTEST_SKIP() << "runs on the calling thread";
-  for (const Case& c : some_shapes(dtype)) {
+  for (const Case& c : those_of(target, some_shapes(dtype))) {
     const CaseInputs in = make_inputs(c);
     const auto tensors = [&](const CaseForward& out) {
       ForwardTensors t;
@@ -316,15 +354,22 @@ void expect_touched(const char* what, const Dense& clean, const Dense& spoilt, i
   }
 }
 
-// Shapes whose diagonal crosses blocks of keys, and decode.
+// Shapes where edges of the mask cross blocks of keys, and decode.
 std::vector<Case> shapes_for_nan(DType dtype, bool backward) {
   std::vector<Case> all{shape(dtype, 2, 150, 210, 4, 2, 64, true, backward), shape(dtype, 1, 100, 70, 2, 1, 40, true, backward),
-                        shape(dtype, 1, 40, 130, 2, 2, 32, false, backward)};
-  if (!backward) all.push_back(shape(dtype, 2, 4, 1300, 4, 2, 64, true, false));
+                        shape(dtype, 1, 40, 130, 2, 2, 32, false, backward), windowed(shape(dtype, 1, 150, 210, 2, 1, 64, false, backward), 40, 25),
+                        windowed(shape(dtype, 1, 150, 150, 2, 1, 64, true, backward), 70, -1)};
+  if (!backward) {
+    all.push_back(shape(dtype, 2, 4, 1300, 4, 2, 64, true, false));
+    all.push_back(windowed(shape(dtype, 2, 4, 1300, 4, 2, 64, true, false), 647, -1));  // two rows see the key in the middle
+  }
   return all;
 }
 
-bool sees(const Case& c, int64_t row, int64_t key) { return !c.causal || key <= row + c.seqlen_k - c.seqlen_q; }
+bool sees(const Case& c, int64_t row, int64_t key) {
+  const int64_t away = key - (row + c.seqlen_k - c.seqlen_q), right = c.causal ? 0 : c.window_right;
+  return (c.window_left < 0 || away >= -c.window_left) && (right < 0 || away <= right);
+}
 
 // lse is (batch, nheads, seqlen_q).
 void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoilt,
@@ -342,7 +387,7 @@ void expect_lse_touched(const Case& c, const Outputs& clean, const Outputs& spoi
 }
 
 TEST_P(PropertySmall, ANanQueryTouchesItsRowOnly) {
-  for (const Case& c : shapes_for_nan(dtype, true)) {
+  for (const Case& c : those_of(target, shapes_for_nan(dtype, true))) {
     SCOPED_TRACE(c.name);
     const CaseInputs in = make_inputs(c);
     const Outputs clean = run(c, in);
@@ -363,7 +408,7 @@ TEST_P(PropertySmall, ANanQueryTouchesItsRowOnly) {
 }
 
 TEST_P(PropertySmall, ANanGradientTouchesItsRowAndTheKeysThatItSees) {
-  for (const Case& c : shapes_for_nan(dtype, true)) {
+  for (const Case& c : those_of(target, shapes_for_nan(dtype, true))) {
     SCOPED_TRACE(c.name);
     const CaseInputs in = make_inputs(c);
     const Outputs clean = run(c, in);
@@ -381,7 +426,7 @@ TEST_P(PropertySmall, ANanGradientTouchesItsRowAndTheKeysThatItSees) {
 }
 
 TEST_P(PropertySmall, ANonFiniteKeyTouchesTheRowsThatSeeIt) {
-  for (const Case& c : shapes_for_nan(dtype, false))
+  for (const Case& c : those_of(target, shapes_for_nan(dtype, false)))
     for (int64_t bad_key : {c.seqlen_k - 1, c.seqlen_k - 3, c.seqlen_k / 2}) {
       SCOPED_TRACE(c.name + " key " + std::to_string(bad_key));
       const CaseInputs in = make_inputs(c);
@@ -407,7 +452,7 @@ TEST_P(PropertySmall, ANonFiniteKeyTouchesTheRowsThatSeeIt) {
 }
 
 TEST_P(PropertySmall, ANonFiniteValueTouchesTheRowsThatSeeIt) {
-  for (const Case& c : shapes_for_nan(dtype, false))
+  for (const Case& c : those_of(target, shapes_for_nan(dtype, false)))
     for (int64_t bad_key : {c.seqlen_k - 1, c.seqlen_k - 3, c.seqlen_k / 2})
       for (double bad : {kNan, kInfinity}) {
         SCOPED_TRACE(c.name + " key " + std::to_string(bad_key) + " value " + std::to_string(bad));
@@ -430,42 +475,46 @@ INSTANTIATE_TEST_SUITE_P(Every, Fork, kParameters, parameter_name);
 
 // d/dx of sum(o * dout) by central differences, for every element of q, k and v.
 TEST(OracleSmall, GradientsAgreeWithFiniteDifferences) {
-  for (bool causal : {false, true})
-    for (const auto& [seqlen_q, seqlen_k] : {std::pair{5, 7}, std::pair{7, 5}}) {
-      Case c = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, causal);
-      c.headdim_v = 3;
-      c.softmax_scale = 0.7;
-      const CaseInputs in = make_inputs(c);
-      const Options options = options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0});
-      const Outputs out = run_passes(c, in, options);
-      const Dense dout = read(in.dout);
-      Case forward_only = c;
-      forward_only.backward = false;
-      const auto loss = [&] {
-        const Dense o = run_passes(forward_only, in, options).o;
-        double sum = 0;
-        for (size_t i = 0; i < o.size(); ++i) sum += o[i] * dout[i];
-        return sum;
-      };
-      const auto compare = [&](const char* name, const Tensor& x, const Dense& gradient) {
-        const Dense at = read(x);
-        constexpr double kStep = 1e-5;
-        for (size_t i = 0; i < at.size(); ++i) {
-          Dense moved = at;
-          moved[i] = at[i] + kStep;
-          write(x, moved);
-          const double above = loss();
-          moved[i] = at[i] - kStep;
-          write(x, moved);
-          const double below = loss();
-          ASSERT_NEAR(gradient[i], (above - below) / (2 * kStep), 1e-8) << name << " " << i << " " << c.name;
-        }
-        write(x, at);
-      };
-      compare("dq", in.q, out.dq);
-      compare("dk", in.k, out.dk);
-      compare("dv", in.v, out.dv);
-    }
+  std::vector<Case> cases;
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair{5, 7}, std::pair{7, 5}}) {
+    const Case plain = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, false), causal = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, true);
+    cases.insert(cases.end(),
+                 {plain, causal, windowed(plain, 2, 1), windowed(causal, 1, -1), capped(causal, 1.5), capped(windowed(plain, 0, 3), 0.7)});
+  }
+  for (Case c : cases) {
+    c.headdim_v = 3;
+    c.softmax_scale = 0.7;
+    const CaseInputs in = make_inputs(c);
+    const Options options = options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0});
+    const Outputs out = run_passes(c, in, options);
+    const Dense dout = read(in.dout);
+    Case forward_only = c;
+    forward_only.backward = false;
+    const auto loss = [&] {
+      const Dense o = run_passes(forward_only, in, options).o;
+      double sum = 0;
+      for (size_t i = 0; i < o.size(); ++i) sum += o[i] * dout[i];
+      return sum;
+    };
+    const auto compare = [&](const char* name, const Tensor& x, const Dense& gradient) {
+      const Dense at = read(x);
+      constexpr double kStep = 1e-5;
+      for (size_t i = 0; i < at.size(); ++i) {
+        Dense moved = at;
+        moved[i] = at[i] + kStep;
+        write(x, moved);
+        const double above = loss();
+        moved[i] = at[i] - kStep;
+        write(x, moved);
+        const double below = loss();
+        ASSERT_NEAR(gradient[i], (above - below) / (2 * kStep), 1e-8) << name << " " << i << " " << c.name;
+      }
+      write(x, at);
+    };
+    compare("dq", in.q, out.dq);
+    compare("dk", in.k, out.dk);
+    compare("dv", in.v, out.dv);
+  }
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 /* The C ABI of fattn: exact, IO-aware attention. These functions are the only symbols that libfattn.so exports.
  *
- *   o = softmax(softmax_scale * q k^T + mask) v        lse = log(sum(exp(softmax_scale * q k^T + mask)))
+ *   o = softmax(cap(softmax_scale * q k^T) + mask) v        lse = log(sum(exp(cap(softmax_scale * q k^T) + mask)))
  *
  * Layout: q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
  * o (batch, seqlen_q, nheads, headdim_v), lse (batch, nheads, seqlen_q). Strides count elements; the last dimension of
  * q, k, v, o and their gradients is contiguous, every other stride is free, so a (batch, heads, seqlen, headdim) tensor is
- * a view and needs no copy. nheads is a multiple of nheads_k (GQA, MQA). A causal mask is aligned to the bottom right:
- * query i sees the keys j <= i + seqlen_k - seqlen_q. docs/NUMERICS.md says what is computed to the last bit.
+ * a view and needs no copy. nheads is a multiple of nheads_k (GQA, MQA). Masks are aligned to the bottom right: causal, query i
+ * sees the keys j <= i + seqlen_k - seqlen_q; in a window, the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right.
+ * cap(s) = softcap tanh(s / softcap), or s. docs/NUMERICS.md says what is computed to the last bit.
  *
  * Every struct that may grow begins with its size; set it to sizeof(the struct) and zero the rest, which selects the
  * defaults (`fattn_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};`).
@@ -19,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 2u
+#define FATTN_ABI_VERSION 3u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -99,8 +100,11 @@ typedef struct fattn_problem {
   int32_t num_threads;            /* 0: every CPU that affinity and the control group allow; results do not depend on it */
   int32_t deterministic;          /* 0 or 1: a backward pass on a GPU gives the same bits every run, at a price; all else does always */
   int32_t cuda_level;             /* 0: the best that the GPU has; 75 or 80: the kernels for that compute capability (for tests) */
-  int32_t reserved;               /* 0 */
+  int32_t has_window;             /* 0: no sliding window, and window_left and window_right are not looked at */
   const fattn_executor* executor; /* null: the library's own thread pool */
+  int64_t window_left;            /* keys before a query's own position that it sees; -1: all */
+  int64_t window_right;           /* keys behind it, likewise; with causal there are none, whatever this says */
+  double softcap;                 /* > 0: scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are */
   fattn_tensor q, k, v;
   fattn_tensor o;          /* forward: output; backward: input */
   fattn_tensor lse;        /* forward: optional output; backward: input; F32 (F64 for F64 problems), any strides */
@@ -134,7 +138,7 @@ typedef struct fattn_plan_info {
   int32_t cuda_level; /* compute capability that the kernels are written for: 75, 80; 0: not a GPU's */
   size_t workspace_bytes;
   double flops;         /* 2 * (headdim + headdim_v) per visible (query, key) pair forward; 2.5 times that backward */
-  double flops_nominal; /* the same with every pair counted, halved if causal: what papers print */
+  double flops_nominal; /* the same with every pair counted, halved if causal: what papers print; as `flops` in a window */
   double bytes;         /* compulsory traffic: every input read once, every output written once */
   const char* kernel;   /* name of the kernel, for people */
   const char* why;      /* why this backend, kernel and split were chosen, for people */

@@ -8,8 +8,11 @@
 namespace fattn {
 
 struct Options {
-  bool causal = false;                  // bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q
+  bool causal = false;  // bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q
+  // Sliding window: query i sees the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right; -1 is no limit.
+  int64_t window_left = -1, window_right = -1;
   std::optional<double> softmax_scale;  // default 1 / sqrt(headdim)
+  double softcap = 0;                   // > 0: scaled scores s become softcap * tanh(s / softcap)
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;
@@ -44,6 +47,10 @@ inline fattn_problem describe(const Options& options) {
   p.softmax_scale = options.softmax_scale.value_or(0.0);
   p.num_threads = options.num_threads;
   p.executor = options.executor;
+  p.has_window = options.window_left != -1 || options.window_right != -1 ? 1 : 0;
+  p.window_left = options.window_left;
+  p.window_right = options.window_right;
+  p.softcap = options.softcap;
   p.deterministic = options.deterministic ? 1 : 0;
   p.cuda_level = options.cuda_level;
   return p;

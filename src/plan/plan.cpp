@@ -4,6 +4,7 @@
 #include <string>
 
 #include "plan/architectures.h"
+#include "plan/features.h"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -11,6 +12,10 @@ namespace fattn::core {
 namespace {
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, reason); }
+
+void require_features(const Problem& p, Way way) {
+  if (const std::string why = lacks(p, way); !why.empty()) unsupported(why);
+}
 
 std::string available_isas(const CpuInfo& cpu) {
   std::string names;
@@ -64,9 +69,10 @@ constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
 void split_decode(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kDecode;
   plan.rows = p.group() * p.seqlen_q;
-  const int64_t wanted = ceil_div(p.batch * p.nheads_k * p.seqlen_k, 2 * kTasksWanted);
+  const int64_t keys = p.seqlen_k - p.mask().visible_begin(0);  // no query sees those before
+  const int64_t wanted = ceil_div(p.batch * p.nheads_k * keys, 2 * kTasksWanted);
   plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
-  plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.task_k));
+  plan.splits = std::max<int64_t>(1, ceil_div(keys, plan.task_k));
   plan.block_k = 32;
   // Where the heads of a key lie side by side, a task that takes all of them reads memory from front to back, as processors
   // foresee it. It takes fewer if workers would be idle: company changes no bit of what a head gets.
@@ -96,6 +102,9 @@ constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: al
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
+  // The AMX kernels have masks that end, but none that begin, and no other scores than scaled ones.
+  const bool beyond_amx = c.isa == Isa::kAmx && p.dtype == DType::kBF16 && (p.mask().begins() || p.softcap > 0);
+  if (beyond_amx) c.isa = Isa::kAvx512Bf16;
   if (p.backward)
     split_backward(p, c);
   else if (p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
@@ -116,6 +125,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
       break;
   }
+  if (beyond_amx) plan.why += "; amx has no kernels for window_left and softcap";
 }
 
 Backend choose_backend(const Problem& p) {
@@ -172,6 +182,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
   if (plan.backend == Backend::kReference) {
     if (p.algorithm != Algorithm::kAuto && p.algorithm != Algorithm::kStandard)
       unsupported("backend reference has algorithm standard only; ask for standard or auto, or for backend cpu");
+    require_features(p, Way::kReference);
     plan.kernel = "reference float64";
     plan.why = p.backend == Backend::kReference ? "asked for" : "fp64 runs on backend reference only";
     return plan;
@@ -180,6 +191,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
   if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
   if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard and v2. Ask for one of them or auto");
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
+  require_features(p, plan.algorithm == Algorithm::kStandard ? Way::kCpuStandard : Way::kCpuV2);
   plan.cpu.isa = choose_isa(p, cpu);
   plan.cpu.threads = choose_threads(p, cpu);
   if (plan.algorithm == Algorithm::kStandard) {

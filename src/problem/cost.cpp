@@ -8,7 +8,7 @@ Cost cost_of(const Problem& p) {
   const double all_pairs = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
   Cost cost;
   cost.flops = heads * p.mask().visible_pairs() * per_pair;
-  cost.flops_nominal = heads * all_pairs * per_pair * (p.causal ? 0.5 : 1.0);
+  cost.flops_nominal = p.windowed() ? cost.flops : heads * all_pairs * per_pair * (p.causal ? 0.5 : 1.0);
 
   const double element = static_cast<double>(size_of(p.dtype));
   const double rows_q = heads * static_cast<double>(p.seqlen_q);

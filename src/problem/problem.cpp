@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "problem/overlap.h"
 #include "shared/text.h"
@@ -95,6 +96,8 @@ void check_enum(const char* name, int32_t value, Range allowed, const char* name
   invalid(text(name, " is ", value, "; allowed: ", names));
 }
 
+constexpr float kLeastSoftcap = 1e-30f;  // its reciprocal is a number of fp32
+
 void check_options(const fattn_problem& g) {
   using A = std::initializer_list<int32_t>;
   check_enum("pass", g.pass, A{FATTN_FORWARD, FATTN_BACKWARD}, "forward (0), backward (1)");
@@ -107,7 +110,11 @@ void check_options(const fattn_problem& g) {
   check_enum("deterministic", g.deterministic, A{0, 1}, "0, 1");
   check_enum("cuda_level", g.cuda_level, A{0, 75, 80}, "0 (the best for the device), 75, 80");
   if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON) invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
-  if (g.reserved != 0) throw Error(ErrorCode::kAbi, text("reserved is ", g.reserved, "; it must be 0. Zero the whole struct before filling it"));
+  check_enum("has_window", g.has_window, A{0, 1}, "0, 1");
+  for (const auto& [name, limit] : {std::pair{"window_left", g.window_left}, std::pair{"window_right", g.window_right}})
+    if (g.has_window && limit < -1) invalid(text(name, " is ", limit, "; allowed: -1 (no limit on that side), 0 or more keys"));
+  if (!(g.softcap >= 0) || !std::isfinite(static_cast<float>(g.softcap)) || (g.softcap > 0 && static_cast<float>(g.softcap) < kLeastSoftcap))
+    invalid(text("softcap is ", g.softcap, "; allowed: 0 (none), or ", kLeastSoftcap, " to the largest fp32"));
   if (g.has_softmax_scale && !std::isfinite(g.softmax_scale))
     invalid(text("softmax_scale is ", g.softmax_scale, "; it must be finite. Leave it unset for 1 / sqrt(headdim)"));
   if (g.has_softmax_scale && !std::isfinite(static_cast<float>(g.softmax_scale)))
@@ -124,6 +131,19 @@ void check_options(const fattn_problem& g) {
 }
 
 constexpr int64_t kMaxHeaddim = 576;
+
+// One mask, one way to say it: a limit that hides nothing is none, and a window that ends at the query itself is causal.
+void set_mask(const fattn_problem& g, Problem& p) {
+  p.causal = g.causal != 0;
+  if (!g.has_window) return;
+  constexpr int64_t kMost = int64_t{1} << 61;  // sums of two lengths and a limit stay numbers
+  if (p.seqlen_q > kMost || p.seqlen_k > kMost)
+    invalid(text("seqlen_q is ", p.seqlen_q, " and seqlen_k ", p.seqlen_k, "; with a window they may be up to 2^61 each"));
+  // The last query is at key seqlen_k - 1, the first query's last key in reach is seqlen_q - 1 before the end.
+  p.window_left = g.window_left >= p.seqlen_k - 1 ? -1 : g.window_left;
+  if (g.window_right == 0) p.causal = true;
+  p.window_right = p.causal || g.window_right >= p.seqlen_q - 1 ? -1 : g.window_right;
+}
 
 }  // namespace
 
@@ -210,8 +230,11 @@ Problem validate(const fattn_problem& g) {
     }
   }
 
-  p.causal = g.causal != 0;
+  set_mask(g, p);
   p.softmax_scale = g.has_softmax_scale ? g.softmax_scale : 1.0 / std::sqrt(static_cast<double>(p.headdim));
+  p.softcap = g.softcap;
+  if (p.softcap > 0 && !std::isfinite(static_cast<float>(4 * p.softmax_scale / p.softcap)))
+    invalid(text("softmax_scale is ", p.softmax_scale, " and softcap ", p.softcap, "; four times their quotient must be within the range of fp32"));
   p.backend = static_cast<Backend>(g.backend);
   p.algorithm = static_cast<Algorithm>(g.algorithm);
   p.cpu_isa = static_cast<Isa>(g.cpu_isa);

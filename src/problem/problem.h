@@ -20,7 +20,9 @@ struct Problem {
   DType dtype = DType::kF32;
   int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, nheads = 0, nheads_k = 0, headdim = 0, headdim_v = 0;
   bool causal = false;
+  int64_t window_left = -1, window_right = -1;  // -1: no limit. As mask() wants them: what a limit of 0 or causal say already is said once
   double softmax_scale = 0;
+  double softcap = 0;  // 0: none
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;
@@ -36,7 +38,8 @@ struct Problem {
   int64_t weights_strides[4] = {};  // batch, head, query, key
 
   int64_t group() const { return nheads / nheads_k; }  // query heads that share a key head
-  Mask mask() const { return {seqlen_q, seqlen_k, causal}; }
+  Mask mask() const { return {seqlen_q, seqlen_k, causal, window_left, window_right}; }
+  bool windowed() const { return window_left >= 0 || window_right >= 0; }
   bool empty() const { return batch == 0 || seqlen_q == 0; }  // no output row
 };
 
@@ -49,7 +52,7 @@ void validate_buffers(const Problem& problem, const fattn_buffers& buffers);
 // Arithmetic of the problem, from the shapes alone.
 struct Cost {
   double flops = 0;          // visible pairs
-  double flops_nominal = 0;  // all pairs, halved if causal
+  double flops_nominal = 0;  // all pairs, halved if causal; visible pairs in a window
   double bytes = 0;          // inputs once, outputs once
 };
 Cost cost_of(const Problem& problem);

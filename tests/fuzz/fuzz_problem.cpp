@@ -127,7 +127,10 @@ fattn_problem problem(Bytes& in) {
   p.cpu_isa = in.mostly<int32_t>(in.byte() % 7);
   p.softmax_scale = in.mostly(0.25);
   p.num_threads = in.mostly<int32_t>(in.byte() % 4);
-  p.reserved = in.mostly<int32_t>(0);
+  p.has_window = in.mostly<int32_t>(in.byte() % 2);
+  p.window_left = in.mostly<int64_t>(in.byte() % 10 - 1);
+  p.window_right = in.mostly<int64_t>(in.byte() % 10 - 1);
+  p.softcap = in.mostly(in.byte() % 2 * 0.75);
 
   constexpr int32_t dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
   const int32_t dtype = dtypes[in.byte() % 4];

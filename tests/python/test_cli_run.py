@@ -24,16 +24,19 @@ def inputs(rng, dtype=np.float32, batch=2, seqlen_q=9, seqlen_k=13, nheads=4, nh
     return tensors
 
 
-def attention(q, k, v, causal, scale=None, dout=None):
+def attention(q, k, v, causal, scale=None, dout=None, window=(-1, -1), softcap=0):
     """Textbook attention in float64, as the formulas are written: o, lse, dq, dk, dv."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     q, keys, values = q.transpose(0, 2, 1, 3), np.repeat(k, group, 2).transpose(0, 2, 1, 3), np.repeat(v, group, 2).transpose(0, 2, 1, 3)
     s = scale * q @ keys.swapaxes(-1, -2)
-    if causal:
-        i, j = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None, :]
-        s = np.where(j <= i + s.shape[3] - s.shape[2], s, -np.inf)
+    t = np.tanh(s / softcap) if softcap else np.zeros_like(s)
+    s = softcap * t if softcap else s
+    away = np.arange(s.shape[3])[None, :] - (np.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2])
+    left, right = window[0], 0 if causal else window[1]
+    s = np.where((away >= -left) | (left < 0), s, -np.inf)
+    s = np.where((away <= right) | (right < 0), s, -np.inf)
     m = s.max(-1, keepdims=True)
     e = np.exp(s - m)
     p = e / e.sum(-1, keepdims=True)
@@ -41,7 +44,7 @@ def attention(q, k, v, causal, scale=None, dout=None):
     if dout is not None:
         do = dout.astype(np.float64).transpose(0, 2, 1, 3)
         dp = do @ values.swapaxes(-1, -2)
-        ds = p * (dp - (do * (p @ values)).sum(-1, keepdims=True)) * scale
+        ds = p * (dp - (do * (p @ values)).sum(-1, keepdims=True)) * (1 - t * t) * scale
         fold = lambda x: x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1, group, x.shape[3]).sum(3)
         result |= {"dq": (ds @ keys).transpose(0, 2, 1, 3), "dk": fold(ds.swapaxes(-1, -2) @ q), "dv": fold(p.swapaxes(-1, -2) @ do)}
     return result
@@ -75,6 +78,14 @@ def test_forward_only_and_own_headdim_of_v(fattn, tmp_path):
     tensors = inputs(np.random.default_rng(2), headdim_v=5, gradient=False)
     got = run(fattn, tmp_path, tensors, "--softmax-scale", "0.3")
     assert_close(got, attention(tensors["q"], tensors["k"], tensors["v"], False, scale=0.3), 2e-6)
+
+
+@pytest.mark.parametrize("window, softcap", [((4, 1), 0), ((3, -1), 0), ((-1, 2), 0), ((-1, -1), 0.8), ((5, 2), 2)])
+def test_windows_and_softcap(fattn, tmp_path, window, softcap):
+    tensors = inputs(np.random.default_rng(6))
+    flags = ["--window-left", str(window[0]), "--window-right", str(window[1]), "--softcap", str(softcap)]
+    got = run(fattn, tmp_path, tensors, *flags, "--verify")
+    assert_close(got, attention(tensors["q"], tensors["k"], tensors["v"], False, dout=tensors["do"], window=window, softcap=softcap), 2e-6)
 
 
 def test_bhsd_layout_is_the_same_attention(fattn, tmp_path):
@@ -176,6 +187,8 @@ def test_tensors_that_are_no_attention(fattn, tmp_path):
     assert "softmax_scale" in refused(fattn, tmp_path, good, "--softmax-scale", "nan")
     assert "softmax_scale" in refused(fattn, tmp_path, good, "--softmax-scale", "inf")
     assert "--softmax-scale" in refused(fattn, tmp_path, good, "--softmax-scale", "big")
+    assert "window_left is -2" in refused(fattn, tmp_path, good, "--window-left", "-2")
+    assert "softcap is -1" in refused(fattn, tmp_path, good, "--softcap", "-1")
 
 
 def test_an_isa_that_is_not_here(fattn, tmp_path):

@@ -20,7 +20,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
     return {
         "info": fattn.json("info"),
         "support": fattn.json("support"),
-        "run": fattn.json(*run, "--causal", "--verify", "--softmax-scale", "0.5"),
+        "run": fattn.json(*run, "--causal", "--window-left", "9", "--softcap", "20", "--verify", "--softmax-scale", "0.5"),
         "run_failed": json.loads(failed.read_text()),
         "check": fattn.json(*one, "--backend", "reference"),
         "check_list": fattn.json(*one, "--list"),
@@ -56,6 +56,7 @@ def test_with_devices(fattn, cuda_stub):
         ("support", lambda r: r["backends"][0].update(headdim_max=0)),
         ("support", lambda r: r["backends"][0].update({"pass": "both"})),
         ("support", lambda r: r.pop("gpu_architectures")),
+        ("support", lambda r: r["features"][0].update(supported=False)),
         ("run", lambda r: r.update(status="fine")),
         ("run", lambda r: r.update(reason="why not")),
         ("run", lambda r: r.pop("plan_fwd")),

@@ -61,27 +61,40 @@ FATTN_INLINE void pack_columns(OpsDot, const bf16* from, int64_t stride, int64_t
 }
 #endif
 
-// P = exp(scale S - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. Lane i sees the keys
-// below first_hidden + i. The difference is taken before it goes to base 2: its rounding errors are relative to itself.
-FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, float*, int64_t keys, int64_t whole, int64_t first_hidden,
-                                   float scale, const float* lse, const float* delta) {
+// The keys that lane i of a tile sees of a block: [first_seen + i, first_hidden + i); keys [whole_begin, whole_end) are seen by all lanes.
+struct BlockMask {
+  int64_t first_seen, first_hidden, whole_begin, whole_end;
+};
+
+// What stays of vector w at `key`. (An edge that hides nothing there may be too far off for an int.)
+FATTN_INLINE F32 keep_visible(const BlockMask& mask, F32 x, int64_t key, int w) {
+  if (key >= mask.whole_end) x = keep_from(x, static_cast<int>(key - mask.first_hidden + 1 - w * kLanes), zero());
+  if (key < mask.whole_begin) x = keep_below(x, static_cast<int>(key - mask.first_seen + 1 - w * kLanes), zero());
+  return x;
+}
+
+// P = exp(score - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. The difference is taken
+// before it goes to base 2: its rounding errors are relative to itself.
+template <class Score>
+FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, float* s, float* ds, float*, float*, float*, int64_t keys, const BlockMask& mask,
+                                   const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
-  const F32 f = set1(scale), log2e = set1(kLog2E);
+  const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
     l[w] = sub(zero(), load(lse + w * kLanes));
     d[w] = load(delta + w * kLanes);
   }
   for (int64_t key = 0; key < keys; ++key) {
-    const bool masked = key >= whole;
+    const bool masked = key < mask.whole_begin || key >= mask.whole_end;
     FATTN_UNROLL
     for (int w = 0; w < kTileVecs; ++w) {
       const int64_t at = key * kTile + w * kLanes;
-      F32 p = exp2(mul(fma(load(s + at), f, l[w]), log2e));
-      F32 g = mul(p, sub(load(ds + at), d[w]));
+      const F32 t = shaped(score, load(s + at));
+      F32 p = exp2(mul(plus(score, t, l[w]), log2e));
+      F32 g = through(score, t, mul(p, sub(load(ds + at), d[w])));
       if (masked) {
-        const int first = static_cast<int>(key - first_hidden + 1 - w * kLanes);
-        p = keep_from(p, first, zero());
-        g = keep_from(g, first, zero());
+        p = keep_visible(mask, p, key, w);
+        g = keep_visible(mask, g, key, w);
       }
       store(s + at, p);
       store(ds + at, g);
@@ -89,10 +102,11 @@ FATTN_INLINE void softmax_gradient(OpsF32, float* s, float* ds, float*, float*, 
   }
 }
 #ifdef FATTN_DOT
-FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns, int64_t keys,
-                                   int64_t whole, int64_t first_hidden, float scale, const float* lse, const float* delta) {
+template <class Score>
+FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns,
+                                   int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
-  const F32 f = set1(scale), log2e = set1(kLog2E);
+  const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
     l[w] = sub(zero(), load(lse + w * kLanes));
     d[w] = load(delta + w * kLanes);
@@ -109,12 +123,12 @@ FATTN_INLINE void softmax_gradient(OpsDot, float* s, float* ds, uint32_t* p_rows
           continue;
         }
         const int64_t at = (key + j) * kTile + w * kLanes;
-        p[j] = exp2_coarse(mul(fma(load(s + at), f, l[w]), log2e));
-        g[j] = mul(p[j], sub(load(ds + at), d[w]));
-        if (key + j >= whole) {
-          const int first = static_cast<int>(key + j - first_hidden + 1 - w * kLanes);
-          p[j] = keep_from(p[j], first, zero());
-          g[j] = keep_from(g[j], first, zero());
+        const F32 t = shaped(score, load(s + at));
+        p[j] = exp2_coarse(mul(plus(score, t, l[w]), log2e));
+        g[j] = through(score, t, mul(p[j], sub(load(ds + at), d[w])));
+        if (key + j < mask.whole_begin || key + j >= mask.whole_end) {
+          p[j] = keep_visible(mask, p[j], key + j, w);
+          g[j] = keep_visible(mask, g[j], key + j, w);
         }
         store_rounded(p_out + at, p[j]);
         store_rounded(ds_out + at, g[j]);
@@ -127,15 +141,15 @@ FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_
 #endif
 FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
-// The three products of a block that the diagonal crosses where an operand holds an Inf or NaN: pairs that the mask hides
+// The three products of a block that an edge of the mask crosses where an operand holds an Inf or NaN: pairs that the mask hides
 // must not meet it. Rare, hence scalar.
 template <class T, class Element>
 void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, int64_t keys,
-                        int64_t first_hidden, int64_t rows, float* dq, float* dk, float* dv) {
+                        const BlockMask& mask, int64_t rows, float* dq, float* dk, float* dv) {
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t key = 0; key < keys; ++key)
     for (int64_t row = 0; row < rows; ++row) {
-      if (key >= first_hidden + row) continue;
+      if (key < mask.first_seen + row || key >= mask.first_hidden + row) continue;
       const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
       for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
       for (int64_t d = 0; d < task.headdim; ++d) {
@@ -166,10 +180,11 @@ void backward_task(const BackwardTask& task) {
   F32 one[kTileVecs], unused[kTileVecs];
   for (int w = 0; w < kTileVecs; ++w) one[w] = unused[w] = set1(1.0f);
 
-  const int64_t first_row = task.key_begin - task.diagonal + 1;  // the first row that sees a key of this task
-  const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0;
+  // The rows that see a key of this task.
+  const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
+  const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
   for (int64_t head = 0; head < task.group; ++head)
-    for (int64_t row0 = begin; row0 < task.seqlen_q; row0 += kTile) {
+    for (int64_t row0 = begin; row0 < end; row0 += kTile) {
       const int64_t rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
       const T* q = static_cast<const T*>(task.q) + head * task.q_head_stride + row0 * task.q_stride;
       const T* dout = static_cast<const T*>(task.dout) + head * task.dout_head_stride + row0 * task.dout_stride;
@@ -188,10 +203,12 @@ void backward_task(const BackwardTask& task) {
 
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
-      for (int64_t key0 = 0; key0 < keys_seen; key0 += task.block_k) {
+      const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
+      for (int64_t key0 = unseen > 0 ? unseen / Ops::kPair * Ops::kPair : 0; key0 < keys_seen; key0 += task.block_k) {
         const int64_t keys = keys_seen - key0 < task.block_k ? keys_seen - key0 : task.block_k;
-        const int64_t first_hidden = row0 + task.diagonal - task.key_begin - key0;
-        const int64_t whole = first_hidden < 0 ? 0 : first_hidden < keys ? first_hidden : keys;
+        const auto in_block = [&](int64_t key) { return key < 0 ? 0 : key < keys ? key : keys; };
+        const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
+        const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
         const auto from = [&](Scalars a) { return Scalars{a.data + key0 * a.stride, a.stride}; };
         for_panels(0, kTileVecs, [&](int w, auto count) {
           constexpr int kVecs = decltype(count)::value;
@@ -203,13 +220,19 @@ void backward_task(const BackwardTask& task) {
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
-        softmax_gradient(Ops{}, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, whole, first_hidden,
-                         static_cast<float>(scaling.magnitude), lse, delta);
+        const auto softmax_gradient_of = [&](const auto& score) {
+          softmax_gradient(Ops{}, score, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
+        };
+        if (task.softcap > 0)
+          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap));
+        else
+          softmax_gradient_of(ScaledScore(scaling.magnitude));
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        if (whole < keys && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
-                             any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
-          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, keys, first_hidden, rows, scratch.dq, dk, dv);
+        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys;
+        if (masked && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
+                       any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
+          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, keys, mask, rows, scratch.dq, dk, dv);
           continue;
         }
         const int64_t p_stride = elements<Ops>(kTile) * 4;

@@ -142,7 +142,7 @@ struct Call {
   size_t element;
   Workspace w;
   char* workspace;
-  int64_t diagonal;  // row i sees keys below min(seqlen_k, i + diagonal)
+  int64_t diagonal, left_diagonal;  // as the tasks have them
 
   void* scratch(int worker) const { return workspace + w.scratch + static_cast<size_t>(worker) * w.scratch_of_worker; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(workspace + offset); }
@@ -169,17 +169,19 @@ void forward(const Call& call) {
     t.row_end = std::min(p.seqlen_q, t.row_begin + call.c.rows);
     t.seqlen_k = p.seqlen_k;
     t.diagonal = call.diagonal;
+    t.left_diagonal = call.left_diagonal;
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
+    t.softcap = static_cast<float>(p.softcap);
     t.scratch = call.scratch(worker);
     call.kernels.forward(call.dtype, t);
   });
 }
 
-// Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|):
-// o = sum(a_c acc_c) / sum(a_c sum_c), lse = m |scale| + log(sum(a_c sum_c)).
+// Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|), capped exp(m_c - m):
+// o = sum(a_c acc_c) / sum(a_c sum_c), lse = m |scale| (capped: m) + log(sum(a_c sum_c)).
 void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t chunks = call.c.splits, rows = call.c.rows, dv = call.p.headdim_v;
@@ -190,7 +192,7 @@ void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, floa
   float m = kNone;
   for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
   const float safe = m == kNone ? 0.0f : m;
-  const float scale = call.p.softmax_scale == 0 ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
+  const float scale = call.p.softmax_scale == 0 || call.p.softcap > 0 ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
   const auto factor_of = [&](int64_t chunk) { return std::exp((largest[index(chunk)] - safe) * scale); };
   float total = 0;
   for (int64_t c = 0; c < chunks; ++c) total += factor_of(c) * sum[index(c)];
@@ -227,12 +229,14 @@ void decode(const Call& call) {
     t.part_stride = chunks;
     t.rows = rows;
     t.seqlen_q = p.seqlen_q;
-    t.key_begin = chunk * call.c.task_k;
+    t.key_begin = p.mask().visible_begin(0) + chunk * call.c.task_k;
     t.key_end = std::min(p.seqlen_k, t.key_begin + call.c.task_k);
     t.diagonal = call.diagonal;
+    t.left_diagonal = call.left_diagonal;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
+    t.softcap = static_cast<float>(p.softcap);
     t.max = call.floats(call.w.largest) + part * rows;
     t.sum = call.floats(call.w.sum) + part * rows;
     t.acc = call.floats(call.w.acc) + part * rows * p.headdim_v;
@@ -307,10 +311,12 @@ void backward(const Call& call) {
     t.seqlen_q = p.seqlen_q;
     t.seqlen_k = p.seqlen_k;
     t.diagonal = call.diagonal;
+    t.left_diagonal = call.left_diagonal;
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
+    t.softcap = static_cast<float>(p.softcap);
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
     for (int64_t begin = split * call.c.task_k; begin < p.seqlen_k; begin += call.c.splits * call.c.task_k) {
@@ -345,7 +351,8 @@ void execute_cpu(const Plan& plan, const fattn_buffers& buffers) {
                   size_of(p.dtype),
                   lay_out(plan),
                   static_cast<char*>(buffers.workspace),
-                  p.causal ? p.mask().diagonal() : p.seqlen_k};
+                  p.mask().ends() ? p.mask().diagonal() : p.seqlen_k,
+                  p.mask().begins() ? p.mask().left_diagonal() : kNoBegin};
   switch (plan.cpu.path) {
     case CpuPlan::Path::kForward: return forward(call);
     case CpuPlan::Path::kDecode: return decode(call);

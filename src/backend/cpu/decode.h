@@ -77,22 +77,31 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
       for (int64_t i = n * width; i < kLanes * width; i += kLanes) store(s.k + i, zero());
       score_keys(head.scratch_q, task.rows, s.k, width, width, s.scores + j, kNothingAhead);
     }
-    // Row r sees the keys below its own end; lanes beyond it, and beyond the chunk, are hidden.
-    if (key0 + j + kLanes <= task.key_end && key0 + j + kLanes <= task.diagonal) continue;
+    if (task.softcap > 0) {
+      const CappedScore score(Scale(task.scale).magnitude, task.softcap);
+      for (int64_t r = 0; r < task.rows; ++r) {
+        float* scores = s.scores + r * kDecodeBlock + j;
+        store(scores, plus(score, shaped(score, load(scores)), zero()));
+      }
+    }
+    // Row r sees the keys from its own beginning to its own end; lanes outside, and beyond the chunk, are hidden.
+    const int64_t first = key0 + j, last_begin = task.seqlen_q - 1 + task.left_diagonal;
+    if (first + kLanes <= task.key_end && first + kLanes <= task.diagonal && first >= last_begin) continue;
     for (int64_t r = 0; r < task.rows; ++r) {
-      const int64_t end = r % task.seqlen_q + task.diagonal;
-      const int64_t limit = (end < task.key_end ? end : task.key_end) - (key0 + j);
+      const int64_t query = r % task.seqlen_q, end = query + task.diagonal, begin = query + task.left_diagonal - first;
+      const int64_t limit = (end < task.key_end ? end : task.key_end) - first;
       float* scores = s.scores + r * kDecodeBlock + j;
       if (limit < kLanes) store(scores, limit <= 0 ? hidden : keep_below(load(scores), static_cast<int>(limit), hidden));
+      if (begin > 0) store(scores, begin >= kLanes ? hidden : keep_from(load(scores), static_cast<int>(begin), hidden));
     }
   }
 }
 
-// Scores become weights exp((score - max) |scale|); what was summed so far is rescaled to the new maximum.
+// Scores become weights exp((score - max) |scale|), capped ones exp(score - max); what was summed so far is rescaled to the new maximum.
 template <class T>
 void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t keys) {
   const int64_t padded = round_up(keys, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  const F32 factor = set1(Scale(task.scale).factor);
+  const F32 factor = set1(Exponent(task.scale, task.softcap).factor);
   for (int64_t r = 0; r < task.rows; ++r) {
     float* scores = s.scores + r * kDecodeBlock;
     F32 top = set1(head.max[r]);
@@ -115,27 +124,34 @@ void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeH
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the diagonal row by row, so that hidden ones meet no V.
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V.
 template <class T>
 void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t key0, int64_t keys, Ahead ahead) {
   const int64_t width_v = round_up(task.headdim_v, kLanes);
-  const int64_t seen = task.diagonal - key0 < 0 ? 0 : task.diagonal - key0 < keys ? task.diagonal - key0 : keys;
-  const T* v = head.v + key0 * task.v_stride;
+  const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
+  const int64_t end = in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
+  const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
+  const T* v = head.v + (key0 + seen) * task.v_stride;
   if (task.headdim_v % kLanes == 0) {
-    add_values(s.scores, task.rows, v, task.v_stride, seen, head.acc, width_v, ahead);
+    add_values(s.scores + seen, task.rows, v, task.v_stride, end - seen, head.acc, width_v, ahead);
   } else {
-    copy_rows(v, task.v_stride, seen, task.headdim_v, s.v, width_v);
-    add_values(s.scores, task.rows, s.v, width_v, seen, head.acc, width_v, kNothingAhead);
+    copy_rows(v, task.v_stride, end - seen, task.headdim_v, s.v, width_v);
+    add_values(s.scores + seen, task.rows, s.v, width_v, end - seen, head.acc, width_v, kNothingAhead);
   }
-  for (int64_t j = seen; j < keys; ++j)
-    for (int64_t r = 0; r < task.rows; ++r) {
-      if (key0 + j >= r % task.seqlen_q + task.diagonal) continue;
-      const F32 p = set1(s.scores[r * kDecodeBlock + j]);
-      for (int64_t d = 0; d < width_v; d += kLanes) {
-        float* to = head.acc + r * width_v + d;
-        store(to, fma(p, load_n(v + j * task.v_stride + d, task.headdim_v - d), load(to)));
+  const auto add_by_row = [&](int64_t from, int64_t to) {
+    for (int64_t j = from; j < to; ++j)
+      for (int64_t r = 0; r < task.rows; ++r) {
+        const int64_t query = r % task.seqlen_q;
+        if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
+        const F32 p = set1(s.scores[r * kDecodeBlock + j]);
+        for (int64_t d = 0; d < width_v; d += kLanes) {
+          float* acc = head.acc + r * width_v + d;
+          store(acc, fma(p, load_n(head.v + (key0 + j) * task.v_stride + d, task.headdim_v - d), load(acc)));
+        }
       }
-    }
+  };
+  add_by_row(0, seen);
+  add_by_row(end, keys);
 }
 
 template <class T>

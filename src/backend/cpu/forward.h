@@ -7,20 +7,6 @@
 
 namespace fattn::core::FATTN_ISA {
 
-// softmax_scale as the kernels apply it. Products take Q with its sign flipped for a negative scale (all zeros for a scale
-// of 0), so that Q stays exact; the rest of the scale enters with the exponentials.
-struct Scale {
-  float sign;        // 1, -1 or 0
-  double magnitude;  // |softmax_scale|, 1 for 0
-  float factor;      // magnitude * log2(e)
-  explicit Scale(float scale)
-      : sign(scale == 0.0f ? 0.0f
-             : scale < 0   ? -1.0f
-                           : 1.0f),
-        magnitude(scale == 0.0f ? 1.0 : static_cast<double>(scale < 0 ? -scale : scale)),
-        factor(static_cast<float>(magnitude * 1.4426950408889634)) {}
-};
-
 // The state of one tile of query rows: Q^T, O^T and the running row maximum and sum.
 template <class Ops>
 struct ForwardTile {
@@ -56,7 +42,7 @@ struct ForwardScratch {
   }
 };
 
-// Scores are products q k; `factor` = |softmax_scale| log2(e) makes them exponents of 2. The maximum is subtracted first: the
+// Scores are products q k, or capped; `factor` makes them exponents of 2 (score.h). The maximum is subtracted first: the
 // difference is exact where it is small, which is where the weight is large, and the largest weight is exactly 1.
 
 // S^T -> P^T for fp32 products, in place. Returns the sums of the block in block_sum.
@@ -108,52 +94,101 @@ FATTN_INLINE float to_float(float x) { return x; }
 FATTN_INLINE float to_float(f16 x) { return f16_to_float(x.bits); }
 FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
 
-// O^T of a panel that the diagonal crosses, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
+// O^T of a panel that an edge of the mask crosses, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
 // that a row sees are summed. Rare, hence scalar.
 template <class T, class Ops>
 void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, int64_t keys,
-                   int64_t first_hidden, int64_t lanes, const float* alpha, float* o) {
+                   int64_t first_seen, int64_t first_hidden, int64_t lanes, const float* alpha, float* o) {
   for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t seen = first_hidden + lane < keys ? first_hidden + lane : keys;
+    const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
     for (int64_t d = 0; d < headdim_v; ++d) {
       float sum = o[d * kTile + lane] * alpha[lane];
-      for (int64_t key = 0; key < seen; ++key) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
+      for (int64_t key = begin; key < end; ++key) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
       o[d * kTile + lane] = sum;
     }
   }
 }
 
+// Capped scores of products, in place; largest[w] = max(largest[w], them).
+template <int kVecs>
+__attribute__((noinline)) void cap_scores(const CappedScore& function, float* scores, int64_t n, F32* largest) {
+  F32 top[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
+  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    float* at = scores + (key * kVecs + w) * kLanes;
+    const F32 s = plus(function, shaped(function, load(at)), zero());
+    top[w] = max(top[w], s);
+    store(at, s);
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
+// Hides from every lane the keys outside of [first_seen + lane, first_hidden + lane); largest[w] = max(largest[w], the rest).
+template <int kVecs>
+FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t first_seen, int64_t first_hidden, F32* largest) {
+  constexpr int64_t kStride = kVecs * kLanes;
+  const F32 hidden = set1(minus_infinity());
+  // So far off that no lane of these keys is beyond them, edges may be too far off for an int.
+  const bool at_begin = begin<first_seen + kStride - 1, at_end = end> first_hidden;
+  for (int64_t key = begin; key < end; ++key)
+    for (int w = 0; w < kVecs; ++w) {
+      float* at = scores + key * kStride + w * kLanes;
+      F32 s = load(at);
+      if (at_end) s = keep_from(s, static_cast<int>(key - first_hidden + 1 - w * kLanes), hidden);
+      if (at_begin) s = keep_below(s, static_cast<int>(key - first_seen + 1 - w * kLanes), hidden);
+      largest[w] = max(largest[w], s);
+      store(at, s);
+    }
+}
+
 // A block of keys [0, keys) for one panel of kVecs vectors of query rows, the first of which is lane 0 here. Lane i sees
-// the keys below first_hidden + i. `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
+// the keys [first_seen + i, first_hidden + i). `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, const T* v_rows, int64_t keys, int64_t first_hidden, bool poisoned, float factor) {
+                                             Scalars k, Scalars v, const T* v_rows, int64_t keys, int64_t first_seen, int64_t first_hidden,
+                                             bool poisoned) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
+  if (first_seen >= Ops::kPair) {  // no lane sees the first keys
+    const int64_t skip = first_seen / Ops::kPair;
+    k.data += skip * Ops::kPair * k.stride;
+    v.data += skip * v.stride;
+    v_rows += skip * Ops::kPair * task.v_stride;
+    keys -= skip * Ops::kPair;
+    first_seen -= skip * Ops::kPair;
+    first_hidden -= skip * Ops::kPair;
+  }
   const int64_t last = first_hidden + kStride - 1;  // keys that the panel's last row sees
   const int64_t n = keys < last ? keys : last;
   if (n <= 0) return;
-  // Keys that every row sees; at the diagonal a multiple of the micro-kernel's 6 rows.
+  // Keys [seen, whole) are seen by every row; `whole` at the diagonal is a multiple of the micro-kernel's 6 rows.
   const int64_t whole = first_hidden < 0 ? 0 : first_hidden < n ? first_hidden / 6 * 6 : n;
+  const int64_t edge = first_seen + kStride - 1;
+  const int64_t seen = edge < 0 ? 0 : edge < whole ? edge : whole;
 
   F32 top[kVecs], old[kVecs], unused[kVecs];
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
   const int64_t steps = elements<Ops>(task.headdim);
-  product_by_row<Ops, kVecs>(k, whole, tile.q + lane0, steps, scratch.scores, kStride, top);
-  if (whole < n) {
-    const F32 hidden = set1(minus_infinity());
-    product_by_row<Ops, kVecs>(Scalars{k.data + whole * k.stride, k.stride}, n - whole, tile.q + lane0, steps, scratch.scores + whole * kStride,
-                               kStride, unused);
-    for (int64_t key = whole; key < n; ++key)
-      for (int w = 0; w < kVecs; ++w) {
-        float* at = scratch.scores + key * kStride + w * kLanes;
-        const F32 s = keep_from(load(at), static_cast<int>(key - first_hidden + 1 - w * kLanes), hidden);
-        top[w] = max(top[w], s);
-        store(at, s);
-      }
-  }
+  const bool capped = task.softcap > 0;
+  const auto scores_of = [&](int64_t begin, int64_t end, F32* largest) {
+    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scratch.scores + begin * kStride,
+                               kStride, capped ? unused : largest);
+    if (capped) cap_scores<kVecs>(CappedScore(Scale(task.scale).magnitude, task.softcap), scratch.scores + begin * kStride, end - begin, largest);
+  };
+  const auto scores_at_edge = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    scores_of(begin, end, unused);
+    hide_scores<kVecs>(scratch.scores, begin, end, first_seen, first_hidden, top);
+  };
+  scores_of(seen, whole, top);
+  scores_at_edge(0, seen);
+  scores_at_edge(whole, n);
 
   // A row that has seen nothing yet has the maximum -inf; subtracting 0 instead keeps -inf - -inf = NaN away.
+  const float factor = Exponent(task.scale, task.softcap).factor;
   F32 safe[kVecs], alpha[kVecs], block_sum[kVecs];
   for (int w = 0; w < kVecs; ++w) {
     store(tile.largest + lane0 + w * kLanes, top[w]);
@@ -168,7 +203,8 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   if (poisoned) {
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
-    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, n, first_hidden, kStride, alphas, tile.o + lane0);
+    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, n, first_seen, first_hidden, kStride, alphas,
+                          tile.o + lane0);
     return;
   }
   product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane0, alpha);
@@ -176,7 +212,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
 
 // o = O / sum, lse = log(sum) + largest; a row without keys gives 0 and -inf.
 template <class T, class Ops>
-void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows, const Scale& scale) {
+void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows) {
   float inverse[kTile];
   for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : 1.0f / tile.sum[i];
   T* o = static_cast<T*>(task.o) + row0 * task.o_stride;
@@ -184,8 +220,9 @@ void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t 
     store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
   });
   if (!task.lse) return;
+  const Exponent exponent(task.scale, task.softcap);
   for (int64_t i = 0; i < rows; ++i) {
-    const double lse = static_cast<double>(tile.largest[i]) * scale.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i]);
+    const double lse = static_cast<double>(tile.largest[i]) * exponent.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i]);
     task.lse[(row0 + i) * task.lse_stride] = tile.sum[i] == 0.0f ? minus_infinity() : static_cast<float>(lse);
   }
 }
@@ -213,7 +250,8 @@ void forward_task(const ForwardTask& task) {
 
   const int64_t seen = task.row_end - 1 + task.diagonal;  // keys that the last row sees
   const int64_t keys = seen < task.seqlen_k ? seen : task.seqlen_k;
-  for (int64_t key0 = 0; key0 < keys; key0 += task.block_k) {
+  const int64_t unseen = task.row_begin + task.left_diagonal;  // keys that not even the first row sees
+  for (int64_t key0 = unseen > 0 ? unseen : 0; key0 < keys; key0 += task.block_k) {
     const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
     const T* k_rows = static_cast<const T*>(task.k) + key0 * task.k_stride;
     const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
@@ -223,16 +261,20 @@ void forward_task(const ForwardTask& task) {
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
       const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
-      const int64_t first_hidden = row0 + task.diagonal - key0;  // for the tile's first row
-      const int64_t seen_by_all = first_hidden < 0 ? 0 : first_hidden;
-      const bool poisoned =
-          seen_by_all < block && any_nonfinite(v_rows + seen_by_all * task.v_stride, task.v_stride, block - seen_by_all, task.headdim_v);
-      const auto panel = [&](int w, auto count) {
-        forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_hidden + w * kLanes, poisoned,
-                                                      scale.factor);
+      // For the tile's first row; what [seen_from, first_hidden) leaves of the block, some row does not see.
+      const int64_t first_hidden = row0 + task.diagonal - key0, first_seen = row0 + task.left_diagonal - key0, seen_from = first_seen + here - 1;
+      const auto nonfinite = [&](int64_t from, int64_t to) {
+        from = from < 0 ? 0 : from;
+        to = to < block ? to : block;
+        return from < to && any_nonfinite(v_rows + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
-      if (kPanelVecs == 4 && first_hidden < block) {
-        // Half panels at the diagonal, which need fewer keys each.
+      const bool poisoned = nonfinite(first_hidden, block) || nonfinite(0, seen_from);
+      const auto panel = [&](int w, auto count) {
+        forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_seen + w * kLanes,
+                                                      first_hidden + w * kLanes, poisoned);
+      };
+      if (kPanelVecs == 4 && (first_hidden < block || seen_from > 0)) {
+        // Half panels at an edge of the mask, which need fewer keys each.
         for (int w = 0; w < vecs; w += 2) {
           if (w + 2 <= vecs)
             panel(w, VecCount<2>{});
@@ -246,7 +288,7 @@ void forward_task(const ForwardTask& task) {
   }
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t row0 = task.row_begin + t * kTile;
-    finish_tile<T, Ops>(task, scratch.tiles[t], row0, task.row_end - row0 < kTile ? task.row_end - row0 : kTile, scale);
+    finish_tile<T, Ops>(task, scratch.tiles[t], row0, task.row_end - row0 < kTile ? task.row_end - row0 : kTile);
   }
 }
 

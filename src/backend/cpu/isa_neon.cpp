@@ -6,6 +6,7 @@
 #include "backend/cpu/rows.h"
 //
 #include "backend/cpu/operands.h"
+#include "backend/cpu/score.h"
 //
 #include "backend/cpu/forward.h"
 //

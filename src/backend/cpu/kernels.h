@@ -19,17 +19,22 @@ struct KernelShape {
   int64_t heads = 1;  // most key heads of a task (decode)
 };
 
+// Every task: row i sees the keys [max(0, i + left_diagonal), min(seqlen_k, i + diagonal)). A mask that has no end there: diagonal is seqlen_k; no
+// beginning: left_diagonal is kNoBegin.
+constexpr int64_t kNoBegin = INT64_MIN / 4;
+
 // Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in
-// elements between rows. Row i sees the keys [0, min(seqlen_k, i + diagonal)); not causal: diagonal >= seqlen_k.
+// elements between rows.
 struct ForwardTask {
   const void *q, *k, *v;
   void* o;
   float* lse;  // null if not wanted
   int64_t q_stride, k_stride, v_stride, o_stride, lse_stride;
-  int64_t row_begin, row_end, seqlen_k, diagonal;
+  int64_t row_begin, row_end, seqlen_k, diagonal, left_diagonal;
   int64_t block_k;
   int headdim, headdim_v;
   float scale;    // softmax_scale
+  float softcap;  // 0: none
   void* scratch;  // aligned to 64 bytes
 };
 
@@ -41,11 +46,11 @@ struct DecodeTask {
   int64_t q_stride, q_head_stride, k_stride, v_stride;
   int64_t heads, q_group_stride, k_head_stride, v_head_stride;  // between key heads
   int64_t part_stride;                                          // partial results between key heads
-  int64_t rows, seqlen_q, key_begin, key_end, diagonal;
+  int64_t rows, seqlen_q, key_begin, key_end, diagonal, left_diagonal;
   int headdim, headdim_v;
-  float scale;
-  float* max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale; -inf if none
-  float* sum;  // (rows): sum of exp((score - max) |scale|)
+  float scale, softcap;
+  float* max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or capped; -inf if none
+  float* sum;  // (rows): sum of exp((score - max) |scale|), capped: of exp(score - max)
   float* acc;  // (rows, headdim_v): the same, weighing v
   void* scratch;
 };
@@ -59,10 +64,10 @@ struct BackwardTask {
   void *dk, *dv;
   int64_t q_stride, k_stride, v_stride, dout_stride, lse_stride, delta_stride, dq_stride, dk_stride, dv_stride;  // rows
   int64_t q_head_stride, dout_head_stride, lse_head_stride, delta_head_stride, dq_head_stride;
-  int64_t group, seqlen_q, seqlen_k, key_begin, key_end, diagonal;
+  int64_t group, seqlen_q, seqlen_k, key_begin, key_end, diagonal, left_diagonal;
   int64_t block_k;
   int headdim, headdim_v;
-  float scale;
+  float scale, softcap;
   void* scratch;
 };
 

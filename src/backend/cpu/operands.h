@@ -18,7 +18,6 @@ struct Scratch {
   }
 };
 
-constexpr float kLog2E = 1.44269504088896340736f;
 FATTN_INLINE float minus_infinity() { return -__builtin_inff(); }
 
 template <class Ops>

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "plan/features.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
 
 std::string v2_refusal(const Problem& problem, const V2Target& target) {
+  if (std::string why = lacks(problem, Way::kCudaV2); !why.empty()) return why;
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
     return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
   }

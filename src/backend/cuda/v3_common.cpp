@@ -1,6 +1,7 @@
 #include "backend/cuda/v3_common.h"
 
 #include "backend/cuda/v2_common.h"
+#include "plan/features.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
@@ -11,6 +12,7 @@ constexpr int kWidths[] = {64, 96, 128, 192, 256};
 }  // namespace
 
 std::string v3_refusal(const Problem& problem) {
+  if (std::string why = lacks(problem, Way::kCudaV3); !why.empty()) return why;
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16)
     return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v3 take fp16 and bf16");
   if (v3_width(problem.headdim) == 0 || v3_width(problem.headdim_v) == 0)

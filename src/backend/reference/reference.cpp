@@ -51,10 +51,21 @@ std::vector<Vector> rows(const void* base, DType dtype, const Strides& s, int64_
   return all;
 }
 
-// Scaled scores of one query against its visible keys.
-Vector scores(const Vector& q, const std::vector<Vector>& k, int64_t visible, double scale) {
-  Vector s(static_cast<size_t>(visible));
-  for (size_t j = 0; j < s.size(); ++j) s[j] = scale * dot(q, k[j]);
+// What becomes of a product q k before the softmax.
+double score(const Problem& p, double product) {
+  const double s = p.softmax_scale * product;
+  return p.softcap > 0 ? p.softcap * std::tanh(s / p.softcap) : s;
+}
+// The derivative of a score by softmax_scale q k, given the score.
+double score_slope(const Problem& p, double score) {
+  const double t = p.softcap > 0 ? score / p.softcap : 0.0;
+  return 1 - t * t;
+}
+
+// The scores of query `i`, of the keys that it sees: from p.mask().visible_begin(i) on.
+Vector scores(const Problem& p, const Vector& q, const std::vector<Vector>& k, int64_t i) {
+  Vector s;
+  for (int64_t j = p.mask().visible_begin(i); j < p.mask().visible_end(i); ++j) s.push_back(score(p, dot(q, k[static_cast<size_t>(j)])));
   return s;
 }
 
@@ -77,7 +88,8 @@ void forward(const Problem& p, const fattn_buffers& b) {
       const auto v = rows(b.v, p.dtype, p.v, n, p.seqlen_k, h / p.group(), p.headdim_v);
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
         const Vector q = row(b.q, p.dtype, p.q, n, i, h, p.headdim);
-        const Vector s = scores(q, k, p.mask().visible_end(i), p.softmax_scale);
+        const Vector s = scores(p, q, k, i);
+        const auto first = static_cast<size_t>(p.mask().visible_begin(i));
         const double lse = log_sum_exp(s);
         // A row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf.
         const bool empty = lse == -std::numeric_limits<double>::infinity();
@@ -85,21 +97,21 @@ void forward(const Problem& p, const fattn_buffers& b) {
         if (!empty)
           for (size_t j = 0; j < s.size(); ++j) {
             const double weight = std::exp(s[j] - lse);
-            for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[j][d];
+            for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[first + j][d];
           }
         for (int64_t d = 0; d < p.headdim_v; ++d) store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
         if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head, lse);
         if (p.want_weights)
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
-            const bool visible = j < p.mask().visible_end(i) && !empty;
+            const auto at = static_cast<size_t>(j) - first;  // beyond every size for a key before the first
             const int64_t* ws = p.weights_strides;
-            store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + j * ws[3], visible ? std::exp(s[static_cast<size_t>(j)] - lse) : 0.0);
+            store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + j * ws[3], at < s.size() && !empty ? std::exp(s[at] - lse) : 0.0);
           }
       }
     }
 }
 
-// p = exp(s - lse); dv = p^T do; dp = do v^T; ds = p (dp - sum(o do)) scale; dq = ds k; dk = ds^T q (Dao 2022, appendix B).
+// p = exp(s - lse); dv = p^T do; dp = do v^T; ds = p (dp - sum(o do)) slope scale; dq = ds k; dk = ds^T q (Dao 2022, appendix B).
 void backward(const Problem& p, const fattn_buffers& b) {
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   for (int64_t n = 0; n < p.batch; ++n)
@@ -116,11 +128,12 @@ void backward(const Problem& p, const fattn_buffers& b) {
           const double lse = load(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head);
           const double delta = dot(o, dout);
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
-          const Vector s = scores(q, k, p.mask().visible_end(i), p.softmax_scale);
+          const Vector s = scores(p, q, k, i);
+          const auto first = static_cast<size_t>(p.mask().visible_begin(i));
           const bool empty = lse == -std::numeric_limits<double>::infinity();
-          for (size_t j = 0; j < s.size() && !empty; ++j) {
-            const double weight = std::exp(s[j] - lse);
-            const double ds = weight * (dot(dout, v[j]) - delta) * p.softmax_scale;
+          for (size_t j = first; j < first + s.size() && !empty; ++j) {
+            const double weight = std::exp(s[j - first] - lse);
+            const double ds = weight * (dot(dout, v[j]) - delta) * score_slope(p, s[j - first]) * p.softmax_scale;
             for (size_t d = 0; d < dout.size(); ++d) dv[j][d] += weight * dout[d];
             for (size_t d = 0; d < q.size(); ++d) {
               dq[d] += ds * k[j][d];

@@ -1,0 +1,40 @@
+#include "plan/features.h"
+
+#include "shared/text.h"
+
+namespace fattn::core {
+namespace {
+
+constexpr int kWays = 5;
+constexpr const char* kWayNames[kWays] = {"backend reference", "algorithm standard of backend cpu", "algorithm v2 of backend cpu",
+                                          "algorithm v2 of backend cuda", "algorithm v3 of backend cuda"};
+
+struct Feature {
+  const char* name;
+  bool (*used)(const Problem&);
+  bool has[kWays];  // in the order of Way
+};
+
+// A window that hides nothing, or hides what a causal mask does, is none by now.
+constexpr Feature kFeatures[] = {
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, false, false}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, false, false}},
+};
+
+std::string ways_with(const Feature& feature) {
+  std::string names;
+  for (int way = 0; way < kWays; ++way)
+    if (feature.has[way]) names += (names.empty() ? "" : "; ") + std::string(kWayNames[way]);
+  return names;
+}
+
+}  // namespace
+
+std::string lacks(const Problem& problem, Way way) {
+  for (const Feature& feature : kFeatures)
+    if (feature.used(problem) && !feature.has[static_cast<int>(way)])
+      return text(kWayNames[static_cast<int>(way)], " does not compute ", feature.name, "; what does: ", ways_with(feature));
+  return "";
+}
+
+}  // namespace fattn::core

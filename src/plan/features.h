@@ -1,0 +1,17 @@
+// The support table: which features of attention each way to compute has. The planner and the backends ask it, `fattn support` asks them; what a way
+// lacks is refused with the reason that is made here.
+#pragma once
+
+#include <string>
+
+#include "problem/problem.h"
+
+namespace fattn::core {
+
+// A backend with an algorithm.
+enum class Way { kReference, kCpuStandard, kCpuV2, kCudaV2, kCudaV3 };
+
+// Empty if `way` has every feature that the problem uses, else which one it lacks and which ways have it.
+std::string lacks(const Problem& problem, Way way);
+
+}  // namespace fattn::core
