@@ -81,17 +81,20 @@ inline std::array<int64_t, 4> shape4(const char* name, const Tensor& tensor) {
   return {n[0], n[1], n[2], n[3]};
 }
 
-// Of an input or an output, which differ in whether torch may have to copy shared memory first.
+// Of an input or an output, which differ in whether torch may have to copy shared memory first. The strides of a tensor without elements
+// reach nothing and mean nothing to torch: it is taken as contiguous.
 inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data) {
   const DType dtype = dtype_of(name, tensor);
   const int64_t* s = tensor.strides();
   fattn::Tensor host;
   if (tensor.dim() == 3) {
     const int64_t* n = tensor.sizes();
-    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
+    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
   } else {
     const auto n = shape4(name, tensor);
-    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], s[3]});
+    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], s[3]});
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }

@@ -34,8 +34,8 @@ def attention(
     """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores; differentiable in q, k and v.
 
     Args:
-        q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16 (float64 with `backend="reference"`), on the CPU or a CUDA device.
-            Strides are free; a last dimension that is not contiguous is copied.
+        q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
+            backend "reference"). Strides are free; a last dimension that is not contiguous is copied.
         k: (batch, seqlen_k, nheads_k, headdim); nheads is a multiple of nheads_k (GQA, MQA).
         v: (batch, seqlen_k, nheads_k, headdim_v).
         causal: query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right).

@@ -1,7 +1,7 @@
 """Attention on NumPy arrays, and on whatever NumPy can view without a copy: DLPack tensors in host memory and buffers.
 
-dtypes: float32, float16, bfloat16 (of the package ml_dtypes), and float64 with `backend="reference"`. Any strides but negative ones, with a
-contiguous last dimension. The global interpreter lock is given back while the library computes.
+dtypes: float32, float16, bfloat16 (of the package ml_dtypes), and float64, which the slow backend "reference" computes. Any strides but
+negative ones, with a contiguous last dimension. The global interpreter lock is given back while the library computes.
 """
 
 from typing import Any
@@ -37,7 +37,8 @@ def _described(name: str, x: np.ndarray, bhsd: bool) -> _abi.Tensor:
     size = x.dtype.itemsize
     if any(stride % size for stride in x.strides):
         raise ValueError(f"{name} has the strides {x.strides} in bytes, which are no multiples of its {size} byte elements. Copy it first")
-    strides = [stride // size for stride in x.strides]
+    # NumPy may give an empty array strides of 0, which reach nothing and mean nothing.
+    strides = [stride // size for stride in x.strides] if x.size else _problem.row_major(x.shape)
     return _problem.tensor(name, x.shape, _dtype_of(name, x), strides, bhsd=bhsd, data=x.__array_interface__["data"][0])
 
 
