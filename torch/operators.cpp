@@ -113,8 +113,9 @@ class Registration {
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", __FILE__, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int backend, int algorithm) -> (Tensor o, Tensor lse)");
-    define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
-           "int backend, int algorithm) -> (Tensor dq, Tensor dk, Tensor dv)");
+    define(
+        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
+        "int backend, int algorithm) -> (Tensor dq, Tensor dk, Tensor dv)");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }

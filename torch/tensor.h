@@ -35,8 +35,9 @@ class Tensor {
       stride *= sizes[i] > 0 ? sizes[i] : 1;
     }
     AtenTensorHandle handle = nullptr;
-    check_torch(aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
-                "allocating a tensor");
+    check_torch(
+        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
+        "allocating a tensor");
     return Tensor(handle);
   }
 
@@ -69,14 +70,16 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
   if (dtype == aoti_torch_dtype_bfloat16()) return DType::kBF16;
   if (dtype == aoti_torch_dtype_float16()) return DType::kF16;
   if (dtype == aoti_torch_dtype_float64()) return DType::kF64;
-  throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
 }
 
 // Of everything but lse.
 inline std::array<int64_t, 4> shape4(const char* name, const Tensor& tensor) {
   if (tensor.dim() != 4)
-    throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has " + std::to_string(tensor.dim()) +
-                                                 " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(tensor.dim()) +
+                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
   const int64_t* n = tensor.sizes();
   return {n[0], n[1], n[2], n[3]};
 }

@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionInFunctorch, Options, rows_contiguous, run_forward
+from ._autograd import Attention, AttentionInFunctorch, rows_contiguous, run_forward
 from ._options import choose, is_bhsd
 
 
@@ -66,11 +66,11 @@ def attention(
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
     if bhsd := is_bhsd(layout):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    device_type = q.device.type
-    if device_type in _abi.DEVICES and torch.is_autocast_enabled(device_type):
+    device_type = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device_type):
         q, k, v = _autocast(device_type, q, k, v)
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    options = Options(
+    options = (
         max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale,
         causal,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,

@@ -1,7 +1,7 @@
 """Differentiates the operators. Without gradients the front calls the operator itself; with them this function, which is cheap; inside
 torch.func its twin, which torch.func needs and which costs more."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -9,17 +9,14 @@ from . import _operators
 from ._errors import exception_of_operator
 
 
-class Options(NamedTuple):
-    softmax_scale: float
-    causal: bool
-    deterministic: bool
-    backend: int  # of the C ABI, as is algorithm
-    algorithm: int
+# softmax_scale, causal, deterministic, and backend and algorithm as the C ABI numbers them. A plain tuple, because making one costs nothing.
+Options = tuple[float, bool, bool, int, int]
 
 
 def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    softmax_scale, causal, _, backend, algorithm = options
     try:
-        return _operators.forward(q, k, v, options.softmax_scale, options.causal, options.backend, options.algorithm)
+        return _operators.forward(q, k, v, softmax_scale, causal, backend, algorithm)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 
