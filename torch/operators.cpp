@@ -12,6 +12,9 @@ namespace {
 // The version of the interface that the operators are written for, as torch wants it: 2.10.
 constexpr uint64_t kTorchVersion = (2ULL << 56) | (10ULL << 48);
 
+// What torch shows where it names the origin of an operator; __FILE__ would be a path of the machine that built this.
+constexpr char kFile[] = "torch/operators.cpp";
+
 struct Choices {
   double softmax_scale;
   bool causal;
@@ -111,7 +114,7 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
 class Registration {
  public:
   Registration() {
-    check_torch(aoti_torch_library_init_def("fattn", __FILE__, __LINE__, &schemas_), "making the namespace fattn");
+    check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int backend, int algorithm) -> (Tensor o, Tensor lse)");
     define(
         "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
@@ -127,7 +130,7 @@ class Registration {
  private:
   void define(const char* schema) { check_torch(aoti_torch_library_def(schemas_, schema), "defining an operator"); }
   static void implement(const char* key, TorchLibraryHandle& library) {
-    check_torch(aoti_torch_library_init_impl("fattn", key, __FILE__, __LINE__, &library), "opening the namespace fattn");
+    check_torch(aoti_torch_library_init_impl("fattn", key, kFile, __LINE__, &library), "opening the namespace fattn");
     check_torch(torch_library_impl(library, "forward", boxed<forward>, kTorchVersion), "implementing an operator");
     check_torch(torch_library_impl(library, "backward", boxed<backward>, kTorchVersion), "implementing an operator");
   }

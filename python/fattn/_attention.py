@@ -1,7 +1,5 @@
 """fattn.attention: the front for torch tensors."""
 
-from typing import Any
-
 try:
     import torch
 except ModuleNotFoundError as error:
@@ -13,9 +11,9 @@ from ._options import choose, is_bhsd
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As torch's own attention does it: to autocast's dtype, but float64 stays."""
+    """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
 def attention(
@@ -30,7 +28,7 @@ def attention(
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores; differentiable in q, k and v.
 
     Args:

@@ -41,7 +41,7 @@ def supported(
         q, k, v: shapes, (batch, seqlen_q, nheads, headdim), (batch, seqlen_k, nheads_k, headdim), (batch, seqlen_k, nheads_k, headdim_v);
             that of v is k's unless given.
         dtype: "fp32", "fp16", "bf16", "fp64".
-        device: "cpu", "cuda".
+        device, device_index: "cpu", or "cuda" and which one.
         backward: asks for the backward pass instead of the forward pass.
         causal, softmax_scale, deterministic, backend, algorithm, layout: as in `fattn.attention`.
 

@@ -34,12 +34,12 @@ def _dtype_of(name: str, x: np.ndarray) -> int:
 
 
 def _described(name: str, x: np.ndarray, bhsd: bool) -> _abi.Tensor:
-    size = x.dtype.itemsize
+    dtype, size = _dtype_of(name, x), x.dtype.itemsize
     if any(stride % size for stride in x.strides):
         raise ValueError(f"{name} has the strides {x.strides} in bytes, which are no multiples of its {size} byte elements. Copy it first")
     # NumPy may give an empty array strides of 0, which reach nothing and mean nothing.
     strides = [stride // size for stride in x.strides] if x.size else _problem.row_major(x.shape)
-    return _problem.tensor(name, x.shape, _dtype_of(name, x), strides, bhsd=bhsd, data=x.__array_interface__["data"][0])
+    return _problem.tensor(name, x.shape, dtype, strides, bhsd=bhsd, data=x.__array_interface__["data"][0])
 
 
 def _lse_shape(q: np.ndarray, bhsd: bool) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def forward(
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
-) -> Any:
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
     Args:

@@ -131,6 +131,8 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         ((Q, Q, Q), {"layout": "sbhd"}, ValueError, "layout is 'sbhd'; allowed: 'bshd', 'bhsd'"),
         ((Q, Q, Q), {"backend": "tpu"}, ValueError, "backend is 'tpu'; allowed: 'auto', 'reference', 'cpu', 'cuda'"),
         ((Q, Q, Q), {"algorithm": ["v2"]}, ValueError, r"algorithm is \['v2'\]; allowed"),
+        ((np.array([[[[""]]]]), Q, Q), {}, TypeError, "q has the dtype <U"),
+        ((Q, Q, Q), {"num_threads": 2**32}, ValueError, "num_threads is 4294967296, which does not fit into 32 bits"),
         ((Q, Q, Q), {"num_threads": -1}, ValueError, "num_threads is -1"),
         ((Q, Q, Q), {"backend": "cuda"}, NotImplementedError, "cuda"),
         ((Q.astype(np.float64),) * 3, {"backend": "cpu"}, NotImplementedError, "fp64"),

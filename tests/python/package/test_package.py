@@ -78,6 +78,8 @@ def test_supported(backward, layout):
         fattn.supported(q, k, v, dtype="int8", **options)
     with pytest.raises(ValueError, match="q has 2 dimensions"):
         fattn.supported(q[:2], k, v, **options)
+    with pytest.raises(ValueError, match="of q is 18446744073709551616, which does not fit into 64 bits"):
+        fattn.supported((2**64, *q[1:]), k, v, **options)
 
 
 def test_command():

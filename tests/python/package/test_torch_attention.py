@@ -127,6 +127,8 @@ def test_autocast():
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         o = fattn.attention(wide[0], wide[1], v)  # one is in the dtype already
         assert fattn.attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
+        with pytest.raises(ValueError, match="q has a dtype"):
+            fattn.attention(*(x.int() for x in (q, k, v)))
     assert o.dtype == torch.bfloat16
     check(case, "o", o)
     o.backward(dout)
