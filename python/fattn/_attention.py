@@ -61,7 +61,8 @@ def attention(
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
         if x.dim() != 4:
-            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
+            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). "
+                             "Add a dimension of 1 where one is missing")
     if bhsd := is_bhsd(layout):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     device_type = "cuda" if q.is_cuda else "cpu"

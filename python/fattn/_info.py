@@ -39,7 +39,8 @@ def info() -> dict[str, Any]:
     Returns:
         A dictionary with
         `version`, `abi_version`;
-        `cpu`: vendor, model, sizes of caches and memory in bytes, `usable_threads`, `isas` (instruction sets that can run here), `isa` (the one taken);
+        `cpu`: vendor, model, sizes of caches and memory in bytes, `usable_threads`, `isas` (instruction sets that can run here),
+        `isa` (the one taken);
         `libraries`: what is opened at run time, where it was found, or why not;
         `environment`: the variables that fattn reads, their meaning and values;
         `cuda`: `devices`, or the `reason` why there is none;

@@ -13,8 +13,8 @@ def compiler(folder: pathlib.Path, source: str, flag: str) -> subprocess.Complet
     """With torch's headers as of 2.10, whatever their version."""
     (folder / "unit.cpp").write_text(source)
     include = pathlib.Path(torch.__file__).parent / "include"
-    return subprocess.run(["c++", "-std=c++20", flag, "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DUSE_CUDA", "-isystem", include, "unit.cpp"], cwd=folder,
-                          capture_output=True, text=True, timeout=120)
+    command = ["c++", "-std=c++20", flag, "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DUSE_CUDA", "-isystem", include, "unit.cpp"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def both(shim: str) -> str:
@@ -28,7 +28,7 @@ def test_declarations_are_those_of_torch(tmp_path):
 
 def test_another_declaration_is_noticed(tmp_path):
     shim = SHIM.read_text()
-    wrong = shim.replace("aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype)", "aoti_torch_get_dtype(AtenTensorHandle tensor, int64_t* dtype)")
+    wrong = shim.replace("aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t*", "aoti_torch_get_dtype(AtenTensorHandle tensor, int64_t*")
     assert wrong != shim
     assert compiler(tmp_path, both(wrong), "-fsyntax-only").returncode != 0
 
