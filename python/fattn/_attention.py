@@ -1,7 +1,7 @@
 """fattn.attention: the front for torch tensors."""
 
 try:
-    import torch
+    import torch.nn  # not torch alone, whose name any folder on the way can have
 except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 

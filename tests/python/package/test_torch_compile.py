@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fattn
+from fattn import _operators
 
 torch._dynamo.config.cache_size_limit = 64
 
@@ -20,11 +21,11 @@ def causal(q, k, v):
 def test_opcheck():
     q, k, v = inputs(False)
     options = (0.25, True, 0, 0)
-    torch.library.opcheck(torch.ops.fattn.forward.default, (q, k, v, *options))
+    torch.library.opcheck(_operators.forward, (q, k, v, *options))
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.fattn.forward.default, (*swapped, *options))
-    o, lse = torch.ops.fattn.forward(q, k, v, *options)
-    torch.library.opcheck(torch.ops.fattn.backward.default, (o, q, k, v, o, lse, 0.25, True, False, 0, 0))
+    torch.library.opcheck(_operators.forward, (*swapped, *options))
+    o, lse = _operators.forward(q, k, v, *options)
+    torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, 0.25, True, False, 0, 0))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
