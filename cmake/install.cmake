@@ -26,6 +26,11 @@ if(TARGET fattn_cli)
           USE_SOURCE_PERMISSIONS PATTERN "__pycache__" EXCLUDE)
 endif()
 
+# The Python package: this tree and the operators below the folder of the Python files.
+if(SKBUILD)
+  install(TARGETS fattn_torch LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+
 # The pack is made by the command line, which must run here.
 if(NOT FATTN_PACK STREQUAL OFF)
   if(TARGET fattn_cli AND NOT CMAKE_CROSSCOMPILING)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs what the README files show. Fenced blocks marked `sh` are run with bash in the root of the project, `cpp` and `c` are
-complete programs that are compiled against the build and run, and of `console` every `make X` must be a target. Both
-languages of the README must show the same blocks, and relative links in every document must lead somewhere."""
+complete programs that are compiled against the build and run, and of `console` every `make X` must be a target (tests/python/package
+runs the `python` ones). Both languages of the README must show the same blocks, and relative links in every document must lead somewhere."""
 
 import argparse
 import re

@@ -21,6 +21,7 @@ ABOVE = {
     "measure": ["include/fattn"],
     "cli": ["include/fattn", "testing", "measure"],
     "examples": ["include/fattn"],
+    "torch": ["include/fattn"],
     "tests": ["include/fattn", "src", "testing", "measure", "cli"],
     "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
 }
@@ -77,7 +78,7 @@ def may_see(path, target):
 def read_graph(root):
     """{file: [(line, kind, name, file included or None)]} with paths relative to root."""
     files = {}
-    for top in ("include", "src", "testing", "measure", "cli", "examples", "tests", "kernels"):
+    for top in ("include", "src", "testing", "measure", "cli", "examples", "torch", "tests", "kernels"):
         for pattern in SOURCES:
             for path in sorted((root / top).rglob(pattern)):
                 files[path.relative_to(root).as_posix()] = path
@@ -182,6 +183,7 @@ GOOD_TREE = {
     "src/attention.cpp": '#include "backend/cpu/cpu.h"\n#include <vector>\n',
     "testing/check.h": '#include "fattn/types.hpp"\n',
     "cli/check.cpp": '#include "testing/check.h"\n#include <CLI/CLI.hpp>\n',
+    "torch/operators.cpp": '#include "fattn/fattn.h"\n',
     "tests/test_plan.cpp": '#include "plan/plan.h"\n#include <gtest/gtest.h>\n',
 }
 # (file, what is added to it, what the message must say)
@@ -192,6 +194,8 @@ BAD_CHANGES = [
     ("src/plan/plan.cpp", '#include "backend/cpu/kernels.h"\n', "src/plan may not see src/backend/cpu/kernels.h"),
     ("src/shared/mask.h", '#include "attention.cpp"\n', "src/shared may not see src/attention.cpp"),
     ("cli/check.cpp", '#include "plan/plan.h"\n', "cli may not see src/plan/plan.h"),
+    ("torch/operators.cpp", '#include "problem/problem.h"\n', "torch may not see src/problem/problem.h"),
+    ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
     ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
     ("src/plan/plan.cpp", '#include "gone.h"\n', '"gone.h" is no file of the project'),
     ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, cli, tests only"),

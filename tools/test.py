@@ -76,9 +76,18 @@ def stages(jobs, long):
         Stage(
             "python",
             "tools/python_venv.sh\n"
-            'FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest tests/python -q --junitxml="$REPORTS/pytest.xml"\n',
+            'FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest tests/python --ignore tests/python/package -q '
+            '--junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             1800,
+        ),
+        Stage(
+            "package",
+            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+            "tools/package_venv.sh\n"
+            'build/venv-package/bin/python -m pytest tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            7200,
         ),
         Stage(
             "kernels",

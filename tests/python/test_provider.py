@@ -156,9 +156,9 @@ def test_executable_provider(fattn, tmp_path):
 
 
 def python_with_torch():
-    """FATTN_TORCH_PYTHON, or this Python if it has torch."""
+    """FATTN_TORCH_PYTHON, or this Python if it has torch (torch.nn, because this project's folder torch can be imported, too)."""
     for python in filter(None, [os.environ.get("FATTN_TORCH_PYTHON"), sys.executable]):
-        if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
+        if subprocess.run([python, "-c", "import torch.nn"], capture_output=True).returncode == 0:
             return python
     return None
 

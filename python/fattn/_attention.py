@@ -1,0 +1,87 @@
+"""fattn.attention: the front for torch tensors."""
+
+try:
+    import torch.nn  # not torch alone, whose name any folder on the way can have
+except ModuleNotFoundError as error:
+    raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
+
+from . import _abi
+from ._autograd import Attention, AttentionInFunctorch, rows_contiguous, run_forward
+from ._options import choose, is_bhsd
+
+
+def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    backend: str = "auto",
+    algorithm: str = "auto",
+    layout: str = "bshd",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores; differentiable in q, k and v.
+
+    Args:
+        q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
+            backend "reference"). Strides are free; a last dimension that is not contiguous is copied.
+        k: (batch, seqlen_k, nheads_k, headdim); nheads is a multiple of nheads_k (GQA, MQA).
+        v: (batch, seqlen_k, nheads_k, headdim_v).
+        causal: query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right).
+        softmax_scale: 1 / sqrt(headdim) unless given.
+        return_lse: returns the log-sum-exp too.
+        deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
+            `torch.use_deterministic_algorithms`. All else gives the same bits always.
+        backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).
+        algorithm: "auto", "v2" (FlashAttention-2, Dao 2023), "v3" (for Hopper, as FlashAttention-3, Shah et al. 2024), "standard" (stores the
+            matrix of scores, CPU).
+        layout: "bshd" as above, or "bhsd": heads before seqlen in q, k, v and o, as `torch.nn.functional.scaled_dot_product_attention` has them.
+
+    Returns:
+        o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
+        With `return_lse` (o, lse), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
+        is), which has no gradient. A row that sees no key has o = 0 and lse = -inf.
+
+    Raises:
+        TypeError: q, k or v is no tensor.
+        ValueError: shapes, dtypes, devices or options that do not fit together.
+        NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
+        RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.dim() != 4:
+            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). "
+                             "Add a dimension of 1 where one is missing")
+    if bhsd := is_bhsd(layout):
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    device_type = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = _autocast(device_type, q, k, v)
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    options = (
+        max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale,
+        causal,
+        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
+        choose("backend", backend, _abi.BACKENDS),
+        choose("algorithm", algorithm, _abi.ALGORITHMS),
+    )
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        o, lse = AttentionInFunctorch.apply(q, k, v, options)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        o, lse = Attention.apply(q, k, v, options)
+    else:
+        o, lse = run_forward(q, k, v, options)
+    if bhsd:
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o

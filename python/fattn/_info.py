@@ -1,0 +1,67 @@
+"""What the library found on this machine."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import _abi
+
+
+def _values(struct: ctypes.Structure) -> dict[str, Any]:
+    """The fields of a struct for people and JSON."""
+    names = [name for name, *_ in struct._fields_ if name not in ("struct_size", "reserved")]
+    values = {name: getattr(struct, name) for name in names}
+    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+def _until_the_end(query: Callable[..., int], struct: type[ctypes.Structure]) -> Iterator[dict[str, Any]]:
+    """What a query answers for the indices from 0 on, until it refuses one."""
+    index = 0
+    while query(index, answer := struct()) == 0:
+        yield _values(answer)
+        index += 1
+
+
+def _cuda() -> dict[str, Any]:
+    count, reason = ctypes.c_int32(), ctypes.create_string_buffer(1024)
+    _abi.check(_abi.library.fattn_cuda_count(count, reason, len(reason)))
+    devices = []
+    for index in range(count.value):
+        device = _abi.CudaInfo()
+        _abi.check(_abi.library.fattn_cuda_query(index, device))
+        devices.append(_values(device))
+    return {"devices": devices, "reason": reason.value.decode(errors="replace")}
+
+
+def info() -> dict[str, Any]:
+    """The library and this machine as it sees it; every value can be written as JSON.
+
+    Returns:
+        A dictionary with
+        `version`, `abi_version`;
+        `cpu`: vendor, model, sizes of caches and memory in bytes, `usable_threads`, `isas` (instruction sets that can run here),
+        `isa` (the one taken);
+        `libraries`: what is opened at run time, where it was found, or why not;
+        `environment`: the variables that fattn reads, their meaning and values;
+        `cuda`: `devices`, or the `reason` why there is none;
+        `kernel_cache`: the folder of compiled GPU kernels.
+
+    Raises:
+        RuntimeError: a CUDA driver is there and fails.
+    """
+    processor, cache = _abi.CpuInfo(), _abi.CacheInfo()
+    _abi.check(_abi.library.fattn_query_cpu(processor))
+    _abi.check(_abi.library.fattn_cache_query(cache))
+    cpu = _values(processor)
+    available, default = cpu.pop("isas_available"), cpu.pop("isa_default")
+    cpu["isas"] = [name for name, value in _abi.ISAS.items() if available >> value & 1]
+    cpu["isa"] = next(name for name, value in _abi.ISAS.items() if value == default)
+    return {
+        "version": _abi.version(),
+        "abi_version": _abi.ABI_VERSION,
+        "cpu": cpu,
+        "libraries": list(_until_the_end(_abi.library.fattn_query_library, _abi.LibraryInfo)),
+        "environment": list(_until_the_end(_abi.library.fattn_query_environment, _abi.EnvInfo)),
+        "cuda": _cuda(),
+        "kernel_cache": _values(cache),
+    }

@@ -1,0 +1,59 @@
+"""torch.ops.fattn: loads the operators and gives torch.compile their shapes, and vmap their batching. They are differentiated in
+_autograd.py: an operator without a rule of its own is the cheapest to call."""
+
+from typing import Any
+
+import torch
+
+from . import _abi
+
+MINIMUM_TORCH = (2, 10)
+
+
+def _load() -> Any:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < MINIMUM_TORCH:
+        raise ImportError(f"torch is {torch.__version__}; fattn.attention needs {'.'.join(map(str, MINIMUM_TORCH))} or later")
+    path = _abi.PACKAGE / "lib" / "fattn_torch.so"
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(f"torch {torch.__version__} cannot load '{path}': {error.__cause__ or error}") from error
+    return torch.ops.fattn
+
+
+_namespace = _load()
+forward = _namespace.forward.default
+backward = _namespace.backward.default
+
+
+@torch.library.register_fake("fattn::forward")
+def _(q, k, v, softmax_scale, causal, backend, algorithm):
+    batch, seqlen_q, nheads, _ = q.shape
+    lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return q.new_empty((batch, seqlen_q, nheads, v.shape[3])), lse
+
+
+@torch.library.register_fake("fattn::backward")
+def _(dout, q, k, v, o, lse, softmax_scale, causal, deterministic, backend, algorithm):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """The dimension that vmap adds, folded into the batch; a tensor that has none is the same for every entry."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(size * x.shape[1], *x.shape[2:])
+
+
+def _batched(operator: Any) -> Any:
+    def rule(info, in_dims, *arguments):
+        size = info.batch_size
+        folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]
+        outputs = operator(*folded)
+        return tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in outputs), (0,) * len(outputs)
+
+    return rule
+
+
+torch.library.register_vmap("fattn::forward", _batched(forward))
+torch.library.register_vmap("fattn::backward", _batched(backward))

@@ -1,0 +1,49 @@
+"""A problem of the C ABI from Python's options, and tensor descriptions from shapes."""
+
+from collections.abc import Sequence
+
+from . import _abi
+from ._options import choose
+
+
+def _within(name: str, value: int, bits: int) -> int:
+    """ctypes cuts off what does not fit."""
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{name} is {value}, which does not fit into {bits} bits")
+    return value
+
+
+def describe(*, causal: bool, softmax_scale: float | None, backend: str, algorithm: str, deterministic: bool, num_threads: int,
+             backward: bool) -> _abi.Problem:
+    problem = _abi.Problem()
+    problem.abi_version = _abi.ABI_VERSION
+    problem.pass_ = int(backward)
+    problem.backend = choose("backend", backend, _abi.BACKENDS)
+    problem.algorithm = choose("algorithm", algorithm, _abi.ALGORITHMS)
+    problem.causal = bool(causal)
+    problem.deterministic = bool(deterministic)
+    problem.num_threads = _within("num_threads", num_threads, 32)
+    if softmax_scale is not None:
+        problem.has_softmax_scale = 1
+        problem.softmax_scale = softmax_scale
+    return problem
+
+
+def tensor(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], *, bhsd: bool, data: int | None = None) -> _abi.Tensor:
+    """A view of 3 (lse) or 4 dimensions; strides count elements. `bhsd`: shape and strides have heads before seqlen."""
+    if len(shape) not in (3, 4):
+        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
+    order = (0, 2, 1, 3) if bhsd and len(shape) == 4 else range(len(shape))
+    described = _abi.Tensor(data=data, dtype=dtype, ndim=len(shape))
+    for i, j in enumerate(order):
+        described.shape[i] = _within(f"dimension {j} of {name}", shape[j], 64)
+        described.strides[i] = _within(f"the stride of {name} in dimension {j}", strides[j], 64)
+    return described
+
+
+def row_major(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * max(shape[i], 1)
+    return strides

@@ -1,0 +1,89 @@
+"""One table of problems for every front: shapes, masks, scales and dtypes, with their inputs, results and allowed errors."""
+
+import dataclasses
+import functools
+import itertools
+import zlib
+
+import numpy as np
+
+import attention_reference as reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    batch: int = 1
+    seqlen_q: int = 33
+    seqlen_k: int = 33
+    nheads: int = 2
+    nheads_k: int = 2
+    headdim: int = 32
+    headdim_v: int = 32
+    dtype: str = "float32"
+    causal: bool = False
+    softmax_scale: float | None = None
+
+    @property
+    def name(self) -> str:
+        name = f"{self.dtype}-b{self.batch}-q{self.seqlen_q}-k{self.seqlen_k}-h{self.nheads}_{self.nheads_k}-d{self.headdim}_{self.headdim_v}"
+        if self.causal:
+            name += "-causal"
+        return name if self.softmax_scale is None else f"{name}-scale{self.softmax_scale:g}"
+
+    @property
+    def scale(self) -> float:
+        return self.headdim**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+
+def _shape(batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, headdim_v=None) -> Case:
+    return Case(batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, headdim_v or headdim)
+
+
+SHAPES = [
+    _shape(2, 33, 33, 2, 2, 32),
+    _shape(1, 127, 65, 2, 1, 64),  # causal: rows that see nothing
+    _shape(1, 65, 127, 6, 3, 40),
+    _shape(2, 1, 300, 8, 2, 64),  # decode
+    _shape(1, 7, 9, 4, 1, 17, 23),
+    _shape(1, 130, 130, 1, 1, 128),
+    _shape(2, 5, 1, 2, 2, 8),
+    _shape(0, 5, 7, 2, 1, 16),
+    _shape(2, 0, 7, 2, 1, 16),
+    _shape(2, 5, 0, 2, 1, 16),
+]
+CASES = [dataclasses.replace(shape, dtype=dtype, causal=causal)
+         for dtype, shape, causal in itertools.product(("float32", "bfloat16", "float16", "float64"), SHAPES, (False, True))]
+CASES += [dataclasses.replace(SHAPES[0], softmax_scale=scale) for scale in (0.0, -0.3, 1.0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Inputs that the dtype holds exactly, in a wider one; the results; the allowed errors."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    expected: reference.Results
+    allowed: reference.Results
+
+
+@functools.cache
+def prepare(case: Case) -> Prepared:
+    random = np.random.default_rng(zlib.crc32(case.name.encode()))
+    wide = np.longdouble if case.dtype == "float64" else np.float64
+
+    def normal(seqlen: int, heads: int, headdim: int) -> np.ndarray:
+        return random.standard_normal((case.batch, seqlen, heads, headdim)).astype(reference.NUMPY[case.dtype]).astype(wide)
+
+    q = normal(case.seqlen_q, case.nheads, case.headdim)
+    k = normal(case.seqlen_k, case.nheads_k, case.headdim)
+    v = normal(case.seqlen_k, case.nheads_k, case.headdim_v)
+    dout = normal(case.seqlen_q, case.nheads, case.headdim_v)
+    options = {"causal": case.causal, "softmax_scale": case.scale}
+    expected = reference.attention(q, k, v, dout, **options)
+    return Prepared(q, k, v, dout, expected, reference.allowed(q, k, v, dout, case.dtype, expected, **options))
+
+
+def names(cases: list[Case]) -> dict:
+    return {"argvalues": cases, "ids": [case.name for case in cases]}

@@ -1,0 +1,158 @@
+"""fattn.numpy: the table of cases, layouts and views, what NumPy can view, and what is refused."""
+
+import array
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fattn.numpy
+from attention_cases import CASES, Case, names, prepare
+from attention_reference import NUMPY, judge
+
+
+def inputs_of(case: Case) -> list[np.ndarray]:
+    prepared = prepare(case)
+    return [x.astype(NUMPY[case.dtype]) for x in (prepared.q, prepared.k, prepared.v, prepared.dout)]
+
+
+def check(case: Case, o, lse, gradients) -> None:
+    prepared = prepare(case)
+    for name, got in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients)):
+        judge(name, got, prepared.expected, prepared.allowed)
+
+
+@pytest.mark.parametrize("case", **names(CASES))
+def test_case(case):
+    q, k, v, dout = inputs_of(case)
+    before = [x.copy() for x in (q, k, v, dout)]
+    options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
+    assert o.dtype == q.dtype and lse.dtype == (np.float64 if case.dtype == "float64" else np.float32)
+    check(case, o, lse, fattn.numpy.backward(dout, q, k, v, o, lse, **options))
+    for x, y in zip((q, k, v, dout), before):
+        assert np.array_equal(x, y), "an input was written"
+
+
+@pytest.mark.parametrize("algorithm", ["standard", "v2"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_algorithms_and_threads(algorithm, num_threads):
+    case = Case(seqlen_q=40, seqlen_k=50, nheads=4, causal=True)
+    q, k, v, dout = inputs_of(case)
+    options = {"causal": True, "algorithm": algorithm, "num_threads": num_threads}
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
+    check(case, o, lse, fattn.numpy.backward(dout, q, k, v, o, lse, **options))
+
+
+def test_bhsd_is_the_same_problem():
+    q, k, v, dout = inputs_of(Case(seqlen_k=40, nheads=4))
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, causal=True)
+    gradients = fattn.numpy.backward(dout, q, k, v, o, lse, causal=True)
+    swapped = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v, dout)]
+    o2, lse2 = fattn.numpy.forward(*swapped[:3], return_lse=True, causal=True, layout="bhsd")
+    assert np.array_equal(o2.swapaxes(1, 2), o) and np.array_equal(lse2, lse) and o2.flags.c_contiguous
+    for x, y in zip(fattn.numpy.backward(swapped[3], *swapped[:3], o2, lse2, causal=True, layout="bhsd"), gradients):
+        assert np.array_equal(x.swapaxes(1, 2), y)
+
+
+def test_views_are_not_copied():
+    q, k, v, _ = inputs_of(Case())
+    packed = np.concatenate([q, k, v], axis=2)
+    batch = np.broadcast_to(q, (3, *q.shape[1:]))
+    expected = fattn.numpy.forward(q, k, v)
+    assert np.array_equal(fattn.numpy.forward(packed[:, :, :2], packed[:, :, 2:4], packed[:, :, 4:]), expected)
+    repeated = fattn.numpy.forward(batch, *(np.broadcast_to(x, (3, *x.shape[1:])) for x in (k, v)))
+    assert all(np.array_equal(o, expected[0]) for o in repeated)
+
+
+class OnlyDlpack:
+    """A tensor of some other library."""
+
+    def __init__(self, x: np.ndarray):
+        self.x = x
+
+    def __dlpack__(self, **options):
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+
+def test_dlpack_and_buffers():
+    q, k, v, _ = inputs_of(Case())
+    expected = fattn.numpy.forward(q, k, v)
+    assert np.array_equal(fattn.numpy.forward(OnlyDlpack(q), memoryview(k), OnlyDlpack(v)), expected)
+    flat = memoryview(array.array("f", v.ravel())).cast("B").cast("f", v.shape)
+    assert np.array_equal(fattn.numpy.forward(q, k, flat), expected)
+    q.flags.writeable = False
+    assert np.array_equal(fattn.numpy.forward(q, k, v), expected)
+
+
+def test_threads_of_the_caller():
+    q, k, v, _ = inputs_of(Case(seqlen_q=65, seqlen_k=65))
+    expected = fattn.numpy.forward(q, k, v)
+    results, messages = [None] * 8, [None] * 8
+
+    def work(i):
+        results[i] = fattn.numpy.forward(q, k, v)
+        try:
+            fattn.numpy.forward(q, k[:, : i + 1], v)
+        except ValueError as error:
+            messages[i] = str(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(result, expected) for result in results)
+    assert all(f"expected (1, {i + 1}, 2, 32)" in message for i, message in enumerate(messages))
+
+
+Q = np.ones((1, 4, 2, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((Q, Q[..., :4], Q), {}, ValueError, r"k has the shape \(1, 4, 2, 4\); expected \(1, 4, 2, 8\), from q's batch and headdim"),
+        ((Q, Q.repeat(2, axis=2)[:, :, :3], Q.repeat(2, axis=2)[:, :, :3]), {}, ValueError, "nheads is 2 and nheads_k is 3"),
+        ((Q[0], Q, Q), {}, ValueError, "q has 3 dimensions; allowed: 4"),
+        ((Q[None], Q, Q), {}, ValueError, "q has 5 dimensions; allowed: 4"),
+        ((Q, Q.astype(np.float16), Q), {}, ValueError, "k is fp16 but q is fp32"),
+        ((Q, Q, Q[:, ::-1]), {}, ValueError, "v has the stride -16 in dimension 1; strides must be at least 0"),
+        ((Q[..., ::2], Q[..., :4], Q), {}, ValueError, r"q has the stride 2 in its last dimension \(headdim\)"),
+        ((Q.astype(np.int32), Q, Q), {}, TypeError, "q has the dtype int32; allowed: float32"),
+        ((Q.astype(">f4"), Q, Q), {}, TypeError, "q has the dtype >f4; allowed: float32"),
+        ((Q.tolist(), Q, Q), {}, TypeError, "q is a list that NumPy cannot view"),
+        ((None, Q, Q), {}, TypeError, "q is a NoneType that NumPy cannot view"),
+        ((Q, Q, Q), {"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan; it must be finite"),
+        ((Q, Q, Q), {"layout": "sbhd"}, ValueError, "layout is 'sbhd'; allowed: 'bshd', 'bhsd'"),
+        ((Q, Q, Q), {"backend": "tpu"}, ValueError, "backend is 'tpu'; allowed: 'auto', 'reference', 'cpu', 'cuda'"),
+        ((Q, Q, Q), {"algorithm": ["v2"]}, ValueError, r"algorithm is \['v2'\]; allowed"),
+        ((np.array([[[[""]]]]), Q, Q), {}, TypeError, "q has the dtype <U"),
+        ((Q, Q, Q), {"num_threads": 2**32}, ValueError, "num_threads is 4294967296, which does not fit into 32 bits"),
+        ((Q, Q, Q), {"num_threads": -1}, ValueError, "num_threads is -1"),
+        ((Q, Q, Q), {"backend": "cuda"}, NotImplementedError, "cuda"),
+        ((Q.astype(np.float64),) * 3, {"backend": "cpu"}, NotImplementedError, "fp64"),
+    ],
+)
+def test_refused(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        fattn.numpy.forward(*arguments, **options)
+
+
+def test_backward_refuses_what_does_not_belong_together():
+    o, lse = fattn.numpy.forward(Q, Q, Q, return_lse=True)
+    with pytest.raises(ValueError, match=r"lse has the shape \(1, 2, 3\); expected \(1, 2, 4\)"):
+        fattn.numpy.backward(o, Q, Q, Q, o, lse[..., :3])
+    with pytest.raises(ValueError, match="dout has the shape"):
+        fattn.numpy.backward(o[:, :3], Q, Q, Q, o, lse)
+    with pytest.raises(ValueError, match="lse is fp16; it must be fp32"):
+        fattn.numpy.backward(o, Q, Q, Q, o, lse.astype(np.float16))
+
+
+def test_bfloat16_of_a_library_that_numpy_cannot_view():
+    with pytest.raises(TypeError, match="q has the dtype uint16"):
+        fattn.numpy.forward(Q.astype(ml_dtypes.bfloat16).view(np.uint16), Q, Q)

@@ -1,0 +1,125 @@
+"""The installed package: what it holds, information and support, its command, and what it says where something is missing."""
+
+import importlib.metadata
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+
+import numpy as np
+import pytest
+
+import fattn
+import fattn.numpy
+
+PACKAGE = pathlib.Path(fattn.__file__).parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def python(code: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_is_the_installed_one_and_whole():
+    assert ROOT not in PACKAGE.parents or "build" in PACKAGE.relative_to(ROOT).parts, "the source tree is imported"
+    assert fattn.__version__ == importlib.metadata.version("fattn")
+    assert {"numpy.py", "py.typed"} <= {path.name for path in PACKAGE.iterdir()}
+    for name in ("lib/libfattn.so", "lib/fattn_torch.so", "bin/fattn", "include/fattn/fattn.h", "include/fattn/fattn.hpp",
+                 "share/fattn/providers/torch_sdpa.py", "lib/cmake/fattn/fattnConfig.cmake"):
+        assert (PACKAGE / name).is_file(), name
+
+
+def test_wheel_is_for_every_python():
+    tags = re.findall(r"^Tag: (.*)$", importlib.metadata.distribution("fattn").read_text("WHEEL"), re.MULTILINE)
+    assert tags and all(re.fullmatch(r"py3-none-manylinux_2_\d+_(x86_64|aarch64)", tag) for tag in tags)
+
+
+def test_structs_are_those_of_the_header(tmp_path):
+    """The library refuses another size; this holds every offset against the C compiler's."""
+    from fattn import _abi
+
+    structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
+               "fattn_env_info": _abi.EnvInfo, "fattn_cuda_info": _abi.CudaInfo, "fattn_cache_info": _abi.CacheInfo}
+    lines, expected = [], []
+    for name, struct in structs.items():
+        for field, *_ in struct._fields_:
+            lines.append(f'printf("%zu\\n", offsetof({name}, {field.rstrip("_")}));')
+            expected.append(getattr(struct, field).offset)
+    (tmp_path / "offsets.c").write_text("#include <fattn/fattn.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+    subprocess.run(["cc", "-I", PACKAGE / "include", "offsets.c", "-o", "offsets"], cwd=tmp_path, check=True)
+    printed = subprocess.run(["./offsets"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert [int(line) for line in printed.split()] == expected
+
+
+def test_info():
+    info = json.loads(json.dumps(fattn.info()))
+    assert info["version"] == fattn.__version__
+    assert info["cpu"]["usable_threads"] >= 1 and info["cpu"]["isa"] in info["cpu"]["isas"]
+    assert {library["name"] for library in info["libraries"]} == {"OpenBLAS", "CUDA driver", "NVRTC"}
+    assert len(info["environment"]) == 6
+    assert bool(info["cuda"]["devices"]) != bool(info["cuda"]["reason"])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_supported(backward, layout):
+    q, k, v = ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 16)) if layout == "bshd" else ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 16))
+    options = {"backward": backward, "layout": layout}
+    for dtype in ("fp32", "fp16", "bf16", "fp64"):
+        yes = fattn.supported(q, k, v, dtype=dtype, causal=True, **options)
+        assert yes and yes.reason == ""
+    no = fattn.supported(q, k, v, backend="cuda", **options)
+    assert not no and "cuda" in no.reason.lower()
+    with pytest.raises(ValueError, match="nheads is 4 and nheads_k is 3"):
+        fattn.supported(q, *(tuple(3 if n == 2 and i else n for i, n in enumerate(x)) for x in (k, v)), **options)
+    with pytest.raises(ValueError, match="dtype is 'int8'; allowed: 'fp32'"):
+        fattn.supported(q, k, v, dtype="int8", **options)
+    with pytest.raises(ValueError, match="q has 2 dimensions"):
+        fattn.supported(q[:2], k, v, **options)
+    with pytest.raises(ValueError, match="of q is 18446744073709551616, which does not fit into 64 bits"):
+        fattn.supported((2**64, *q[1:]), k, v, **options)
+
+
+def test_command():
+    program = pathlib.Path(sysconfig.get_path("scripts"), "fattn")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and fattn.__version__ in done.stdout
+    assert subprocess.run([program, "no-such-command"], capture_output=True, timeout=60).returncode == 2
+
+
+def test_import_takes_no_torch_and_no_time():
+    """In seconds of the processor, so that other programs do not count."""
+    code = "import sys, time; start = time.process_time(); import fattn; print(time.process_time() - start); assert 'torch' not in sys.modules"
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert min(float(python(code).stdout) for _ in range(5)) < 0.05
+
+
+def test_without_torch():
+    hide = "import sys; sys.modules['torch'] = None; import fattn, fattn.numpy, numpy as np; x = np.ones((1, 3, 1, 8), 'f'); "
+    assert python(hide + "assert (fattn.numpy.forward(x, x, x) == x).all()").returncode == 0
+    done = python(hide + "fattn.attention")
+    assert "ImportError: fattn.attention needs PyTorch 2.10 or later, which is not installed" in done.stderr
+
+
+def test_torch_that_is_too_old():
+    done = python("import torch; torch.__version__ = '2.9.1+cu128'; import fattn; fattn.attention")
+    assert done.stderr.splitlines()[-1] == "ImportError: torch is 2.9.1+cu128; fattn.attention needs 2.10 or later"
+
+
+def test_names():
+    assert set(fattn.__all__) <= set(dir(fattn)) | {"attention"}
+    with pytest.raises(AttributeError, match="module 'fattn' has no attribute 'atention'"):
+        fattn.atention
+    x = np.ones((1, 3, 1, 8), np.float32)
+    assert fattn.numpy.forward(x, x, x).shape == x.shape
+
+
+def test_readme():
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        done = python(block)
+        assert done.returncode == 0, done.stderr

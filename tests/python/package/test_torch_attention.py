@@ -1,0 +1,241 @@
+"""fattn.attention on torch tensors: the table of cases with gradients, layouts and strides, autocast, what has no gradient, what is refused."""
+
+import gc
+import multiprocessing
+import os
+import pathlib
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import fattn
+from attention_cases import CASES, Case, names, prepare
+from attention_reference import judge
+
+DEVICE = "cpu"
+
+
+def tensor(x: np.ndarray, dtype: str, **options) -> torch.Tensor:
+    return torch.tensor(np.asarray(x, np.float64), dtype=getattr(torch, dtype), device=DEVICE, **options)
+
+
+def leaves(case: Case) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k, v that ask for gradients, and dout."""
+    prepared = prepare(case)
+    return [tensor(x, case.dtype, requires_grad=True) for x in (prepared.q, prepared.k, prepared.v)], tensor(prepared.dout, case.dtype)
+
+
+def check(case: Case, name: str, got: torch.Tensor) -> None:
+    prepared = prepare(case)
+    judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
+
+
+@pytest.mark.parametrize("case", **names(CASES))
+def test_case(case):
+    (q, k, v), dout = leaves(case)
+    o, lse = fattn.attention(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale, return_lse=True)
+    assert o.dtype == q.dtype and lse.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
+    check(case, "o", o)
+    check(case, "lse", lse)
+    with torch.no_grad():
+        plain = fattn.attention(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+    assert torch.equal(plain, o) and plain.grad_fn is None
+    o.backward(dout)
+    for name, x in (("dq", q), ("dk", k), ("dv", v)):
+        check(case, name, x.grad)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradcheck(causal):
+    q, k, v = (torch.randn(2, n, h, 5, dtype=torch.float64, requires_grad=True) for n, h in ((6, 4), (7, 2), (7, 2)))
+    assert torch.autograd.gradcheck(lambda *x: fattn.attention(*x, causal=causal, backend="reference"), (q, k, v))
+
+
+def test_gradient_of_some_inputs_only():
+    case = Case(causal=True)
+    (q, k, v), dout = leaves(case)
+    (dk,) = torch.autograd.grad(fattn.attention(q.detach(), k, v.detach(), causal=True), k, dout)
+    check(case, "dk", dk)
+
+
+def test_bhsd_packed_and_any_strides():
+    case = Case(causal=True)
+    (q, k, v), dout = leaves(case)
+    o = fattn.attention(q, k, v, causal=True)
+    wanted = torch.autograd.grad(o, (q, k, v), dout)
+    headdim_first = [x.detach().permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0) for x in (q, k, v)]
+    packed = torch.cat([q, k, v], dim=2).detach().chunk(3, dim=2)
+    swapped = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for views in (headdim_first, packed, swapped):
+        assert not views[0].is_contiguous()
+        views = [x.requires_grad_() for x in views]
+        got = fattn.attention(*views, causal=True)
+        assert torch.equal(got, o)
+        for x, y in zip(torch.autograd.grad(got, views, dout), wanted):
+            assert torch.equal(x, y)
+    bhsd = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
+    got = fattn.attention(*bhsd, causal=True, layout="bhsd")
+    assert torch.equal(got, o.transpose(1, 2))
+    for x, y in zip(torch.autograd.grad(got, bhsd, dout.transpose(1, 2)), wanted):
+        assert torch.equal(x, y.transpose(1, 2))
+
+
+def test_expanded_gradient():
+    """The gradient of a sum has strides of 0."""
+    (q, k, v), dout = leaves(Case())
+    wanted = torch.autograd.grad(fattn.attention(q, k, v), (q, k, v), torch.ones_like(dout))
+    for x, y in zip(torch.autograd.grad(fattn.attention(q, k, v).sum(), (q, k, v)), wanted):
+        assert torch.equal(x, y)
+
+
+def test_against_scaled_dot_product_attention():
+    (q, k, v), _ = leaves(Case(batch=2, nheads=4, causal=True))
+    theirs = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(fattn.attention(q, k, v, causal=True), theirs.transpose(1, 2))
+
+
+def test_lse_has_no_gradient():
+    (q, k, v), _ = leaves(Case())
+    o, lse = fattn.attention(q, k, v, return_lse=True)
+    assert o.requires_grad and not lse.requires_grad
+
+
+def test_second_derivative_is_refused():
+    (q, k, v), dout = leaves(Case())
+    (dq,) = torch.autograd.grad(fattn.attention(q, k, v), q, dout, create_graph=True)
+    check(Case(), "dq", dq)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dq.sum().backward()
+
+
+def test_checkpoint_and_inference_mode():
+    (q, k, v), dout = leaves(Case())
+    o = torch.utils.checkpoint.checkpoint(fattn.attention, q, k, v, use_reentrant=False)
+    o.backward(dout)
+    check(Case(), "dk", k.grad)
+    with torch.inference_mode():
+        assert torch.equal(fattn.attention(q, k, v), o)
+
+
+def test_autocast():
+    case = Case(dtype="bfloat16")
+    (q, k, v), dout = leaves(case)
+    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        o = fattn.attention(wide[0], wide[1], v)  # one is in the dtype already
+        assert fattn.attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
+        with pytest.raises(ValueError, match="q has a dtype"):
+            fattn.attention(*(x.int() for x in (q, k, v)))
+    assert o.dtype == torch.bfloat16
+    check(case, "o", o)
+    o.backward(dout)
+    assert wide[0].grad.dtype == torch.float32
+    check(case, "dq", wide[0].grad)
+    check(case, "dv", v.grad)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_number_of_threads_changes_no_bit(threads):
+    (q, k, v), _ = leaves(Case(seqlen_q=70, seqlen_k=70, nheads=4))
+    expected = fattn.attention(q, k, v)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(fattn.attention(q, k, v), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_callers_in_several_threads():
+    (q, k, v), _ = leaves(Case(seqlen_q=70, seqlen_k=70))
+    expected = fattn.attention(q, k, v)
+    results = [None] * 6
+    threads = [threading.Thread(target=lambda i=i: results.__setitem__(i, fattn.attention(q, k, v))) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def _in_child(tensors, queue):
+    queue.put(fattn.attention(*tensors).tolist())
+
+
+def test_forked_child():
+    """As the workers of a DataLoader are made."""
+    tensors = [x.detach() for x in leaves(Case())[0]]
+    expected = fattn.attention(*tensors)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(tensors, queue))
+    child.start()
+    got = queue.get(timeout=60)
+    child.join(60)
+    assert child.exitcode == 0 and got == expected.tolist()
+
+
+Q = torch.ones(1, 4, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((Q, Q[..., :4], Q), {}, ValueError, r"^k has the shape \(1, 4, 2, 4\); expected \(1, 4, 2, 8\), from q's batch and headdim$"),
+        ((Q, Q.half(), Q), {}, ValueError, "^k is fp16 but q is fp32"),
+        ((Q.int(), Q.int(), Q.int()), {}, ValueError, "^q has a dtype that attention is not computed in; allowed: float32"),
+        ((Q[0], Q, Q), {}, ValueError, r"^q has 3 dimensions; allowed: 4 \(batch, seqlen, heads, headdim\)"),
+        ((Q, Q, Q[..., 0]), {"layout": "bhsd"}, ValueError, "^v has 3 dimensions"),
+        ((Q[..., :0],) * 3, {}, ValueError, "^headdim of q is 0; allowed: 1 to 576"),
+        ((Q.numpy(), Q, Q), {}, TypeError, "^q is a ndarray; it must be a torch.Tensor"),
+        ((Q, None, Q), {}, TypeError, "^k is a NoneType"),
+        ((Q, Q, Q), {"softmax_scale": float("inf")}, ValueError, "^softmax_scale is inf; it must be finite"),
+        ((Q, Q, Q), {"layout": "bsh"}, ValueError, "^layout is 'bsh'; allowed: 'bshd', 'bhsd'"),
+        ((Q, Q, Q), {"backend": "gpu"}, ValueError, "^backend is 'gpu'; allowed: 'auto'"),
+        ((Q, Q, Q), {"backend": "cuda"}, NotImplementedError, "cuda"),
+        ((Q, Q, Q), {"algorithm": "v3"}, NotImplementedError, "v3"),
+        ((Q.double(),) * 3, {"backend": "cpu"}, NotImplementedError, "fp64"),
+    ],
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_refused(arguments, options, error, message, requires_grad):
+    if requires_grad:
+        arguments = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+    with pytest.raises(error, match=message):
+        fattn.attention(*arguments, **options)
+    assert fattn.attention(Q, Q, Q).shape == Q.shape
+
+
+def run_and_forget(make_v) -> list[weakref.ref]:
+    """Forward and backward on memory of NumPy, and what tells whether torch still holds it."""
+    q, k, v = np.ones((1, 4096, 1, 8), np.float32), np.ones((1, 1, 1, 8), np.float32), make_v()
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    try:
+        fattn.attention(*tensors).sum().backward()
+    except ValueError:
+        pass
+    return [weakref.ref(x) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("seqlen_k", [1, 2])  # 2: refused
+def test_inputs_are_given_back(seqlen_k):
+    references = run_and_forget(lambda: np.ones((1, seqlen_k, 1, 256), np.float32))
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+
+
+def test_outputs_are_given_back():
+    def resident() -> int:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def run(times):
+        for _ in range(times):
+            run_and_forget(lambda: np.ones((1, 1, 1, 256), np.float32))  # o has 4 MiB
+
+    run(5)
+    before = resident()
+    run(100)
+    assert resident() - before < 100 << 20

@@ -1,0 +1,144 @@
+// The operators torch.ops.fattn.forward and backward, on torch's stable interface: one binary for torch 2.10 and every later one. They know
+// no autograd; python/fattn has that, the fakes and the front. Layout and meaning of every tensor: include/fattn/fattn.h.
+#include <exception>
+#include <string>
+
+#include "fattn/fattn.hpp"
+#include "torch/stack.h"
+
+namespace fattn::torch {
+namespace {
+
+// The version of the interface that the operators are written for, as torch wants it: 2.10.
+constexpr uint64_t kTorchVersion = (2ULL << 56) | (10ULL << 48);
+
+// What torch shows where it names the origin of an operator; __FILE__ would be a path of the machine that built this.
+constexpr char kFile[] = "torch/operators.cpp";
+
+struct Choices {
+  double softmax_scale;
+  bool causal;
+  bool deterministic;
+  Backend backend;
+  Algorithm algorithm;
+
+  Options options() const {
+    Options o;
+    o.softmax_scale = softmax_scale;
+    o.causal = causal;
+    o.deterministic = deterministic;
+    o.backend = backend;
+    o.algorithm = algorithm;
+    uint32_t threads = 0;
+    check_torch(torch_get_num_threads(&threads), "reading the number of threads");
+    o.num_threads = static_cast<int>(threads);
+    return o;
+  }
+};
+
+void* current_stream(const Tensor& q) {
+  if (!q.on_cuda()) return nullptr;
+  if (!aoti_torch_get_current_cuda_stream) throw Error(ErrorCode::kInternal, "q is on a CUDA device, but this torch is built without CUDA");
+  void* stream = nullptr;
+  check_torch(aoti_torch_get_current_cuda_stream(q.device_index(), &stream), "reading the current CUDA stream");
+  return stream;
+}
+
+// On the current stream, with a workspace of torch's allocator: it may be freed at once, because torch gives memory to later work on the same
+// stream only.
+template <class Tensors>
+void execute(const Tensors& tensors, const Choices& choices, const Tensor& q) {
+  const Plan plan(tensors, choices.options());
+  const size_t bytes = plan.workspace_bytes();
+  const Tensor workspace = Tensor::empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), q);
+  plan.execute(tensors, workspace.mutable_data(), bytes, current_stream(q));
+}
+
+int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
+
+void forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  const Choices choices{arguments.number(), arguments.flag(), false, arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+
+  const auto [batch, seqlen_q, nheads, headdim] = shape4("q", q);
+  Tensor o = Tensor::empty<4>({batch, seqlen_q, nheads, shape4("v", v)[3]}, q.dtype(), q);
+  Tensor lse = Tensor::empty<3>({batch, nheads, seqlen_q}, lse_dtype(q), q);
+  ForwardTensors tensors;
+  tensors.q = input("q", q);
+  tensors.k = input("k", k);
+  tensors.v = input("v", v);
+  tensors.o = output("o", o);
+  tensors.lse = output("lse", lse);
+  execute(tensors, choices, q);
+  stack[0] = result(std::move(o));
+  stack[1] = result(std::move(lse));
+}
+
+void backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
+               lse = arguments.tensor();
+  const Choices choices{arguments.number(), arguments.flag(), arguments.flag(), arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+
+  Tensor dq = Tensor::empty(shape4("q", q), q.dtype(), q);
+  Tensor dk = Tensor::empty(shape4("k", k), k.dtype(), q);
+  Tensor dv = Tensor::empty(shape4("v", v), v.dtype(), q);
+  BackwardTensors tensors;
+  tensors.q = input("q", q);
+  tensors.k = input("k", k);
+  tensors.v = input("v", v);
+  tensors.o = input("o", o);
+  tensors.lse = input("lse", lse);
+  tensors.dout = input("dout", dout);
+  tensors.dq = output("dq", dq);
+  tensors.dk = output("dk", dk);
+  tensors.dv = output("dv", dv);
+  execute(tensors, choices, q);
+  stack[0] = result(std::move(dq));
+  stack[1] = result(std::move(dk));
+  stack[2] = result(std::move(dv));
+}
+
+// torch makes a RuntimeError of whatever is thrown; the front makes Python's customary exception of the status in its text.
+template <void (*body)(StableIValue*)>
+void boxed(StableIValue* stack, uint64_t, uint64_t) {
+  try {
+    body(stack);
+  } catch (const Error& e) {
+    throw std::runtime_error(std::string("fattn: ") + fattn_status_name(static_cast<fattn_status>(e.code())) + ": " + e.what());
+  }
+}
+
+// Registered when the library is loaded, until the process ends.
+class Registration {
+ public:
+  Registration() {
+    check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
+    define("forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int backend, int algorithm) -> (Tensor o, Tensor lse)");
+    define(
+        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
+        "int backend, int algorithm) -> (Tensor dq, Tensor dk, Tensor dv)");
+    implement("CPU", cpu_);
+    implement("CUDA", cuda_);
+  }
+  ~Registration() {
+    for (const TorchLibraryHandle library : {cuda_, cpu_, schemas_}) aoti_torch_delete_library_object(library);
+  }
+  Registration(const Registration&) = delete;
+
+ private:
+  void define(const char* schema) { check_torch(aoti_torch_library_def(schemas_, schema), "defining an operator"); }
+  static void implement(const char* key, TorchLibraryHandle& library) {
+    check_torch(aoti_torch_library_init_impl("fattn", key, kFile, __LINE__, &library), "opening the namespace fattn");
+    check_torch(torch_library_impl(library, "forward", boxed<forward>, kTorchVersion), "implementing an operator");
+    check_torch(torch_library_impl(library, "backward", boxed<backward>, kTorchVersion), "implementing an operator");
+  }
+
+  TorchLibraryHandle schemas_ = nullptr, cpu_ = nullptr, cuda_ = nullptr;
+};
+
+const Registration registration;
+
+}  // namespace
+}  // namespace fattn::torch

@@ -1,0 +1,39 @@
+// The stack on which torch hands an operator its arguments and takes its results.
+#pragma once
+
+#include <cstring>
+
+#include "torch/tensor.h"
+
+namespace fattn::torch {
+
+// Reads the arguments in the order of the schema. Braces of an initialiser are evaluated in that order, arguments of a call need not be.
+class Arguments {
+ public:
+  explicit Arguments(const StableIValue* stack) : next_(stack) {}
+  Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
+  double number() { return take<double>(); }
+  bool flag() { return take<bool>(); }
+  template <class Enum>
+  Enum choice() {
+    return static_cast<Enum>(take<int64_t>());
+  }
+
+ private:
+  template <class T>
+  T take() {
+    T value;
+    std::memcpy(&value, next_++, sizeof value);  // the lowest bytes: little endian, as are all machines that fattn runs on
+    return value;
+  }
+  const StableIValue* next_;
+};
+
+inline StableIValue result(Tensor&& tensor) {
+  const AtenTensorHandle handle = tensor.release();
+  StableIValue value = 0;
+  std::memcpy(&value, &handle, sizeof handle);
+  return value;
+}
+
+}  // namespace fattn::torch

@@ -1,0 +1,107 @@
+// An owned torch tensor, and the view of it that fattn takes.
+#pragma once
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "fattn/types.hpp"
+#include "torch/shim.h"
+
+namespace fattn::torch {
+
+// torch has printed the reason by then.
+inline void check_torch(AOTITorchError error, const char* what) {
+  if (error != 0) throw Error(ErrorCode::kInternal, std::string("torch failed at ") + what);
+}
+
+class Tensor {
+ public:
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  ~Tensor() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+  }
+  Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tensor& operator=(Tensor&&) = delete;
+
+  // New memory from torch's allocator on the device of `like`, row-major.
+  template <size_t N>
+  static Tensor empty(const std::array<int64_t, N>& sizes, int32_t dtype, const Tensor& like) {
+    std::array<int64_t, N> strides;
+    int64_t stride = 1;
+    for (size_t i = N; i-- > 0;) {
+      strides[i] = stride;
+      stride *= sizes[i] > 0 ? sizes[i] : 1;
+    }
+    AtenTensorHandle handle = nullptr;
+    check_torch(
+        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
+        "allocating a tensor");
+    return Tensor(handle);
+  }
+
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+  int64_t dim() const { return get<int64_t>(aoti_torch_get_dim, "reading a tensor's rank"); }
+  const int64_t* sizes() const { return get<int64_t*>(aoti_torch_get_sizes, "reading a tensor's sizes"); }
+  const int64_t* strides() const { return get<int64_t*>(aoti_torch_get_strides, "reading a tensor's strides"); }
+  int32_t dtype() const { return get<int32_t>(aoti_torch_get_dtype, "reading a tensor's dtype"); }
+  int32_t device_type() const { return get<int32_t>(aoti_torch_get_device_type, "reading a tensor's device"); }
+  int32_t device_index() const { return get<int32_t>(aoti_torch_get_device_index, "reading a tensor's device index"); }
+  bool on_cuda() const { return device_type() == aoti_torch_device_type_cuda(); }
+  void* mutable_data() const { return get<void*>(torch_get_mutable_data_ptr, "reading a tensor's address"); }
+  const void* data() const { return get<const void*>(torch_get_const_data_ptr, "reading a tensor's address"); }
+
+ private:
+  template <class T>
+  T get(AOTITorchError (*function)(AtenTensorHandle, T*), const char* what) const {
+    T value{};
+    check_torch(function(handle_, &value), what);
+    return value;
+  }
+
+  AtenTensorHandle handle_;
+};
+
+inline DType dtype_of(const char* name, const Tensor& tensor) {
+  const int32_t dtype = tensor.dtype();
+  if (dtype == aoti_torch_dtype_float32()) return DType::kF32;
+  if (dtype == aoti_torch_dtype_bfloat16()) return DType::kBF16;
+  if (dtype == aoti_torch_dtype_float16()) return DType::kF16;
+  if (dtype == aoti_torch_dtype_float64()) return DType::kF64;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
+}
+
+// Of everything but lse.
+inline std::array<int64_t, 4> shape4(const char* name, const Tensor& tensor) {
+  if (tensor.dim() != 4)
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(tensor.dim()) +
+                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
+  const int64_t* n = tensor.sizes();
+  return {n[0], n[1], n[2], n[3]};
+}
+
+// Of an input or an output, which differ in whether torch may have to copy shared memory first. The strides of a tensor without elements
+// reach nothing and mean nothing to torch: it is taken as contiguous.
+inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data) {
+  const DType dtype = dtype_of(name, tensor);
+  const int64_t* s = tensor.strides();
+  fattn::Tensor host;
+  if (tensor.dim() == 3) {
+    const int64_t* n = tensor.sizes();
+    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
+  } else {
+    const auto n = shape4(name, tensor);
+    host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], s[3]});
+  }
+  return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
+}
+inline fattn::Tensor input(const char* name, const Tensor& tensor) { return view(name, tensor, tensor.data()); }
+inline fattn::Tensor output(const char* name, const Tensor& tensor) { return view(name, tensor, tensor.mutable_data()); }
+
+}  // namespace fattn::torch
