@@ -278,6 +278,7 @@ class Search {
 
  private:
   void launch(const V3ForwardPlan& plan) {
+    const fattn::core::CudaCurrent scope = device_.current();
     v3::V3ForwardParams params;
     set_v3_forward_params(params, problem_, plan, device_, tensors_.t.q.data(), tensors_.t.k.data(), tensors_.t.v.data(), tensors_.t.o.data(),
                           static_cast<float*>(tensors_.t.lse.data()));
