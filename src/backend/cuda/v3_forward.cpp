@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backend/cuda/v2_common.h"
+#include "backend/cuda/v3_sections.h"
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
@@ -95,23 +96,9 @@ int choose_row(const Problem& problem, const V3Target& target) {
 
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
 
-// How many heads make a section, at most `most`: a whole part of the grid, so that its turns end with tiles of equal length, or nearly so. Tiles of
-// all lengths (up to four) run in one turn, or the first tiles of all heads would wait for DRAM together; from 16 on a sixth of the grid is better.
-// Measured 2026-11-22 as above, causal, heads a section, TFLOP/s:
-//   headdim 128: seqlen 512: 132 304, 66 317, 44 327, 33 320, 22 324; 1024: 66 462, 33 464, 16 364; 2048: 44 580, 22 600, 16 415
-//   headdim 256: seqlen 512: 66 337, 33 340, 16 287; 1024: 66 452, 44 489, 33 506, 16 357; 2048: 22 642, 16 451
-int64_t section_of(int64_t grid, int64_t most, int64_t row_tiles) {
-  int64_t parts = std::min<int64_t>(grid, row_tiles >= 16 ? 6 : std::min<int64_t>(row_tiles, 4));
-  while (grid / parts > most) ++parts;
-  // 16 of 132 are no whole part.
-  int64_t whole = parts;
-  while (grid % whole != 0) ++whole;
-  return std::max<int64_t>(1, grid / (whole < 2 * parts ? whole : parts));
-}
-
 // The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns. Under a causal mask the tiles of several
-// heads run side by side, the longest first, as many heads as have their keys and values in L2 together: section_of(). Long heads fill L2 too few at
-// a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21 as above, causal, turns with sections of
+// heads run side by side, the longest first, of heads that have their keys and values in L2 together: v3_sections.h says how many. Long heads fill L2
+// too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21 as above, causal, turns with sections of
 // equal size / of a part of the grid / single tiles / pairs:
 //   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
 //   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
@@ -123,13 +110,19 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
   const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
   constexpr int64_t kFewHeads = 8;
+  V3Turns turns{problem.mask(), heads, plan.tile.block_m(), plan.tile.block_n, plan.grid, most, plan.grid / (plan.key.width <= 128 ? 3.0 : 4.0)};
   if (most < kFewHeads && plan.tiles > 2 * plan.grid) {
-    plan.heads_per_section = static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
     plan.tiles_per_cta = 2;
+    plan.heads_per_section = static_cast<int>(v3_free_heads_per_section(turns, plan.tiles_per_cta));
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));
     return;
   }
-  plan.heads_per_section = static_cast<int>(std::min(heads, section_of(target.multiprocessors, most, plan.row_tiles)));
+  // Short heads come and go faster than L2 is filled: measured 2026-11-22 as above, heads a section, TFLOP/s: headdim 128, seqlen 512: 132 304, 66 317,
+  // 44 327, 33 320, 22 324; 1024: 132 407, 66 484, 44 484, 33 467, 22 478; 2048: 44 580, 22 600, 16 415; 8192: 32 674, 11 671, 22 621, 12 572, 6 563;
+  // headdim 192, seqlen 1024: 44 497, 33 511; 256, seqlen 512: 44 326, 33 338; 1024: 66 452, 44 489, 33 506, 16 357. The balance says the same of 12 and
+  // 6 at seqlen 8192: 0.84 and 0.83 of that of 11.
+  if (plan.row_tiles < 32) turns.most_in_a_section = std::max<int64_t>(1, target.l2_bytes * 5 / 8 / head_bytes * problem.group());
+  plan.heads_per_section = static_cast<int>(v3_heads_per_section(turns));
 }
 
 }  // namespace
