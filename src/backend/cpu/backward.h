@@ -263,20 +263,33 @@ void backward_task(const BackwardTask& task) {
         const auto in_block = [&](int64_t key) { return key < 0 ? 0 : key < keys ? key : keys; };
         const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
         const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
-        const auto from = [&](Scalars a) { return Scalars{a.data + key0 * a.stride, a.stride}; };
-        for_panels(0, kTileVecs, [&](int w, auto count) {
-          constexpr int kVecs = decltype(count)::value;
-          product_by_row<Ops, kVecs>(from(k_rows), keys, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), scratch.s + w * kLanes, kTile,
-                                     unused);
-          product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes,
-                                     kTile, unused);
-        });
+        const TilePlace at{row0, rows, task.key_begin + key0, keys};
+        const auto products_of = [&](int64_t first_key, int64_t end_key) {
+          const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
+          float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
+          for_panels(0, kTileVecs, [&](int w, auto count) {
+            constexpr int kVecs = decltype(count)::value;
+            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes, kTile,
+                                       unused);
+            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), ds + w * kLanes,
+                                       kTile, unused);
+          });
+        };
+        if (hides(task.inputs) || task.dbias) {
+          const int64_t parts = (keys + kFetchKeys - 1) / kFetchKeys;
+          for (int64_t part = 0; part < parts; ++part) {
+            prefetch_terms<T>(task.inputs, head, at, part, parts);
+            if (task.dbias) prefetch_pairs(task.dbias + head * task.dbias_head_stride, 4, task.dbias_stride, at, part, parts);
+            products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : keys);
+          }
+        } else {
+          products_of(0, keys);
+        }
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
-        const TilePlace at{row0, rows, task.key_begin + key0, keys, kTileVecs, kTile};
-        if (adds(task.inputs)) make_terms<T>(task.inputs, head, at, scratch.terms);
-        if (task.inputs.dropout_below > 0) make_dropout_words(task.inputs, head, at, scratch.words);
+        if (adds(task.inputs)) make_terms<kTileVecs, T>(task.inputs, head, at, scratch.terms);
+        if (task.inputs.dropout_below > 0) make_dropout_words<kTileVecs>(task.inputs, head, at, scratch.words);
         const auto gradient_with = [&](const auto& score, const auto& with) {
           softmax_gradient(Ops{}, score, with, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
         };
@@ -290,7 +303,7 @@ void backward_task(const BackwardTask& task) {
           softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap));
         else
           softmax_gradient_of(ScaledScore(scaling.magnitude));
-        if (task.dbias) add_transposed(scratch.score_gradient, at, task.dbias + head * task.dbias_head_stride, task.dbias_stride);
+        if (task.dbias) add_transposed<kTileVecs>(scratch.score_gradient, at, task.dbias + head * task.dbias_head_stride, task.dbias_stride);
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
         const bool masked = mask.whole_begin > 0 || mask.whole_end < keys || hides(task.inputs);

@@ -97,9 +97,9 @@ FATTN_INLINE float weight_at(OpsF32, const float* weights, int64_t stride, int64
 // O^T of a panel with pairs that a mask hides, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
 // that a row sees are summed. Rare, hence scalar.
 template <class T, class Ops>
-void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, const ScoreInputs& in, const TilePlace& at,
+void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, const ScoreInputs& in, const TilePlace& at,
                    int64_t first_seen, int64_t first_hidden, const float* alpha, float* o) {
-  const int64_t stride = at.stride, keys = at.keys;
+  const int64_t keys = at.keys;
   for (int64_t lane = 0; lane < at.rows; ++lane) {
     const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
     for (int64_t d = 0; d < headdim_v; ++d) {
@@ -129,21 +129,29 @@ __attribute__((noinline)) void cap_scores(const CappedScore& function, float* sc
 }
 
 // Whole scores of products, or of capped scores with a scale of 1, in place: what is added to them; largest[w] = max(largest[w], them).
-template <int kVecs>
-__attribute__((noinline)) void add_terms(double magnitude, const float* terms, float* scores, int64_t n, F32* largest) {
-  const F32 scale = set1(static_cast<float>(magnitude));
+template <bool kHides, int kVecs>
+__attribute__((noinline)) void add_some_terms(F32 scale, const float* terms, float* scores, int64_t n, F32* largest) {
   F32 top[kVecs];
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
   for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) {
     const int64_t at = (key * kVecs + w) * kLanes;
-    const F32 s = with_term(load(scores + at), scale, load(terms + at));
+    const F32 term = load(terms + at), s = kHides ? with_term(load(scores + at), scale, term) : fma(load(scores + at), scale, term);
     top[w] = max(top[w], s);
     store(scores + at, s);
   }
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
+template <int kVecs>
+FATTN_INLINE void add_terms(double magnitude, const float* terms, bool hide, float* scores, int64_t n, F32* largest) {
+  const F32 scale = set1(static_cast<float>(magnitude));
+  if (hide)
+    add_some_terms<true, kVecs>(scale, terms, scores, n, largest);
+  else
+    add_some_terms<false, kVecs>(scale, terms, scores, n, largest);
 }
 
 // Hides from every lane the keys outside of [first_seen + lane, first_hidden + lane); largest[w] = max(largest[w], the rest).
@@ -196,24 +204,36 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
   const int64_t steps = elements<Ops>(task.headdim);
   at.keys = n;
-  const bool capped = task.softcap > 0, added = adds(inputs);
-  if (added) make_terms<T>(inputs, 0, at, scratch.terms);
-  const double magnitude = Scale(task.scale).magnitude;
-  const auto scores_of = [&](int64_t begin, int64_t end, F32* largest) {
-    float* scores = scratch.scores + begin * kStride;
-    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scores, kStride,
-                               capped || added ? unused : largest);
-    if (capped) cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scores, end - begin, added ? unused : largest);
-    if (added) add_terms<kVecs>(capped ? 1.0 : magnitude, scratch.terms + begin * kStride, scores, end - begin, largest);
+  const bool capped = task.softcap > 0, added = adds(inputs), products_only = !capped && !added;
+  const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
+    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scratch.scores + begin * kStride,
+                               kStride, products_only ? largest : unused);
   };
-  const auto scores_at_edge = [&](int64_t begin, int64_t end) {
-    if (begin >= end) return;
-    scores_of(begin, end, unused);
-    hide_scores<kVecs>(scratch.scores, begin, end, first_seen, first_hidden, top);
-  };
-  scores_of(seen, whole, top);
-  scores_at_edge(0, seen);
-  scores_at_edge(whole, n);
+  if (hides(inputs)) {
+    const int64_t parts = (n + kFetchKeys - 1) / kFetchKeys;
+    for (int64_t part = 0; part < parts; ++part) {
+      prefetch_terms<T>(inputs, 0, at, part, parts);
+      products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, unused);
+    }
+  } else {
+    products_of(seen, whole, top);
+    if (seen > 0) products_of(0, seen, unused);
+    if (whole < n) products_of(whole, n, unused);
+  }
+  if (!products_only) {
+    if (added) make_terms<kVecs, T>(inputs, 0, at, scratch.terms);
+    const double magnitude = Scale(task.scale).magnitude;
+    const auto whole_scores_of = [&](int64_t begin, int64_t end, F32* largest) {
+      float* scores = scratch.scores + begin * kStride;
+      if (capped) cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scores, end - begin, added ? unused : largest);
+      if (added) add_terms<kVecs>(capped ? 1.0 : magnitude, scratch.terms + begin * kStride, hides(inputs), scores, end - begin, largest);
+    };
+    whole_scores_of(seen, whole, top);
+    if (seen > 0) whole_scores_of(0, seen, unused);
+    if (whole < n) whole_scores_of(whole, n, unused);
+  }
+  if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, top);
+  if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, top);
 
   // A row that has seen nothing yet has the maximum -inf; subtracting 0 instead keeps -inf - -inf = NaN away.
   const float factor = Exponent(task).factor;
@@ -229,13 +249,13 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     store(sum, fma(load(sum), alpha[w], block_sum[w]));
   }
   if (inputs.dropout_below > 0) {  // of the weights, not of their sum
-    make_dropout_words(inputs, 0, at, scratch.words);
+    make_dropout_words<kVecs>(inputs, 0, at, scratch.words);
     drop_weights<kVecs>(Ops{}, inputs, scratch.words, n, scratch.weights);
   }
   if (poisoned) {
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
-    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, inputs, at, first_seen, first_hidden, alphas, tile.o + lane0);
+    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas, tile.o + lane0);
     return;
   }
   product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane0, alpha);
@@ -305,7 +325,7 @@ void forward_task(const ForwardTask& task) {
       const auto panel = [&](int w, auto count) {
         constexpr int kVecs = decltype(count)::value;
         const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
-        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key0, block, kVecs, lanes};
+        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key0, block};
         forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k, v, v_rows, at, first_seen + lane0, first_hidden + lane0, poisoned);
       };
       if (kPanelVecs == 4 && (first_hidden < block || seen_from > 0)) {

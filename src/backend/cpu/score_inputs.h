@@ -7,34 +7,44 @@
 
 namespace fattn::core::FATTN_ISA {
 
-// Where a tile lies in its head: its first row and key, `rows` and `keys` of them that exist. It is `vecs` vectors wide, in rows of `stride` elements.
+// Where a tile lies in its head: its first row and key, `rows` and `keys` of them that exist. Tiles are kVecs vectors wide.
 struct TilePlace {
   int64_t row, rows, key, keys;
-  int vecs;
-  int64_t stride;
 };
 
-// x[i] = lane i of rows row + i of a tensor whose rows are `row_stride` apart, transposed: calls take(key, vector of rows, vector) for all of the place.
-template <class T, class Take>
+// Calls take(key, w, x) for every key and vector of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows are
+// row_stride apart; 0 where there is no row.
+template <int kVecs, class T, class Take>
 FATTN_INLINE void for_transposed(const T* from, int64_t row_stride, const TilePlace& at, const Take& take) {
   for (int64_t key = 0; key < at.keys; key += kLanes)
-    for (int w = 0; w < at.vecs; ++w) {
+    for (int w = 0; w < kVecs; ++w) {
       F32 block[kLanes];
-      const int64_t columns = at.keys - key < kLanes ? at.keys - key : kLanes, first = static_cast<int64_t>(w) * kLanes;
-      for (int i = 0; i < kLanes; ++i)
-        block[i] = first + i < at.rows ? load_n(from + (at.row + first + i) * row_stride + at.key + key, columns) : zero();
-      transpose(block);
-      for (int64_t j = 0; j < columns; ++j) take(key + j, w, block[j]);
+      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+      const T* corner = from + (at.row + first) * row_stride + at.key + key;
+      if (columns >= kLanes && rows >= kLanes) {
+        FATTN_UNROLL
+        for (int i = 0; i < kLanes; ++i) block[i] = load(corner + i * row_stride);
+        transpose(block);
+        FATTN_UNROLL
+        for (int j = 0; j < kLanes; ++j) take(key + j, w, block[j]);
+      } else {
+        for (int i = 0; i < kLanes; ++i) block[i] = i < rows ? load_n(corner + i * row_stride, columns) : zero();
+        transpose(block);
+        for (int64_t j = 0; j < kLanes && j < columns; ++j) take(key + j, w, block[j]);
+      }
     }
 }
 
 // Adds a bias tile to what is there; the first tile is stored.
-template <class T>
-void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, bool first, float* to) {
-  for_transposed(bias, row_stride, at, [&](int64_t key, int w, F32 x) {
-    float* out = to + key * at.stride + w * kLanes;
-    store(out, first ? x : add(x, load(out)));
-  });
+template <int kVecs, class T>
+FATTN_INLINE void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, bool first, float* to) {
+  if (first)
+    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) { store(to + (key * kVecs + w) * kLanes, x); });
+  else
+    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) {
+      float* out = to + (key * kVecs + w) * kLanes;
+      store(out, add(x, load(out)));
+    });
 }
 
 FATTN_INLINE F32 lane_numbers() {
@@ -44,37 +54,62 @@ FATTN_INLINE F32 lane_numbers() {
 }
 
 // -slope |row + shift - key|. Distances below 2^24 are exact.
-static inline void alibi_terms(float slope, int64_t shift, const TilePlace& at, float* to) {
-  const F32 lanes = lane_numbers(), minus_slope = set1(-slope);
-  for (int64_t key = 0; key < at.keys; ++key)
-    for (int w = 0; w < at.vecs; ++w) {
-      const F32 away = add(set1(static_cast<float>(at.row + shift - at.key - key + w * kLanes)), lanes);
-      store(to + key * at.stride + w * kLanes, mul(minus_slope, max(away, sub(zero(), away))));
+template <int kVecs>
+FATTN_INLINE void alibi_terms(float slope, int64_t shift, const TilePlace& at, float* to) {
+  const F32 minus_slope = set1(-slope);
+  F32 first[kVecs];  // distances from the first key
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) first[w] = add(set1(static_cast<float>(at.row + shift - at.key + w * kLanes)), lane_numbers());
+  for (int64_t key = 0; key < at.keys; ++key) {
+    const F32 further = set1(static_cast<float>(static_cast<int>(key)));
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      const F32 away = sub(first[w], further);
+      store(to + (key * kVecs + w) * kLanes, mul(minus_slope, max(away, sub(zero(), away))));
     }
+  }
 }
 
 // What is added to the scores of a tile, -Inf where a pair is hidden. `head` counts from the task's first.
-template <class T>
+template <int kVecs, class T>
 __attribute__((noinline)) void make_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, float* to) {
   bool first = true;
   if (in.alibi_slopes) {
-    alibi_terms(in.alibi_slopes[head * in.alibi_head_stride], in.shift, at, to);
+    alibi_terms<kVecs>(in.alibi_slopes[head * in.alibi_head_stride], in.shift, at, to);
     first = false;
   }
   if (in.bias) {
     const int64_t offset = head * in.bias_head_stride;
     if (in.bias_fp32)
-      add_bias(static_cast<const float*>(in.bias) + offset, in.bias_stride, at, first, to);
+      add_bias<kVecs>(static_cast<const float*>(in.bias) + offset, in.bias_stride, at, first, to);
     else
-      add_bias(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, first, to);
+      add_bias<kVecs>(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, first, to);
     first = false;
   }
   if (!in.mask) return;
   const F32 hidden = set1(minus_infinity());
-  for_transposed(in.mask + head * in.mask_head_stride, in.mask_stride, at, [&](int64_t key, int w, F32 seen) {
-    float* out = to + key * at.stride + w * kLanes;
+  for_transposed<kVecs>(in.mask + head * in.mask_head_stride, in.mask_stride, at, [&](int64_t key, int w, F32 seen) {
+    float* out = to + (key * kVecs + w) * kLanes;
     store(out, where_equal(seen, zero(), hidden, first ? zero() : load(out)));
   });
+}
+
+constexpr int64_t kFetchKeys = 12;  // products of so many keys between two parts of what is fetched
+
+// Fetches part `part` of `parts` of a tile's rows of a tensor over (query, key) into the L2 cache (the rows share few sets of L1). In parts, between
+// products: a burst would fill the queue of outstanding misses and stop the loads behind it.
+FATTN_INLINE void prefetch_pairs(const void* from, int64_t element, int64_t row_stride, const TilePlace& at, int64_t part, int64_t parts) {
+  const char* corner = static_cast<const char*>(from) + (at.row * row_stride + at.key) * element;
+  for (int64_t row = at.rows * part / parts; row < at.rows * (part + 1) / parts; ++row)
+    for (int64_t byte = 0; byte < at.keys * element; byte += 64) __builtin_prefetch(corner + row * row_stride * element + byte, 0, 2);
+}
+// What make_terms will read. A row that is one for all is there soon.
+template <class T>
+FATTN_INLINE void prefetch_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, int64_t part, int64_t parts) {
+  const int64_t element = in.bias_fp32 ? 4 : static_cast<int64_t>(sizeof(T));
+  if (in.bias && in.bias_stride > 0)
+    prefetch_pairs(static_cast<const char*>(in.bias) + head * in.bias_head_stride * element, element, in.bias_stride, at, part, parts);
+  if (in.mask && in.mask_stride > 0) prefetch_pairs(in.mask + head * in.mask_head_stride, 1, in.mask_stride, at, part, parts);
 }
 
 // A score with what is added to it: hidden stays hidden, even with NaN.
@@ -147,18 +182,18 @@ FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t 
 }
 
 // The words of a tile: row r has keys 2 r and 2 r + 1 behind at.key, which is a multiple of kDropoutBlock.
-static inline __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
+template <int kVecs>
+__attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
   const uint64_t stream = in.stream + static_cast<uint64_t>(head);
   uint32_t rows[kLanes];
-  for (int w = 0; w < at.vecs; ++w) {
+  for (int w = 0; w < kVecs; ++w) {
     for (int i = 0; i < kLanes; ++i) rows[i] = static_cast<uint32_t>(at.row + w * kLanes + i);
     const U32 row = load_u32(rows);
     for (int64_t block = 0; block * kDropoutBlock < at.keys; ++block)
       for (int call = 0; call < kDropoutCalls; ++call) {
         const auto counter = static_cast<uint32_t>((at.key / kDropoutBlock + block) * kDropoutCalls + call);
         const WidePhilox x = wide_philox(in.seed, static_cast<uint32_t>(stream), row, counter, static_cast<uint32_t>(stream >> 32));
-        for (int i = 0; i < 4; ++i)
-          store_u32(to + (block * kDropoutPairs + 4 * i + call) * at.stride + w * kLanes, x.word[i]);
+        for (int i = 0; i < 4; ++i) store_u32(to + ((block * kDropoutPairs + 4 * i + call) * kVecs + w) * kLanes, x.word[i]);
       }
   }
 }
@@ -192,16 +227,24 @@ __attribute__((noinline)) void drop_weights(OpsDot, const ScoreInputs& in, const
 // ---- The gradient of a bias -------------------------------------------------------------------------------------------
 
 // to[row][key] += from[key][lane] for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
-static inline __attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
+template <int kVecs>
+__attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
   for (int64_t key = 0; key < at.keys; key += kLanes)
-    for (int w = 0; w < at.vecs; ++w) {
+    for (int w = 0; w < kVecs; ++w) {
       F32 block[kLanes];
-      const int64_t columns = at.keys - key < kLanes ? at.keys - key : kLanes, first = static_cast<int64_t>(w) * kLanes;
-      for (int64_t j = 0; j < kLanes; ++j) block[j] = j < columns ? load(from + (key + j) * at.stride + first) : zero();
-      transpose(block);
-      for (int64_t i = 0; i < kLanes && first + i < at.rows; ++i) {
-        float* out = to + (at.row + first + i) * to_stride + at.key + key;
-        store_n(out, add(load_n(out, columns), block[i]), columns);
+      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+      const float* corner = from + (key * kVecs + w) * kLanes;
+      float* out = to + (at.row + first) * to_stride + at.key + key;
+      if (columns >= kLanes && rows >= kLanes) {
+        FATTN_UNROLL
+        for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
+        transpose(block);
+        FATTN_UNROLL
+        for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, add(load(out + i * to_stride), block[i]));
+      } else {
+        for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
+        transpose(block);
+        for (int64_t i = 0; i < kLanes && i < rows; ++i) store_n(out + i * to_stride, add(load_n(out + i * to_stride, columns), block[i]), columns);
       }
     }
 }
