@@ -58,7 +58,7 @@ struct FileDType {
   DType dtype;
 };
 constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"F64", DType::kF64},
-                                     {"I32", DType::kI32}, {"U8", DType::kU8},   {"BOOL", DType::kU8},  {"I64", DType::kI64}};
+                                     {"I32", DType::kI32}, {"U8", DType::kU8},   {"BOOL", DType::kU8},   {"I64", DType::kI64}};
 
 const char* file_name_of(DType dtype) {
   for (const FileDType& known : kFileDTypes)
@@ -145,8 +145,9 @@ Held describe(const safetensors::TensorEntry& entry, bool rows = true) {
       return held;
     }
   if (!rows)
-    throw std::runtime_error(fmt::format("tensor '{}' has dtype {}; what scores depend on is in F32, F16, BF16, F64, I32, U8 or BOOL. Convert the file first",
-                                         entry.name, entry.dtype));
+    throw std::runtime_error(
+        fmt::format("tensor '{}' has dtype {}; what scores depend on is in F32, F16, BF16, F64, I32, U8 or BOOL. Convert the file first", entry.name,
+                    entry.dtype));
   throw std::runtime_error(
       fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
                   entry.name, entry.dtype));
@@ -242,7 +243,8 @@ int run(const RunFlags& flags, Json& record) {
     fmt::print(text, "read     {:<3} {} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   }
   for (const safetensors::TensorEntry& other : file.header().tensors)
-    if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask\n", printable(other.name, 200));
+    if (!record["tensors"].contains(other.name))
+      fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask\n", printable(other.name, 200));
 
   if (flags.p_dropout > 0) {
     t.dropout_state.name = "dropout_state";
@@ -390,10 +392,14 @@ int run_and_record(const RunFlags& flags) {
 void add_run(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("run", "Compute attention on the tensors of a safetensors file");
   auto flags = std::make_shared<RunFlags>();
-  command->add_option("--input", flags->input, "Safetensors file with q, k, v, for gradients do (the gradient of o), and any of seqused_k, alibi_slopes, bias, mask")
+  command
+      ->add_option("--input", flags->input,
+                   "Safetensors file with q, k, v, for gradients do (the gradient of o), and any of seqused_k, alibi_slopes, bias, mask")
       ->type_name("FILE")
       ->required();
-  command->add_option("--output", flags->output, "Safetensors file to write: o, lse and, if do is given, dq, dk, dv and a bias's dbias. Replaced if it exists")
+  command
+      ->add_option("--output", flags->output,
+                   "Safetensors file to write: o, lse and, if do is given, dq, dk, dv and a bias's dbias. Replaced if it exists")
       ->type_name("FILE")
       ->required();
   command

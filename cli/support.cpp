@@ -59,8 +59,14 @@ constexpr Feature kFeatures[] = {
     {"softcap", [](Options& options, ScoreTensors&) { options.softcap = 30; }},
     {"key_lengths", [](Options&, ScoreTensors& scores) { scores.seqused_k = Tensor(nullptr, DType::kI32, {1}); }},
     {"alibi", [](Options&, ScoreTensors& scores) { scores.alibi_slopes = Tensor(nullptr, DType::kF32, {2}); }},
-    {"bias", [](Options&, ScoreTensors& scores) { scores.bias = Tensor(nullptr, DType::kF32, {1, 2, 64, 64}); }},
-    {"mask", [](Options&, ScoreTensors& scores) { scores.mask = Tensor(nullptr, DType::kU8, {1, 2, 64, 64}); }},
+    {"bias",
+     [](Options&, ScoreTensors& scores) {
+       scores.bias = Tensor(nullptr, DType::kF32, {1, 2, 64, 64});
+     }},
+    {"mask",
+     [](Options&, ScoreTensors& scores) {
+       scores.mask = Tensor(nullptr, DType::kU8, {1, 2, 64, 64});
+     }},
     {"dropout",
      [](Options& options, ScoreTensors& scores) {
        options.p_dropout = 0.1;

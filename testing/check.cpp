@@ -90,9 +90,8 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
 
 ModelShape model_shape(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
   const double scale = options.softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(q.shape(3))));
-  return {q.shape(0), q.shape(1),     k.shape(1), q.shape(2),          k.shape(2),           q.shape(3),     v.shape(3),
-          q.dtype(),  options.causal, scale,      options.window_left, options.window_right, options.softcap,
-          scores,     options.p_dropout};
+  return {q.shape(0),     q.shape(1), k.shape(1),          q.shape(2),           k.shape(2),      q.shape(3), v.shape(3),       q.dtype(),
+          options.causal, scale,      options.window_left, options.window_right, options.softcap, scores,     options.p_dropout};
 }
 
 Options oracle_options(const Options& options) {
@@ -161,8 +160,9 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   model.dbias = t.dbias;
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
   const DType dtype = t.q.dtype();
-  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;                           // of the accumulators
-  const double dp_rounding = 2 * ulp(sums, standard.dp_terms), scaled = dp_rounding * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
+  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
+  const double dp_rounding = 2 * ulp(sums, standard.dp_terms),
+               scaled = dp_rounding * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
   std::vector<Expected> all{expected("dq", dq, standard.dq, kGradientFactor, dtype, scaled * standard.k_terms),
                             expected("dk", dk, standard.dk, kGradientFactor, dtype, scaled * standard.q_terms),
                             expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
@@ -245,9 +245,9 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
   CaseGradients shapes = make_gradients(c);
-  d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv,
-                                d.inputs.scores, shapes.dbias},
-                               options);
+  d.backward = expect_backward(
+      {d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv, d.inputs.scores, shapes.dbias},
+      options);
 }
 
 CaseResult PreparedCase::run(const Target& target) const {
@@ -295,8 +295,8 @@ CaseResult PreparedCase::run(const Target& target) const {
   attempt("forward", [&] {
     const CaseForward out = make_forward(d.c);
     const auto tensors = [&](const auto& at) {
-      return ForwardTensors{at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {},
-                            scores_at(d.inputs.scores, at)};
+      return ForwardTensors{
+          at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {}, scores_at(d.inputs.scores, at)};
     };
     note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
@@ -308,7 +308,8 @@ CaseResult PreparedCase::run(const Target& target) const {
       const CaseGradients out = make_gradients(d.c);
       const auto tensors = [&](const auto& at) {
         return BackwardTensors{at(d.inputs.q),    at(d.inputs.k), at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
-                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv), scores_at(d.inputs.scores, at), at(out.dbias)};
+                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
+                               at(out.dbias)};
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));

@@ -29,8 +29,9 @@ struct Dropout {
     if (steps == 0) return 1;
     const uint64_t stream = offset + static_cast<uint64_t>(batch * nheads + head);
     const auto block = static_cast<uint32_t>(key / 32), in_block = static_cast<uint32_t>(key % 32);
-    const auto words = philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(query), 4 * block + in_block % 8 / 2, static_cast<uint32_t>(stream >> 32)},
-                                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const auto words =
+        philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(query), 4 * block + in_block % 8 / 2, static_cast<uint32_t>(stream >> 32)},
+                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     const auto number = static_cast<int>(words[in_block / 8] >> (16 * (key % 2)) & 0xffff);
     return number < steps ? 0 : 65536.0 / (65536 - steps);
   }

@@ -84,8 +84,8 @@ int64_t pair_index(const Tensor& t, int64_t b, int64_t h, int64_t i, int64_t j) 
   return index;
 }
 
-// The same for the weights x[0, n) of a row and the rows of k or v (or their columns) that they are of, but for the hidden ones, which have a score of
-// -Inf: a weight of 0 must not meet an Inf or NaN.
+// The same for the weights x[0, n) of a row and the rows of k or v (or their columns) that they are of, but for the hidden ones, which have a score
+// of -Inf: a weight of 0 must not meet an Inf or NaN.
 template <class Real>
 void add_seen(Real* to, int64_t headdim, const std::vector<Real>& x, const Real* rows, const std::vector<Real>& scores) {
   for (size_t j = 0; j < x.size(); ++j)
@@ -178,8 +178,7 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
         out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns, s.seqlen_k));
         out.score_terms = std::max(out.score_terms, largest_addend(s, b, h, i, first, visible));
         std::fill(o.begin(), o.end(), Real{0});
-        if (lse != -std::numeric_limits<Real>::infinity())
-          add_seen(o.data(), s.headdim_v, weights, vs.data() + first * s.headdim_v, scores);
+        if (lse != -std::numeric_limits<Real>::infinity()) add_seen(o.data(), s.headdim_v, weights, vs.data() + first * s.headdim_v, scores);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
           out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] = rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
@@ -282,7 +281,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           }
           out.k_terms = std::max(out.k_terms, largest_of(k_sums));
           const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data() + first, s.seqlen_k);
-          out.score_terms = std::max({out.score_terms, score_terms, largest_addend(s, b, h, i, first, visible), std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
+          out.score_terms = std::max({out.score_terms, score_terms, largest_addend(s, b, h, i, first, visible),
+                                      std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
           out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k),
                                    std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }

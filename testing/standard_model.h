@@ -25,7 +25,7 @@ struct ModelShape {
   double softcap = 0;
   ScoreTensors scores = {};  // in host memory, as they are given
   double p_dropout = 0;
-  Tensor dbias = {};  // whose shape says what its gradient is summed over; absent: none is made
+  Tensor dbias = {};                  // whose shape says what its gradient is summed over; absent: none is made
   int64_t keys(int64_t batch) const;  // that a batch entry has
   // Row i sees the keys [visible_begin(i), visible_end(i)).
   int64_t visible_begin(int64_t batch, int64_t row) const;

@@ -110,7 +110,8 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     write(s.seqused_k, lengths);
   }
   if (c.alibi != Alibi::kNone) {
-    s.alibi_slopes = c.alibi == Alibi::kHeads ? place(blocks, DType::kF32, {c.nheads}, 0, kFill) : place(blocks, DType::kF32, {c.batch, c.nheads}, 0, kFill);
+    s.alibi_slopes =
+        c.alibi == Alibi::kHeads ? place(blocks, DType::kF32, {c.nheads}, 0, kFill) : place(blocks, DType::kF32, {c.batch, c.nheads}, 0, kFill);
     Dense slopes(static_cast<size_t>(s.alibi_slopes.size()));
     for (size_t i = 0; i < slopes.size(); ++i) slopes[i] = std::exp2(-8 * numbers(5).uniform(i));
     write(s.alibi_slopes, slopes);
@@ -271,7 +272,8 @@ CaseGradients make_gradients(const Case& c) {
   out.blocks.reserve(4);
   constexpr unsigned char kCanary = TensorBlock::kCanary;
   if (c.bias != Pairs::kNone)
-    out.dbias = place_pairs(out.blocks, c, c.bias == Pairs::kExpanded ? Pairs::kAll : c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, kGuardElements, kCanary);
+    out.dbias =
+        place_pairs(out.blocks, c, c.bias == Pairs::kExpanded ? Pairs::kAll : c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, kGuardElements, kCanary);
   if (c.layout == Layout::kPacked) {
     place_packed(out.blocks, c, kGuardElements, kCanary, out.dq, out.dk, out.dv);
     return out;

@@ -98,9 +98,10 @@ TEST(DropoutSmall, PhiloxGivesItsKnownAnswers) {
     unsigned long long key;
     core::Philox4 words;
   };
-  for (const Known& k : {Known{{{0, 0, 0, 0}}, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
-                         Known{{{~0u, ~0u, ~0u, ~0u}}, ~0ull, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}},
-                         Known{{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0x299f31d0a4093822, {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}}}) {
+  for (const Known& k :
+       {Known{{{0, 0, 0, 0}}, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
+        Known{{{~0u, ~0u, ~0u, ~0u}}, ~0ull, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}},
+        Known{{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0x299f31d0a4093822, {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}}}) {
     const core::Philox4 got = core::philox(k.key, k.counter);
     const auto other = philox4x32({k.counter.word[0], k.counter.word[1], k.counter.word[2], k.counter.word[3]},
                                   {static_cast<uint32_t>(k.key), static_cast<uint32_t>(k.key >> 32)});

@@ -71,8 +71,8 @@ std::vector<Case> those_of(const Target& target, const std::vector<Case>& cases)
   return some;
 }
 
-// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting; the same in windows, capped, and
-// with what else scores may depend on.
+// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting; the same in windows, capped,
+// and with what else scores may depend on.
 std::vector<Case> some_shapes(DType dtype) {
   return {windowed(shape(dtype, 2, 130, 197, 4, 2, 64, false), 50, 20),
           windowed(shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), 1000, -1),
@@ -499,8 +499,8 @@ TEST(OracleSmall, GradientsAgreeWithFiniteDifferences) {
   std::vector<Case> cases;
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{5, 7}, std::pair{7, 5}}) {
     const Case plain = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, false), causal = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, true);
-    cases.insert(cases.end(),
-                 {plain, causal, featured(plain), featured(capped(windowed(causal, 3, -1), 2)), biased(plain), windowed(plain, 2, 1), windowed(causal, 1, -1), capped(causal, 1.5), capped(windowed(plain, 0, 3), 0.7)});
+    cases.insert(cases.end(), {plain, causal, featured(plain), featured(capped(windowed(causal, 3, -1), 2)), biased(plain), windowed(plain, 2, 1),
+                               windowed(causal, 1, -1), capped(causal, 1.5), capped(windowed(plain, 0, 3), 0.7)});
   }
   for (Case c : cases) {
     c.headdim_v = 3;

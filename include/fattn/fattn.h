@@ -50,8 +50,8 @@ enum {
 
 /* dtype. q, k, v, o and their gradients are of the first four, F64 on backend reference only; the others are for what stands beside them. */
 enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4, FATTN_I32 = 5, FATTN_U8 = 6, FATTN_I64 = 7 };
-enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 };                 /* device_type */
-enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };                       /* pass */
+enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 }; /* device_type */
+enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };       /* pass */
 enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2, FATTN_BACKEND_CUDA = 3 };
 /* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. v3: the same for Hopper GPUs
    (compute capability 9.0), with products and softmax overlapped as in FlashAttention-3 (Shah et al. 2024). */
@@ -115,13 +115,13 @@ typedef struct fattn_problem {
   fattn_tensor dout;       /* backward: input, the gradient of o */
   fattn_tensor dq, dk, dv; /* backward: outputs */
   /* Inputs of both passes that may be absent. */
-  fattn_tensor seqused_k;     /* (batch), I32: batch entry b has the keys [0, seqused_k[b]) only, 0 to seqlen_k, and its masks align with them */
-  fattn_tensor alibi_slopes;  /* (nheads) or (batch, nheads), F32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j */
-  fattn_tensor bias;          /* (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores; -Inf hides the key as mask does */
-  fattn_tensor mask;          /* the same shape, U8: a query sees the keys where it is not 0 */
+  fattn_tensor seqused_k;    /* (batch), I32: batch entry b has the keys [0, seqused_k[b]) only, 0 to seqlen_k, and its masks align with them */
+  fattn_tensor alibi_slopes; /* (nheads) or (batch, nheads), F32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j */
+  fattn_tensor bias; /* (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores; -Inf hides the key as mask does */
+  fattn_tensor mask; /* the same shape, U8: a query sees the keys where it is not 0 */
   fattn_tensor dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend */
-  fattn_tensor dbias;         /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
-                                 over every dimension of 1; it needs not bias's shape, and is there without bias too */
+  fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
+                         over every dimension of 1; it needs not bias's shape, and is there without bias too */
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */

@@ -40,8 +40,8 @@ struct ForwardTensors {
   ScoreTensors scores = {};
 };
 
-// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is summed
-// over each of batch, heads and queries where its shape is 1.
+// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
+// summed over each of batch, heads and queries where its shape is 1.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
   ScoreTensors scores = {};

@@ -154,8 +154,8 @@ PairTensor pair_tensor(const char* name, const fattn_tensor& t, const Problem& p
   const std::array<int64_t, 4> whole{p.batch, p.nheads, p.seqlen_q, p.seqlen_k};
   for (int i = 0; i < 4; ++i)
     if (t.shape[i] != whole[static_cast<size_t>(i)] && (i == 3 || t.shape[i] != 1))
-      invalid(text(name, " has the shape ", shape_text(t), "; expected ", kPairDimensions, " with batch ", p.batch, ", nheads ", p.nheads, ", seqlen_q ",
-                   p.seqlen_q, ", seqlen_k ", p.seqlen_k));
+      invalid(text(name, " has the shape ", shape_text(t), "; expected ", kPairDimensions, " with batch ", p.batch, ", nheads ", p.nheads,
+                   ", seqlen_q ", p.seqlen_q, ", seqlen_k ", p.seqlen_k));
   if (t.shape[3] > 1 && t.strides[3] != 1)
     invalid(text(name, " has the stride ", t.strides[3], " in its last dimension (seqlen_k); it must be 1. Make that dimension contiguous"));
   const auto stride = [&](int i) { return t.shape[i] > 1 ? t.strides[i] : 0; };
@@ -181,7 +181,8 @@ void set_scores(const fattn_problem& g, Problem& p) {
     check_dtype("alibi_slopes", t, FATTN_F32, "");
     check_view("alibi_slopes", t, t.ndim == 2 ? 2 : 1, "(nheads), or 2 (batch, nheads)", false);
     check_same_device("alibi_slopes", t, g.q);
-    check_shape("alibi_slopes", t, t.ndim == 2 ? std::array{p.batch, p.nheads, int64_t{0}, int64_t{0}} : std::array{p.nheads, int64_t{0}, int64_t{0}, int64_t{0}},
+    check_shape("alibi_slopes", t,
+                t.ndim == 2 ? std::array{p.batch, p.nheads, int64_t{0}, int64_t{0}} : std::array{p.nheads, int64_t{0}, int64_t{0}, int64_t{0}},
                 "from q's batch and heads");
     check_lengths(p, "alibi_slopes", int64_t{1} << 61, "2^61");
     p.has_alibi = true;
@@ -205,8 +206,7 @@ void set_scores(const fattn_problem& g, Problem& p) {
     p.dbias = pair_tensor("dbias", g.dbias, p, true);
   }
   constexpr double kSteps = 65536;
-  if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps))
-    invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
+  if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
   if (g.p_dropout > 0) {
     const fattn_tensor& t = g.dropout_state;
     if (t.ndim == 0) invalid(text("p_dropout is ", g.p_dropout, ", and dropout_state is absent; it has the seed and the offset, two int64"));
@@ -375,8 +375,8 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
 
   if (p.has_seqused_k) add("seqused_k", b.seqused_k, {1, {p.batch}, {p.seqused_k_stride}, 4}, false);
   if (p.has_alibi)
-    add("alibi_slopes", b.alibi_slopes, {2, {p.alibi_batch_stride == 0 ? std::min<int64_t>(p.batch, 1) : p.batch, p.nheads}, {p.alibi_batch_stride, p.alibi_head_stride}, 4},
-        false);
+    add("alibi_slopes", b.alibi_slopes,
+        {2, {p.alibi_batch_stride == 0 ? std::min<int64_t>(p.batch, 1) : p.batch, p.nheads}, {p.alibi_batch_stride, p.alibi_head_stride}, 4}, false);
   const auto add_pairs = [&](const char* name, const void* data, const PairTensor& t, bool output) {
     if (t.given)
       add(name, data,

@@ -1,5 +1,6 @@
-// Dropout: which weights stay, from their place alone, so that every backend, tiling and pass drops the same ones. Include-free, so that device code can
-// use it too, and `static`, because units built for other instruction sets do and the linker must not share their copies. The random numbers are those of Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011).
+// Dropout: which weights stay, from their place alone, so that every backend, tiling and pass drops the same ones. Include-free, so that device code
+// can use it too, and `static`, because units built for other instruction sets do and the linker must not share their copies. The random numbers are
+// those of Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011).
 #pragma once
 
 namespace fattn::core {
@@ -26,14 +27,15 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
   return {{c0, c1, c2, c3}};
 }
 
-// One call gives eight numbers of 16 bits, for eight keys of a query: of each block of 32 keys there are four calls, and call t has the keys 2 t, 2 t + 1,
-// 2 t + 8, 2 t + 9, ... 2 t + 25: those of a row that one thread holds in the accumulator of a matrix instruction. A word holds two neighbouring keys,
-// the even one in its low half.
+// One call gives eight numbers of 16 bits, for eight keys of a query: of each block of 32 keys there are four calls, and call t has the keys 2 t, 2 t
+// + 1, 2 t + 8, 2 t + 9, ... 2 t + 25: those of a row that one thread holds in the accumulator of a matrix instruction. A word holds two neighbouring
+// keys, the even one in its low half.
 constexpr int kDropoutBlock = 32, kDropoutCalls = 4;
 
 // `stream` is offset + batch entry * nheads + head.
 static constexpr Philox4 dropout_words(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, int call) {
-  return philox(seed, {{static_cast<unsigned>(stream), query, block * kDropoutCalls + static_cast<unsigned>(call), static_cast<unsigned>(stream >> 32)}});
+  return philox(seed,
+                {{static_cast<unsigned>(stream), query, block * kDropoutCalls + static_cast<unsigned>(call), static_cast<unsigned>(stream >> 32)}});
 }
 
 // The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below.

@@ -194,8 +194,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tiny(p) || info.workspace_bytes > size_t{1} << 28) return 0;
 
   Memory memory;
-  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes,
-                          &p.bias, &p.mask, &p.dropout_state, &p.dbias})
+  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes, &p.bias, &p.mask,
+                          &p.dropout_state, &p.dbias})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
   bool lengths_fit = true;

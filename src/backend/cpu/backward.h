@@ -116,8 +116,8 @@ FATTN_INLINE void keep_gradient(const InputGradient& in, F32 gradient, const Blo
 // P = exp(score - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. The difference is taken
 // before it goes to base 2: its rounding errors are relative to itself.
 template <class Score, class Inputs>
-FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inputs, float* s, float* ds, float*, float*, float*, int64_t keys, const BlockMask& mask,
-                                   const float* lse, const float* delta) {
+FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inputs, float* s, float* ds, float*, float*, float*, int64_t keys,
+                                   const BlockMask& mask, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -146,8 +146,8 @@ FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inp
 }
 #ifdef FATTN_DOT
 template <class Score, class Inputs>
-FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inputs, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns,
-                                   int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
+FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inputs, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows,
+                                   uint32_t* ds_columns, int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -190,8 +190,8 @@ FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 // The three products of a block with pairs that a mask hides where an operand holds an Inf or NaN: pairs that the mask hides
 // must not meet it. Rare, hence scalar.
 template <class T, class Element>
-void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds,
-                        const BlockMask& mask, int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
+void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, const BlockMask& mask,
+                        int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t key = 0; key < at.keys; ++key)
     for (int64_t row = 0; row < at.rows; ++row) {
@@ -269,10 +269,10 @@ void backward_task(const BackwardTask& task) {
           float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
           for_panels(0, kTileVecs, [&](int w, auto count) {
             constexpr int kVecs = decltype(count)::value;
-            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes, kTile,
-                                       unused);
-            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), ds + w * kLanes,
+            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes,
                                        kTile, unused);
+            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v),
+                                       ds + w * kLanes, kTile, unused);
           });
         };
         if (hides(task.inputs) || task.dbias) {

@@ -98,7 +98,12 @@ Workspace lay_out(const Plan& plan) {
   const CpuPlan& c = plan.cpu;
   const CpuKernels& kernels = kernels_of(c.isa);
   const KernelDType dtype = kernel_dtype(p.dtype);
-  const KernelShape shape{c.rows, c.task_k, c.block_k, static_cast<int>(p.headdim), static_cast<int>(p.headdim_v), c.heads,
+  const KernelShape shape{c.rows,
+                          c.task_k,
+                          c.block_k,
+                          static_cast<int>(p.headdim),
+                          static_cast<int>(p.headdim_v),
+                          c.heads,
                           p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given};
   Workspace w;
   Layout layout;
@@ -395,8 +400,10 @@ void backward(const Call& call) {
 
   if (pairs.given && !call.w.dbias_in_output)
     run_tasks(call.plan, dbias_rows, [&](int64_t i, int) {
-      void* out = at(call.b.dbias, i / pairs.rows / pairs.heads * pairs.strides.batch + i / pairs.rows % pairs.heads * pairs.strides.head +
-                                       i % pairs.rows * pairs.strides.row, call.element);
+      void* out = at(
+          call.b.dbias,
+          i / pairs.rows / pairs.heads * pairs.strides.batch + i / pairs.rows % pairs.heads * pairs.strides.head + i % pairs.rows * pairs.strides.row,
+          call.element);
       call.kernels.sum_rows(call.dtype, dbias_row(i), 0, 1, p.seqlen_k, out);
     });
 

@@ -89,8 +89,8 @@ static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t k
   const ScoreInputs& in = task.inputs;
   for (int64_t r = 0; r < task.rows; ++r)
     for (int call = 0; call < kDropoutCalls; ++call) {
-      const Philox4 words = dropout_words(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)), static_cast<unsigned>(r % task.seqlen_q),
-                                          static_cast<unsigned>(key0 / kDropoutBlock), call);
+      const Philox4 words = dropout_words(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)),
+                                          static_cast<unsigned>(r % task.seqlen_q), static_cast<unsigned>(key0 / kDropoutBlock), call);
       for (int i = 0; i < 4; ++i) {
         float* pair = scores + r * kDecodeBlock + 8 * i + 2 * call;
         if (static_cast<int>(words.word[i] & 0xffffu) < in.dropout_below) pair[0] = 0;
@@ -166,8 +166,8 @@ void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeH
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if bias or mask
-// may hide an Inf or NaN.
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if bias or
+// mask may hide an Inf or NaN.
 template <class T>
 void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys, Ahead ahead) {
   const int64_t width_v = round_up(task.headdim_v, kLanes);

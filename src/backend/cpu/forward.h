@@ -97,8 +97,8 @@ FATTN_INLINE float weight_at(OpsF32, const float* weights, int64_t stride, int64
 // O^T of a panel with pairs that a mask hides, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
 // that a row sees are summed. Rare, hence scalar.
 template <class T, class Ops>
-void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, const ScoreInputs& in, const TilePlace& at,
-                   int64_t first_seen, int64_t first_hidden, const float* alpha, float* o) {
+void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, const ScoreInputs& in,
+                   const TilePlace& at, int64_t first_seen, int64_t first_hidden, const float* alpha, float* o) {
   const int64_t keys = at.keys;
   for (int64_t lane = 0; lane < at.rows; ++lane) {
     const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
@@ -255,7 +255,8 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   if (poisoned) {
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
-    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas, tile.o + lane0);
+    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas,
+                          tile.o + lane0);
     return;
   }
   product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane0, alpha);

@@ -66,7 +66,8 @@ struct DecodeTask {
   int headdim, headdim_v;
   float scale, softcap;
   ScoreInputs inputs;
-  float* max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or the whole score; -inf if none
+  float*
+      max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or the whole score; -inf if none
   float* sum;  // (rows): sum of exp((score - max) |scale|), of whole scores: of exp(score - max)
   float* acc;  // (rows, headdim_v): the same, weighing v
   void* scratch;

@@ -1,5 +1,5 @@
-// What is added to scores, which pairs are hidden and which weights are dropped, as tiles [key][lane] with query rows in lanes, as the products are. A task
-// without such inputs makes none of these tiles.
+// What is added to scores, which pairs are hidden and which weights are dropped, as tiles [key][lane] with query rows in lanes, as the products are.
+// A task without such inputs makes none of these tiles.
 #pragma once
 
 #include "backend/cpu/kernels.h"
@@ -12,8 +12,8 @@ struct TilePlace {
   int64_t row, rows, key, keys;
 };
 
-// Calls take(key, w, x) for every key and vector of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows are
-// row_stride apart; 0 where there is no row.
+// Calls take(key, w, x) for every key and vector of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows
+// are row_stride apart; 0 where there is no row.
 template <int kVecs, class T, class Take>
 FATTN_INLINE void for_transposed(const T* from, int64_t row_stride, const TilePlace& at, const Take& take) {
   for (int64_t key = 0; key < at.keys; key += kLanes)
@@ -220,7 +220,8 @@ __attribute__((noinline)) void drop_weights(OpsF32, const ScoreInputs& in, const
 template <int kVecs>
 __attribute__((noinline)) void drop_weights(OpsDot, const ScoreInputs& in, const uint32_t* words, int64_t n, uint32_t* weights) {
   constexpr int64_t kStride = kVecs * kLanes;
-  for (int64_t i = 0; i < (n + 1) / 2 * kStride; i += kLanes) store_pairs(weights + i, keep_halves(load_pairs(weights + i), load_u32(words + i), in.dropout_below));
+  for (int64_t i = 0; i < (n + 1) / 2 * kStride; i += kLanes)
+    store_pairs(weights + i, keep_halves(load_pairs(weights + i), load_u32(words + i), in.dropout_below));
 }
 #endif
 

@@ -168,7 +168,8 @@ class BiasGradient {
       for (int64_t h = 0; h < t_.heads; ++h)
         for (int64_t i = 0; i < t_.rows; ++i)
           for (int64_t j = 0; j < p_.seqlen_k; ++j)
-            store(b.dbias, t_.dtype, n * t_.strides.batch + h * t_.strides.head + i * t_.strides.row + j, sums_[index(n, h, i) + static_cast<size_t>(j)]);
+            store(b.dbias, t_.dtype, n * t_.strides.batch + h * t_.strides.head + i * t_.strides.row + j,
+                  sums_[index(n, h, i) + static_cast<size_t>(j)]);
   }
 
  private:
