@@ -150,7 +150,7 @@ typedef struct fattn_plan_info {
   int32_t num_threads;
   int32_t cuda_level; /* compute capability that the kernels are written for: 75, 80; 0: not a GPU's */
   size_t workspace_bytes;
-  double flops;         /* 2 * (headdim + headdim_v) per visible (query, key) pair forward; 2.5 times that backward */
+  double flops;         /* 2 * (headdim + headdim_v) per (query, key) pair that causal and window leave, forward; 2.5 times that backward */
   double flops_nominal; /* the same with every pair counted, halved if causal: what papers print; as `flops` in a window */
   double bytes;         /* compulsory traffic: every input read once, every output written once */
   const char* kernel;   /* name of the kernel, for people */
