@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -35,7 +36,8 @@ struct RunFlags {
   bool causal = false, verify = false;
   int64_t window_left = -1, window_right = -1;
   std::optional<double> softmax_scale;
-  double softcap = 0;
+  double softcap = 0, p_dropout = 0;
+  int64_t dropout_seed = 0, dropout_offset = 0;
   TargetFlags target;
 
   Options options() const {
@@ -45,6 +47,7 @@ struct RunFlags {
     options.window_right = window_right;
     options.softmax_scale = softmax_scale;
     options.softcap = softcap;
+    options.p_dropout = p_dropout;
     target.apply_to(options);
     return options;
   }
@@ -54,7 +57,8 @@ struct FileDType {
   const char* name;  // in the file
   DType dtype;
 };
-constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"F64", DType::kF64}};
+constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"F64", DType::kF64},
+                                     {"I32", DType::kI32}, {"U8", DType::kU8},   {"BOOL", DType::kU8},   {"I64", DType::kI64}};
 
 const char* file_name_of(DType dtype) {
   for (const FileDType& known : kFileDTypes)
@@ -69,6 +73,7 @@ struct Held {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
+  bool rows = true;  // q, k, v and what has their shapes: four dimensions in the order of --layout
   safetensors::Bytes data;
   cuda::Buffer on_device;  // a copy, where a CUDA device computes
 
@@ -78,47 +83,71 @@ struct Held {
     return n;
   }
   void allocate() { data = safetensors::allocate(bytes()); }
-  // As the library sees it: (batch, seqlen, heads, headdim), without a copy; on a CUDA device (or, -1, in host memory).
+  // As the library sees it: (batch, seqlen, heads, headdim), without a copy; on a CUDA device (or, -1, in host memory). Absent without a name.
   Tensor view(bool bhsd, int device) const {
-    Tensor tensor = shape.size() == 3 ? Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]})
-                                      : Tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]});
-    if (bhsd && shape.size() == 4) tensor = tensor.transposed(1, 2);
+    if (name.empty()) return {};
+    Tensor tensor;
+    switch (shape.size()) {
+      case 1: tensor = Tensor(data.get(), dtype, {shape[0]}); break;
+      case 2: tensor = Tensor(data.get(), dtype, {shape[0], shape[1]}); break;
+      case 3: tensor = Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]}); break;
+      default: tensor = Tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]}); break;
+    }
+    if (bhsd && rows && shape.size() == 4) tensor = tensor.transposed(1, 2);
     return device < 0 ? tensor : tensor.on(Device::kCuda, device, on_device.get());
   }
 };
 
 // Everything that a run reads and writes. A tensor without a name is absent.
 struct Tensors {
-  Held q, k, v, dout, o, lse, dq, dk, dv;
+  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias;
   bool bhsd = false;
 
   bool backward() const { return !dout.name.empty(); }
-  std::vector<Held*> inputs() { return backward() ? std::vector<Held*>{&q, &k, &v, &dout} : std::vector<Held*>{&q, &k, &v}; }
-  std::vector<Held*> outputs() { return backward() ? std::vector<Held*>{&o, &lse, &dq, &dk, &dv} : std::vector<Held*>{&o, &lse}; }
+  std::vector<Held*> inputs() { return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask}); }
+  std::vector<Held*> outputs() { return backward() ? present({&o, &lse, &dq, &dk, &dv, &dbias}) : std::vector<Held*>{&o, &lse}; }
+  static std::vector<Held*> present(std::initializer_list<Held*> all) {
+    std::vector<Held*> some;
+    for (Held* held : all)
+      if (!held->name.empty()) some.push_back(held);
+    return some;
+  }
   // `device`: a CUDA device, or -1 for host memory.
   ForwardTensors forward_views(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), {}};
+    return {at(q), at(k), at(v), at(o), at(lse), {}, scores(device)};
   }
   BackwardTensors backward_views(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv)};
+    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias)};
+  }
+  ScoreTensors scores(int device) const {
+    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
+    return {at(seqused_k), at(alibi_slopes), at(bias), at(mask), at(dropout_state)};
   }
 };
 
-Held describe(const safetensors::TensorEntry& entry) {
+// One of q, k, v, do or, not `rows`, of what scores depend on beside them, whose shapes the library checks.
+Held describe(const safetensors::TensorEntry& entry, bool rows = true) {
   Held held;
   held.name = entry.name;
   held.shape = entry.shape;
-  if (entry.shape.size() != 4)
+  held.rows = rows;
+  if (!rows && (entry.shape.empty() || entry.shape.size() > 4))
+    throw std::runtime_error(fmt::format("tensor '{}' has the shape {}; one to four dimensions are allowed", entry.name, show(entry.shape)));
+  if (rows && entry.shape.size() != 4)
     throw std::runtime_error(
         fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)", entry.name,
                     show(entry.shape)));
   for (const FileDType& known : kFileDTypes)
-    if (entry.dtype == known.name) {
+    if (entry.dtype == known.name && (!rows || known.dtype <= DType::kF64)) {
       held.dtype = known.dtype;
       return held;
     }
+  if (!rows)
+    throw std::runtime_error(
+        fmt::format("tensor '{}' has dtype {}; what scores depend on is in F32, F16, BF16, F64, I32, U8 or BOOL. Convert the file first", entry.name,
+                    entry.dtype));
   throw std::runtime_error(
       fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
                   entry.name, entry.dtype));
@@ -139,6 +168,9 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
     *held = describe(*entry);
   }
   if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry);
+  for (const auto& [held, name] :
+       {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"}, std::pair{&t.mask, "mask"}})
+    if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
 
   const int64_t batch = t.q.shape[0], seqlen_q = t.q.shape[bhsd ? 2 : 1], nheads = t.q.shape[bhsd ? 1 : 2];
   t.o.shape = t.q.shape;
@@ -153,6 +185,12 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
   for (const auto& [held, name] :
        {std::pair{&t.o, "o"}, std::pair{&t.lse, "lse"}, std::pair{&t.dq, "dq"}, std::pair{&t.dk, "dk"}, std::pair{&t.dv, "dv"}})
     held->name = name;
+  if (!t.bias.name.empty() && t.backward()) {
+    t.dbias.name = "dbias";
+    t.dbias.shape = t.bias.shape;
+    t.dbias.dtype = t.bias.dtype;
+    t.dbias.rows = false;
+  }
   return t;
 }
 
@@ -202,11 +240,20 @@ int run(const RunFlags& flags, Json& record) {
   Tensors t = describe(file, flags.layout == "bhsd");
   for (Held* held : t.inputs()) {
     record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
-    fmt::print(text, "read     {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+    fmt::print(text, "read     {:<3} {} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   }
   for (const safetensors::TensorEntry& other : file.header().tensors)
-    if (!record["tensors"].contains(other.name)) fmt::print(text, "ignored  {}, which is none of q, k, v, do\n", printable(other.name, 200));
+    if (!record["tensors"].contains(other.name))
+      fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask\n", printable(other.name, 200));
 
+  if (flags.p_dropout > 0) {
+    t.dropout_state.name = "dropout_state";
+    t.dropout_state.dtype = DType::kI64;
+    t.dropout_state.shape = {2};
+    t.dropout_state.allocate();
+    const int64_t state[] = {flags.dropout_seed, flags.dropout_offset};
+    std::memcpy(t.dropout_state.data.get(), state, sizeof state);
+  }
   const Options options = flags.options();
   const int device = flags.target.on_cuda() ? flags.target.device_index() : -1;
   const Plan forward(t.forward_views(device), options);
@@ -230,6 +277,10 @@ int run(const RunFlags& flags, Json& record) {
       held->on_device.copy_from(held->data.get(), held->bytes());
     }
     for (Held* held : t.outputs()) held->on_device = cuda::Buffer(device, held->bytes());
+    if (flags.p_dropout > 0) {
+      t.dropout_state.on_device = cuda::Buffer(device, t.dropout_state.bytes());
+      t.dropout_state.on_device.copy_from(t.dropout_state.data.get(), t.dropout_state.bytes());
+    }
     device_workspace = cuda::Buffer(device, workspace_bytes);
   }
   void* const memory = device < 0 ? workspace.get() : device_workspace.get();
@@ -273,8 +324,11 @@ int run(const RunFlags& flags, Json& record) {
                       {"window_left", std::to_string(flags.window_left)},
                       {"window_right", std::to_string(flags.window_right)},
                       {"softmax_scale", flags.softmax_scale ? fmt::format("{}", *flags.softmax_scale) : "1/sqrt(headdim)"},
-                      {"softcap", fmt::format("{}", flags.softcap)}});
-  for (const Held* held : t.outputs()) fmt::print(text, "wrote    {:<4}{} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+                      {"softcap", fmt::format("{}", flags.softcap)},
+                      {"p_dropout", fmt::format("{}", flags.p_dropout)},
+                      {"dropout_seed", std::to_string(flags.dropout_seed)},
+                      {"dropout_offset", std::to_string(flags.dropout_offset)}});
+  for (const Held* held : t.outputs()) fmt::print(text, "wrote    {:<3} {} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
   record["status"] = "ok";
   return kExitFine;
 }
@@ -300,6 +354,9 @@ Json begin_record(const RunFlags& flags) {
           {"window_right", flags.window_right},
           {"softmax_scale", flags.softmax_scale ? Json(*flags.softmax_scale) : Json(nullptr)},
           {"softcap", flags.softcap},
+          {"p_dropout", flags.p_dropout},
+          {"dropout_seed", flags.dropout_seed},
+          {"dropout_offset", flags.dropout_offset},
           {"environment", measure::environment()},
           {"tensors", Json::object()}};
 }
@@ -335,10 +392,14 @@ int run_and_record(const RunFlags& flags) {
 void add_run(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("run", "Compute attention on the tensors of a safetensors file");
   auto flags = std::make_shared<RunFlags>();
-  command->add_option("--input", flags->input, "Safetensors file with q, k, v and, for gradients, do (the gradient of o). Other tensors are ignored")
+  command
+      ->add_option("--input", flags->input,
+                   "Safetensors file with q, k, v, for gradients do (the gradient of o), and any of seqused_k, alibi_slopes, bias, mask")
       ->type_name("FILE")
       ->required();
-  command->add_option("--output", flags->output, "Safetensors file to write: o, lse and, if do is given, dq, dk, dv. Replaced if it exists")
+  command
+      ->add_option("--output", flags->output,
+                   "Safetensors file to write: o, lse and, if do is given, dq, dk, dv and a bias's dbias. Replaced if it exists")
       ->type_name("FILE")
       ->required();
   command
@@ -355,6 +416,15 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--softcap", flags->softcap, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
       ->capture_default_str();
+  command->add_option("--dropout", flags->p_dropout, "A weight becomes 0 with this probability, else is divided by 1 minus it")
+      ->type_name("P")
+      ->capture_default_str();
+  command->add_option("--dropout-seed", flags->dropout_seed, "Seed of the random numbers: the same ones for the same seed and offset")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--dropout-offset", flags->dropout_offset, "Where their numbers begin, counted in heads of batch entries")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax; 1/sqrt(headdim) if not given");
   flags->target.add_to(*command);
   command->add_flag("--verify", flags->verify, "Judge the result against the float64 oracle (slow); exit 1 and write nothing if it fails");
@@ -363,6 +433,9 @@ void add_run(CLI::App& app, int& exit_code) {
       "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype.\n"
       "Outputs have the inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row.\n"
       "heads of q is a multiple of heads of k and v (GQA, MQA).\n\n"
+      "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only. alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the\n"
+      "distance to the query's own position. bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
+      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n\n"
       "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
 }

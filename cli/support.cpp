@@ -51,24 +51,40 @@ std::vector<Way> ways() {
 // What a way may have beside causal masks.
 struct Feature {
   const char* name;
-  void (*use)(Options&);
+  void (*use)(Options&, ScoreTensors&);
 };
+// For tensors of (1, 64, 2, headdim).
 constexpr Feature kFeatures[] = {
-    {"window", [](Options& options) { options.window_left = 16; }},
-    {"softcap", [](Options& options) { options.softcap = 30; }},
+    {"window", [](Options& options, ScoreTensors&) { options.window_left = 16; }},
+    {"softcap", [](Options& options, ScoreTensors&) { options.softcap = 30; }},
+    {"key_lengths", [](Options&, ScoreTensors& scores) { scores.seqused_k = Tensor(nullptr, DType::kI32, {1}); }},
+    {"alibi", [](Options&, ScoreTensors& scores) { scores.alibi_slopes = Tensor(nullptr, DType::kF32, {2}); }},
+    {"bias",
+     [](Options&, ScoreTensors& scores) {
+       scores.bias = Tensor(nullptr, DType::kF32, {1, 2, 64, 64});
+     }},
+    {"mask",
+     [](Options&, ScoreTensors& scores) {
+       scores.mask = Tensor(nullptr, DType::kU8, {1, 2, 64, 64});
+     }},
+    {"dropout",
+     [](Options& options, ScoreTensors& scores) {
+       options.p_dropout = 0.1;
+       scores.dropout_state = Tensor(nullptr, DType::kI64, {2});
+     }},
 };
 
 Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const Feature* feature = nullptr) {
-  const auto make = [&](DType type, std::initializer_list<int64_t> shape) {
-    const Tensor tensor(nullptr, type, shape);
-    return way.device == Device::kCpu ? tensor : tensor.on(way.device, way.index, nullptr);
-  };
-  const Tensor x = make(dtype, {1, 64, 2, headdim}), lse = make(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64});
+  const auto at = [&](const Tensor& t) { return way.device == Device::kCpu || !t ? t : t.on(way.device, way.index, nullptr); };
+  const Tensor x = at(Tensor(nullptr, dtype, {1, 64, 2, headdim}));
+  const Tensor lse = at(Tensor(nullptr, dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64}));
   Options options = way.options;
   options.causal = true;
-  if (feature) feature->use(options);
-  return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x}, options)
-                            : describe(ForwardTensors{x, x, x, x, lse, {}}, options));
+  ScoreTensors s;
+  if (feature) feature->use(options, s);
+  s = {at(s.seqused_k), at(s.alibi_slopes), at(s.bias), at(s.mask), at(s.dropout_state)};
+  return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x, s, s.bias}, options)
+                            : describe(ForwardTensors{x, x, x, x, lse, {}, s}, options));
 }
 
 // The largest headdim that is computed; 0, and why, if none is.

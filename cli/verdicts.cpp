@@ -8,7 +8,7 @@
 namespace fattn::cli {
 
 std::string as_text(const testing::TensorVerdict& verdict) {
-  return fmt::format("{:<4}error {:<8.2e} allowed {:<8.2e} {}", verdict.tensor, verdict.error, verdict.allowed,
+  return fmt::format("{:<5} error {:<8.2e} allowed {:<8.2e} {}", verdict.tensor, verdict.error, verdict.allowed,
                      verdict.pass ? "ok" : "FAILED: " + printable(verdict.message));
 }
 

@@ -47,6 +47,7 @@ void store(void* data, DType dtype, int64_t i, double value) {
     case DType::kF32: static_cast<float*>(data)[i] = static_cast<float>(value); break;
     case DType::kBF16: static_cast<uint16_t*>(data)[i] = to_bf16(static_cast<float>(value)); break;
     case DType::kF16: static_cast<uint16_t*>(data)[i] = to_fp16(static_cast<float>(value)); break;
+    default: break;
   }
 }
 
@@ -84,6 +85,7 @@ double load(const void* data, DType dtype, int64_t i) {
     case DType::kF32: return static_cast<double>(static_cast<const float*>(data)[i]);
     case DType::kBF16: return from_bf16(static_cast<const uint16_t*>(data)[i]);
     case DType::kF16: return from_fp16(static_cast<const uint16_t*>(data)[i]);
+    default: break;
   }
   return std::numeric_limits<double>::quiet_NaN();
 }

@@ -34,6 +34,7 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
     throw Error(ErrorCode::kWorkspace, text("the workspace is at ", buffers.workspace, "; it must be aligned to ", alignment, " bytes and not null"));
 
   if (plan.backend == Backend::kCuda) return execute_cuda(plan, buffers);
+  validate_host_values(plan.problem, buffers);
   if (plan.backend == Backend::kReference) return execute_reference(plan, buffers);
   if (plan.algorithm == Algorithm::kStandard) return execute_standard(plan, buffers);
   return execute_cpu(plan, buffers);

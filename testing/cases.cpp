@@ -254,9 +254,128 @@ void add_softcaps(Table& table) {
   table.add(c);
 }
 
+// What a score depends on beside q k, and dropout: where blocks end, in decode, in every layout of the inputs, with NaN and Inf in hidden pairs.
+Case decoding(int64_t seqlen_q, int64_t seqlen_k, int64_t nheads, int64_t nheads_k, int64_t headdim) {
+  Case c = shape(2, seqlen_q, seqlen_k, nheads, nheads_k, headdim);
+  c.backward = false;
+  return c;
+}
+
+void add_key_lengths(Table& table) {
+  for (Case c : {shape(5, 70, 150, 2, 1, 64), shape(4, 130, 61, 2, 2, 40), shape(6, 3, 1300, 4, 2, 64), shape(3, 192, 256, 1, 1, 128)}) {
+    c.key_lengths = true;
+    c.backward = c.seqlen_q != 3;
+    table.add_both_masks(c);
+    c.window_left = 30;
+    c.window_right = 11;
+    table.add(c);
+  }
+  for (Inputs inputs : {Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanQuery, Inputs::kMinusInfKeys}) {
+    Case c = shape(4, 70, 150, 2, 1, 64);
+    c.key_lengths = true;
+    c.inputs = inputs;
+    c.causal = inputs == Inputs::kNanValue;
+    table.add(c);
+  }
+  Case c = shape(3, 65, 97, 4, 2, 64);
+  c.key_lengths = true;
+  c.softcap = 10;
+  c.layout = Layout::kPadded;
+  table.add(c);
+}
+
+void add_alibi(Table& table) {
+  for (Alibi alibi : {Alibi::kHeads, Alibi::kBatchHeads})
+    for (Case c : {shape(2, 100, 130, 4, 2, 64), shape(2, 97, 61, 2, 2, 40), shape(1, 33, 1023, 2, 1, 32), decoding(3, 1300, 4, 2, 72)}) {
+      c.alibi = alibi;
+      table.add_both_masks(c);
+    }
+  Case c = shape(3, 65, 97, 4, 2, 64);
+  c.alibi = Alibi::kHeads;
+  for (double scale : {0.0, -0.3}) {
+    c.softmax_scale = scale;
+    table.add(c);
+  }
+  c.softcap = 2;
+  c.window_left = 40;
+  c.key_lengths = true;
+  table.add(c);
+}
+
+void add_pairs(Table& table) {
+  for (Pairs pairs : {Pairs::kAll, Pairs::kHeads, Pairs::kOne, Pairs::kKeys, Pairs::kExpanded}) {
+    for (Case c : {shape(2, 70, 150, 4, 2, 64), shape(2, 130, 61, 2, 2, 40), decoding(3, 790, 4, 2, 72)}) {
+      c.bias = pairs;
+      c.bias_fp32 = pairs == Pairs::kHeads || pairs == Pairs::kKeys;
+      table.add_both_masks(c);
+      c.bias = Pairs::kNone;
+      c.bias_fp32 = false;
+      c.mask = pairs;
+      table.add(c);
+    }
+    Case both = shape(2, 65, 97, 4, 2, 32);
+    both.bias = both.mask = pairs;
+    both.layout = Layout::kPadded;
+    both.softcap = pairs == Pairs::kAll ? 3 : 0;
+    both.softmax_scale = pairs == Pairs::kOne ? 0.0 : -0.2;
+    table.add(both);
+  }
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    c.mask = Pairs::kHeads;
+    table.add(c);
+    c.bias = Pairs::kAll;
+    c.softcap = inputs == Inputs::kInfKey ? 8 : 0;
+    table.add(c);
+    if (inputs == Inputs::kNanGradient) continue;
+    c = decoding(2, 700, 4, 2, 64);
+    c.inputs = inputs;
+    c.mask = Pairs::kAll;
+    table.add(c);
+  }
+  Case summed = shape(3, 64, 700, 6, 3, 32);  // several super-blocks of keys that add to one gradient, in one order
+  summed.bias = Pairs::kOne;
+  summed.bias_fp32 = true;
+  table.add(summed);
+}
+
+void add_dropout(Table& table) {
+  for (double p : {0.1, 0.5, 0.9375}) {
+    for (Case c : {shape(2, 70, 150, 4, 2, 64), shape(2, 97, 61, 2, 1, 40), decoding(3, 1300, 4, 2, 72)}) {
+      c.p_dropout = p;
+      table.add_both_masks(c);
+      c.window_left = 45;
+      table.add(c);
+    }
+  }
+  Case c = shape(2, 100, 130, 4, 2, 64);
+  c.p_dropout = 0.2;
+  c.key_lengths = true;
+  c.alibi = Alibi::kHeads;
+  c.bias = Pairs::kAll;
+  c.mask = Pairs::kKeys;
+  c.softcap = 6;
+  c.causal = true;
+  c.window_left = 77;
+  table.add(c);
+  c = shape(1, 40, 577, 2, 2, 160);
+  c.p_dropout = 0.3;
+  table.add(c);
+  for (Inputs inputs : {Inputs::kNanQuery, Inputs::kInfKey, Inputs::kMinusInfKeys}) {
+    c = shape(1, 100, 130, 2, 1, 32);
+    c.p_dropout = 0.25;
+    c.inputs = inputs;
+    c.causal = true;
+    table.add(c);
+  }
+}
+
 }  // namespace
 
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
+
+bool Case::has_scores() const { return key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone || p_dropout > 0; }
 
 bool Case::meant_nonfinite() const {
   return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient ||
@@ -288,6 +407,10 @@ const std::vector<Case>& all_cases() {
       add_options(table);
       add_windows(table);
       add_softcaps(table);
+      add_key_lengths(table);
+      add_alibi(table);
+      add_pairs(table);
+      add_dropout(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -305,6 +428,11 @@ std::string name_of(const Case& c) {
   if (c.causal) name << "-causal";
   if (c.window_left != -1 || c.window_right != -1) name << "-window" << c.window_left << "_" << c.window_right;
   if (c.softcap != 0) name << "-softcap" << c.softcap;
+  if (c.key_lengths) name << "-lengths";
+  if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
+  if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "");
+  if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask);
+  if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);
@@ -320,6 +448,18 @@ const char* name_of(Layout layout) {
     case Layout::kPacked: return "packed";
     case Layout::kExpanded: return "expanded";
     case Layout::kPadded: return "padded";
+  }
+  return "unknown";
+}
+
+const char* name_of(Pairs pairs) {
+  switch (pairs) {
+    case Pairs::kNone: return "none";
+    case Pairs::kAll: return "all";
+    case Pairs::kHeads: return "heads";
+    case Pairs::kOne: return "one";
+    case Pairs::kKeys: return "keys";
+    case Pairs::kExpanded: return "expanded";
   }
   return "unknown";
 }

@@ -35,6 +35,18 @@ enum class Inputs {
   kMinusInfKeys,  // the first half of k makes scores of -Inf: a row that sees nothing else is empty
 };
 
+// The shape of a bias or of a mask, (batch, nheads, seqlen_q, seqlen_k) but for what it is the same for.
+enum class Pairs {
+  kNone,      // there is none
+  kAll,       // nothing
+  kHeads,     // batch entries
+  kOne,       // batch entries and heads
+  kKeys,      // heads and queries
+  kExpanded,  // batch entries and heads, by strides of 0
+};
+
+enum class Alibi { kNone, kHeads, kBatchHeads };  // slopes of (nheads), of (batch, nheads)
+
 struct Case {
   std::string name;  // unique; made from what follows
   int64_t batch = 1, seqlen_q = 64, seqlen_k = 64, nheads = 1, nheads_k = 1, headdim = 64, headdim_v = 64;
@@ -42,6 +54,11 @@ struct Case {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit
   double softcap = 0;                           // 0: none
+  bool key_lengths = false;                     // batch entries have fewer keys: none, all, and numbers between
+  Alibi alibi = Alibi::kNone;
+  Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
+  bool bias_fp32 = false;                          // else of dtype
+  double p_dropout = 0;
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;
@@ -50,6 +67,7 @@ struct Case {
   uint64_t seed = 1;
 
   double scale() const;                         // softmax_scale or its default
+  bool has_scores() const;                      // a score depends on more than q k, mask and softcap; or dropout
   bool meant_nonfinite() const;                 // NaN or Inf among the inputs, so NaN and Inf are allowed in the outputs
   double flops() const;                         // of the passes that run
   bool small() const { return flops() < 1e7; }  // quick enough for the float64 oracle under a sanitizer
@@ -63,5 +81,6 @@ std::string name_of(const Case& c);
 
 const char* name_of(Layout layout);
 const char* name_of(Inputs inputs);
+const char* name_of(Pairs pairs);
 
 }  // namespace fattn::testing

@@ -88,10 +88,10 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
   return verdict;
 }
 
-ModelShape model_shape(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
+ModelShape model_shape(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
   const double scale = options.softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(q.shape(3))));
-  return {q.shape(0), q.shape(1),     k.shape(1), q.shape(2),          k.shape(2),           q.shape(3),     v.shape(3),
-          q.dtype(),  options.causal, scale,      options.window_left, options.window_right, options.softcap};
+  return {q.shape(0),     q.shape(1), k.shape(1),          q.shape(2),           k.shape(2),      q.shape(3), v.shape(3),       q.dtype(),
+          options.causal, scale,      options.window_left, options.window_right, options.softcap, scores,     options.p_dropout};
 }
 
 Options oracle_options(const Options& options) {
@@ -101,16 +101,24 @@ Options oracle_options(const Options& options) {
   oracle.window_right = options.window_right;
   oracle.softcap = options.softcap;
   oracle.softmax_scale = options.softmax_scale;
+  oracle.p_dropout = options.p_dropout;
   oracle.backend = Backend::kReference;
   return oracle;
+}
+
+// The same beside fp64 tensors, with a bias that is `bias`'s values.
+ScoreTensors oracle_scores(const ScoreTensors& scores, const Widened& bias) {
+  ScoreTensors wide = scores;
+  wide.bias = bias.view;
+  return wide;
 }
 
 // An eighth of a unit in the last place of a weight near 1, for the dtypes that have fewer digits than lse.
 double weight_rounding(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? ulp(dtype, 1.0) / 8 : 0.0; }
 
 // Of the forward pass: o, lse.
-std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
-  const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v);
+std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+  const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias);
   Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));
   ForwardTensors oracle;
   oracle.q = wide_q.view;
@@ -118,17 +126,20 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   oracle.v = wide_v.view;
   oracle.o = Tensor(o.data(), DType::kF64, {q.shape(0), q.shape(1), q.shape(2), v.shape(3)});
   oracle.lse = Tensor(lse.data(), DType::kF64, {q.shape(0), q.shape(2), q.shape(1)});
+  oracle.scores = oracle_scores(scores, wide_bias);
   forward(oracle, oracle_options(options));
-  const ModelForward standard = standard_forward(model_shape(q, k, v, options), wide_q.values, wide_k.values, wide_v.values);
+  const ModelForward standard = standard_forward(model_shape(q, k, v, scores, options), wide_q.values, wide_k.values, wide_v.values);
   const DType lse_dtype = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  return {expected("o", o, standard.o, kForwardFactor, q.dtype()),
+  // Weights that dropout leaves need not sum to 1: what fp32 makes of each stays in o.
+  const double weights = options.p_dropout > 0 && lse_dtype == DType::kF32 ? 2 * ulp(DType::kF32, 1.0) * largest_finite(o) : 0;
+  return {expected("o", o, standard.o, kForwardFactor, q.dtype(), weights),
           expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())))};
 }
 
-// Of the backward pass: dq, dk, dv. The oracle is given the same o and lse as the pass that is judged.
+// Of the backward pass: dq, dk, dv and, if it is there, dbias. The oracle is given the same o and lse as the pass that is judged.
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options) {
-  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout);
-  Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size());
+  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias);
+  Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size()), dbias(static_cast<size_t>(t.dbias.size()));
   const auto like = [](Dense& to, const Tensor& from) {
     return Tensor(to.data(), DType::kF64, {from.shape(0), from.shape(1), from.shape(2), from.shape(3)});
   };
@@ -142,15 +153,21 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   oracle.dq = like(dq, t.q);
   oracle.dk = like(dk, t.k);
   oracle.dv = like(dv, t.v);
+  oracle.scores = oracle_scores(t.scores, bias);
+  if (t.dbias) oracle.dbias = like(dbias, t.dbias);
   backward(oracle, oracle_options(options));
-  const ModelShape model = model_shape(t.q, t.k, t.v, options);
+  ModelShape model = model_shape(t.q, t.k, t.v, t.scores, options);
+  model.dbias = t.dbias;
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
   const DType dtype = t.q.dtype();
-  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;                           // of the accumulators
-  const double dp_rounding = 2 * ulp(sums, standard.dp_terms) * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
-  return {expected("dq", dq, standard.dq, kGradientFactor, dtype, dp_rounding * standard.k_terms),
-          expected("dk", dk, standard.dk, kGradientFactor, dtype, dp_rounding * standard.q_terms),
-          expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
+  const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
+  const double dp_rounding = 2 * ulp(sums, standard.dp_terms),
+               scaled = dp_rounding * std::fabs(model.softmax_scale);  // one of dP, one of rowsum(o dout)
+  std::vector<Expected> all{expected("dq", dq, standard.dq, kGradientFactor, dtype, scaled * standard.k_terms),
+                            expected("dk", dk, standard.dk, kGradientFactor, dtype, scaled * standard.q_terms),
+                            expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
+  if (t.dbias) all.push_back(expected("dbias", dbias, standard.dbias, kGradientFactor, t.dbias.dtype(), dp_rounding * standard.p_terms));
+  return all;
 }
 
 // Plans and executes on a workspace of garbage between guard zones. Returns what was written outside of it, if anything.
@@ -222,13 +239,15 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   d.c = c;
   d.inputs = make_inputs(c);
   const Options options = options_of(c, Target{});
-  d.forward = expect_forward(d.inputs.q, d.inputs.k, d.inputs.v, options);
+  d.forward = expect_forward(d.inputs.q, d.inputs.k, d.inputs.v, d.inputs.scores, options);
   if (!c.backward) return;
   d.saved = make_forward(c);
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
   CaseGradients shapes = make_gradients(c);
-  d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv}, options);
+  d.backward = expect_backward(
+      {d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv, d.inputs.scores, shapes.dbias},
+      options);
 }
 
 CaseResult PreparedCase::run(const Target& target) const {
@@ -238,6 +257,10 @@ CaseResult PreparedCase::run(const Target& target) const {
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
     std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout)};
+    scores_at(d.inputs.scores, [&](const Tensor& t) {
+      all.push_back(read(t));
+      return t;
+    });
     if (d.c.backward) all.insert(all.end(), {read(d.saved.o), read(d.saved.lse)});
     return all;
   };
@@ -272,7 +295,8 @@ CaseResult PreparedCase::run(const Target& target) const {
   attempt("forward", [&] {
     const CaseForward out = make_forward(d.c);
     const auto tensors = [&](const auto& at) {
-      return ForwardTensors{at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {}};
+      return ForwardTensors{
+          at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {}, scores_at(d.inputs.scores, at)};
     };
     note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
@@ -284,13 +308,15 @@ CaseResult PreparedCase::run(const Target& target) const {
       const CaseGradients out = make_gradients(d.c);
       const auto tensors = [&](const auto& at) {
         return BackwardTensors{at(d.inputs.q),    at(d.inputs.k), at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
-                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv)};
+                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
+                               at(out.dbias)};
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
       result.tensors.push_back(judge(d.backward[0], out.dq));
       result.tensors.push_back(judge(d.backward[1], out.dk));
       result.tensors.push_back(judge(d.backward[2], out.dv));
+      if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias));
     });
   const std::vector<Dense> after = inputs_now();
   for (size_t i = 0; i < before.size(); ++i)
@@ -301,7 +327,7 @@ CaseResult PreparedCase::run(const Target& target) const {
 CaseResult run_case(const Case& c, const Target& target) { return PreparedCase(c).run(target); }
 
 std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options) {
-  const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, options);
+  const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, t.scores, options);
   std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o)};
   if (t.lse) verdicts.push_back(judge(wanted[1], t.lse));
   return verdicts;
@@ -309,7 +335,9 @@ std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& option
 
 std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options) {
   const std::vector<Expected> wanted = expect_backward(t, options);
-  return {judge(wanted[0], t.dq), judge(wanted[1], t.dk), judge(wanted[2], t.dv)};
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq), judge(wanted[1], t.dk), judge(wanted[2], t.dv)};
+  if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias));
+  return verdicts;
 }
 
 }  // namespace fattn::testing

@@ -6,8 +6,9 @@
 // The floor is one unit in the last place of the output's dtype at the tensor's largest magnitude, because the yardstick can
 // be 0 by luck (one key: o = v exactly) while an output that is rounded once more may still differ by one unit; and at
 // least what the last places of the fp32 sums inside make of it, each relative to the sum of the absolute terms:
+//     o with dropout: two units of a fp32 weight, relative to o
 //     lse: one unit of a score, and in the 16-bit dtypes an eighth of a unit of a weight    dv: one unit of a score (and of lse), times sum p |dout|
-//     dq, dk: one unit of dP and one of rowsum(o dout), times softmax_scale and sum p |k| or sum p |q|
+//     dq, dk: one unit of dP and one of rowsum(o dout), times softmax_scale and sum p |k| or sum p |q|; dbias: times sum p
 // (With one key dP - rowsum(o dout) is exactly 0 in the oracle, and no order of summation can promise that in fp32.)
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf; NaN passes nowhere else.
 #pragma once
@@ -69,7 +70,7 @@ class PreparedCase {
 CaseResult run_case(const Case& c, const Target& target);
 
 // Judges outputs that are already there, of any shape and layout, against the oracle on the same inputs.
-// Absent tensors (lse) are not judged; options give the mask and the scale.
+// Absent tensors (lse, dbias) are not judged; options give the mask and the scale.
 std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options);
 std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options);
 

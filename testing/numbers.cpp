@@ -19,8 +19,8 @@ constexpr Format format_of(DType dtype) {
     case DType::kF32: return {24, -126, 127};
     case DType::kF16: return {11, -14, 15};
     case DType::kBF16: return {8, -126, 127};
+    default: return {};
   }
-  return {};
 }
 
 // A power of two, exactly.
@@ -77,6 +77,9 @@ double load(DType dtype, const void* array, int64_t i) {
     case DType::kF32: return static_cast<const float*>(array)[i];
     case DType::kF16:
     case DType::kBF16: return decode(format_of(dtype), static_cast<const uint16_t*>(array)[i]);
+    case DType::kI32: return static_cast<const int32_t*>(array)[i];
+    case DType::kU8: return static_cast<const uint8_t*>(array)[i];
+    case DType::kI64: return static_cast<double>(static_cast<const int64_t*>(array)[i]);
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -87,6 +90,9 @@ void store(DType dtype, void* array, int64_t i, double x) {
     case DType::kF32: static_cast<float*>(array)[i] = static_cast<float>(x); return;
     case DType::kF16:
     case DType::kBF16: static_cast<uint16_t*>(array)[i] = encode(format_of(dtype), round_to(dtype, x)); return;
+    case DType::kI32: static_cast<int32_t*>(array)[i] = static_cast<int32_t>(x); return;
+    case DType::kU8: static_cast<uint8_t*>(array)[i] = static_cast<uint8_t>(x); return;
+    case DType::kI64: static_cast<int64_t*>(array)[i] = static_cast<int64_t>(x); return;
   }
 }
 

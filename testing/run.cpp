@@ -5,7 +5,8 @@
 namespace fattn::testing {
 
 bool same_bits(const Outputs& a, const Outputs& b) {
-  return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
+  return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) &&
+         same_bits(a.dbias, b.dbias);
 }
 
 Options options_of(const Case& c, const Target& target) {
@@ -14,6 +15,7 @@ Options options_of(const Case& c, const Target& target) {
   options.window_left = c.window_left;
   options.window_right = c.window_right;
   options.softcap = c.softcap;
+  options.p_dropout = c.p_dropout;
   options.softmax_scale = c.softmax_scale;
   options.backend = target.backend;
   options.algorithm = target.algorithm;
@@ -35,8 +37,11 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
     mirror.add(grads.blocks);
   }
   const auto at = [&](const Tensor& t) { return on_device ? mirror.at(t) : t; };
-  forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}}, options);
-  if (c.backward) backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv)}, options);
+  const ScoreTensors scores = scores_at(in.scores, at);
+  forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}, scores}, options);
+  if (c.backward)
+    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias)},
+             options);
   if (on_device) mirror.fetch();
   Outputs result;
   result.o = read(out.o);
@@ -45,6 +50,7 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   result.dq = read(grads.dq);
   result.dk = read(grads.dk);
   result.dv = read(grads.dv);
+  result.dbias = read(grads.dbias);
   return result;
 }
 

@@ -10,6 +10,7 @@ namespace fattn::testing {
 struct Outputs {
   Dense o, lse;
   Dense dq, dk, dv;  // empty if the case is forward only
+  Dense dbias;       // empty, too, without bias
 };
 
 bool same_bits(const Outputs& a, const Outputs& b);

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+
+#include "testing/dropout.h"
+#include "testing/numbers.h"
 
 namespace fattn::testing {
 namespace {
@@ -72,10 +76,72 @@ void score_row(const ModelShape& s, const Real* q, const Real* k_transposed, int
     for (Real& x : scores) x = rounded<Real>(s.dtype, cap * std::tanh(x / cap));
 }
 
+// An element of a tensor over (batch, head, query, key), whose dimensions of 1 are for all.
+int64_t pair_index(const Tensor& t, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const int64_t at[] = {b, h, i, j};
+  int64_t index = 0;
+  for (int d = 0; d < 4; ++d) index += t.shape(d) > 1 ? at[d] * t.stride(d) : 0;
+  return index;
+}
+
+// The same for the weights x[0, n) of a row and the rows of k or v (or their columns) that they are of, but for the hidden ones, which have a score
+// of -Inf: a weight of 0 must not meet an Inf or NaN.
+template <class Real>
+void add_seen(Real* to, int64_t headdim, const std::vector<Real>& x, const Real* rows, const std::vector<Real>& scores) {
+  for (size_t j = 0; j < x.size(); ++j)
+    if (scores[j] != -std::numeric_limits<Real>::infinity()) add_product(to, headdim, &x[j], 1, rows + static_cast<int64_t>(j) * headdim, headdim);
+}
+
+// What is added to a row's scores: rounded into them. Hidden pairs have a score of -Inf, whatever it was.
+template <class Real>
+void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, std::vector<Real>& scores) {
+  constexpr double kHidden = -std::numeric_limits<double>::infinity();
+  const ScoreTensors& t = s.scores;
+  if (!t.alibi_slopes && !t.bias && !t.mask) return;
+  for (size_t n = 0; n < scores.size(); ++n) {
+    const int64_t j = first + static_cast<int64_t>(n);
+    Real& x = scores[n];
+    if (t.alibi_slopes) {
+      const int64_t at = t.alibi_slopes.ndim() == 2 ? b * t.alibi_slopes.stride(0) + h * t.alibi_slopes.stride(1) : h * t.alibi_slopes.stride(0);
+      const double away = static_cast<double>(std::abs(i + s.keys(b) - s.seqlen_q - j));
+      x = rounded<Real>(s.dtype, x - rounded<Real>(s.dtype, static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
+    }
+    const double bias = t.bias ? load(t.bias.dtype(), t.bias.data(), pair_index(t.bias, b, h, i, j)) : 0;
+    const bool seen = !t.mask || load(DType::kU8, t.mask.data(), pair_index(t.mask, b, h, i, j)) != 0;
+    x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded<Real>(s.dtype, x + static_cast<Real>(bias));
+  }
+}
+
+// The largest of what is added to a row's scores: the rounding of a score is relative to that too.
+double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible) {
+  std::vector<double> terms(static_cast<size_t>(visible), 0);
+  ModelShape exact = s;
+  exact.dtype = DType::kF64;
+  add_terms_to_row(exact, b, h, i, first, terms);
+  double largest = 0;
+  for (double x : terms)
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  return largest;
+}
+
+// What dropout makes of weights of 1 in a row.
+template <class Real>
+std::vector<Real> kept_of_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, size_t visible) {
+  std::vector<Real> kept(visible, 1);
+  if (s.p_dropout == 0) return kept;
+  const auto* state = static_cast<const int64_t*>(s.scores.dropout_state.data());
+  const Dropout dropout{static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]), s.p_dropout};
+  for (size_t n = 0; n < visible; ++n) kept[n] = static_cast<Real>(dropout.kept(b, s.nheads, h, i, first + static_cast<int64_t>(n)));
+  return kept;
+}
+
 // The rounded weights of one row; its log-sum-exp is returned.
 template <class Real>
-Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t visible, std::vector<Real>& weights) {
-  score_row(s, q, k_transposed, visible, weights);
+Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible,
+                 std::vector<Real>& scores, std::vector<Real>& weights) {
+  score_row(s, q, k_transposed, visible, scores);
+  add_terms_to_row(s, b, h, i, first, scores);
+  weights = scores;
   Real largest = -std::numeric_limits<Real>::infinity();
   for (Real w : weights)
     if (!(w <= largest)) largest = w;  // keeps NaN
@@ -86,6 +152,10 @@ Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, i
   Real sum = 0;
   for (Real& w : weights) sum += w = std::exp(w - largest);
   for (Real& w : weights) w = rounded<Real>(s.dtype, w / sum);
+  if (s.p_dropout > 0) {
+    const std::vector<Real> kept = kept_of_row<Real>(s, b, h, i, first, weights.size());
+    for (size_t n = 0; n < weights.size(); ++n) weights[n] = rounded<Real>(s.dtype, weights[n] * kept[n]);
+  }
   return largest + std::log(sum);
 }
 
@@ -94,7 +164,7 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
   ModelForward out;
   out.o.assign(static_cast<size_t>(s.batch * s.seqlen_q * s.nheads * s.headdim_v), 0);
   out.lse.assign(static_cast<size_t>(s.batch * s.nheads * s.seqlen_q), 0);
-  std::vector<Real> weights, o(static_cast<size_t>(s.headdim_v));
+  std::vector<Real> scores, weights, o(static_cast<size_t>(s.headdim_v));
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t h = 0; h < s.nheads; ++h) {
       const int64_t hk = h / (s.nheads / s.nheads_k);
@@ -102,13 +172,13 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
       const auto ks = head<Real>(k, b, hk, s.seqlen_k, s.nheads_k, s.headdim, true);
       const auto vs = head<Real>(v, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v, false);
       for (int64_t i = 0; i < s.seqlen_q; ++i) {
-        const int64_t first = s.visible_begin(i), visible = s.visible_end(i) - first;
+        const int64_t first = s.visible_begin(b, i), visible = s.visible_end(b, i) - first;
         const Real *q_row = qs.data() + i * s.headdim, *k_columns = ks.data() + first;
-        const Real lse = softmax_row(s, q_row, k_columns, visible, weights);
+        const Real lse = softmax_row(s, q_row, k_columns, b, h, i, first, visible, scores, weights);
         out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns, s.seqlen_k));
+        out.score_terms = std::max(out.score_terms, largest_addend(s, b, h, i, first, visible));
         std::fill(o.begin(), o.end(), Real{0});
-        if (lse != -std::numeric_limits<Real>::infinity())
-          add_product(o.data(), s.headdim_v, weights.data(), visible, vs.data() + first * s.headdim_v, s.headdim_v);
+        if (lse != -std::numeric_limits<Real>::infinity()) add_seen(o.data(), s.headdim_v, weights, vs.data() + first * s.headdim_v, scores);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
           out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] = rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
@@ -145,6 +215,13 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
   out.dq.assign(q.size(), 0);
   out.dk.assign(k.size(), 0);
   out.dv.assign(v.size(), 0);
+  const Tensor& pairs = s.dbias;
+  const auto pair_at = [&](int64_t b, int64_t h, int64_t i, int64_t j) {  // of a dense dbias
+    const auto of = [&](int d, int64_t x) { return pairs.shape(d) > 1 ? x : 0; };
+    return static_cast<size_t>(((of(0, b) * pairs.shape(1) + of(1, h)) * pairs.shape(2) + of(2, i)) * pairs.shape(3) + j);
+  };
+  std::vector<Real> pair_sums(static_cast<size_t>(pairs.size()), 0);
+  std::vector<double> p_sums(pair_sums.size(), 0);
   const int64_t group = s.nheads / s.nheads_k;
   const Real scale = static_cast<Real>(s.softmax_scale), cap = static_cast<Real>(s.softcap);
   std::vector<Real> scores, p, ds;
@@ -161,7 +238,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
         const auto dout_rows = head<Real>(dout, b, h, s.seqlen_q, s.nheads, s.headdim_v, false);
         Matrix<Real> dq(q_rows.size(), 0);
         for (int64_t i = 0; i < s.seqlen_q; ++i) {
-          const int64_t first = s.visible_begin(i), visible = s.visible_end(i) - first;
+          const int64_t first = s.visible_begin(b, i), visible = s.visible_end(b, i) - first;
           const Real* q_row = q_rows.data() + i * s.headdim;
           const Real* o_row = o_rows.data() + i * s.headdim_v;
           const Real* dout_row = dout_rows.data() + i * s.headdim_v;
@@ -169,7 +246,10 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           if (row_lse == -std::numeric_limits<Real>::infinity()) continue;
           score_row(s, q_row, k_columns.data() + first, visible, p);
           scores = p;
+          add_terms_to_row(s, b, h, i, first, p);
+          const std::vector<Real> whole = p;
           for (Real& x : p) x = rounded<Real>(s.dtype, std::exp(x - row_lse));
+          const std::vector<Real> kept = kept_of_row<Real>(s, b, h, i, first, p.size());
           Real delta = 0, delta_terms = 0;
           for (int64_t d = 0; d < s.headdim_v; ++d) {
             delta += o_row[d] * dout_row[d];
@@ -177,14 +257,22 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP
-          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j]) - delta));
+          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j] * kept[j]) - delta));
+          for (size_t j = 0; pairs && j < ds.size(); ++j) {
+            if (whole[j] == -std::numeric_limits<Real>::infinity()) continue;
+            const size_t at = pair_at(b, h, i, first + static_cast<int64_t>(j));
+            pair_sums[at] += ds[j];
+            p_sums[at] += static_cast<double>(p[j]);
+          }
+          for (size_t j = 0; j < ds.size(); ++j) p[j] = rounded<Real>(s.dtype, p[j] * kept[j]);
           if (cap > 0)
             for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, ds[j] * (1 - scores[j] / cap * (scores[j] / cap)));
-          add_product(dq.data() + i * s.headdim, s.headdim, ds.data(), visible, k_rows.data() + first * s.headdim, s.headdim);
+          add_seen(dq.data() + i * s.headdim, s.headdim, ds, k_rows.data() + first * s.headdim, whole);
 
           std::vector<double> k_sums(static_cast<size_t>(s.headdim), 0);
           for (int64_t j = first; j < first + visible; ++j) {
             const auto at = static_cast<size_t>(j - first);
+            if (whole[at] == -std::numeric_limits<Real>::infinity()) continue;
             add_product(dk.data() + j * s.headdim, s.headdim, &ds[at], 1, q_row, s.headdim);
             add_product(dv.data() + j * s.headdim_v, s.headdim_v, &p[at], 1, dout_row, s.headdim_v);
             add_terms(k_sums, 0, p[at], k_rows.data() + j * s.headdim, s.headdim);
@@ -193,7 +281,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           }
           out.k_terms = std::max(out.k_terms, largest_of(k_sums));
           const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data() + first, s.seqlen_k);
-          out.score_terms = std::max({out.score_terms, score_terms, std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
+          out.score_terms = std::max({out.score_terms, score_terms, largest_addend(s, b, h, i, first, visible),
+                                      std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
           out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k),
                                    std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }
@@ -204,17 +293,24 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
       store_head<Real>(out.dk, dk, s, scale, b, hk, s.seqlen_k, s.nheads_k, s.headdim);
       store_head<Real>(out.dv, dv, s, Real{1}, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v);
     }
+  for (Real sum : pair_sums) out.dbias.push_back(rounded<Real>(pairs.dtype(), sum));
+  out.p_terms = largest_of(p_sums);
   return out;
 }
 
 }  // namespace
 
-int64_t ModelShape::visible_begin(int64_t row) const {
-  return window_left < 0 ? 0 : std::clamp<int64_t>(row + seqlen_k - seqlen_q - window_left, 0, seqlen_k);
+int64_t ModelShape::keys(int64_t entry) const {
+  return scores.seqused_k ? static_cast<int64_t>(load(DType::kI32, scores.seqused_k.data(), entry * scores.seqused_k.stride(0))) : seqlen_k;
 }
-int64_t ModelShape::visible_end(int64_t row) const {
-  if (!causal && window_right < 0) return seqlen_k;
-  return std::clamp<int64_t>(row + 1 + seqlen_k - seqlen_q + (causal ? 0 : window_right), 0, seqlen_k);
+int64_t ModelShape::visible_begin(int64_t entry, int64_t row) const {
+  const int64_t n = keys(entry);
+  return window_left < 0 ? 0 : std::clamp<int64_t>(row + n - seqlen_q - window_left, 0, n);
+}
+int64_t ModelShape::visible_end(int64_t entry, int64_t row) const {
+  const int64_t n = keys(entry);
+  if (!causal && window_right < 0) return n;
+  return std::clamp<int64_t>(row + 1 + n - seqlen_q + (causal ? 0 : window_right), 0, n);
 }
 
 ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v) {

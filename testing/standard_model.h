@@ -4,7 +4,9 @@
 //   S = round(softmax_scale * q k^T), with softcap round(softcap * tanh(S / softcap))
 //   P = round(softmax(S))     o = round(P v)          (softmax in fp32)
 //   P = round(exp(S - lse))            dP = round(dout v^T)     dS = round(P (dP - rowsum(o dout)))     (lse and o as given)
-//   with softcap dS = round(dS (1 - (S / softcap)^2))
+//   with softcap dS = round(dS (1 - (S / softcap)^2)), S before what follows
+//   what is added to scores: S = round(S + alibi + bias), -Inf where a pair is hidden; dbias is the sum of round(P (dP - rowsum(o dout)))
+//   dropout: P = round(P kept) and dP = round(kept dP), with kept 0 or 1 / (1 - p_dropout); the softmax gradient takes P from before
 //   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
 // dv over the query heads of a group stay in fp32.
@@ -21,9 +23,13 @@ struct ModelShape {
   double softmax_scale;
   int64_t window_left = -1, window_right = -1;
   double softcap = 0;
+  ScoreTensors scores = {};  // in host memory, as they are given
+  double p_dropout = 0;
+  Tensor dbias = {};                  // whose shape says what its gradient is summed over; absent: none is made
+  int64_t keys(int64_t batch) const;  // that a batch entry has
   // Row i sees the keys [visible_begin(i), visible_end(i)).
-  int64_t visible_begin(int64_t row) const;
-  int64_t visible_end(int64_t row) const;
+  int64_t visible_begin(int64_t batch, int64_t row) const;
+  int64_t visible_end(int64_t batch, int64_t row) const;
 };
 
 // Inputs are dense and hold numbers of the dtype. fp64 is computed with fp64 in place of fp32.
@@ -35,10 +41,11 @@ ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Den
 
 // o and lse are the forward pass's. The sums of absolute terms say what rounding errors are relative to; largest, finite.
 struct ModelBackward {
-  Dense dq, dk, dv;
+  Dense dq, dk, dv, dbias;
   double score_terms = 0;                           // |softmax_scale| sum |q| |k|, and |lse|
   double dp_terms = 0;                              // sum |dout| |v|, and sum |o| |dout|
   double k_terms = 0, q_terms = 0, dout_terms = 0;  // sum p |k| of a row; sum p |q| and sum p |dout| of a key
+  double p_terms = 0;                               // sum p of an element of dbias
 };
 ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse,
                                 const Dense& dout);

@@ -21,7 +21,7 @@ std::string name_of(const Target& target) {
 }
 
 bool is_to_compute(const Target& target, const Case& c) {
-  const bool plain = c.window_left == -1 && c.window_right == -1 && c.softcap == 0;
+  const bool plain = c.window_left == -1 && c.window_right == -1 && c.softcap == 0 && !c.has_scores();
   return plain || target.backend == Backend::kReference || (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard);
 }
 

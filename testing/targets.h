@@ -14,7 +14,7 @@ const std::vector<Target>& all_targets();
 // "reference", "standard", "cpu_avx2", ...
 std::string name_of(const Target& target);
 
-// Whether the target is to compute what the case asks for beside plain and causal attention (windows, softcap). Said here once more, apart from the
+// Whether the target is to compute what the case asks for beside plain and causal attention. Said here once more, apart from the
 // library's own table, so that a test sees what is refused although it should not be.
 bool is_to_compute(const Target& target, const Case& c);
 

@@ -69,6 +69,80 @@ Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stdd
   return x;
 }
 
+// Contiguous, in a block of its own.
+Tensor place(std::vector<TensorBlock>& blocks, DType dtype, std::initializer_list<int64_t> shape, int64_t guard, unsigned char fill) {
+  const Tensor contiguous(nullptr, dtype, shape);
+  const std::vector<int64_t> s{contiguous.stride(0), contiguous.stride(1), contiguous.stride(2), contiguous.stride(3)};
+  TensorBlock& block = blocks.emplace_back(dtype, contiguous.size(), guard, fill);
+  switch (shape.size()) {
+    case 1: return block.place(0, shape, {s[0]});
+    case 2: return block.place(0, shape, {s[0], s[1]});
+    default: return block.place(0, shape, {s[0], s[1], s[2], s[3]});
+  }
+}
+
+// A bias, mask or dbias. Rows of whole ones are a few elements apart.
+Tensor place_pairs(std::vector<TensorBlock>& blocks, const Case& c, Pairs pairs, DType dtype, int64_t guard, unsigned char fill) {
+  switch (pairs) {
+    case Pairs::kNone: return {};
+    case Pairs::kHeads: return place(blocks, dtype, {1, c.nheads, c.seqlen_q, c.seqlen_k}, guard, fill);
+    case Pairs::kOne: return place(blocks, dtype, {1, 1, c.seqlen_q, c.seqlen_k}, guard, fill);
+    case Pairs::kKeys: return place(blocks, dtype, {c.batch, 1, 1, c.seqlen_k}, guard, fill);
+    case Pairs::kExpanded: {
+      TensorBlock& block = blocks.emplace_back(dtype, c.seqlen_q * c.seqlen_k, guard, fill);
+      return block.place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {0, 0, c.seqlen_k, 1});
+    }
+    case Pairs::kAll: break;
+  }
+  const int64_t row = c.seqlen_k + 3, head = c.seqlen_q * row, batch = c.nheads * head;
+  return blocks.emplace_back(dtype, c.batch * batch, guard, fill).place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {batch, head, row, 1});
+}
+
+ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
+  constexpr unsigned char kFill = TensorBlock::kUnwritten;
+  ScoreTensors s;
+  const auto numbers = [&](uint64_t stream) { return Random(c.seed, stream); };
+  if (c.key_lengths) {
+    s.seqused_k = place(blocks, DType::kI32, {c.batch}, 0, kFill);
+    Dense lengths(static_cast<size_t>(c.batch));
+    for (size_t n = 0; n < lengths.size(); ++n)
+      lengths[n] = n == 1 ? static_cast<double>(c.seqlen_k) : n == 2 ? 0 : std::floor(numbers(4).uniform(n) * static_cast<double>(c.seqlen_k));
+    write(s.seqused_k, lengths);
+  }
+  if (c.alibi != Alibi::kNone) {
+    s.alibi_slopes =
+        c.alibi == Alibi::kHeads ? place(blocks, DType::kF32, {c.nheads}, 0, kFill) : place(blocks, DType::kF32, {c.batch, c.nheads}, 0, kFill);
+    Dense slopes(static_cast<size_t>(s.alibi_slopes.size()));
+    for (size_t i = 0; i < slopes.size(); ++i) slopes[i] = std::exp2(-8 * numbers(5).uniform(i));
+    write(s.alibi_slopes, slopes);
+  }
+  if (c.bias != Pairs::kNone) {
+    s.bias = place_pairs(blocks, c, c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, 0, kFill);
+    Dense bias = normal(c.seed, 6, s.bias.size(), 0, 1);
+    for (size_t i = 0; i < bias.size(); ++i)
+      if (numbers(7).uniform(i) < 0.05) bias[i] = -std::numeric_limits<double>::infinity();
+    write(s.bias, bias);
+  }
+  if (c.mask != Pairs::kNone) {
+    s.mask = place_pairs(blocks, c, c.mask, DType::kU8, 0, kFill);
+    Dense mask(static_cast<size_t>(s.mask.size()));
+    const bool has_rows = c.mask != Pairs::kKeys;
+    for (size_t i = 0; i < mask.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / std::max<int64_t>(c.seqlen_k, 1) % c.seqlen_q;
+      const double x = numbers(8).uniform(i);
+      mask[i] = x < 0.3 || (has_rows && row == c.seqlen_q / 3) ? 0 : std::floor(1 + 254 * x);
+    }
+    write(s.mask, mask);
+  }
+  if (c.p_dropout > 0) {
+    s.dropout_state = place(blocks, DType::kI64, {2}, 0, kFill);
+    auto* state = static_cast<int64_t*>(s.dropout_state.data());
+    state[0] = static_cast<int64_t>(mix(c.seed));
+    state[1] = static_cast<int64_t>(mix(c.seed + 1) | 0xffffff00u);  // the low word overflows among the heads of some cases
+  }
+  return s;
+}
+
 }  // namespace
 
 Dense read(const Tensor& tensor) {
@@ -90,6 +164,7 @@ bool same_bits(const Dense& a, const Dense& b) {
 Widened widen(const Tensor& t) {
   Widened w;
   w.values = read(t);
+  if (t.ndim() == 0) return w;
   w.view = t.ndim() == 3 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2)})
                          : Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2), t.shape(3)});
   return w;
@@ -128,7 +203,7 @@ CaseInputs make_inputs(const Case& c) {
       v_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, o_shape{c.batch, c.seqlen_q, c.nheads, c.headdim_v};
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(4);
+  in.blocks.reserve(9);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
@@ -138,6 +213,7 @@ CaseInputs make_inputs(const Case& c) {
     in.v = place_rows(in.blocks, c, c.layout, v_shape, 0, kNan);
   }
   in.dout = place_rows(in.blocks, c, q_layout, o_shape, 0, kNan);
+  in.scores = make_scores(c, in.blocks);
 
   const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : 1.0, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
   Dense q = normal(c.seed, 0, in.q.size(), 0, stddev), k = normal(c.seed, 1, in.k.size(), 0, stddev);
@@ -193,8 +269,11 @@ CaseForward make_forward(const Case& c) {
 
 CaseGradients make_gradients(const Case& c) {
   CaseGradients out;
-  out.blocks.reserve(3);
+  out.blocks.reserve(4);
   constexpr unsigned char kCanary = TensorBlock::kCanary;
+  if (c.bias != Pairs::kNone)
+    out.dbias =
+        place_pairs(out.blocks, c, c.bias == Pairs::kExpanded ? Pairs::kAll : c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, kGuardElements, kCanary);
   if (c.layout == Layout::kPacked) {
     place_packed(out.blocks, c, kGuardElements, kCanary, out.dq, out.dk, out.dv);
     return out;

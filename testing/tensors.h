@@ -51,9 +51,10 @@ class TensorBlock {
   std::vector<Tensor> tensors_;
 };
 
-// q, k, v and dout of a case, filled, in the case's layout. What lies between their elements is NaN.
+// q, k, v, dout and what else scores depend on, filled, in the case's layout. What lies between their elements is NaN.
 struct CaseInputs {
   Tensor q, k, v, dout;
+  ScoreTensors scores;
   std::vector<TensorBlock> blocks;
 };
 CaseInputs make_inputs(const Case& c);
@@ -65,9 +66,9 @@ struct CaseForward {
 };
 CaseForward make_forward(const Case& c);
 
-// dq, dk, dv of a case, guarded.
+// dq, dk, dv of a case, and dbias if it has a bias, guarded.
 struct CaseGradients {
-  Tensor dq, dk, dv;
+  Tensor dq, dk, dv, dbias;
   std::vector<TensorBlock> blocks;
 };
 CaseGradients make_gradients(const Case& c);

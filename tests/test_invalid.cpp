@@ -287,6 +287,127 @@ TEST(InvalidSmall, Softcap) {
   g.problem.softmax_scale = 1e20;
   expect_invalid(g.problem, {"softmax_scale is 1e+20", "softcap 1e-20", "quotient"});
 }
+// Memory for what scores depend on, each a tensor that is right.
+struct GoodScores {
+  int32_t lengths[kBatch] = {3, 8};
+  float slopes[kBatch * kNheads] = {};
+  std::vector<float> pairs = std::vector<float>(kBatch * kNheads * kSeqlenQ * kSeqlenK, 0.5f), gradient = pairs;
+  std::vector<uint8_t> seen = std::vector<uint8_t>(pairs.size(), 1);
+  int64_t state[2] = {1, 2};
+  void give(fattn_problem& p) {
+    p.seqused_k = Tensor(lengths, DType::kI32, {kBatch}).raw();
+    p.alibi_slopes = Tensor(slopes, DType::kF32, {kBatch, kNheads}).raw();
+    p.bias = Tensor(pairs.data(), DType::kF32, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
+    p.mask = Tensor(seen.data(), DType::kU8, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
+    p.dropout_state = Tensor(state, DType::kI64, {2}).raw();
+    p.p_dropout = 0.5;
+    if (p.pass == FATTN_BACKWARD) p.dbias = Tensor(gradient.data(), DType::kF32, {1, kNheads, kSeqlenQ, kSeqlenK}).raw();
+  }
+};
+const Named kScoreNames[] = {{"seqused_k", &fattn_problem::seqused_k}, {"alibi_slopes", &fattn_problem::alibi_slopes},
+                             {"bias", &fattn_problem::bias},           {"mask", &fattn_problem::mask},
+                             {"dbias", &fattn_problem::dbias},         {"dropout_state", &fattn_problem::dropout_state}};
+
+// The same spoiling for each of them, on both backends that compute them.
+void each_score_tensor(const std::function<std::string(fattn_tensor&, const char* name)>& spoil) {
+  for (Backend backend : {Backend::kReference, Backend::kCpu}) {
+    Good good(true, backend);
+    GoodScores scores;
+    scores.give(good.problem);
+    EXPECT_EQ(fattn_execute(&good.problem), FATTN_OK) << fattn_last_error();
+    for (const Named& n : kScoreNames) {
+      fattn_problem p = good.problem;
+      const std::string word = spoil(p.*n.member, n.name);
+      SCOPED_TRACE(n.name);
+      if (!word.empty()) expect_invalid(p, {n.name, word});
+    }
+  }
+}
+
+TEST(InvalidSmall, ScoreTensors) {
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.dtype = FATTN_F16;
+    return std::string("has the dtype 2; it must be");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.ndim = 3;
+    return std::string("has 3 dimensions; allowed: ");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.shape[t.ndim - 1] -= 1;
+    return std::string("expected (");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.shape[0] = -1;
+    return std::string("must be at least 0");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.strides[0] = -1;
+    return std::string("has the stride -1");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.device_type = FATTN_DEVICE_CUDA;
+    return std::string("is on CUDA device 0 but q is on the CPU");
+  });
+  each_score_tensor([](fattn_tensor& t, const char*) {
+    t.data = nullptr;
+    return std::string("is a null pointer");
+  });
+  each_score_tensor([](fattn_tensor& t, const char* name) {
+    if (std::string(name) == "mask") return std::string();  // bytes
+    t.data = static_cast<char*>(t.data) + 1;
+    return std::string("is not aligned");
+  });
+  each_score_tensor([](fattn_tensor& t, const char* name) {
+    if (std::strlen(name) > 5 && std::string(name) != "dropout_state") return std::string();  // lengths and slopes may be apart
+    for (int64_t& stride : t.strides) stride *= 2;
+    return std::string("has the stride 2");
+  });
+}
+TEST(InvalidSmall, PairTensorsOfOneAreForAll) {
+  GoodScores scores;
+  for (int d = 0; d < 3; ++d) {
+    Good g(true, Backend::kCpu);
+    scores.give(g.problem);
+    g.problem.bias.shape[d] = g.problem.mask.shape[d] = g.problem.dbias.shape[d] = 1;
+    EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+    g.problem.bias.shape[d] = 0;
+    expect_invalid(g.problem, {"bias has the shape", "batch or 1"});
+  }
+}
+TEST(InvalidSmall, GradientOfABias) {
+  Good g;
+  GoodScores scores;
+  g.problem.dbias = Tensor(scores.gradient.data(), DType::kF32, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
+  expect_invalid(g.problem, {"dbias is an output of the backward pass only"});
+  Good b(true);
+  scores.give(b.problem);
+  b.problem.dbias.data = scores.pairs.data();
+  expect_invalid(b.problem, {"dbias", "bias", "overlaps"});
+  b.problem.dbias.data = scores.gradient.data();
+  b.problem.dbias.strides[1] = 0;
+  expect_invalid(b.problem, {"dbias is an output whose strides reach one element by two indices"});
+}
+TEST(InvalidSmall, KeyLengths) {
+  for (Backend backend : {Backend::kReference, Backend::kCpu})
+    for (int32_t bad : {-1, static_cast<int32_t>(kSeqlenK) + 1, std::numeric_limits<int32_t>::min()}) {
+      Good g(false, backend);
+      GoodScores scores;
+      scores.give(g.problem);
+      scores.lengths[1] = bad;
+      expect_invalid(g.problem, {"seqused_k[1] is " + std::to_string(bad), "0 to seqlen_k, 8"});
+    }
+}
+TEST(InvalidSmall, Dropout) {
+  for (double p : {std::nan(""), -0.1, 1.0, 2.0, 1 - 0x1p-18}) {
+    Good g;
+    g.problem.p_dropout = p;
+    expect_invalid(g.problem, {"p_dropout is", "0 (none) to 1 - 2^-16"});
+  }
+  Good g;
+  g.problem.p_dropout = 0.1;
+  expect_invalid(g.problem, {"dropout_state is absent", "seed"});
+}
 // What a backend lacks is refused with the reason, whatever else is asked for.
 TEST(InvalidSmall, FeaturesThatABackendLacks) {
   for (bool backward : {false, true}) {
@@ -295,6 +416,19 @@ TEST(InvalidSmall, FeaturesThatABackendLacks) {
     g.problem.softcap = 3;
     expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"algorithm standard of backend cpu does not compute softcap", "backend reference"});
     g.problem.softcap = 0;
+    GoodScores scores;
+    for (const auto& [n, word] : {std::pair{kScoreNames[0], "seqused_k"}, std::pair{kScoreNames[1], "ALiBi"}, std::pair{kScoreNames[2], "a bias"},
+                                  std::pair{kScoreNames[3], "a mask of pairs"}}) {
+      Good all(backward, Backend::kCpu);
+      scores.give(all.problem);
+      fattn_problem p = g.problem;
+      p.*n.member = all.problem.*n.member;
+      expect_error(p, FATTN_ERROR_UNSUPPORTED, {"algorithm standard of backend cpu does not compute", word, "backend reference"});
+    }
+    fattn_problem dropping = g.problem;
+    dropping.dropout_state = Tensor(scores.state, DType::kI64, {2}).raw();
+    dropping.p_dropout = 0.5;
+    expect_error(dropping, FATTN_ERROR_UNSUPPORTED, {"does not compute dropout"});
     g.problem.has_window = 1;
     g.problem.window_left = 2;
     g.problem.window_right = -1;

@@ -200,6 +200,20 @@ Problem problem(bool backward, bool causal) {
   return p;
 }
 
+// What adds to the same elements of dbias is one piece of work, and nothing else is.
+TEST(ValidateSmall, UnitsOfTheBackwardPassShareNoGradient) {
+  Problem p = problem(true, false);  // batch 2, 4 query heads on 2 key heads
+  EXPECT_EQ(p.backward_units(), 4);
+  p.dbias = {true, DType::kF32, 2, 4, 3, {}};
+  EXPECT_EQ(p.backward_units(), 4);
+  p.dbias.batch = 1;
+  EXPECT_EQ(p.backward_units(), 2);
+  p.dbias.heads = 1;
+  EXPECT_EQ(p.backward_units(), 1);
+  p.dbias.batch = 2;
+  EXPECT_EQ(p.backward_units(), 2);
+}
+
 // Nothing is reached by it, but an address formed with it must be one that a 16-byte copy can take.
 TEST(ValidateSmall, AStrideAlongOneElementIsThatOfAnAlignedRow) {
   ForwardTensors t;
@@ -236,6 +250,15 @@ TEST(CostSmall, CountsEveryTensorOnce) {
   const double q = 2 * 3 * 4 * 8 * 2, k = 2 * 5 * 2 * 8 * 2, v = 2 * 5 * 2 * 16 * 2, o = 2 * 3 * 4 * 16 * 2, lse = 2 * 4 * 3 * 4;
   EXPECT_EQ(cost_of(problem(false, false)).bytes, q + k + v + o + lse);
   EXPECT_EQ(cost_of(problem(true, false)).bytes, 2 * (q + k + v + o) + lse);
+}
+
+TEST(CostSmall, CountsWhatScoresDependOn) {
+  Problem p = problem(true, false);
+  const double plain = cost_of(p).bytes;
+  p.bias = {true, DType::kF32, 1, 4, 3, {}};
+  p.dbias = {true, DType::kBF16, 1, 1, 3, {}};
+  p.pair_mask = {true, DType::kU8, 2, 1, 1, {}};
+  EXPECT_EQ(cost_of(p).bytes - plain, 4 * 3 * 5 * 4 + 3 * 5 * 2 + 2 * 5);
 }
 
 TEST(CostSmall, DoesNotOverflow) {

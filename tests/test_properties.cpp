@@ -47,6 +47,23 @@ Case capped(Case c, double softcap) {
   return c;
 }
 
+// With everything that a score may depend on beside q k.
+Case featured(Case c) {
+  c.key_lengths = true;
+  c.alibi = Alibi::kBatchHeads;
+  c.bias = Pairs::kHeads;
+  c.mask = Pairs::kAll;
+  c.p_dropout = 0.2;
+  c.name = name_of(c);
+  return c;
+}
+// A bias whose gradient is summed over everything but queries and keys.
+Case biased(Case c) {
+  c.bias = Pairs::kOne;
+  c.name = name_of(c);
+  return c;
+}
+
 std::vector<Case> those_of(const Target& target, const std::vector<Case>& cases) {
   std::vector<Case> some;
   for (const Case& c : cases)
@@ -54,13 +71,16 @@ std::vector<Case> those_of(const Target& target, const std::vector<Case>& cases)
   return some;
 }
 
-// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting; the same in windows, and
-// capped.
+// Prefill with tails and GQA, causal with rows that see nothing, self-attention, and decode over keys worth splitting; the same in windows, capped,
+// and with what else scores may depend on.
 std::vector<Case> some_shapes(DType dtype) {
   return {windowed(shape(dtype, 2, 130, 197, 4, 2, 64, false), 50, 20),
           windowed(shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), 1000, -1),
           capped(shape(dtype, 1, 70, 90, 2, 2, 40, true), 4),
           capped(shape(dtype, 1, 1, 2100, 4, 1, 80, false, false), 4),
+          featured(shape(dtype, 3, 130, 197, 4, 2, 64, false)),
+          featured(capped(windowed(shape(dtype, 2, 2, 1500, 9, 3, 64, true, false), 1000, -1), 6)),
+          biased(shape(dtype, 2, 65, 700, 4, 2, 32, false)),
           shape(dtype, 2, 65, 97, 4, 2, 64, false),
           shape(dtype, 1, 70, 50, 2, 2, 40, true),
           shape(dtype, 1, 130, 130, 3, 1, 32, true),
@@ -276,6 +296,7 @@ TEST_P(PropertySmall, APlanRunsAgainAndFromSeveralThreads) {
       t.v = in.v;
       t.o = out.o;
       t.lse = out.lse;
+      t.scores = in.scores;
       return t;
     };
     const CaseForward out = make_forward(c);
@@ -473,18 +494,23 @@ INSTANTIATE_TEST_SUITE_P(Every, Fork, kParameters, parameter_name);
 
 // ---- The oracle itself --------------------------------------------------------------------------------------------------
 
-// d/dx of sum(o * dout) by central differences, for every element of q, k and v.
+// d/dx of sum(o * dout) by central differences, for every element of q, k, v and of a bias that hides nothing.
 TEST(OracleSmall, GradientsAgreeWithFiniteDifferences) {
   std::vector<Case> cases;
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{5, 7}, std::pair{7, 5}}) {
     const Case plain = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, false), causal = shape(DType::kF64, 2, seqlen_q, seqlen_k, 4, 2, 6, true);
-    cases.insert(cases.end(),
-                 {plain, causal, windowed(plain, 2, 1), windowed(causal, 1, -1), capped(causal, 1.5), capped(windowed(plain, 0, 3), 0.7)});
+    cases.insert(cases.end(), {plain, causal, featured(plain), featured(capped(windowed(causal, 3, -1), 2)), biased(plain), windowed(plain, 2, 1),
+                               windowed(causal, 1, -1), capped(causal, 1.5), capped(windowed(plain, 0, 3), 0.7)});
   }
   for (Case c : cases) {
     c.headdim_v = 3;
     c.softmax_scale = 0.7;
     const CaseInputs in = make_inputs(c);
+    if (in.scores.bias) {
+      Dense bias = read(in.scores.bias);
+      for (double& x : bias) x = std::isfinite(x) ? x : -1.0;
+      write(in.scores.bias, bias);
+    }
     const Options options = options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0});
     const Outputs out = run_passes(c, in, options);
     const Dense dout = read(in.dout);
@@ -514,6 +540,7 @@ TEST(OracleSmall, GradientsAgreeWithFiniteDifferences) {
     compare("dq", in.q, out.dq);
     compare("dk", in.k, out.dk);
     compare("dv", in.v, out.dv);
+    if (in.scores.bias) compare("dbias", in.scores.bias, out.dbias);
   }
 }
 

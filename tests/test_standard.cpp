@@ -32,8 +32,8 @@ double load(const void* data, DType dtype, int64_t i) {
     case DType::kF32: return static_cast<const float*>(data)[i];
     case DType::kF16: return fattn::core::f16_to_float(static_cast<const uint16_t*>(data)[i]);
     case DType::kBF16: return fattn::core::bf16_to_float(static_cast<const uint16_t*>(data)[i]);
+    default: return kNaN;
   }
-  return kNaN;
 }
 
 void store(void* data, DType dtype, int64_t i, double x) {
@@ -42,6 +42,7 @@ void store(void* data, DType dtype, int64_t i, double x) {
     case DType::kF32: static_cast<float*>(data)[i] = static_cast<float>(x); return;
     case DType::kF16: static_cast<uint16_t*>(data)[i] = fattn::core::float_to_f16(static_cast<float>(x)); return;
     case DType::kBF16: static_cast<uint16_t*>(data)[i] = fattn::core::float_to_bf16(static_cast<float>(x)); return;
+    default: return;
   }
 }
 

@@ -1,13 +1,14 @@
 /* The C ABI of fattn: exact, IO-aware attention. These functions are the only symbols that libfattn.so exports.
  *
- *   o = softmax(cap(softmax_scale * q k^T) + mask) v        lse = log(sum(exp(cap(softmax_scale * q k^T) + mask)))
+ *   s = cap(softmax_scale * q k^T) + alibi + bias + mask        o = dropout(softmax(s)) v        lse = log(sum(exp(s)))
  *
  * Layout: q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
  * o (batch, seqlen_q, nheads, headdim_v), lse (batch, nheads, seqlen_q). Strides count elements; the last dimension of
  * q, k, v, o and their gradients is contiguous, every other stride is free, so a (batch, heads, seqlen, headdim) tensor is
  * a view and needs no copy. nheads is a multiple of nheads_k (GQA, MQA). Masks are aligned to the bottom right: causal, query i
  * sees the keys j <= i + seqlen_k - seqlen_q; in a window, the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right.
- * cap(s) = softcap tanh(s / softcap), or s. docs/NUMERICS.md says what is computed to the last bit.
+ * cap(s) = softcap tanh(s / softcap), or s. With seqused_k, seqlen_k is each batch entry's own in all of this. docs/NUMERICS.md says what is computed
+ * to the last bit.
  *
  * Every struct that may grow begins with its size; set it to sizeof(the struct) and zero the rest, which selects the
  * defaults (`fattn_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};`).
@@ -20,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 3u
+#define FATTN_ABI_VERSION 4u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -47,9 +48,10 @@ enum {
   FATTN_ERROR_COMPILE = 8    /* a GPU kernel could not be compiled, or the driver refused it */
 };
 
-enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4 }; /* dtype; F64 on backend reference only */
-enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 };                 /* device_type */
-enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };                       /* pass */
+/* dtype. q, k, v, o and their gradients are of the first four, F64 on backend reference only; the others are for what stands beside them. */
+enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4, FATTN_I32 = 5, FATTN_U8 = 6, FATTN_I64 = 7 };
+enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 }; /* device_type */
+enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };       /* pass */
 enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2, FATTN_BACKEND_CUDA = 3 };
 /* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. v3: the same for Hopper GPUs
    (compute capability 9.0), with products and softmax overlapped as in FlashAttention-3 (Shah et al. 2024). */
@@ -105,12 +107,21 @@ typedef struct fattn_problem {
   int64_t window_left;            /* keys before a query's own position that it sees; -1: all */
   int64_t window_right;           /* keys behind it, likewise; with causal there are none, whatever this says */
   double softcap;                 /* > 0: scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are */
+  double p_dropout;               /* > 0: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - p_dropout; 0: none */
   fattn_tensor q, k, v;
   fattn_tensor o;          /* forward: output; backward: input */
   fattn_tensor lse;        /* forward: optional output; backward: input; F32 (F64 for F64 problems), any strides */
   fattn_tensor weights;    /* forward with algorithm standard: optional output (batch, nheads, seqlen_q, seqlen_k) in q's dtype */
   fattn_tensor dout;       /* backward: input, the gradient of o */
   fattn_tensor dq, dk, dv; /* backward: outputs */
+  /* Inputs of both passes that may be absent. */
+  fattn_tensor seqused_k;    /* (batch), I32: batch entry b has the keys [0, seqused_k[b]) only, 0 to seqlen_k, and its masks align with them */
+  fattn_tensor alibi_slopes; /* (nheads) or (batch, nheads), F32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j */
+  fattn_tensor bias; /* (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores; -Inf hides the key as mask does */
+  fattn_tensor mask; /* the same shape, U8: a query sees the keys where it is not 0 */
+  fattn_tensor dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend */
+  fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
+                         over every dimension of 1; it needs not bias's shape, and is there without bias too */
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */
@@ -123,6 +134,8 @@ typedef struct fattn_buffers {
   void* weights;
   const void* dout;
   void *dq, *dk, *dv;
+  const void *seqused_k, *alibi_slopes, *bias, *mask, *dropout_state; /* what they point to may change from call to call */
+  void* dbias;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */
@@ -137,7 +150,7 @@ typedef struct fattn_plan_info {
   int32_t num_threads;
   int32_t cuda_level; /* compute capability that the kernels are written for: 75, 80; 0: not a GPU's */
   size_t workspace_bytes;
-  double flops;         /* 2 * (headdim + headdim_v) per visible (query, key) pair forward; 2.5 times that backward */
+  double flops;         /* 2 * (headdim + headdim_v) per (query, key) pair that causal and window leave, forward; 2.5 times that backward */
   double flops_nominal; /* the same with every pair counted, halved if causal: what papers print; as `flops` in a window */
   double bytes;         /* compulsory traffic: every input read once, every output written once */
   const char* kernel;   /* name of the kernel, for people */

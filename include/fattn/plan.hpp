@@ -37,6 +37,7 @@ class Plan {
     b.o = t.o.data();
     b.lse = t.lse.data();
     b.weights = t.weights.data();
+    point_to(t.scores, b);
     check(fattn_plan_execute(raw_.get(), &b));
   }
   void execute(const BackwardTensors& t, void* workspace, size_t workspace_bytes, void* stream = nullptr) const {
@@ -50,6 +51,8 @@ class Plan {
     b.dq = t.dq.data();
     b.dk = t.dk.data();
     b.dv = t.dv.data();
+    point_to(t.scores, b);
+    b.dbias = t.dbias.data();
     check(fattn_plan_execute(raw_.get(), &b));
   }
 
@@ -61,6 +64,13 @@ class Plan {
     b.workspace_bytes = workspace_bytes;
     b.stream = stream;
     return b;
+  }
+  static void point_to(const ScoreTensors& t, fattn_buffers& b) {
+    b.seqused_k = t.seqused_k.data();
+    b.alibi_slopes = t.alibi_slopes.data();
+    b.bias = t.bias.data();
+    b.mask = t.mask.data();
+    b.dropout_state = t.dropout_state.data();
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

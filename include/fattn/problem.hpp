@@ -13,6 +13,7 @@ struct Options {
   int64_t window_left = -1, window_right = -1;
   std::optional<double> softmax_scale;  // default 1 / sqrt(headdim)
   double softcap = 0;                   // > 0: scaled scores s become softcap * tanh(s / softcap)
+  double p_dropout = 0;                 // > 0: weights become 0 with this probability, the others are divided by 1 - p_dropout
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;
@@ -22,16 +23,29 @@ struct Options {
   int cuda_level = 0;                        // CUDA: 75 or 80, kernels for that compute capability; 0: the best for the device
 };
 
+// What a score depends on beside q and k; every tensor may be absent. fattn.h (fattn_problem) has their shapes.
+struct ScoreTensors {
+  Tensor seqused_k;      // (batch) of kI32: keys that each batch entry has
+  Tensor alibi_slopes;   // (nheads) or (batch, nheads) of kF32
+  Tensor bias;           // added to scores, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); -Inf hides
+  Tensor mask;           // the same shape, kU8: 0 hides
+  Tensor dropout_state;  // (2) of kI64: seed and offset; with Options::p_dropout
+};
+
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
 // o (batch, seqlen_q, nheads, headdim_v), lse (batch, nheads, seqlen_q) or absent,
 // weights (batch, nheads, seqlen_q, seqlen_k) with Algorithm::kStandard only, or absent.
 struct ForwardTensors {
   Tensor q, k, v, o, lse, weights;
+  ScoreTensors scores = {};
 };
 
-// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v.
+// o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
+// summed over each of batch, heads and queries where its shape is 1.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
+  ScoreTensors scores = {};
+  Tensor dbias = {};
 };
 
 namespace detail {
@@ -51,9 +65,17 @@ inline fattn_problem describe(const Options& options) {
   p.window_left = options.window_left;
   p.window_right = options.window_right;
   p.softcap = options.softcap;
+  p.p_dropout = options.p_dropout;
   p.deterministic = options.deterministic ? 1 : 0;
   p.cuda_level = options.cuda_level;
   return p;
+}
+inline void describe(const ScoreTensors& t, fattn_problem& p) {
+  p.seqused_k = t.seqused_k.raw();
+  p.alibi_slopes = t.alibi_slopes.raw();
+  p.bias = t.bias.raw();
+  p.mask = t.mask.raw();
+  p.dropout_state = t.dropout_state.raw();
 }
 }  // namespace detail
 
@@ -66,6 +88,7 @@ inline fattn_problem describe(const ForwardTensors& t, const Options& options) {
   p.o = t.o.raw();
   p.lse = t.lse.raw();
   p.weights = t.weights.raw();
+  detail::describe(t.scores, p);
   return p;
 }
 
@@ -81,6 +104,8 @@ inline fattn_problem describe(const BackwardTensors& t, const Options& options) 
   p.dq = t.dq.raw();
   p.dk = t.dk.raw();
   p.dv = t.dv.raw();
+  detail::describe(t.scores, p);
+  p.dbias = t.dbias.raw();
   return p;
 }
 

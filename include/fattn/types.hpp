@@ -10,7 +10,15 @@
 
 namespace fattn {
 
-enum class DType : int32_t { kF32 = FATTN_F32, kF16 = FATTN_F16, kBF16 = FATTN_BF16, kF64 = FATTN_F64 };
+enum class DType : int32_t {
+  kF32 = FATTN_F32,
+  kF16 = FATTN_F16,
+  kBF16 = FATTN_BF16,
+  kF64 = FATTN_F64,
+  kI32 = FATTN_I32,
+  kU8 = FATTN_U8,
+  kI64 = FATTN_I64,
+};
 enum class Backend : int32_t {
   kAuto = FATTN_BACKEND_AUTO,
   kReference = FATTN_BACKEND_REFERENCE,
@@ -36,10 +44,13 @@ enum class Isa : int32_t {
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return 8;
-    case DType::kF32: return 4;
+    case DType::kF64:
+    case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
     case DType::kF16:
     case DType::kBF16: return 2;
+    case DType::kU8: return 1;
   }
   return 0;
 }
@@ -49,6 +60,9 @@ constexpr const char* name_of(DType dtype) {
     case DType::kF32: return "fp32";
     case DType::kF16: return "fp16";
     case DType::kBF16: return "bf16";
+    case DType::kI32: return "int32";
+    case DType::kU8: return "uint8";
+    case DType::kI64: return "int64";
   }
   return "unknown";
 }

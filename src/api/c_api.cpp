@@ -168,6 +168,12 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     b.dq = p.dq.data;
     b.dk = p.dk.data;
     b.dv = p.dv.data;
+    b.seqused_k = p.seqused_k.data;
+    b.alibi_slopes = p.alibi_slopes.data;
+    b.bias = p.bias.data;
+    b.mask = p.mask.data;
+    b.dropout_state = p.dropout_state.data;
+    b.dbias = p.dbias.data;
     b.workspace = workspace.get();
     b.workspace_bytes = plan.workspace_bytes;
     fattn::core::load(plan);

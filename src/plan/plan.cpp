@@ -69,7 +69,7 @@ constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
 void split_decode(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kDecode;
   plan.rows = p.group() * p.seqlen_q;
-  const int64_t keys = p.seqlen_k - p.mask().visible_begin(0);  // no query sees those before
+  const int64_t keys = p.seqlen_k - first_key_of_decode(p.mask(), p);
   const int64_t wanted = ceil_div(p.batch * p.nheads_k * keys, 2 * kTasksWanted);
   plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
   plan.splits = std::max<int64_t>(1, ceil_div(keys, plan.task_k));
@@ -93,7 +93,7 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   const int64_t width = std::max(p.headdim, p.headdim_v);
   plan.task_k = std::clamp<int64_t>(640 * 1024 / 16 / width / plan.block_k * plan.block_k, plan.block_k, 6 * plan.block_k);
   // Key heads are independent; where they are few, up to 8 partial dq are summed at the end, in a fixed order.
-  const int64_t units = p.batch * p.nheads_k, blocks = ceil_div(p.seqlen_k, plan.task_k);
+  const int64_t units = p.backward_units(), blocks = ceil_div(p.seqlen_k, plan.task_k);
   plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
 }
 
@@ -102,8 +102,9 @@ constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: al
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
-  // The AMX kernels have masks that end, but none that begin, and no other scores than scaled ones.
-  const bool beyond_amx = c.isa == Isa::kAmx && p.dtype == DType::kBF16 && (p.mask().begins() || p.softcap > 0);
+  // The AMX kernels have masks that end, but none that begin, and no other scores than scaled ones. (Decode has no AMX kernel of its own.)
+  const bool inputs = p.softcap > 0 || p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given;
+  const bool beyond_amx = c.isa == Isa::kAmx && p.dtype == DType::kBF16 && (p.mask().begins() || inputs);
   if (beyond_amx) c.isa = Isa::kAvx512Bf16;
   if (p.backward)
     split_backward(p, c);
@@ -125,7 +126,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
       break;
   }
-  if (beyond_amx) plan.why += "; amx has no kernels for window_left and softcap";
+  if (beyond_amx) plan.why += "; amx has no kernels for window_left, softcap, ALiBi, bias, mask and dropout";
 }
 
 Backend choose_backend(const Problem& p) {

@@ -10,6 +10,7 @@
 #include "device/cpu_info.h"
 #include "device/cuda_device.h"
 #include "problem/problem.h"
+#include "shared/dropout.h"
 
 namespace fattn::core {
 
@@ -26,6 +27,12 @@ struct CpuPlan {
   int64_t heads = 1;    // decode: key heads that a task takes together
   int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
 };
+
+// Where decode's chunks of keys begin: no query sees those before; with dropout at a block of its random numbers.
+inline int64_t first_key_of_decode(const Mask& mask, const Problem& p) {
+  const int64_t first = mask.visible_begin(0);
+  return p.dropout_below > 0 ? first / kDropoutBlock * kDropoutBlock : first;
+}
 
 // What the CUDA backend is told: which device, and what its kernels are written and compiled for. It chooses tiles and grids
 // from its own tables, and keeps them here.

@@ -32,13 +32,10 @@ Extent extent_of(const fattn_tensor& t) {
   return e;
 }
 
-// What holds for every tensor alone: rank, dtype, device, shape, strides, size.
-void check_tensor(const char* name, const fattn_tensor& t, int ndim, bool output) {
-  if (t.ndim == 0) invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
+// What holds for every tensor alone: rank, device, shape, strides, size. The dtype is known already. `dimensions` names them.
+void check_view(const char* name, const fattn_tensor& t, int ndim, const char* dimensions, bool output) {
   if (t.ndim != ndim)
-    invalid(text(name, " has ", t.ndim, " dimensions; allowed: ", ndim, ndim == 4 ? " (batch, seqlen, heads, headdim)" : " (batch, heads, seqlen_q)",
-                 ". Add a dimension of 1 where one is missing"));
-  if (!known_dtype(t.dtype)) invalid(text(name, " has the unknown dtype ", t.dtype, "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
+    invalid(text(name, " has ", t.ndim, " dimensions; allowed: ", ndim, " ", dimensions, ". Add a dimension of 1 where one is missing"));
   const bool on_cpu = t.device_type == FATTN_DEVICE_CPU && t.device_index == 0;
   const bool on_cuda = t.device_type == FATTN_DEVICE_CUDA && t.device_index >= 0;
   if (!on_cpu && !on_cuda)
@@ -55,8 +52,16 @@ void check_tensor(const char* name, const fattn_tensor& t, int ndim, bool output
     invalid(text(name, " is an output whose strides reach one element by two indices (an expanded view?); pass a tensor of its own memory"));
 }
 
+// A tensor that the call needs, of a dtype that attention is computed in.
+void check_tensor(const char* name, const fattn_tensor& t, int ndim, const char* dimensions, bool output) {
+  if (t.ndim == 0) invalid(text(name, " is absent; this call needs it. Describe it with its shape, strides and dtype"));
+  if (t.ndim == ndim && !known_dtype(t.dtype))
+    invalid(text(name, " has the unknown dtype ", t.dtype, "; allowed: fp32 (1), fp16 (2), bf16 (3), fp64 (4)"));
+  check_view(name, t, ndim, dimensions, output);
+}
+
 void check_rows(const char* name, const fattn_tensor& t, bool output) {
-  check_tensor(name, t, 4, output);
+  check_tensor(name, t, 4, "(batch, seqlen, heads, headdim)", output);
   if (t.shape[3] > 1 && t.strides[3] != 1)
     invalid(text(name, " has the stride ", t.strides[3], " in its last dimension (headdim); it must be 1. Make that dimension contiguous"));
 }
@@ -130,15 +135,98 @@ void check_options(const fattn_problem& g) {
   }
 }
 
+void check_dtype(const char* name, const fattn_tensor& t, int32_t wanted, const char* because) {
+  if (t.dtype != wanted)
+    invalid(text(name, " has the dtype ", t.dtype, "; it must be ", name_of(static_cast<DType>(wanted)), " (", wanted, ")", because));
+}
+
+// Sums of two lengths and a limit stay numbers.
+void check_lengths(const Problem& p, const char* with, int64_t most, const char* most_text) {
+  if (p.seqlen_q > most || p.seqlen_k > most)
+    invalid(text("seqlen_q is ", p.seqlen_q, " and seqlen_k ", p.seqlen_k, "; with ", with, " they may be up to ", most_text, " each"));
+}
+
+constexpr const char* kPairDimensions = "(batch or 1, nheads or 1, seqlen_q or 1, seqlen_k)";
+
+// bias, mask, dbias.
+PairTensor pair_tensor(const char* name, const fattn_tensor& t, const Problem& p, bool output) {
+  check_view(name, t, 4, kPairDimensions, output);
+  const std::array<int64_t, 4> whole{p.batch, p.nheads, p.seqlen_q, p.seqlen_k};
+  for (int i = 0; i < 4; ++i)
+    if (t.shape[i] != whole[static_cast<size_t>(i)] && (i == 3 || t.shape[i] != 1))
+      invalid(text(name, " has the shape ", shape_text(t), "; expected ", kPairDimensions, " with batch ", p.batch, ", nheads ", p.nheads,
+                   ", seqlen_q ", p.seqlen_q, ", seqlen_k ", p.seqlen_k));
+  if (t.shape[3] > 1 && t.strides[3] != 1)
+    invalid(text(name, " has the stride ", t.strides[3], " in its last dimension (seqlen_k); it must be 1. Make that dimension contiguous"));
+  const auto stride = [&](int i) { return t.shape[i] > 1 ? t.strides[i] : 0; };
+  return {true, static_cast<DType>(t.dtype), t.shape[0], t.shape[1], t.shape[2], {stride(0), stride(2), stride(1)}};
+}
+
+void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p) {
+  if (t.dtype != FATTN_F32 && t.dtype != static_cast<int32_t>(p.dtype))
+    invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
+}
+
+// What a score depends on beside q and k.
+void set_scores(const fattn_problem& g, Problem& p) {
+  if (g.seqused_k.ndim != 0) {
+    check_dtype("seqused_k", g.seqused_k, FATTN_I32, "");
+    check_view("seqused_k", g.seqused_k, 1, "(batch)", false);
+    check_same_device("seqused_k", g.seqused_k, g.q);
+    check_shape("seqused_k", g.seqused_k, {p.batch, 0, 0, 0}, "(batch)");
+    p.has_seqused_k = true;
+    p.seqused_k_stride = g.seqused_k.strides[0];
+  }
+  if (const fattn_tensor& t = g.alibi_slopes; t.ndim != 0) {
+    check_dtype("alibi_slopes", t, FATTN_F32, "");
+    check_view("alibi_slopes", t, t.ndim == 2 ? 2 : 1, "(nheads), or 2 (batch, nheads)", false);
+    check_same_device("alibi_slopes", t, g.q);
+    check_shape("alibi_slopes", t,
+                t.ndim == 2 ? std::array{p.batch, p.nheads, int64_t{0}, int64_t{0}} : std::array{p.nheads, int64_t{0}, int64_t{0}, int64_t{0}},
+                "from q's batch and heads");
+    check_lengths(p, "alibi_slopes", int64_t{1} << 61, "2^61");
+    p.has_alibi = true;
+    p.alibi_batch_stride = t.ndim == 2 ? t.strides[0] : 0;
+    p.alibi_head_stride = t.strides[t.ndim - 1];
+  }
+  if (g.bias.ndim != 0) {
+    check_bias_dtype("bias", g.bias, p);
+    check_same_device("bias", g.bias, g.q);
+    p.bias = pair_tensor("bias", g.bias, p, false);
+  }
+  if (g.mask.ndim != 0) {
+    check_dtype("mask", g.mask, FATTN_U8, ", 0 where a key is hidden");
+    check_same_device("mask", g.mask, g.q);
+    p.pair_mask = pair_tensor("mask", g.mask, p, false);
+  }
+  if (g.dbias.ndim != 0) {
+    if (!p.backward) invalid("dbias is an output of the backward pass only; leave it absent in a forward problem");
+    check_bias_dtype("dbias", g.dbias, p);
+    check_same_device("dbias", g.dbias, g.q);
+    p.dbias = pair_tensor("dbias", g.dbias, p, true);
+  }
+  constexpr double kSteps = 65536;
+  if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
+  if (g.p_dropout > 0) {
+    const fattn_tensor& t = g.dropout_state;
+    if (t.ndim == 0) invalid(text("p_dropout is ", g.p_dropout, ", and dropout_state is absent; it has the seed and the offset, two int64"));
+    check_dtype("dropout_state", t, FATTN_I64, "");
+    check_view("dropout_state", t, 1, "(2)", false);
+    check_same_device("dropout_state", t, g.q);
+    check_shape("dropout_state", t, {2, 0, 0, 0}, "seed and offset");
+    if (t.strides[0] != 1) invalid(text("dropout_state has the stride ", t.strides[0], "; it must be 1"));
+    check_lengths(p, "p_dropout", int64_t{1} << 31, "2^31");
+    p.dropout_below = static_cast<int>(std::lround(g.p_dropout * kSteps));
+  }
+}
+
 constexpr int64_t kMaxHeaddim = 576;
 
 // One mask, one way to say it: a limit that hides nothing is none, and a window that ends at the query itself is causal.
 void set_mask(const fattn_problem& g, Problem& p) {
   p.causal = g.causal != 0;
   if (!g.has_window) return;
-  constexpr int64_t kMost = int64_t{1} << 61;  // sums of two lengths and a limit stay numbers
-  if (p.seqlen_q > kMost || p.seqlen_k > kMost)
-    invalid(text("seqlen_q is ", p.seqlen_q, " and seqlen_k ", p.seqlen_k, "; with a window they may be up to 2^61 each"));
+  check_lengths(p, "a window", int64_t{1} << 61, "2^61");
   // The last query is at key seqlen_k - 1, the first query's last key in reach is seqlen_q - 1 before the end.
   p.window_left = g.window_left >= p.seqlen_k - 1 ? -1 : g.window_left;
   if (g.window_right == 0) p.causal = true;
@@ -190,7 +278,7 @@ Problem validate(const fattn_problem& g) {
   p.o = row_strides(g.o);
 
   if (g.lse.ndim != 0 || backward) {
-    check_tensor("lse", g.lse, 3, !backward);
+    check_tensor("lse", g.lse, 3, "(batch, heads, seqlen_q)", !backward);
     check_same_device("lse", g.lse, g.q);
     const int32_t wanted = g.q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     if (g.lse.dtype != wanted)
@@ -202,7 +290,7 @@ Problem validate(const fattn_problem& g) {
   }
   if (g.weights.ndim != 0) {
     if (backward) invalid("weights are an output of the forward pass only; leave them absent in a backward problem");
-    check_tensor("weights", g.weights, 4, true);
+    check_tensor("weights", g.weights, 4, "(batch, nheads, seqlen_q, seqlen_k)", true);
     check_same_dtype("weights", g.weights, g.q.dtype);
     check_same_device("weights", g.weights, g.q);
     check_shape("weights", g.weights, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, "(batch, nheads, seqlen_q, seqlen_k)");
@@ -233,6 +321,7 @@ Problem validate(const fattn_problem& g) {
   set_mask(g, p);
   p.softmax_scale = g.has_softmax_scale ? g.softmax_scale : 1.0 / std::sqrt(static_cast<double>(p.headdim));
   p.softcap = g.softcap;
+  set_scores(g, p);
   if (p.softcap > 0 && !std::isfinite(static_cast<float>(4 * p.softmax_scale / p.softcap)))
     invalid(text("softmax_scale is ", p.softmax_scale, " and softcap ", p.softcap, "; four times their quotient must be within the range of fp32"));
   p.backend = static_cast<Backend>(g.backend);
@@ -263,7 +352,7 @@ Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t h
 }  // namespace
 
 void validate_buffers(const Problem& p, const fattn_buffers& b) {
-  std::array<Operand, 10> operands{};
+  std::array<Operand, 16> operands{};
   size_t n = 0;
   const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) { operands[n++] = {name, data, extent, output}; };
   add("q", b.q, rows_extent(p, p.q, p.seqlen_q, p.nheads, p.headdim), false);
@@ -284,6 +373,21 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
     add("dv", b.dv, rows_extent(p, p.dv, p.seqlen_k, p.nheads_k, p.headdim_v), true);
   }
 
+  if (p.has_seqused_k) add("seqused_k", b.seqused_k, {1, {p.batch}, {p.seqused_k_stride}, 4}, false);
+  if (p.has_alibi)
+    add("alibi_slopes", b.alibi_slopes,
+        {2, {p.alibi_batch_stride == 0 ? std::min<int64_t>(p.batch, 1) : p.batch, p.nheads}, {p.alibi_batch_stride, p.alibi_head_stride}, 4}, false);
+  const auto add_pairs = [&](const char* name, const void* data, const PairTensor& t, bool output) {
+    if (t.given)
+      add(name, data,
+          {4, {t.batch, t.heads, t.rows, p.seqlen_k}, {t.strides.batch, t.strides.head, t.strides.row, 1}, static_cast<int64_t>(size_of(t.dtype))},
+          output);
+  };
+  add_pairs("bias", b.bias, p.bias, false);
+  add_pairs("mask", b.mask, p.pair_mask, false);
+  add_pairs("dbias", b.dbias, p.dbias, true);
+  if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
+
   for (size_t i = 0; i < n; ++i) {
     const Operand& x = operands[i];
     if (span_bytes(x.extent) == 0) continue;
@@ -296,6 +400,13 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
       if ((operands[i].output || operands[j].output) && may_overlap(operands[i].data, operands[i].extent, operands[j].data, operands[j].extent))
         invalid(text(operands[i].output ? operands[i].name : operands[j].name, " overlaps ", operands[i].output ? operands[j].name : operands[i].name,
                      " in memory; an output needs memory of its own"));
+}
+
+void validate_host_values(const Problem& p, const fattn_buffers& b) {
+  if (!p.has_seqused_k || p.empty()) return;
+  for (int64_t n = 0; n < p.batch; ++n)
+    if (const int64_t keys = seqlen_k_of(p, b, n); keys < 0 || keys > p.seqlen_k)
+      invalid(text("seqused_k[", n, "] is ", keys, "; allowed: 0 to seqlen_k, ", p.seqlen_k));
 }
 
 }  // namespace fattn::core

@@ -15,6 +15,14 @@ struct Strides {
   int64_t batch = 0, row = 0, head = 0;
 };
 
+// A tensor over (batch, head, query, key): bias, mask, dbias. A dimension of one element has the stride 0, so that it is read for all.
+struct PairTensor {
+  bool given = false;
+  DType dtype = DType::kF32;
+  int64_t batch = 0, heads = 0, rows = 0;  // its sizes
+  Strides strides;                         // of batch, query and head; keys lie side by side
+};
+
 struct Problem {
   bool backward = false;
   DType dtype = DType::kF32;
@@ -22,7 +30,8 @@ struct Problem {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit. As mask() wants them: what a limit of 0 or causal say already is said once
   double softmax_scale = 0;
-  double softcap = 0;  // 0: none
+  double softcap = 0;     // 0: none
+  int dropout_below = 0;  // a weight is dropped if its random number of 16 bits is below; 0: no dropout
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;
@@ -36,9 +45,22 @@ struct Problem {
   bool want_lse = false, want_weights = false;
   Strides q, k, v, o, lse, dout, dq, dk, dv;
   int64_t weights_strides[4] = {};  // batch, head, query, key
+  bool has_seqused_k = false, has_alibi = false;
+  int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0;
+  PairTensor bias, pair_mask, dbias;
 
   int64_t group() const { return nheads / nheads_k; }  // query heads that share a key head
-  Mask mask() const { return {seqlen_q, seqlen_k, causal, window_left, window_right}; }
+  Mask mask() const { return mask(seqlen_k); }
+  // Of a batch entry that has the first `keys` of seqlen_k keys.
+  Mask mask(int64_t keys) const { return {seqlen_q, keys, causal, window_left, window_right}; }
+  // Does every score depend on its row and key beside q k?
+  bool has_pair_terms() const { return has_alibi || bias.given || pair_mask.given; }
+  double dropout_scale() const { return 65536.0 / (65536 - dropout_below); }  // of the weights that stay
+  // Backward: batch entries, or key heads, whose sums for dbias are one.
+  bool shares_dbias_of_batch() const { return dbias.given && dbias.batch < batch; }
+  bool shares_dbias_of_heads() const { return dbias.given && dbias.heads < nheads; }
+  // How many (batch entry, key head) are independent of each other, then.
+  int64_t backward_units() const { return (shares_dbias_of_batch() ? 1 : batch) * (shares_dbias_of_heads() ? 1 : nheads_k); }
   bool windowed() const { return window_left >= 0 || window_right >= 0; }
   bool empty() const { return batch == 0 || seqlen_q == 0; }  // no output row
 };
@@ -49,9 +71,17 @@ Problem validate(const fattn_problem& given);
 // Null, misaligned and overlapping pointers. Throws Error(kInvalidArgument).
 void validate_buffers(const Problem& problem, const fattn_buffers& buffers);
 
+// Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
+void validate_host_values(const Problem& problem, const fattn_buffers& buffers);
+
+// How many keys a batch entry has.
+inline int64_t seqlen_k_of(const Problem& p, const fattn_buffers& b, int64_t batch) {
+  return p.has_seqused_k ? static_cast<const int32_t*>(b.seqused_k)[batch * p.seqused_k_stride] : p.seqlen_k;
+}
+
 // Arithmetic of the problem, from the shapes alone.
 struct Cost {
-  double flops = 0;          // visible pairs
+  double flops = 0;          // visible pairs, as masks and seqlen_k say: what seqused_k and `mask` hide is not known
   double flops_nominal = 0;  // all pairs, halved if causal; visible pairs in a window
   double bytes = 0;          // inputs once, outputs once
 };

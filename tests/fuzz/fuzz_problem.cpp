@@ -40,10 +40,13 @@ class Bytes {
 
 int64_t element_size(int32_t dtype) {
   switch (dtype) {
-    case FATTN_F64: return 8;
-    case FATTN_F32: return 4;
+    case FATTN_F64:
+    case FATTN_I64: return 8;
+    case FATTN_F32:
+    case FATTN_I32: return 4;
     case FATTN_F16:
     case FATTN_BF16: return 2;
+    case FATTN_U8: return 1;
     default: return 0;
   }
 }
@@ -149,6 +152,18 @@ fattn_problem problem(Bytes& in) {
     p.dk = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim});
     p.dv = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim_v});
   }
+  const uint8_t scores = in.byte();
+  const auto pairs = [&](int32_t of) {
+    const uint8_t one = in.byte();
+    return tensor(in, of, {one % 2 ? 1 : batch, one / 2 % 2 ? 1 : nheads, one / 4 % 2 ? 1 : seqlen_q, seqlen_k});
+  };
+  if (scores % 2) p.seqused_k = tensor(in, FATTN_I32, {batch});
+  if (scores / 2 % 2) p.alibi_slopes = in.byte() % 2 ? tensor(in, FATTN_F32, {nheads}) : tensor(in, FATTN_F32, {batch, nheads});
+  if (scores / 4 % 2) p.bias = pairs(in.byte() % 2 ? FATTN_F32 : dtype);
+  if (scores / 8 % 2) p.mask = pairs(FATTN_U8);
+  if (scores / 16 % 2) p.dropout_state = tensor(in, FATTN_I64, {2});
+  p.p_dropout = in.mostly(scores / 32 % 2 * 0.25);
+  if (p.pass == FATTN_BACKWARD && scores / 64 % 2) p.dbias = pairs(in.byte() % 2 ? FATTN_F32 : dtype);
   return p;
 }
 
@@ -179,8 +194,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tiny(p) || info.workspace_bytes > size_t{1} << 28) return 0;
 
   Memory memory;
-  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv})
+  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes, &p.bias, &p.mask,
+                          &p.dropout_state, &p.dbias})
     if (!memory.give(*t, in)) return 0;
-  require(fattn_execute(&p) == FATTN_OK);
+  // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
+  bool lengths_fit = true;
+  if (p.seqused_k.ndim == 1 && p.q.shape[1] > 0)
+    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n) {
+      auto& length = static_cast<int32_t*>(p.seqused_k.data)[n * p.seqused_k.strides[0]];
+      if (in.byte() % 8 < 7) length = static_cast<int32_t>(in.byte() % (p.k.shape[1] + 1));
+    }
+  if (p.seqused_k.ndim == 1 && p.q.shape[1] > 0)
+    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n) {
+      const int32_t length = static_cast<int32_t*>(p.seqused_k.data)[n * p.seqused_k.strides[0]];
+      lengths_fit = lengths_fit && length >= 0 && length <= p.k.shape[1];
+    }
+  require(fattn_execute(&p) == (lengths_fit ? FATTN_OK : FATTN_ERROR_INVALID_ARGUMENT));
   return 0;
 }

@@ -24,15 +24,15 @@ def inputs(rng, dtype=np.float32, batch=2, seqlen_q=9, seqlen_k=13, nheads=4, nh
     return tensors
 
 
-def attention(q, k, v, causal, scale=None, dout=None, window=(-1, -1), softcap=0):
-    """Textbook attention in float64, as the formulas are written: o, lse, dq, dk, dv."""
+def attention(q, k, v, causal, scale=None, dout=None, window=(-1, -1), softcap=0, added=0):
+    """Textbook attention in float64, as the formulas are written: o, lse, dq, dk, dv and the gradient of what is added to scores."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     q, keys, values = q.transpose(0, 2, 1, 3), np.repeat(k, group, 2).transpose(0, 2, 1, 3), np.repeat(v, group, 2).transpose(0, 2, 1, 3)
     s = scale * q @ keys.swapaxes(-1, -2)
     t = np.tanh(s / softcap) if softcap else np.zeros_like(s)
-    s = softcap * t if softcap else s
+    s = (softcap * t if softcap else s) + added
     away = np.arange(s.shape[3])[None, :] - (np.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2])
     left, right = window[0], 0 if causal else window[1]
     s = np.where((away >= -left) | (left < 0), s, -np.inf)
@@ -44,9 +44,12 @@ def attention(q, k, v, causal, scale=None, dout=None, window=(-1, -1), softcap=0
     if dout is not None:
         do = dout.astype(np.float64).transpose(0, 2, 1, 3)
         dp = do @ values.swapaxes(-1, -2)
-        ds = p * (dp - (do * (p @ values)).sum(-1, keepdims=True)) * (1 - t * t) * scale
+        dadded = p * (dp - (do * (p @ values)).sum(-1, keepdims=True))
+        ds = dadded * (1 - t * t) * scale
         fold = lambda x: x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1, group, x.shape[3]).sum(3)
         result |= {"dq": (ds @ keys).transpose(0, 2, 1, 3), "dk": fold(ds.swapaxes(-1, -2) @ q), "dv": fold(p.swapaxes(-1, -2) @ do)}
+        if np.ndim(added):
+            result["dadded"] = dadded
     return result
 
 
@@ -86,6 +89,39 @@ def test_windows_and_softcap(fattn, tmp_path, window, softcap):
     flags = ["--window-left", str(window[0]), "--window-right", str(window[1]), "--softcap", str(softcap)]
     got = run(fattn, tmp_path, tensors, *flags, "--verify")
     assert_close(got, attention(tensors["q"], tensors["k"], tensors["v"], False, dout=tensors["do"], window=window, softcap=softcap), 2e-6)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_what_scores_depend_on(fattn, tmp_path, layout):
+    rng = np.random.default_rng(11)
+    tensors = inputs(rng)
+    (batch, seqlen_q, heads, _), seqlen_k = tensors["q"].shape, tensors["k"].shape[1]
+    more = {
+        "seqused_k": np.array([seqlen_k, 5], np.int32),
+        "alibi_slopes": rng.random((batch, heads)).astype(np.float32),
+        "bias": rng.standard_normal((1, heads, seqlen_q, seqlen_k)).astype(np.float32),
+        "mask": rng.random((batch, 1, seqlen_q, seqlen_k)) < 0.7,
+    }
+    more["mask"][..., 0] = True
+    more["bias"][..., 1] = -np.inf
+    keys, used = np.arange(seqlen_k), more["seqused_k"][:, None, None, None]
+    away = np.abs(np.arange(seqlen_q)[:, None] + used - seqlen_q - keys)
+    added = -more["alibi_slopes"][:, :, None, None] * away + more["bias"]
+    added = np.where((keys < used) & more["mask"], added, -np.inf)
+    expected = attention(tensors["q"], tensors["k"], tensors["v"], False, dout=tensors["do"], added=added)
+    expected["dbias"] = expected.pop("dadded").sum(0, keepdims=True)
+    swapped = {name: x if layout == "bshd" else np.ascontiguousarray(x.swapaxes(1, 2)) for name, x in tensors.items()}
+    got = run(fattn, tmp_path, swapped | more, "--layout", layout, "--verify")
+    for name in ("o", "dq", "dk", "dv") if layout == "bhsd" else ():
+        got[name] = got[name].swapaxes(1, 2)
+    assert_close(got, expected, 3e-6)
+
+
+def test_dropout_is_its_seed(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(12))
+    o = [run(fattn, tmp_path, tensors, "--dropout", "0.4", "--dropout-seed", seed, "--verify")["o"] for seed in ("7", "7", "8")]
+    assert (o[0] == o[1]).all() and (o[0] != o[2]).any()
+    assert (o[0] != run(fattn, tmp_path, tensors)["o"]).any()
 
 
 def test_bhsd_layout_is_the_same_attention(fattn, tmp_path):
@@ -189,6 +225,11 @@ def test_tensors_that_are_no_attention(fattn, tmp_path):
     assert "--softmax-scale" in refused(fattn, tmp_path, good, "--softmax-scale", "big")
     assert "window_left is -2" in refused(fattn, tmp_path, good, "--window-left", "-2")
     assert "softcap is -1" in refused(fattn, tmp_path, good, "--softcap", "-1")
+    assert "p_dropout is 1" in refused(fattn, tmp_path, good, "--dropout", "1")
+    assert "seqused_k[1] is 14" in refused(fattn, tmp_path, good | {"seqused_k": np.array([3, 14], np.int32)})
+    assert "bias has the shape (2, 4, 9, 12)" in refused(fattn, tmp_path, good | {"bias": np.zeros((2, 4, 9, 12), np.float32)})
+    assert "mask has the dtype 1" in refused(fattn, tmp_path, good | {"mask": np.zeros((2, 4, 9, 13), np.float32)})
+    assert "'mask' has dtype I16" in refused(fattn, tmp_path, good | {"mask": np.zeros((2, 4, 9, 13), np.int16)})
 
 
 def test_an_isa_that_is_not_here(fattn, tmp_path):

@@ -18,8 +18,10 @@ struct BackwardScratch {
   float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
   Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
   Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
+  float *terms, *score_gradient;         // [block_k][kTile]: what is added to scores, and the gradient of that (score_inputs.h)
+  uint32_t* words;                       // which weights are dropped
 
-  size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v) {
+  size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch a{base};
     const int64_t width = round_up(headdim, kLanes), width_v = round_up(headdim_v, kLanes);
     k_rows = a.take<Element>(Operand<T, Ops>::row_buffer(task_k, headdim));
@@ -42,6 +44,10 @@ struct BackwardScratch {
       ds_rows = a.take<Element>(block_k * elements<Ops>(kTile));
       ds_columns = a.take<Element>(elements<Ops>(block_k) * kTile);
     }
+    const int64_t tile = inputs ? block_k * kTile : 0;
+    terms = a.take<float>(tile);
+    score_gradient = a.take<float>(tile);
+    words = a.take<uint32_t>(inputs ? dropout_rows(block_k) * kTile : 0);
     return a.used;
   }
 };
@@ -73,11 +79,45 @@ FATTN_INLINE F32 keep_visible(const BlockMask& mask, F32 x, int64_t key, int w) 
   return x;
 }
 
+// The gradient of a pair's score, given p and dP, and p as dV's product takes it. Without inputs:
+struct PlainGradient {};
+FATTN_INLINE F32 addend(const PlainGradient&, F32 minus_lse, int64_t) { return minus_lse; }
+FATTN_INLINE F32 gradient_of(const PlainGradient&, F32& p, F32 dp, F32 delta, int64_t, int64_t) { return mul(p, sub(dp, delta)); }
+FATTN_INLINE void hide(const PlainGradient&, F32&, F32&, int64_t) {}
+FATTN_INLINE void keep_gradient(const PlainGradient&, F32, const BlockMask&, int64_t, int, int64_t) {}
+
+// With terms and dropout, both tiles always there: terms of 0 add nothing and a limit of 0 drops nothing.
+struct InputGradient {
+  const float* terms;
+  const uint32_t* words;
+  float* score_gradient;
+  U32 limit;
+  F32 scale;  // of the weights that stay
+};
+FATTN_INLINE F32 addend(const InputGradient& in, F32 minus_lse, int64_t at) { return add(load(in.terms + at), minus_lse); }
+FATTN_INLINE F32 gradient_of(const InputGradient& in, F32& p, F32 dp, F32 delta, int64_t key, int64_t at) {
+  const U32 word = load_u32(in.words + key / 2 * kTile + at % kTile);
+  const F32 gradient = mul(p, sub(keep(mul(dp, in.scale), key, word, in.limit), delta));
+  p = keep(mul(p, in.scale), key, word, in.limit);
+  return gradient;
+}
+FATTN_INLINE void hide(const InputGradient& in, F32& p, F32& gradient, int64_t at) {
+  const F32 term = load(in.terms + at), hidden = set1(minus_infinity());
+  p = where_equal(term, hidden, zero(), p);
+  gradient = where_equal(term, hidden, zero(), gradient);
+}
+// The gradient by the score, for that of a bias.
+FATTN_INLINE void keep_gradient(const InputGradient& in, F32 gradient, const BlockMask& mask, int64_t key, int w, int64_t at) {
+  const F32 hidden = set1(minus_infinity());
+  gradient = where_equal(load(in.terms + at), hidden, zero(), gradient);
+  store(in.score_gradient + at, keep_visible(mask, gradient, key, w));
+}
+
 // P = exp(score - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. The difference is taken
 // before it goes to base 2: its rounding errors are relative to itself.
-template <class Score>
-FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, float* s, float* ds, float*, float*, float*, int64_t keys, const BlockMask& mask,
-                                   const float* lse, const float* delta) {
+template <class Score, class Inputs>
+FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inputs, float* s, float* ds, float*, float*, float*, int64_t keys,
+                                   const BlockMask& mask, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -90,8 +130,11 @@ FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, float* s, float* 
     for (int w = 0; w < kTileVecs; ++w) {
       const int64_t at = key * kTile + w * kLanes;
       const F32 t = shaped(score, load(s + at));
-      F32 p = exp2(mul(plus(score, t, l[w]), log2e));
-      F32 g = through(score, t, mul(p, sub(load(ds + at), d[w])));
+      F32 p = exp2(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
+      const F32 of_score = gradient_of(inputs, p, load(ds + at), d[w], key, at);
+      keep_gradient(inputs, of_score, mask, key, w, at);
+      F32 g = through(score, t, of_score);
+      hide(inputs, p, g, at);
       if (masked) {
         p = keep_visible(mask, p, key, w);
         g = keep_visible(mask, g, key, w);
@@ -102,9 +145,9 @@ FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, float* s, float* 
   }
 }
 #ifdef FATTN_DOT
-template <class Score>
-FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows, uint32_t* ds_columns,
-                                   int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
+template <class Score, class Inputs>
+FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inputs, float* s, float* ds, uint32_t* p_rows, uint32_t* ds_rows,
+                                   uint32_t* ds_columns, int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
   F32 l[kTileVecs], d[kTileVecs];
   const F32 log2e = set1(kLog2E);
   for (int w = 0; w < kTileVecs; ++w) {
@@ -124,8 +167,11 @@ FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, float* s, float* 
         }
         const int64_t at = (key + j) * kTile + w * kLanes;
         const F32 t = shaped(score, load(s + at));
-        p[j] = exp2_coarse(mul(plus(score, t, l[w]), log2e));
-        g[j] = through(score, t, mul(p[j], sub(load(ds + at), d[w])));
+        p[j] = exp2_coarse(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
+        const F32 of_score = gradient_of(inputs, p[j], load(ds + at), d[w], key + j, at);
+        keep_gradient(inputs, of_score, mask, key + j, w, at);
+        g[j] = through(score, t, of_score);
+        hide(inputs, p[j], g[j], at);
         if (key + j < mask.whole_begin || key + j >= mask.whole_end) {
           p[j] = keep_visible(mask, p[j], key + j, w);
           g[j] = keep_visible(mask, g[j], key + j, w);
@@ -141,15 +187,15 @@ FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_
 #endif
 FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
-// The three products of a block that an edge of the mask crosses where an operand holds an Inf or NaN: pairs that the mask hides
+// The three products of a block with pairs that a mask hides where an operand holds an Inf or NaN: pairs that the mask hides
 // must not meet it. Rare, hence scalar.
 template <class T, class Element>
-void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, int64_t keys,
-                        const BlockMask& mask, int64_t rows, float* dq, float* dk, float* dv) {
+void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, const BlockMask& mask,
+                        int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  for (int64_t key = 0; key < keys; ++key)
-    for (int64_t row = 0; row < rows; ++row) {
-      if (key < mask.first_seen + row || key >= mask.first_hidden + row) continue;
+  for (int64_t key = 0; key < at.keys; ++key)
+    for (int64_t row = 0; row < at.rows; ++row) {
+      if (key < mask.first_seen + row || key >= mask.first_hidden + row || is_hidden<T>(task.inputs, head, at.row + row, at.key + key)) continue;
       const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
       for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
       for (int64_t d = 0; d < task.headdim; ++d) {
@@ -163,7 +209,7 @@ template <class T, class Ops>
 void backward_task(const BackwardTask& task) {
   BackwardScratch<T, Ops> scratch;
   const int64_t task_keys = task.key_end - task.key_begin;
-  scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v);
+  scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs) || task.dbias);
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t i = 0; i < task_keys * width; i += kLanes) store(scratch.dk + i, zero());
   for (int64_t i = 0; i < task_keys * width_v; i += kLanes) store(scratch.dv + i, zero());
@@ -176,6 +222,14 @@ void backward_task(const BackwardTask& task) {
   const Scalars v_rows = Operand<T, Ops>::row_scalars(v, task.v_stride, task_keys, task.headdim_v, scratch.v_rows);
   Scalars k_columns = k_rows;
   if constexpr (Ops::kPair == 2) k_columns = Operand<T, Ops>::column_scalars(k, task.k_stride, task_keys, task.headdim, scratch.k_columns);
+
+  const bool plain = is_plain(task.inputs) && !task.dbias;
+  const InputGradient inputs{scratch.terms, scratch.words, scratch.score_gradient, dropout_limit(task.inputs), set1(task.inputs.dropout_scale)};
+  if (!plain && !adds(task.inputs))
+    for (int64_t i = 0; i < task.block_k * kTile; i += kLanes) store(scratch.terms + i, zero());
+  if (!plain && task.inputs.dropout_below == 0)
+    for (int64_t i = 0; i < dropout_rows(task.block_k) * kTile; i += kLanes) store_u32(scratch.words + i, set1_u32(0));
+  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;  // task.key_begin is a multiple of it
 
   F32 one[kTileVecs], unused[kTileVecs];
   for (int w = 0; w < kTileVecs; ++w) one[w] = unused[w] = set1(1.0f);
@@ -204,35 +258,58 @@ void backward_task(const BackwardTask& task) {
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
       const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
-      for (int64_t key0 = unseen > 0 ? unseen / Ops::kPair * Ops::kPair : 0; key0 < keys_seen; key0 += task.block_k) {
+      for (int64_t key0 = unseen > 0 ? unseen / unit * unit : 0; key0 < keys_seen; key0 += task.block_k) {
         const int64_t keys = keys_seen - key0 < task.block_k ? keys_seen - key0 : task.block_k;
         const auto in_block = [&](int64_t key) { return key < 0 ? 0 : key < keys ? key : keys; };
         const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
         const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
-        const auto from = [&](Scalars a) { return Scalars{a.data + key0 * a.stride, a.stride}; };
-        for_panels(0, kTileVecs, [&](int w, auto count) {
-          constexpr int kVecs = decltype(count)::value;
-          product_by_row<Ops, kVecs>(from(k_rows), keys, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), scratch.s + w * kLanes, kTile,
-                                     unused);
-          product_by_row<Ops, kVecs>(from(v_rows), keys, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v), scratch.ds + w * kLanes,
-                                     kTile, unused);
-        });
+        const TilePlace at{row0, rows, task.key_begin + key0, keys};
+        const auto products_of = [&](int64_t first_key, int64_t end_key) {
+          const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
+          float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
+          for_panels(0, kTileVecs, [&](int w, auto count) {
+            constexpr int kVecs = decltype(count)::value;
+            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes,
+                                       kTile, unused);
+            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v),
+                                       ds + w * kLanes, kTile, unused);
+          });
+        };
+        if (hides(task.inputs) || task.dbias) {
+          const int64_t parts = (keys + kFetchKeys - 1) / kFetchKeys;
+          for (int64_t part = 0; part < parts; ++part) {
+            prefetch_terms<T>(task.inputs, head, at, part, parts);
+            if (task.dbias) prefetch_pairs(task.dbias + head * task.dbias_head_stride, 4, task.dbias_stride, at, part, parts);
+            products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : keys);
+          }
+        } else {
+          products_of(0, keys);
+        }
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
+        if (adds(task.inputs)) make_terms<kTileVecs, T>(task.inputs, head, at, scratch.terms);
+        if (task.inputs.dropout_below > 0) make_dropout_words<kTileVecs>(task.inputs, head, at, scratch.words);
+        const auto gradient_with = [&](const auto& score, const auto& with) {
+          softmax_gradient(Ops{}, score, with, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
+        };
         const auto softmax_gradient_of = [&](const auto& score) {
-          softmax_gradient(Ops{}, score, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
+          if (plain)
+            gradient_with(score, PlainGradient{});
+          else
+            gradient_with(score, inputs);
         };
         if (task.softcap > 0)
           softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap));
         else
           softmax_gradient_of(ScaledScore(scaling.magnitude));
+        if (task.dbias) add_transposed<kTileVecs>(scratch.score_gradient, at, task.dbias + head * task.dbias_head_stride, task.dbias_stride);
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys;
+        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys || hides(task.inputs);
         if (masked && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
                        any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
-          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, keys, mask, rows, scratch.dq, dk, dv);
+          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, head, at, scratch.dq, dk, dv);
           continue;
         }
         const int64_t p_stride = elements<Ops>(kTile) * 4;
@@ -268,7 +345,7 @@ void backward_task(const BackwardTask& task) {
 template <class T, class Ops>
 size_t backward_scratch_bytes(const KernelShape& shape) {
   BackwardScratch<T, Ops> scratch;
-  return scratch.lay_out(nullptr, shape.task_k, shape.block_k, shape.headdim, shape.headdim_v);
+  return scratch.lay_out(nullptr, shape.task_k, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs);
 }
 
 template <class T>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backend/cpu/executor.h"
@@ -72,6 +73,8 @@ struct Workspace {
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
   size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim)
   bool dq_in_output = false;                  // backward: dq accumulates in the output itself
+  size_t dbias = 0;                           // backward: the same for dbias
+  bool dbias_in_output = false;
   size_t total = 0;
 };
 
@@ -85,7 +88,7 @@ int64_t main_tasks(const Plan& plan) {
   switch (c.path) {
     case CpuPlan::Path::kForward: return p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
     case CpuPlan::Path::kDecode: return p.batch * ((p.nheads_k + c.heads - 1) / c.heads) * c.splits;
-    case CpuPlan::Path::kBackward: return p.batch * p.nheads_k * c.splits;
+    case CpuPlan::Path::kBackward: return p.backward_units() * c.splits;
   }
   return 0;
 }
@@ -95,7 +98,13 @@ Workspace lay_out(const Plan& plan) {
   const CpuPlan& c = plan.cpu;
   const CpuKernels& kernels = kernels_of(c.isa);
   const KernelDType dtype = kernel_dtype(p.dtype);
-  const KernelShape shape{c.rows, c.task_k, c.block_k, static_cast<int>(p.headdim), static_cast<int>(p.headdim_v), c.heads};
+  const KernelShape shape{c.rows,
+                          c.task_k,
+                          c.block_k,
+                          static_cast<int>(p.headdim),
+                          static_cast<int>(p.headdim_v),
+                          c.heads,
+                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given};
   Workspace w;
   Layout layout;
   size_t scratch = 0;
@@ -114,6 +123,8 @@ Workspace lay_out(const Plan& plan) {
       w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
       w.delta = layout.add({p.batch, p.nheads, p.seqlen_q, kFloat});
       if (!w.dq_in_output) w.dq = layout.add({c.splits, p.batch, p.nheads, p.seqlen_q, p.headdim, kFloat});
+      w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
+      if (p.dbias.given && !w.dbias_in_output) w.dbias = layout.add({p.dbias.batch, p.dbias.heads, p.dbias.rows, p.seqlen_k, kFloat});
       break;
   }
   w.scratch_of_worker = (scratch + 63) / 64 * 64;
@@ -142,10 +153,40 @@ struct Call {
   size_t element;
   Workspace w;
   char* workspace;
-  int64_t diagonal, left_diagonal;  // as the tasks have them
 
   void* scratch(int worker) const { return workspace + w.scratch + static_cast<size_t>(worker) * w.scratch_of_worker; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(workspace + offset); }
+  // The keys that a batch entry has, its mask, and that as the tasks have it.
+  int64_t keys(int64_t n) const { return seqlen_k_of(p, b, n); }
+  Mask mask(int64_t n) const { return p.mask(keys(n)); }
+  int64_t diagonal(int64_t n) const { return mask(n).ends() ? mask(n).diagonal() : keys(n); }
+  int64_t left_diagonal(int64_t n) const { return mask(n).begins() ? mask(n).left_diagonal() : kNoBegin; }
+
+  // Of the query heads from h on.
+  ScoreInputs inputs(int64_t n, int64_t h) const {
+    ScoreInputs in{};
+    if (p.has_alibi) in.alibi_slopes = static_cast<const float*>(b.alibi_slopes) + n * p.alibi_batch_stride + h * p.alibi_head_stride;
+    in.alibi_head_stride = p.alibi_head_stride;
+    const auto head_of = [&](const PairTensor& t, const void* data) {
+      return t.given ? at(data, n * t.strides.batch + h * t.strides.head, size_of(t.dtype)) : nullptr;
+    };
+    in.bias = head_of(p.bias, b.bias);
+    in.bias_stride = p.bias.strides.row;
+    in.bias_head_stride = p.bias.strides.head;
+    in.bias_fp32 = p.bias.dtype == DType::kF32;
+    in.mask = static_cast<const uint8_t*>(head_of(p.pair_mask, b.mask));
+    in.mask_stride = p.pair_mask.strides.row;
+    in.mask_head_stride = p.pair_mask.strides.head;
+    in.shift = keys(n) - p.seqlen_q;
+    in.dropout_below = p.dropout_below;
+    in.dropout_scale = static_cast<float>(p.dropout_scale());
+    if (p.dropout_below > 0) {
+      const auto* state = static_cast<const int64_t*>(b.dropout_state);
+      in.seed = static_cast<uint64_t>(state[0]);
+      in.stream = static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(n * p.nheads + h);
+    }
+    return in;
+  }
 };
 
 void forward(const Call& call) {
@@ -167,21 +208,22 @@ void forward(const Call& call) {
     t.lse_stride = p.lse.row;
     t.row_begin = block * call.c.rows;
     t.row_end = std::min(p.seqlen_q, t.row_begin + call.c.rows);
-    t.seqlen_k = p.seqlen_k;
-    t.diagonal = call.diagonal;
-    t.left_diagonal = call.left_diagonal;
+    t.seqlen_k = call.keys(n);
+    t.diagonal = call.diagonal(n);
+    t.left_diagonal = call.left_diagonal(n);
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
+    t.inputs = call.inputs(n, h);
     t.scratch = call.scratch(worker);
     call.kernels.forward(call.dtype, t);
   });
 }
 
-// Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|), capped exp(m_c - m):
-// o = sum(a_c acc_c) / sum(a_c sum_c), lse = m |scale| (capped: m) + log(sum(a_c sum_c)).
+// Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|), of whole scores exp(m_c - m):
+// o = sum(a_c acc_c) / sum(a_c sum_c), with dropout times its scale, lse = m |scale| (whole: m) + log(sum(a_c sum_c)).
 void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t chunks = call.c.splits, rows = call.c.rows, dv = call.p.headdim_v;
@@ -192,11 +234,12 @@ void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, floa
   float m = kNone;
   for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
   const float safe = m == kNone ? 0.0f : m;
-  const float scale = call.p.softmax_scale == 0 || call.p.softcap > 0 ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
+  const bool whole = call.p.softmax_scale == 0 || call.p.softcap > 0 || call.p.has_pair_terms();
+  const float scale = whole ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
   const auto factor_of = [&](int64_t chunk) { return std::exp((largest[index(chunk)] - safe) * scale); };
   float total = 0;
   for (int64_t c = 0; c < chunks; ++c) total += factor_of(c) * sum[index(c)];
-  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+  const float inverse = total == 0.0f ? 0.0f : static_cast<float>(call.p.dropout_scale()) / total;
   float* merged = acc + index(0) * dv;
   for (int64_t c = 0; c < chunks; ++c) {
     const float factor = factor_of(c) * inverse;
@@ -229,14 +272,15 @@ void decode(const Call& call) {
     t.part_stride = chunks;
     t.rows = rows;
     t.seqlen_q = p.seqlen_q;
-    t.key_begin = p.mask().visible_begin(0) + chunk * call.c.task_k;
-    t.key_end = std::min(p.seqlen_k, t.key_begin + call.c.task_k);
-    t.diagonal = call.diagonal;
-    t.left_diagonal = call.left_diagonal;
+    t.key_begin = first_key_of_decode(call.mask(n), p) + chunk * call.c.task_k;
+    t.key_end = std::min(call.keys(n), t.key_begin + call.c.task_k);
+    t.diagonal = call.diagonal(n);
+    t.left_diagonal = call.left_diagonal(n);
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
+    t.inputs = call.inputs(n, hk * p.group());
     t.max = call.floats(call.w.largest) + part * rows;
     t.sum = call.floats(call.w.sum) + part * rows;
     t.acc = call.floats(call.w.acc) + part * rows * p.headdim_v;
@@ -265,6 +309,18 @@ void backward(const Call& call) {
     dq_base = static_cast<float*>(call.b.dq);
   }
   float* delta = call.floats(call.w.delta);
+  const PairTensor& pairs = p.dbias;
+  Strides dbias{pairs.heads * pairs.rows * p.seqlen_k, p.seqlen_k, pairs.rows * p.seqlen_k};
+  float* dbias_base = call.floats(call.w.dbias);
+  if (call.w.dbias_in_output) {
+    dbias = pairs.strides;
+    dbias_base = static_cast<float*>(call.b.dbias);
+  }
+  const auto dbias_row = [&](int64_t i) {  // of all rows of dbias
+    return at(dbias_base, i / pairs.rows / pairs.heads * dbias.batch + i / pairs.rows % pairs.heads * dbias.head + i % pairs.rows * dbias.row);
+  };
+  const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
+  run_tasks(call.plan, dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
   // delta = rowsum(o * dout), and zeros where dq accumulates.
   const int64_t blocks = (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta;
@@ -279,10 +335,9 @@ void backward(const Call& call) {
         std::fill_n(dq_base + split * dq_split + n * dq.batch + h * dq.head + row * dq.row, p.headdim, 0.0f);
   });
 
-  // One unit a (batch, key head, split): its super-blocks one after the other, each adding to the unit's dq.
-  run_tasks(call.plan, p.batch * p.nheads_k * call.c.splits, [&](int64_t i, int worker) {
-    const int64_t split = i % call.c.splits, n = i / call.c.splits / p.nheads_k, hk = i / call.c.splits % p.nheads_k;
-    const int64_t h = hk * p.group();
+  // A (batch, key head, split): its super-blocks one after the other, each adding to the split's dq.
+  const auto walk = [&](int64_t n, int64_t hk, int64_t split, int worker) {
+    const int64_t h = hk * p.group(), keys = call.keys(n);
     BackwardTask t{};
     t.q = at(call.b.q, n * p.q.batch + h * p.q.head, call.element);
     t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
@@ -310,21 +365,47 @@ void backward(const Call& call) {
     t.group = p.group();
     t.seqlen_q = p.seqlen_q;
     t.seqlen_k = p.seqlen_k;
-    t.diagonal = call.diagonal;
-    t.left_diagonal = call.left_diagonal;
+    t.diagonal = call.diagonal(n);
+    t.left_diagonal = call.left_diagonal(n);
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
+    t.inputs = call.inputs(n, h);
+    if (pairs.given) t.dbias = at(dbias_base, (pairs.batch > 1 ? n : 0) * dbias.batch + (pairs.heads > 1 ? h : 0) * dbias.head);
+    t.dbias_stride = pairs.rows > 1 ? dbias.row : 0;
+    t.dbias_head_stride = pairs.heads > 1 ? dbias.head : 0;
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
     for (int64_t begin = split * call.c.task_k; begin < p.seqlen_k; begin += call.c.splits * call.c.task_k) {
+      const int64_t end = std::min(p.seqlen_k, begin + call.c.task_k);
       t.key_begin = begin;
-      t.key_end = std::min(p.seqlen_k, begin + call.c.task_k);
-      call.kernels.backward(call.dtype, t);
+      t.key_end = std::clamp(keys, begin, end);
+      if (t.key_begin < t.key_end) call.kernels.backward(call.dtype, t);
+      for (int64_t key = t.key_end; key < end; ++key) {  // keys that the batch entry does not have
+        std::memset(at(t.dk, key * p.dk.row, call.element), 0, static_cast<size_t>(p.headdim) * call.element);
+        std::memset(at(t.dv, key * p.dv.row, call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+      }
     }
+  };
+  // What adds to the same dbias is done one after the other, in order.
+  const int64_t entries = p.shares_dbias_of_batch() ? p.batch : 1, heads = p.shares_dbias_of_heads() ? p.nheads_k : 1;
+  const int64_t head_units = p.nheads_k / heads;
+  run_tasks(call.plan, p.backward_units() * call.c.splits, [&](int64_t i, int worker) {
+    const int64_t split = i % call.c.splits, unit = i / call.c.splits;
+    for (int64_t n = unit / head_units * entries; n < (unit / head_units + 1) * entries; ++n)
+      for (int64_t hk = unit % head_units * heads; hk < (unit % head_units + 1) * heads; ++hk) walk(n, hk, split, worker);
   });
+
+  if (pairs.given && !call.w.dbias_in_output)
+    run_tasks(call.plan, dbias_rows, [&](int64_t i, int) {
+      void* out = at(
+          call.b.dbias,
+          i / pairs.rows / pairs.heads * pairs.strides.batch + i / pairs.rows % pairs.heads * pairs.strides.head + i % pairs.rows * pairs.strides.row,
+          call.element);
+      call.kernels.sum_rows(call.dtype, dbias_row(i), 0, 1, p.seqlen_k, out);
+    });
 
   if (call.w.dq_in_output) return;
   run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
@@ -350,9 +431,7 @@ void execute_cpu(const Plan& plan, const fattn_buffers& buffers) {
                   kernel_dtype(p.dtype),
                   size_of(p.dtype),
                   lay_out(plan),
-                  static_cast<char*>(buffers.workspace),
-                  p.mask().ends() ? p.mask().diagonal() : p.seqlen_k,
-                  p.mask().begins() ? p.mask().left_diagonal() : kNoBegin};
+                  static_cast<char*>(buffers.workspace)};
   switch (plan.cpu.path) {
     case CpuPlan::Path::kForward: return forward(call);
     case CpuPlan::Path::kDecode: return decode(call);

@@ -58,9 +58,50 @@ void begin_decode(const DecodeTask& task, const DecodeHead<T>& head) {
   }
 }
 
+// The query head that row r of key head h belongs to, counted from the task's first.
+FATTN_INLINE int64_t head_of_row(const DecodeTask& task, int64_t h, int64_t r) { return h * (task.rows / task.seqlen_q) + r / task.seqlen_q; }
+
+// Whole scores of the keys [key, key + n), n up to kLanes, of all rows: what is added to them, and -Inf where they are hidden.
+template <class T>
+void add_row_terms(const DecodeTask& task, int64_t h, int64_t key, int64_t n, float* scores) {
+  const ScoreInputs& in = task.inputs;
+  const F32 scale = set1(task.softcap > 0 ? 1.0f : static_cast<float>(Scale(task.scale).magnitude));
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q;
+    F32 term = zero();
+    if (in.alibi_slopes) {
+      const F32 away = sub(set1(static_cast<float>(query + in.shift - key)), lane_numbers());
+      term = mul(set1(-in.alibi_slopes[head * in.alibi_head_stride]), max(away, sub(zero(), away)));
+    }
+    if (in.bias) {
+      const int64_t at = head * in.bias_head_stride + query * in.bias_stride + key;
+      term = add(term, in.bias_fp32 ? load_n(static_cast<const float*>(in.bias) + at, n) : load_n(static_cast<const T*>(in.bias) + at, n));
+    }
+    if (in.mask)
+      term = where_equal(load_n(in.mask + head * in.mask_head_stride + query * in.mask_stride + key, n), zero(), set1(minus_infinity()), term);
+    store(scores + r * kDecodeBlock, with_term(load(scores + r * kDecodeBlock), scale, term));
+  }
+}
+
+// Drops weights of the block of keys at key0, a multiple of kDropoutBlock.
+static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t key0, float* scores) {
+  static_assert(kDecodeBlock == kDropoutBlock);
+  const ScoreInputs& in = task.inputs;
+  for (int64_t r = 0; r < task.rows; ++r)
+    for (int call = 0; call < kDropoutCalls; ++call) {
+      const Philox4 words = dropout_words(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)),
+                                          static_cast<unsigned>(r % task.seqlen_q), static_cast<unsigned>(key0 / kDropoutBlock), call);
+      for (int i = 0; i < 4; ++i) {
+        float* pair = scores + r * kDecodeBlock + 8 * i + 2 * call;
+        if (static_cast<int>(words.word[i] & 0xffffu) < in.dropout_below) pair[0] = 0;
+        if (static_cast<int>(words.word[i] >> 16) < in.dropout_below) pair[1] = 0;
+      }
+    }
+}
+
 // Scores of the keys [key0, key0 + keys), kLanes at a time; V of these keys is on its way meanwhile.
 template <class T>
-void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t key0, int64_t keys) {
+void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys) {
   const int64_t width = round_up(task.headdim, kLanes);
   const F32 hidden = set1(minus_infinity());
   for (int64_t j = 0; j < keys; j += kLanes) {
@@ -84,6 +125,7 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
         store(scores, plus(score, shaped(score, load(scores)), zero()));
       }
     }
+    if (adds(task.inputs)) add_row_terms<T>(task, h, key0 + j, n, s.scores + j);
     // Row r sees the keys from its own beginning to its own end; lanes outside, and beyond the chunk, are hidden.
     const int64_t first = key0 + j, last_begin = task.seqlen_q - 1 + task.left_diagonal;
     if (first + kLanes <= task.key_end && first + kLanes <= task.diagonal && first >= last_begin) continue;
@@ -97,11 +139,11 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
   }
 }
 
-// Scores become weights exp((score - max) |scale|), capped ones exp(score - max); what was summed so far is rescaled to the new maximum.
+// Scores become weights exp((score - max) |scale|), whole ones exp(score - max); what was summed so far is rescaled to the new maximum.
 template <class T>
 void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t keys) {
   const int64_t padded = round_up(keys, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  const F32 factor = set1(Exponent(task.scale, task.softcap).factor);
+  const F32 factor = set1(Exponent(task).factor);
   for (int64_t r = 0; r < task.rows; ++r) {
     float* scores = s.scores + r * kDecodeBlock;
     F32 top = set1(head.max[r]);
@@ -124,12 +166,14 @@ void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeH
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V.
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if bias or
+// mask may hide an Inf or NaN.
 template <class T>
-void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t key0, int64_t keys, Ahead ahead) {
+void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys, Ahead ahead) {
   const int64_t width_v = round_up(task.headdim_v, kLanes);
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
-  const int64_t end = in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
+  const bool poisoned = hides(task.inputs) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
+  const int64_t end = poisoned ? 0 : in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
   const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
   if (task.headdim_v % kLanes == 0) {
@@ -143,6 +187,7 @@ void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
       for (int64_t r = 0; r < task.rows; ++r) {
         const int64_t query = r % task.seqlen_q;
         if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
+        if (poisoned && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
         const F32 p = set1(s.scores[r * kDecodeBlock + j]);
         for (int64_t d = 0; d < width_v; d += kLanes) {
           float* acc = head.acc + r * width_v + d;
@@ -164,18 +209,19 @@ void decode_task(const DecodeTask& task) {
     const int64_t left = task.key_end - key0, keys = left < kDecodeBlock ? left : kDecodeBlock;
     for (int64_t h = 0; h < task.heads; ++h) {
       const DecodeHead<T> head(task, s, h);
-      block_scores(task, s, head, key0, keys);
+      block_scores(task, s, head, h, key0, keys);
       block_softmax(task, s, head, keys);
+      if (task.inputs.dropout_below > 0) drop_row_weights(task, h, key0, s.scores);
       // The next K of the walk: this block of the next head, or the next block of the first, if it is whole.
       const bool same = h + 1 < task.heads;
       if (!same && left < 2 * kDecodeBlock) {
-        block_values(task, s, head, key0, keys, kNothingAhead);
+        block_values(task, s, head, h, key0, keys, kNothingAhead);
         continue;
       }
       const T* next =
           same ? head.k + task.k_head_stride + key0 * task.k_stride : static_cast<const T*>(task.k) + (key0 + kDecodeBlock) * task.k_stride;
       prefetch_rows(next, task.k_stride, keys, width_v, task.headdim);  // what is wider than V
-      block_values(task, s, head, key0, keys, ahead_of(next, task.k_stride, task.headdim));
+      block_values(task, s, head, h, key0, keys, ahead_of(next, task.k_stride, task.headdim));
     }
   }
   for (int64_t h = 0; h < task.heads; ++h) {

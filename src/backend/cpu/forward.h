@@ -22,10 +22,12 @@ struct ForwardScratch {
   Element *k, *v;    // K and V of a block, where they need a buffer
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
+  float* terms;      // what is added to S^T (score_inputs.h)
+  uint32_t* words;   // which of P^T are dropped
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.
-  size_t lay_out(char* base, int64_t rows, int64_t block_k, int headdim, int headdim_v) {
+  size_t lay_out(char* base, int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch s{base};
     const int64_t n = (rows + kTile - 1) / kTile;
     for (int64_t t = 0; t < n && t < kMaxTiles; ++t) {
@@ -38,11 +40,13 @@ struct ForwardScratch {
     v = s.take<Element>(Operand<T, Ops>::column_buffer(block_k, headdim_v));
     scores = s.take<float>(block_k * kPanel);
     weights = Ops::kPair == 1 ? reinterpret_cast<Element*>(scores) : s.take<Element>(elements<Ops>(block_k) * kPanel);
+    terms = s.take<float>(inputs ? block_k * kPanel : 0);
+    words = s.take<uint32_t>(inputs ? dropout_rows(block_k) * kPanel : 0);
     return s.used;
   }
 };
 
-// Scores are products q k, or capped; `factor` makes them exponents of 2 (score.h). The maximum is subtracted first: the
+// Scores are products q k, or whole; `factor` makes them exponents of 2 (score.h). The maximum is subtracted first: the
 // difference is exact where it is small, which is where the weight is large, and the largest weight is exactly 1.
 
 // S^T -> P^T for fp32 products, in place. Returns the sums of the block in block_sum.
@@ -90,20 +94,18 @@ FATTN_INLINE float weight_at(OpsDot, const uint32_t* weights, int64_t stride, in
 #endif
 FATTN_INLINE float weight_at(OpsF32, const float* weights, int64_t stride, int64_t key, int64_t lane) { return weights[key * stride + lane]; }
 
-FATTN_INLINE float to_float(float x) { return x; }
-FATTN_INLINE float to_float(f16 x) { return f16_to_float(x.bits); }
-FATTN_INLINE float to_float(bf16 x) { return bf16_to_float(x.bits); }
-
-// O^T of a panel that an edge of the mask crosses, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
+// O^T of a panel with pairs that a mask hides, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
 // that a row sees are summed. Rare, hence scalar.
 template <class T, class Ops>
-void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, int64_t keys,
-                   int64_t first_seen, int64_t first_hidden, int64_t lanes, const float* alpha, float* o) {
-  for (int64_t lane = 0; lane < lanes; ++lane) {
+void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, const ScoreInputs& in,
+                   const TilePlace& at, int64_t first_seen, int64_t first_hidden, const float* alpha, float* o) {
+  const int64_t keys = at.keys;
+  for (int64_t lane = 0; lane < at.rows; ++lane) {
     const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
     for (int64_t d = 0; d < headdim_v; ++d) {
       float sum = o[d * kTile + lane] * alpha[lane];
-      for (int64_t key = begin; key < end; ++key) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
+      for (int64_t key = begin; key < end; ++key)
+        if (!is_hidden<T>(in, 0, at.row + lane, at.key + key)) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
       o[d * kTile + lane] = sum;
     }
   }
@@ -126,6 +128,32 @@ __attribute__((noinline)) void cap_scores(const CappedScore& function, float* sc
   for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
 }
 
+// Whole scores of products, or of capped scores with a scale of 1, in place: what is added to them; largest[w] = max(largest[w], them).
+template <bool kHides, int kVecs>
+__attribute__((noinline)) void add_some_terms(F32 scale, const float* terms, float* scores, int64_t n, F32* largest) {
+  F32 top[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
+  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    const int64_t at = (key * kVecs + w) * kLanes;
+    const F32 term = load(terms + at), s = kHides ? with_term(load(scores + at), scale, term) : fma(load(scores + at), scale, term);
+    top[w] = max(top[w], s);
+    store(scores + at, s);
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
+template <int kVecs>
+FATTN_INLINE void add_terms(double magnitude, const float* terms, bool hide, float* scores, int64_t n, F32* largest) {
+  const F32 scale = set1(static_cast<float>(magnitude));
+  if (hide)
+    add_some_terms<true, kVecs>(scale, terms, scores, n, largest);
+  else
+    add_some_terms<false, kVecs>(scale, terms, scores, n, largest);
+}
+
 // Hides from every lane the keys outside of [first_seen + lane, first_hidden + lane); largest[w] = max(largest[w], the rest).
 template <int kVecs>
 FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t first_seen, int64_t first_hidden, F32* largest) {
@@ -144,25 +172,28 @@ FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t
     }
 }
 
-// A block of keys [0, keys) for one panel of kVecs vectors of query rows, the first of which is lane 0 here. Lane i sees
-// the keys [first_seen + i, first_hidden + i). `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
+// A block of keys for one panel of kVecs vectors of query rows, the first of which is lane 0 here; `at` says which. Lane i sees
+// the keys [first_seen + i, first_hidden + i) of the block. `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, const T* v_rows, int64_t keys, int64_t first_seen, int64_t first_hidden,
+                                             Scalars k, Scalars v, const T* v_rows, TilePlace at, int64_t first_seen, int64_t first_hidden,
                                              bool poisoned) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
-  if (first_seen >= Ops::kPair) {  // no lane sees the first keys
-    const int64_t skip = first_seen / Ops::kPair;
-    k.data += skip * Ops::kPair * k.stride;
-    v.data += skip * v.stride;
-    v_rows += skip * Ops::kPair * task.v_stride;
-    keys -= skip * Ops::kPair;
-    first_seen -= skip * Ops::kPair;
-    first_hidden -= skip * Ops::kPair;
+  const ScoreInputs& inputs = task.inputs;
+  const int64_t unit = inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;
+  if (first_seen >= unit) {  // no lane sees the first keys
+    const int64_t skip = first_seen / unit * unit;
+    k.data += skip * k.stride;
+    v.data += skip / Ops::kPair * v.stride;
+    v_rows += skip * task.v_stride;
+    at.key += skip;
+    at.keys -= skip;
+    first_seen -= skip;
+    first_hidden -= skip;
   }
   const int64_t last = first_hidden + kStride - 1;  // keys that the panel's last row sees
-  const int64_t n = keys < last ? keys : last;
+  const int64_t n = at.keys < last ? at.keys : last;
   if (n <= 0) return;
   // Keys [seen, whole) are seen by every row; `whole` at the diagonal is a multiple of the micro-kernel's 6 rows.
   const int64_t whole = first_hidden < 0 ? 0 : first_hidden < n ? first_hidden / 6 * 6 : n;
@@ -172,23 +203,40 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   F32 top[kVecs], old[kVecs], unused[kVecs];
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
   const int64_t steps = elements<Ops>(task.headdim);
-  const bool capped = task.softcap > 0;
-  const auto scores_of = [&](int64_t begin, int64_t end, F32* largest) {
+  at.keys = n;
+  const bool capped = task.softcap > 0, added = adds(inputs), products_only = !capped && !added;
+  const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
     product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scratch.scores + begin * kStride,
-                               kStride, capped ? unused : largest);
-    if (capped) cap_scores<kVecs>(CappedScore(Scale(task.scale).magnitude, task.softcap), scratch.scores + begin * kStride, end - begin, largest);
+                               kStride, products_only ? largest : unused);
   };
-  const auto scores_at_edge = [&](int64_t begin, int64_t end) {
-    if (begin >= end) return;
-    scores_of(begin, end, unused);
-    hide_scores<kVecs>(scratch.scores, begin, end, first_seen, first_hidden, top);
-  };
-  scores_of(seen, whole, top);
-  scores_at_edge(0, seen);
-  scores_at_edge(whole, n);
+  if (hides(inputs)) {
+    const int64_t parts = (n + kFetchKeys - 1) / kFetchKeys;
+    for (int64_t part = 0; part < parts; ++part) {
+      prefetch_terms<T>(inputs, 0, at, part, parts);
+      products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, unused);
+    }
+  } else {
+    products_of(seen, whole, top);
+    if (seen > 0) products_of(0, seen, unused);
+    if (whole < n) products_of(whole, n, unused);
+  }
+  if (!products_only) {
+    if (added) make_terms<kVecs, T>(inputs, 0, at, scratch.terms);
+    const double magnitude = Scale(task.scale).magnitude;
+    const auto whole_scores_of = [&](int64_t begin, int64_t end, F32* largest) {
+      float* scores = scratch.scores + begin * kStride;
+      if (capped) cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scores, end - begin, added ? unused : largest);
+      if (added) add_terms<kVecs>(capped ? 1.0 : magnitude, scratch.terms + begin * kStride, hides(inputs), scores, end - begin, largest);
+    };
+    whole_scores_of(seen, whole, top);
+    if (seen > 0) whole_scores_of(0, seen, unused);
+    if (whole < n) whole_scores_of(whole, n, unused);
+  }
+  if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, top);
+  if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, top);
 
   // A row that has seen nothing yet has the maximum -inf; subtracting 0 instead keeps -inf - -inf = NaN away.
-  const float factor = Exponent(task.scale, task.softcap).factor;
+  const float factor = Exponent(task).factor;
   F32 safe[kVecs], alpha[kVecs], block_sum[kVecs];
   for (int w = 0; w < kVecs; ++w) {
     store(tile.largest + lane0 + w * kLanes, top[w]);
@@ -200,27 +248,31 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     float* sum = tile.sum + lane0 + w * kLanes;
     store(sum, fma(load(sum), alpha[w], block_sum[w]));
   }
+  if (inputs.dropout_below > 0) {  // of the weights, not of their sum
+    make_dropout_words<kVecs>(inputs, 0, at, scratch.words);
+    drop_weights<kVecs>(Ops{}, inputs, scratch.words, n, scratch.weights);
+  }
   if (poisoned) {
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
-    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, n, first_seen, first_hidden, kStride, alphas,
+    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas,
                           tile.o + lane0);
     return;
   }
   product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane0, alpha);
 }
 
-// o = O / sum, lse = log(sum) + largest; a row without keys gives 0 and -inf.
+// o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf.
 template <class T, class Ops>
 void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows) {
   float inverse[kTile];
-  for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : 1.0f / tile.sum[i];
+  for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : task.inputs.dropout_scale / tile.sum[i];
   T* o = static_cast<T*>(task.o) + row0 * task.o_stride;
   unpack_transposed(tile.o, rows, task.headdim_v, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
     store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
   });
   if (!task.lse) return;
-  const Exponent exponent(task.scale, task.softcap);
+  const Exponent exponent(task);
   for (int64_t i = 0; i < rows; ++i) {
     const double lse = static_cast<double>(tile.largest[i]) * exponent.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i]);
     task.lse[(row0 + i) * task.lse_stride] = tile.sum[i] == 0.0f ? minus_infinity() : static_cast<float>(lse);
@@ -231,7 +283,7 @@ template <class T, class Ops>
 void forward_task(const ForwardTask& task) {
   ForwardScratch<T, Ops> scratch;
   const int64_t rows = task.row_end - task.row_begin;
-  scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v);
+  scratch.lay_out(static_cast<char*>(task.scratch), rows, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs));
   const int64_t tiles = (rows + kTile - 1) / kTile;
 
   const Scale scale(task.scale);
@@ -251,12 +303,14 @@ void forward_task(const ForwardTask& task) {
   const int64_t seen = task.row_end - 1 + task.diagonal;  // keys that the last row sees
   const int64_t keys = seen < task.seqlen_k ? seen : task.seqlen_k;
   const int64_t unseen = task.row_begin + task.left_diagonal;  // keys that not even the first row sees
-  for (int64_t key0 = unseen > 0 ? unseen : 0; key0 < keys; key0 += task.block_k) {
+  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1;
+  for (int64_t key0 = unseen > 0 ? unseen / unit * unit : 0; key0 < keys; key0 += task.block_k) {
     const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
     const T* k_rows = static_cast<const T*>(task.k) + key0 * task.k_stride;
     const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
     const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k);
     const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v);
+    const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
@@ -268,10 +322,12 @@ void forward_task(const ForwardTask& task) {
         to = to < block ? to : block;
         return from < to && any_nonfinite(v_rows + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
-      const bool poisoned = nonfinite(first_hidden, block) || nonfinite(0, seen_from);
+      const bool poisoned = all_poisoned || nonfinite(first_hidden, block) || nonfinite(0, seen_from);
       const auto panel = [&](int w, auto count) {
-        forward_panel<T, Ops, decltype(count)::value>(task, scratch.tiles[t], w, scratch, k, v, v_rows, block, first_seen + w * kLanes,
-                                                      first_hidden + w * kLanes, poisoned);
+        constexpr int kVecs = decltype(count)::value;
+        const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
+        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key0, block};
+        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k, v, v_rows, at, first_seen + lane0, first_hidden + lane0, poisoned);
       };
       if (kPanelVecs == 4 && (first_hidden < block || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.
@@ -295,7 +351,7 @@ void forward_task(const ForwardTask& task) {
 template <class T, class Ops>
 size_t forward_scratch_bytes(const KernelShape& shape) {
   ForwardScratch<T, Ops> scratch;
-  return scratch.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v);
+  return scratch.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs);
 }
 
 }  // namespace fattn::core::FATTN_ISA

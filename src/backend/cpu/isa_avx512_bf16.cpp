@@ -9,6 +9,8 @@
 #include "backend/cpu/operands.h"
 #include "backend/cpu/score.h"
 //
+#include "backend/cpu/score_inputs.h"
+//
 #include "backend/cpu/forward.h"
 //
 #include "backend/cpu/backward.h"

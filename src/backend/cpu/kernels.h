@@ -16,12 +16,27 @@ struct KernelShape {
   int64_t task_k;   // most keys of a task (backward, decode)
   int64_t block_k;  // keys of one inner step
   int headdim, headdim_v;
-  int64_t heads = 1;  // most key heads of a task (decode)
+  int64_t heads = 1;    // most key heads of a task (decode)
+  bool inputs = false;  // scores depend on more than q k: ScoreInputs, with gradient or dropout
 };
 
 // Every task: row i sees the keys [max(0, i + left_diagonal), min(seqlen_k, i + diagonal)). A mask that has no end there: diagonal is seqlen_k; no
 // beginning: left_diagonal is kNoBegin.
 constexpr int64_t kNoBegin = INT64_MIN / 4;
+
+// What scores depend on beside q k, and which weights are dropped. Pointers are at row 0, key 0 of a task's first query head and null where there is
+// nothing; strides in elements between rows (0: one row for all) and between query heads.
+struct ScoreInputs {
+  const float* alibi_slopes;
+  const void* bias;  // of the task's dtype or, with bias_fp32, fp32; keys side by side
+  const uint8_t* mask;
+  int64_t alibi_head_stride, bias_stride, bias_head_stride, mask_stride, mask_head_stride;
+  bool bias_fp32;
+  int64_t shift;          // seqlen_k - seqlen_q: query i is aligned with key i + shift
+  uint64_t seed, stream;  // of the dropout; the stream is the first head's, the next head has the next (shared/dropout.h)
+  int dropout_below;      // 0: no dropout
+  float dropout_scale;    // of the weights that stay; 1 without dropout
+};
 
 // Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in
 // elements between rows.
@@ -35,6 +50,7 @@ struct ForwardTask {
   int headdim, headdim_v;
   float scale;    // softmax_scale
   float softcap;  // 0: none
+  ScoreInputs inputs;
   void* scratch;  // aligned to 64 bytes
 };
 
@@ -49,8 +65,10 @@ struct DecodeTask {
   int64_t rows, seqlen_q, key_begin, key_end, diagonal, left_diagonal;
   int headdim, headdim_v;
   float scale, softcap;
-  float* max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or capped; -inf if none
-  float* sum;  // (rows): sum of exp((score - max) |scale|), capped: of exp(score - max)
+  ScoreInputs inputs;
+  float*
+      max;  // (rows) of the first key head: largest score = sign(scale) q k (0 for a scale of 0), before the scale, or the whole score; -inf if none
+  float* sum;  // (rows): sum of exp((score - max) |scale|), of whole scores: of exp(score - max)
   float* acc;  // (rows, headdim_v): the same, weighing v
   void* scratch;
 };
@@ -68,6 +86,9 @@ struct BackwardTask {
   int64_t block_k;
   int headdim, headdim_v;
   float scale, softcap;
+  ScoreInputs inputs;
+  float* dbias;  // null, or at row 0, key 0 of the first head's; added to
+  int64_t dbias_stride, dbias_head_stride;
   void* scratch;
 };
 

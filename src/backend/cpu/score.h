@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "backend/cpu/kernels.h"
+
 namespace fattn::core::FATTN_ISA {
 
 constexpr float kLog2E = 1.44269504088896340736f;
@@ -22,6 +24,12 @@ struct Scale {
                            : 1.0f),
         magnitude(scale == 0.0f ? 1.0 : static_cast<double>(scale < 0 ? -scale : scale)) {}
 };
+
+// Is there something to add to scores?
+FATTN_INLINE bool adds(const ScoreInputs& in) { return in.alibi_slopes || in.bias || in.mask; }
+// May that be -Inf, which hides?
+FATTN_INLINE bool hides(const ScoreInputs& in) { return in.bias || in.mask; }
+FATTN_INLINE bool is_plain(const ScoreInputs& in) { return !adds(in) && in.dropout_below == 0; }
 
 // score = |softmax_scale| product
 struct ScaledScore {
@@ -60,12 +68,14 @@ FATTN_INLINE F32 plus(const CappedScore& s, F32 t, F32 x) { return fma(t, s.soft
 FATTN_INLINE F32 through(const CappedScore&, F32 t, F32 g) { return mul(g, fma(sub(zero(), t), t, set1(1.0f))); }
 
 // The exponentials' part of a score: exp(score - largest score) = exp2((s - largest s) * factor), where s is the product itself if only the scale is
-// left to do, else the score.
+// left to do, else the whole score.
 struct Exponent {
   double magnitude;  // score = magnitude * s
   float factor;      // magnitude * log2(e)
-  Exponent(float scale, float softcap)
-      : magnitude(softcap > 0 ? 1.0 : Scale(scale).magnitude), factor(static_cast<float>(magnitude * 1.4426950408889634)) {}
+  template <class Task>
+  explicit Exponent(const Task& task)
+      : magnitude(task.softcap > 0 || adds(task.inputs) ? 1.0 : Scale(task.scale).magnitude),
+        factor(static_cast<float>(magnitude * 1.4426950408889634)) {}
 };
 
 }  // namespace fattn::core::FATTN_ISA

@@ -63,6 +63,22 @@ FATTN_INLINE void store(bf16* p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 FATTN_INLINE F32 shift_exponent(F32 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
+FATTN_INLINE F32 load(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+
+typedef __m256i U32;
+FATTN_INLINE U32 set1_u32(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+FATTN_INLINE U32 load_u32(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+FATTN_INLINE void store_u32(uint32_t* p, U32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+FATTN_INLINE U32 xor_u32(U32 a, U32 b) { return _mm256_xor_si256(a, b); }
+FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
+  const U32 even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_shuffle_epi32(x, 0xf5), m);
+  high = _mm256_blend_epi32(_mm256_shuffle_epi32(even, 0xf5), odd, 0xaa);
+  low = _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xa0), 0xaa);
+}
+FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
+  return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(word, limit), word)));
+}
+FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, _mm256_slli_epi32(word, 16), limit); }
 
 }  // namespace fattn::core::FATTN_ISA
 

@@ -53,6 +53,21 @@ FATTN_INLINE void store(bf16* p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(v), 16)));
 }
 FATTN_INLINE F32 shift_exponent(F32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
+FATTN_INLINE F32 load(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+
+typedef __m512i U32;
+FATTN_INLINE U32 set1_u32(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+FATTN_INLINE U32 load_u32(const uint32_t* p) { return _mm512_loadu_si512(p); }
+FATTN_INLINE void store_u32(uint32_t* p, U32 v) { _mm512_storeu_si512(p, v); }
+FATTN_INLINE U32 xor_u32(U32 a, U32 b) { return _mm512_xor_si512(a, b); }
+FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
+  constexpr auto kHighDown = static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(3, 3, 1, 1)), kLowUp = static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(2, 2, 0, 0));
+  const U32 even = _mm512_mul_epu32(x, m), odd = _mm512_mul_epu32(_mm512_shuffle_epi32(x, kHighDown), m);
+  high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, kHighDown);
+  low = _mm512_mask_shuffle_epi32(even, 0xaaaa, odd, kLowUp);
+}
+FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(word, limit), x); }
+FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, _mm512_slli_epi32(word, 16), limit); }
 
 }  // namespace fattn::core::FATTN_ISA
 
@@ -118,6 +133,9 @@ FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
   const __m512i interleave =
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(interleave, both);
+}
+FATTN_INLINE Pairs keep_halves(Pairs a, U32 word, int least) {
+  return _mm512_maskz_mov_epi16(_mm512_cmpge_epu16_mask(word, _mm512_set1_epi16(static_cast<short>(least))), a);
 }
 FATTN_INLINE void store_rounded(bf16* p, F32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
 // exp2 with a polynomial of degree 3: relative error 1.1e-4, below half a unit in the last place of bf16;

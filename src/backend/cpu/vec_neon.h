@@ -47,6 +47,25 @@ FATTN_INLINE void store(bf16* p, F32 v) {
   vst1_u16(&p->bits, vshrn_n_u32(vbslq_u32(vceqq_f32(v, v), rounded, quiet), 16));
 }
 FATTN_INLINE F32 shift_exponent(F32 t) { return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(t), 23)); }
+FATTN_INLINE F32 load(const uint8_t* p) {
+  const uint32_t some[4] = {p[0], p[1], p[2], p[3]};
+  return vcvtq_f32_u32(vld1q_u32(some));
+}
+
+typedef uint32x4_t U32;
+FATTN_INLINE U32 set1_u32(uint32_t x) { return vdupq_n_u32(x); }
+FATTN_INLINE U32 load_u32(const uint32_t* p) { return vld1q_u32(p); }
+FATTN_INLINE void store_u32(uint32_t* p, U32 v) { vst1q_u32(p, v); }
+FATTN_INLINE U32 xor_u32(U32 a, U32 b) { return veorq_u32(a, b); }
+FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
+  const U32 first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(x), vget_low_u32(m))), last = vreinterpretq_u32_u64(vmull_high_u32(x, m));
+  low = vuzp1q_u32(first, last);
+  high = vuzp2q_u32(first, last);
+}
+FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_u32(word, limit)));
+}
+FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, vshlq_n_u32(word, 16), limit); }
 
 }  // namespace fattn::core::FATTN_ISA
 

@@ -52,6 +52,28 @@ FATTN_INLINE void store(bf16* p, F32 v) {
   for (int i = 0; i < 4; ++i) p[i].bits = float_to_bf16(v[i]);
 }
 FATTN_INLINE F32 shift_exponent(F32 t) { return (F32)((I32)t << 23); }
+FATTN_INLINE F32 load(const uint8_t* p) {
+  return F32{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
+}
+
+typedef uint32_t U32 __attribute__((vector_size(16)));
+FATTN_INLINE U32 set1_u32(uint32_t x) { return U32{x, x, x, x}; }
+FATTN_INLINE U32 load_u32(const uint32_t* p) {
+  U32 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+FATTN_INLINE void store_u32(uint32_t* p, U32 v) { __builtin_memcpy(p, &v, sizeof v); }
+FATTN_INLINE U32 xor_u32(U32 a, U32 b) { return a ^ b; }
+FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t product = static_cast<uint64_t>(x[i]) * m[i];
+    high[i] = static_cast<uint32_t>(product >> 32);
+    low[i] = static_cast<uint32_t>(product);
+  }
+}
+FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return select((I32)(word >= limit), x, zero()); }
+FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, word << 16, limit); }
 
 }  // namespace fattn::core::FATTN_ISA
 

@@ -1,7 +1,7 @@
 // Storage types of the CPU kernels, and what a Vec layer (vec_portable.h, vec_avx2.h, ...) offers in namespace FATTN_ISA:
 //   F32, kLanes             a vector of fp32
 //   kPanelVecs              vectors in a row of the matrix micro-kernel
-//   set1 zero load store    unaligned; load and store convert from and to f16 and bf16 (round to nearest even)
+//   set1 zero load store    unaligned; load and store convert from and to f16 and bf16 (round to nearest even), load from uint8_t
 //   add sub mul div fma     fma(a, b, c) = a * b + c
 //   max(a, b)               a > b ? a : b, so b if either is NaN
 //   where_equal(a, b, x, y) a == b ? x : y
@@ -11,9 +11,13 @@
 //   exp2                    2^x for x <= 0, exact 0 below -127 (AVX-512: -125), NaN kept; relative error below 2e-7
 //   transpose               of kLanes vectors
 //   sum_each                lane i: sum of all lanes of vector i of kLanes
+//   U32                     a vector of uint32_t: set1_u32, load_u32, store_u32, xor_u32
+//   multiply_wide(x, m, &high, &low)  the halves of the 64-bit products
+//   keep_not_below(x, word, limit)    x where word >= limit, else 0; keep_low_not_below: word << 16 >= limit
 // and, where kHasDot:
 //   Pairs                   a vector of kLanes (bf16, bf16) pairs
 //   dot(acc, a, b)          acc + a.lo * b.lo + a.hi * b.hi
+//   keep_halves(a, word, least)  the halves of a where those of word are not below `least`, else 0
 #pragma once
 
 #include <stdint.h>

@@ -1,9 +1,11 @@
 #include "backend/reference/reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "shared/dropout.h"
 #include "shared/half.h"
 
 namespace fattn::core {
@@ -15,8 +17,8 @@ double load(const void* base, DType dtype, int64_t i) {
     case DType::kF32: return static_cast<const float*>(base)[i];
     case DType::kF16: return f16_to_float(static_cast<const uint16_t*>(base)[i]);
     case DType::kBF16: return bf16_to_float(static_cast<const uint16_t*>(base)[i]);
+    default: return std::numeric_limits<double>::quiet_NaN();  // no tensor of numbers has another
   }
-  return std::numeric_limits<double>::quiet_NaN();
 }
 
 void store(void* base, DType dtype, int64_t i, double value) {
@@ -25,6 +27,7 @@ void store(void* base, DType dtype, int64_t i, double value) {
     case DType::kF32: static_cast<float*>(base)[i] = static_cast<float>(value); return;
     case DType::kF16: static_cast<uint16_t*>(base)[i] = float_to_f16(static_cast<float>(value)); return;
     case DType::kBF16: static_cast<uint16_t*>(base)[i] = float_to_bf16(static_cast<float>(value)); return;
+    default: return;  // no tensor of numbers has another
   }
 }
 
@@ -62,21 +65,63 @@ double score_slope(const Problem& p, double score) {
   return 1 - t * t;
 }
 
-// The scores of query `i`, of the keys that it sees: from p.mask().visible_begin(i) on.
-Vector scores(const Problem& p, const Vector& q, const std::vector<Vector>& k, int64_t i) {
-  Vector s;
-  for (int64_t j = p.mask().visible_begin(i); j < p.mask().visible_end(i); ++j) s.push_back(score(p, dot(q, k[static_cast<size_t>(j)])));
-  return s;
-}
+// A key that a query sees.
+struct Seen {
+  size_t key;
+  double capped, score;  // before and after what is added to it
+  double kept;           // what dropout makes of a weight of 1
+};
+
+// What dropout makes of a number: 0 of what is dropped, even of NaN.
+double kept_of(const Seen& s, double x) { return s.kept == 0 ? 0 : s.kept * x; }
+
+// One head of a batch entry, its masks and what is added to its scores.
+class Head {
+ public:
+  Head(const Problem& p, const fattn_buffers& b, int64_t n, int64_t h) : p_(p), b_(b), n_(n), h_(h), keys_(seqlen_k_of(p, b, n)) {}
+
+  std::vector<Seen> seen(const Vector& q, const std::vector<Vector>& k, int64_t i) const {
+    const Mask mask = p_.mask(keys_);
+    std::vector<Seen> all;
+    for (int64_t j = mask.visible_begin(i); j < mask.visible_end(i); ++j) {
+      if (p_.pair_mask.given && static_cast<const uint8_t*>(b_.mask)[at(p_.pair_mask, i, j)] == 0) continue;
+      const double bias = p_.bias.given ? load(b_.bias, p_.bias.dtype, at(p_.bias, i, j)) : 0.0;
+      if (bias == -std::numeric_limits<double>::infinity()) continue;  // hides, as a mask does
+      const auto key = static_cast<size_t>(j);
+      const double capped = score(p_, dot(q, k[key]));
+      all.push_back({key, capped, capped + alibi(i, j) + bias, kept(i, j)});
+    }
+    return all;
+  }
+  // Of a tensor over (batch, head, query, key).
+  int64_t at(const PairTensor& t, int64_t i, int64_t j) const { return n_ * t.strides.batch + h_ * t.strides.head + i * t.strides.row + j; }
+
+ private:
+  double alibi(int64_t i, int64_t j) const {
+    if (!p_.has_alibi) return 0;
+    const double slope = static_cast<const float*>(b_.alibi_slopes)[n_ * p_.alibi_batch_stride + h_ * p_.alibi_head_stride];
+    return -slope * std::fabs(static_cast<double>(i + keys_ - p_.seqlen_q - j));
+  }
+  double kept(int64_t i, int64_t j) const {
+    if (p_.dropout_below == 0) return 1;
+    const auto* state = static_cast<const int64_t*>(b_.dropout_state);
+    const auto stream = static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(n_ * p_.nheads + h_);
+    return dropout_number(static_cast<uint64_t>(state[0]), stream, i, j) < p_.dropout_below ? 0 : p_.dropout_scale();
+  }
+
+  const Problem& p_;
+  const fattn_buffers& b_;
+  int64_t n_, h_, keys_;
+};
 
 // log(sum(exp(s))): -inf for an empty row, NaN if a score is NaN.
-double log_sum_exp(const Vector& s) {
+double log_sum_exp(const std::vector<Seen>& seen) {
   double largest = -std::numeric_limits<double>::infinity();
-  for (double x : s)
-    if (!(x <= largest)) largest = x;  // keeps NaN
-  if (s.empty() || largest == -std::numeric_limits<double>::infinity()) return largest;
+  for (const Seen& s : seen)
+    if (!(s.score <= largest)) largest = s.score;  // keeps NaN
+  if (seen.empty() || largest == -std::numeric_limits<double>::infinity()) return largest;
   double sum = 0;
-  for (double x : s) sum += std::exp(x - largest);
+  for (const Seen& s : seen) sum += std::exp(s.score - largest);
   return largest + std::log(sum);
 }
 
@@ -86,33 +131,58 @@ void forward(const Problem& p, const fattn_buffers& b) {
     for (int64_t h = 0; h < p.nheads; ++h) {
       const auto k = rows(b.k, p.dtype, p.k, n, p.seqlen_k, h / p.group(), p.headdim);
       const auto v = rows(b.v, p.dtype, p.v, n, p.seqlen_k, h / p.group(), p.headdim_v);
+      const Head head(p, b, n, h);
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
-        const Vector q = row(b.q, p.dtype, p.q, n, i, h, p.headdim);
-        const Vector s = scores(p, q, k, i);
-        const auto first = static_cast<size_t>(p.mask().visible_begin(i));
-        const double lse = log_sum_exp(s);
+        const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, i, h, p.headdim), k, i);
+        const double lse = log_sum_exp(seen);
         // A row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf.
         const bool empty = lse == -std::numeric_limits<double>::infinity();
-        Vector o(static_cast<size_t>(p.headdim_v), 0.0);
-        if (!empty)
-          for (size_t j = 0; j < s.size(); ++j) {
-            const double weight = std::exp(s[j] - lse);
-            for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[first + j][d];
-          }
+        Vector o(static_cast<size_t>(p.headdim_v), 0.0), weights(p.want_weights ? k.size() : 0, 0.0);
+        for (const Seen& s : seen) {
+          if (empty) break;
+          const double weight = kept_of(s, std::exp(s.score - lse));
+          for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[s.key][d];
+          if (p.want_weights) weights[s.key] = weight;
+        }
+        if (std::isnan(lse)) std::fill(o.begin(), o.end(), lse);  // whatever is dropped
         for (int64_t d = 0; d < p.headdim_v; ++d) store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
         if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head, lse);
-        if (p.want_weights)
-          for (int64_t j = 0; j < p.seqlen_k; ++j) {
-            const auto at = static_cast<size_t>(j) - first;  // beyond every size for a key before the first
-            const int64_t* ws = p.weights_strides;
-            store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + j * ws[3], at < s.size() && !empty ? std::exp(s[at] - lse) : 0.0);
-          }
+        for (size_t j = 0; j < weights.size(); ++j) {
+          const int64_t* ws = p.weights_strides;
+          store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + static_cast<int64_t>(j) * ws[3], weights[j]);
+        }
       }
     }
 }
 
-// p = exp(s - lse); dv = p^T do; dp = do v^T; ds = p (dp - sum(o do)) slope scale; dq = ds k; dk = ds^T q (Dao 2022, appendix B).
+// The gradient of a bias, summed in float64.
+class BiasGradient {
+ public:
+  explicit BiasGradient(const Problem& p)
+      : p_(p), t_(p.dbias), sums_(t_.given ? static_cast<size_t>(t_.batch * t_.heads * t_.rows * p.seqlen_k) : 0, 0.0) {}
+  void add(int64_t n, int64_t h, int64_t i, size_t j, double gradient) {
+    if (t_.given) sums_[index(n % t_.batch, h % t_.heads, i % t_.rows) + j] += gradient;
+  }
+  void write(const fattn_buffers& b) const {
+    for (int64_t n = 0; n < t_.batch; ++n)
+      for (int64_t h = 0; h < t_.heads; ++h)
+        for (int64_t i = 0; i < t_.rows; ++i)
+          for (int64_t j = 0; j < p_.seqlen_k; ++j)
+            store(b.dbias, t_.dtype, n * t_.strides.batch + h * t_.strides.head + i * t_.strides.row + j,
+                  sums_[index(n, h, i) + static_cast<size_t>(j)]);
+  }
+
+ private:
+  size_t index(int64_t n, int64_t h, int64_t i) const { return static_cast<size_t>(((n * t_.heads + h) * t_.rows + i) * p_.seqlen_k); }
+  const Problem& p_;
+  const PairTensor& t_;
+  Vector sums_;
+};
+
+// p = exp(s - lse); dv = (p kept)^T do; dp = kept do v^T; ds = p (dp - sum(o do)); dbias = ds; with ds' = ds slope scale: dq = ds' k; dk = ds'^T q
+// (Dao 2022, appendix B).
 void backward(const Problem& p, const fattn_buffers& b) {
+  BiasGradient dbias(p);
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t hk = 0; hk < p.nheads_k; ++hk) {
@@ -120,7 +190,8 @@ void backward(const Problem& p, const fattn_buffers& b) {
       const auto v = rows(b.v, p.dtype, p.v, n, p.seqlen_k, hk, p.headdim_v);
       std::vector<Vector> dk(k.size(), Vector(static_cast<size_t>(p.headdim), 0.0));
       std::vector<Vector> dv(v.size(), Vector(static_cast<size_t>(p.headdim_v), 0.0));
-      for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h)
+      for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
+        const Head head(p, b, n, h);
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
           const Vector q = row(b.q, p.dtype, p.q, n, i, h, p.headdim);
           const Vector o = row(b.o, p.dtype, p.o, n, i, h, p.headdim_v);
@@ -128,13 +199,14 @@ void backward(const Problem& p, const fattn_buffers& b) {
           const double lse = load(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head);
           const double delta = dot(o, dout);
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
-          const Vector s = scores(p, q, k, i);
-          const auto first = static_cast<size_t>(p.mask().visible_begin(i));
           const bool empty = lse == -std::numeric_limits<double>::infinity();
-          for (size_t j = first; j < first + s.size() && !empty; ++j) {
-            const double weight = std::exp(s[j - first] - lse);
-            const double ds = weight * (dot(dout, v[j]) - delta) * score_slope(p, s[j - first]) * p.softmax_scale;
-            for (size_t d = 0; d < dout.size(); ++d) dv[j][d] += weight * dout[d];
+          for (const Seen& s : head.seen(q, k, i)) {
+            if (empty) break;
+            const size_t j = s.key;
+            const double weight = std::exp(s.score - lse), slope = score_slope(p, s.capped) * p.softmax_scale;
+            const double gradient = weight * (kept_of(s, dot(dout, v[j])) - delta), ds = gradient * slope;
+            dbias.add(n, h, i, j, gradient);
+            for (size_t d = 0; d < dout.size(); ++d) dv[j][d] += kept_of(s, weight) * dout[d];
             for (size_t d = 0; d < q.size(); ++d) {
               dq[d] += ds * k[j][d];
               dk[j][d] += ds * q[d];
@@ -142,6 +214,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
           }
           for (int64_t d = 0; d < p.headdim; ++d) store(b.dq, p.dtype, n * p.dq.batch + i * p.dq.row + h * p.dq.head + d, dq[static_cast<size_t>(d)]);
         }
+      }
       for (int64_t j = 0; j < p.seqlen_k; ++j) {
         for (int64_t d = 0; d < p.headdim; ++d)
           store(b.dk, p.dtype, n * p.dk.batch + j * p.dk.row + hk * p.dk.head + d, dk[static_cast<size_t>(j)][static_cast<size_t>(d)]);
@@ -149,6 +222,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
           store(b.dv, p.dtype, n * p.dv.batch + j * p.dv.row + hk * p.dv.head + d, dv[static_cast<size_t>(j)][static_cast<size_t>(d)]);
       }
     }
+  if (p.dbias.given) dbias.write(b);
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ void execute_standard(const Plan& plan, const fattn_buffers& buffers) {
     case DType::kF32: return execute_as<float>(call);
     case DType::kF16: return execute_as<Half>(call);
     case DType::kBF16: return execute_as<Brain>(call);
-    case DType::kF64: throw Error(ErrorCode::kInternal, standard_unsupported(plan.problem));
+    default: throw Error(ErrorCode::kInternal, standard_unsupported(plan.problem));
   }
 }
 

@@ -1,0 +1,253 @@
+// What is added to scores, which pairs are hidden and which weights are dropped, as tiles [key][lane] with query rows in lanes, as the products are.
+// A task without such inputs makes none of these tiles.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+#include "shared/dropout.h"
+
+namespace fattn::core::FATTN_ISA {
+
+// Where a tile lies in its head: its first row and key, `rows` and `keys` of them that exist. Tiles are kVecs vectors wide.
+struct TilePlace {
+  int64_t row, rows, key, keys;
+};
+
+// Calls take(key, w, x) for every key and vector of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows
+// are row_stride apart; 0 where there is no row.
+template <int kVecs, class T, class Take>
+FATTN_INLINE void for_transposed(const T* from, int64_t row_stride, const TilePlace& at, const Take& take) {
+  for (int64_t key = 0; key < at.keys; key += kLanes)
+    for (int w = 0; w < kVecs; ++w) {
+      F32 block[kLanes];
+      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+      const T* corner = from + (at.row + first) * row_stride + at.key + key;
+      if (columns >= kLanes && rows >= kLanes) {
+        FATTN_UNROLL
+        for (int i = 0; i < kLanes; ++i) block[i] = load(corner + i * row_stride);
+        transpose(block);
+        FATTN_UNROLL
+        for (int j = 0; j < kLanes; ++j) take(key + j, w, block[j]);
+      } else {
+        for (int i = 0; i < kLanes; ++i) block[i] = i < rows ? load_n(corner + i * row_stride, columns) : zero();
+        transpose(block);
+        for (int64_t j = 0; j < kLanes && j < columns; ++j) take(key + j, w, block[j]);
+      }
+    }
+}
+
+// Adds a bias tile to what is there; the first tile is stored.
+template <int kVecs, class T>
+FATTN_INLINE void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, bool first, float* to) {
+  if (first)
+    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) { store(to + (key * kVecs + w) * kLanes, x); });
+  else
+    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) {
+      float* out = to + (key * kVecs + w) * kLanes;
+      store(out, add(x, load(out)));
+    });
+}
+
+FATTN_INLINE F32 lane_numbers() {
+  float numbers[kLanes];
+  for (int i = 0; i < kLanes; ++i) numbers[i] = static_cast<float>(i);
+  return load(numbers);
+}
+
+// -slope |row + shift - key|. Distances below 2^24 are exact.
+template <int kVecs>
+FATTN_INLINE void alibi_terms(float slope, int64_t shift, const TilePlace& at, float* to) {
+  const F32 minus_slope = set1(-slope);
+  F32 first[kVecs];  // distances from the first key
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) first[w] = add(set1(static_cast<float>(at.row + shift - at.key + w * kLanes)), lane_numbers());
+  for (int64_t key = 0; key < at.keys; ++key) {
+    const F32 further = set1(static_cast<float>(static_cast<int>(key)));
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      const F32 away = sub(first[w], further);
+      store(to + (key * kVecs + w) * kLanes, mul(minus_slope, max(away, sub(zero(), away))));
+    }
+  }
+}
+
+// What is added to the scores of a tile, -Inf where a pair is hidden. `head` counts from the task's first.
+template <int kVecs, class T>
+__attribute__((noinline)) void make_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, float* to) {
+  bool first = true;
+  if (in.alibi_slopes) {
+    alibi_terms<kVecs>(in.alibi_slopes[head * in.alibi_head_stride], in.shift, at, to);
+    first = false;
+  }
+  if (in.bias) {
+    const int64_t offset = head * in.bias_head_stride;
+    if (in.bias_fp32)
+      add_bias<kVecs>(static_cast<const float*>(in.bias) + offset, in.bias_stride, at, first, to);
+    else
+      add_bias<kVecs>(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, first, to);
+    first = false;
+  }
+  if (!in.mask) return;
+  const F32 hidden = set1(minus_infinity());
+  for_transposed<kVecs>(in.mask + head * in.mask_head_stride, in.mask_stride, at, [&](int64_t key, int w, F32 seen) {
+    float* out = to + (key * kVecs + w) * kLanes;
+    store(out, where_equal(seen, zero(), hidden, first ? zero() : load(out)));
+  });
+}
+
+constexpr int64_t kFetchKeys = 12;  // products of so many keys between two parts of what is fetched
+
+// Fetches part `part` of `parts` of a tile's rows of a tensor over (query, key) into the L2 cache (the rows share few sets of L1). In parts, between
+// products: a burst would fill the queue of outstanding misses and stop the loads behind it.
+FATTN_INLINE void prefetch_pairs(const void* from, int64_t element, int64_t row_stride, const TilePlace& at, int64_t part, int64_t parts) {
+  const char* corner = static_cast<const char*>(from) + (at.row * row_stride + at.key) * element;
+  for (int64_t row = at.rows * part / parts; row < at.rows * (part + 1) / parts; ++row)
+    for (int64_t byte = 0; byte < at.keys * element; byte += 64) __builtin_prefetch(corner + row * row_stride * element + byte, 0, 2);
+}
+// What make_terms will read. A row that is one for all is there soon.
+template <class T>
+FATTN_INLINE void prefetch_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, int64_t part, int64_t parts) {
+  const int64_t element = in.bias_fp32 ? 4 : static_cast<int64_t>(sizeof(T));
+  if (in.bias && in.bias_stride > 0)
+    prefetch_pairs(static_cast<const char*>(in.bias) + head * in.bias_head_stride * element, element, in.bias_stride, at, part, parts);
+  if (in.mask && in.mask_stride > 0) prefetch_pairs(in.mask + head * in.mask_head_stride, 1, in.mask_stride, at, part, parts);
+}
+
+// A score with what is added to it: hidden stays hidden, even with NaN.
+FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
+  const F32 hidden = set1(minus_infinity());
+  return where_equal(term, hidden, hidden, fma(score, scale, term));
+}
+
+// Is a pair hidden by bias or mask? For the rare ways that go pair by pair.
+template <class T>
+bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
+  if (in.mask && in.mask[head * in.mask_head_stride + row * in.mask_stride + key] == 0) return true;
+  if (!in.bias) return false;
+  const int64_t at = head * in.bias_head_stride + row * in.bias_stride + key;
+  return (in.bias_fp32 ? static_cast<const float*>(in.bias)[at] : to_float(static_cast<const T*>(in.bias)[at])) == minus_infinity();
+}
+
+// ---- Dropout --------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kDropoutPairs = kDropoutBlock / 2;
+// Rows of words that `keys` keys need.
+constexpr int64_t dropout_rows(int64_t keys) { return round_up(keys, kDropoutBlock) / 2; }
+
+struct WidePhilox {
+  U32 word[4];
+};
+// Philox4x32-10 of counters that differ in the second word only. Of the products of the first three rounds four are the same for all lanes.
+FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);
+  const auto wide = [](uint32_t x, uint32_t m) { return static_cast<uint64_t>(x) * m; };
+  const auto next_key = [&] {
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  };
+  // First round: of the new words only the first differs between lanes.
+  uint64_t a = wide(c0, kPhiloxM0), b = wide(c2, kPhiloxM1);
+  WidePhilox x;
+  x.word[0] = xor_u32(c1, set1_u32(static_cast<uint32_t>(b >> 32) ^ k0));
+  uint32_t s1 = static_cast<uint32_t>(b), s2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, s3 = static_cast<uint32_t>(a);
+  // Second: the last two.
+  next_key();
+  U32 high, low;
+  multiply_wide(x.word[0], m0, high, low);
+  b = wide(s2, kPhiloxM1);
+  const uint32_t s0 = static_cast<uint32_t>(b >> 32) ^ s1 ^ k0;
+  s1 = static_cast<uint32_t>(b);
+  x.word[2] = xor_u32(high, set1_u32(s3 ^ k1));
+  x.word[3] = low;
+  // Third: all but the last.
+  next_key();
+  multiply_wide(x.word[2], m1, high, low);
+  a = wide(s0, kPhiloxM0);
+  x.word[0] = xor_u32(high, set1_u32(s1 ^ k0));
+  x.word[1] = low;
+  x.word[2] = xor_u32(x.word[3], set1_u32(static_cast<uint32_t>(a >> 32) ^ k1));
+  x.word[3] = set1_u32(static_cast<uint32_t>(a));
+  FATTN_UNROLL
+  for (int round = 3; round < kPhiloxRounds; ++round) {
+    next_key();
+    U32 high0, low0, high1, low1;
+    multiply_wide(x.word[0], m0, high0, low0);
+    multiply_wide(x.word[2], m1, high1, low1);
+    x.word[0] = xor_u32(xor_u32(high1, x.word[1]), set1_u32(k0));
+    x.word[1] = low1;
+    x.word[2] = xor_u32(xor_u32(high0, x.word[3]), set1_u32(k1));
+    x.word[3] = low0;
+  }
+  return x;
+}
+
+// The words of a tile: row r has keys 2 r and 2 r + 1 behind at.key, which is a multiple of kDropoutBlock.
+template <int kVecs>
+__attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
+  const uint64_t stream = in.stream + static_cast<uint64_t>(head);
+  uint32_t rows[kLanes];
+  for (int w = 0; w < kVecs; ++w) {
+    for (int i = 0; i < kLanes; ++i) rows[i] = static_cast<uint32_t>(at.row + w * kLanes + i);
+    const U32 row = load_u32(rows);
+    for (int64_t block = 0; block * kDropoutBlock < at.keys; ++block)
+      for (int call = 0; call < kDropoutCalls; ++call) {
+        const auto counter = static_cast<uint32_t>((at.key / kDropoutBlock + block) * kDropoutCalls + call);
+        const WidePhilox x = wide_philox(in.seed, static_cast<uint32_t>(stream), row, counter, static_cast<uint32_t>(stream >> 32));
+        for (int i = 0; i < 4; ++i) store_u32(to + ((block * kDropoutPairs + 4 * i + call) * kVecs + w) * kLanes, x.word[i]);
+      }
+  }
+}
+
+// What a word's number is compared with, as the Vec layer wants it.
+FATTN_INLINE U32 dropout_limit(const ScoreInputs& in) { return set1_u32(static_cast<uint32_t>(in.dropout_below) << 16); }
+// x of an even or odd key, 0 if it is dropped.
+FATTN_INLINE F32 keep(F32 x, int64_t key, U32 word, U32 limit) {
+  return key % 2 == 0 ? keep_low_not_below(x, word, limit) : keep_not_below(x, word, limit);
+}
+
+// Drops weights of keys [0, n), in place; words begin at the same, even, key.
+template <int kVecs>
+__attribute__((noinline)) void drop_weights(OpsF32, const ScoreInputs& in, const uint32_t* words, int64_t n, float* weights) {
+  constexpr int64_t kStride = kVecs * kLanes;
+  const U32 limit = dropout_limit(in);
+  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    float* at = weights + key * kStride + w * kLanes;
+    store(at, keep(load(at), key, load_u32(words + key / 2 * kStride + w * kLanes), limit));
+  }
+}
+#ifdef FATTN_DOT
+template <int kVecs>
+__attribute__((noinline)) void drop_weights(OpsDot, const ScoreInputs& in, const uint32_t* words, int64_t n, uint32_t* weights) {
+  constexpr int64_t kStride = kVecs * kLanes;
+  for (int64_t i = 0; i < (n + 1) / 2 * kStride; i += kLanes)
+    store_pairs(weights + i, keep_halves(load_pairs(weights + i), load_u32(words + i), in.dropout_below));
+}
+#endif
+
+// ---- The gradient of a bias -------------------------------------------------------------------------------------------
+
+// to[row][key] += from[key][lane] for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
+template <int kVecs>
+__attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
+  for (int64_t key = 0; key < at.keys; key += kLanes)
+    for (int w = 0; w < kVecs; ++w) {
+      F32 block[kLanes];
+      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+      const float* corner = from + (key * kVecs + w) * kLanes;
+      float* out = to + (at.row + first) * to_stride + at.key + key;
+      if (columns >= kLanes && rows >= kLanes) {
+        FATTN_UNROLL
+        for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
+        transpose(block);
+        FATTN_UNROLL
+        for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, add(load(out + i * to_stride), block[i]));
+      } else {
+        for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
+        transpose(block);
+        for (int64_t i = 0; i < kLanes && i < rows; ++i) store_n(out + i * to_stride, add(load_n(out + i * to_stride, columns), block[i]), columns);
+      }
+    }
+}
+
+}  // namespace fattn::core::FATTN_ISA

@@ -1,0 +1,49 @@
+// Dropout: which weights stay, from their place alone, so that every backend, tiling and pass drops the same ones. Include-free, so that device code
+// can use it too, and `static`, because units built for other instruction sets do and the linker must not share their copies. The random numbers are
+// those of Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011).
+#pragma once
+
+namespace fattn::core {
+
+struct Philox4 {
+  unsigned word[4];
+};
+
+constexpr unsigned kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u, kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 10;
+
+static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
+  unsigned k0 = static_cast<unsigned>(key), k1 = static_cast<unsigned>(key >> 32);
+  unsigned c0 = counter.word[0], c1 = counter.word[1], c2 = counter.word[2], c3 = counter.word[3];
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const unsigned long long a = static_cast<unsigned long long>(kPhiloxM0) * c0, b = static_cast<unsigned long long>(kPhiloxM1) * c2;
+    c0 = static_cast<unsigned>(b >> 32) ^ c1 ^ k0;
+    c1 = static_cast<unsigned>(b);
+    c2 = static_cast<unsigned>(a >> 32) ^ c3 ^ k1;
+    c3 = static_cast<unsigned>(a);
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// One call gives eight numbers of 16 bits, for eight keys of a query: of each block of 32 keys there are four calls, and call t has the keys 2 t, 2 t
+// + 1, 2 t + 8, 2 t + 9, ... 2 t + 25: those of a row that one thread holds in the accumulator of a matrix instruction. A word holds two neighbouring
+// keys, the even one in its low half.
+constexpr int kDropoutBlock = 32, kDropoutCalls = 4;
+
+// `stream` is offset + batch entry * nheads + head.
+static constexpr Philox4 dropout_words(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, int call) {
+  return philox(seed,
+                {{static_cast<unsigned>(stream), query, block * kDropoutCalls + static_cast<unsigned>(call), static_cast<unsigned>(stream >> 32)}});
+}
+
+// The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below.
+static constexpr int dropout_number(unsigned long long seed, unsigned long long stream, long long query, long long key) {
+  const int in_block = static_cast<int>(key % kDropoutBlock);
+  const Philox4 words = dropout_words(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(key / kDropoutBlock), in_block % 8 / 2);
+  const unsigned word = words.word[in_block / 8];
+  return static_cast<int>(key % 2 == 0 ? word & 0xffffu : word >> 16);
+}
+
+}  // namespace fattn::core

@@ -1,0 +1,187 @@
+// Everything that a score may depend on, in random combinations, and dropout's random numbers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "fattn/fattn.hpp"
+#include "shared/dropout.h"
+#include "testing/dropout.h"
+#include "testing/random.h"
+#include "testing/run.h"
+#include "testing/targets.h"
+
+namespace fattn::testing {
+namespace {
+
+// The n-th of a sequence of cases: small ones, with lengths around those of vectors, blocks of random numbers and tiles.
+Case random_case(DType dtype, uint64_t n) {
+  const Random random(17, n);
+  uint64_t drawn = 0;
+  const auto below = [&](int64_t end) { return static_cast<int64_t>(random.uniform(drawn++) * static_cast<double>(end)); };
+  const auto one_in = [&](int64_t odds) { return below(odds) == 0; };
+  Case c;
+  c.dtype = dtype;
+  c.seed = n;
+  c.batch = 1 + below(4);
+  c.nheads_k = 1 + below(3);
+  c.nheads = c.nheads_k * (1 + below(3));
+  c.seqlen_q = one_in(3) ? 1 + below(8) : 1 + below(150);
+  c.seqlen_k = one_in(4) ? 1 + below(700) : 1 + below(150);
+  c.headdim = 1 + below(48);
+  c.headdim_v = one_in(2) ? c.headdim : 1 + below(48);
+  c.causal = one_in(3);
+  if (one_in(3)) c.window_left = below(c.seqlen_k);
+  if (one_in(3)) c.window_right = below(c.seqlen_q);
+  if (one_in(3)) c.softcap = 0.5 + 20 * random.uniform(drawn++);
+  if (one_in(4)) c.softmax_scale = static_cast<double>(below(5) - 2) * 0.15;
+  c.key_lengths = one_in(3);
+  c.alibi = static_cast<Alibi>(one_in(2) ? below(3) : 0);
+  c.bias = static_cast<Pairs>(one_in(2) ? below(6) : 0);
+  c.bias_fp32 = c.bias != Pairs::kNone && one_in(2);
+  c.mask = static_cast<Pairs>(one_in(2) ? below(6) : 0);
+  if (one_in(2)) c.p_dropout = 0.9 * random.uniform(drawn++);
+  constexpr Inputs kInputs[] = {Inputs::kHugeLogits, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
+  if (one_in(4)) c.inputs = kInputs[below(6)];
+  constexpr Layout kLayouts[] = {Layout::kBhsd, Layout::kExpanded, Layout::kPadded};
+  if (one_in(3)) c.layout = kLayouts[below(3)];
+  c.name = name_of(c);
+  return c;
+}
+
+using Parameter = std::tuple<DType, Target>;
+std::string parameter_name(const ::testing::TestParamInfo<Parameter>& p) {
+  return std::string(fattn::name_of(std::get<0>(p.param))) + "_" + name_of(std::get<1>(p.param));
+}
+
+class Features : public ::testing::TestWithParam<Parameter> {
+ protected:
+  void run(uint64_t begin, uint64_t end) {
+    const auto [dtype, target] = GetParam();
+    const std::string why = why_unavailable(target, dtype);
+    if (!why.empty()) GTEST_SKIP() << why;
+    for (uint64_t n = begin; n < end; ++n) {
+      const Case c = random_case(dtype, n);
+      Target on = target;
+      on.num_threads = 1 + static_cast<int>(n % 3);
+      const CaseResult result = run_case(c, on);
+      EXPECT_TRUE(result.passed()) << "combination " << n << ", " << c.name << ": " << result.summary();
+    }
+  }
+};
+class FeaturesSmall : public Features {};
+class FeaturesMany : public Features {};
+
+TEST_P(FeaturesSmall, CombinationsAgreeWithTheOracle) { run(0, 12); }
+TEST_P(FeaturesMany, CombinationsAgreeWithTheOracle) { run(12, 260); }
+
+std::vector<Target> computing() {
+  std::vector<Target> all;
+  for (const Target& t : all_targets()) {
+    Case c;
+    c.key_lengths = true;
+    if (is_to_compute(t, c)) all.push_back(t);
+  }
+  return all;
+}
+const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(computing()));
+INSTANTIATE_TEST_SUITE_P(Every, FeaturesSmall, kParameters, parameter_name);
+INSTANTIATE_TEST_SUITE_P(Every, FeaturesMany, kParameters, parameter_name);
+
+// ---- Dropout --------------------------------------------------------------------------------------------------------
+
+// The known answers that the authors publish with Random123.
+TEST(DropoutSmall, PhiloxGivesItsKnownAnswers) {
+  struct Known {
+    core::Philox4 counter;
+    unsigned long long key;
+    core::Philox4 words;
+  };
+  for (const Known& k :
+       {Known{{{0, 0, 0, 0}}, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
+        Known{{{~0u, ~0u, ~0u, ~0u}}, ~0ull, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}},
+        Known{{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0x299f31d0a4093822, {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}}}) {
+    const core::Philox4 got = core::philox(k.key, k.counter);
+    const auto other = philox4x32({k.counter.word[0], k.counter.word[1], k.counter.word[2], k.counter.word[3]},
+                                  {static_cast<uint32_t>(k.key), static_cast<uint32_t>(k.key >> 32)});
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(got.word[i], k.words.word[i]);
+      EXPECT_EQ(other[i], k.words.word[i]);
+    }
+  }
+}
+
+// Every key of a row has a number of its own: no two are taken from the same bits.
+TEST(DropoutSmall, NumbersOfARowAreOnesOfTheirOwn) {
+  const Dropout dropout{5, 9, 0.5};
+  int64_t same = 0;
+  constexpr int64_t kKeys = 4096;
+  for (int64_t key = 0; key < kKeys; ++key) {
+    const int number = core::dropout_number(5, 9 + 2 * 3 + 1, 7, key);
+    EXPECT_EQ(dropout.kept(2, 3, 1, 7, key) == 0, number < 32768) << key;
+    for (int64_t other = key / 32 * 32; other < key; ++other) same += core::dropout_number(5, 9 + 2 * 3 + 1, 7, other) == number;
+  }
+  EXPECT_LE(same, 8);  // of 63488 pairs about one is the same by chance
+}
+
+Tensor contiguous(std::vector<float>& data, std::initializer_list<int64_t> shape) { return Tensor(data.data(), DType::kF32, shape); }
+
+// The weights of the reference, which are the mask where they are not 0.
+std::vector<float> weights(double p, int64_t seed, int64_t offset, int64_t batch, int64_t nheads, int64_t seqlen_q, int64_t seqlen_k) {
+  std::vector<float> q(static_cast<size_t>(batch * seqlen_q * nheads), 0), k(static_cast<size_t>(batch * seqlen_k * nheads), 0), o(q.size()),
+      w(static_cast<size_t>(batch * nheads * seqlen_q * seqlen_k));
+  const int64_t state[] = {seed, offset};
+  ForwardTensors t;
+  t.q = contiguous(q, {batch, seqlen_q, nheads, 1});
+  t.k = t.v = contiguous(k, {batch, seqlen_k, nheads, 1});
+  t.o = contiguous(o, {batch, seqlen_q, nheads, 1});
+  t.weights = contiguous(w, {batch, nheads, seqlen_q, seqlen_k});
+  t.scores.dropout_state = Tensor(state, DType::kI64, {2});
+  Options options;
+  options.backend = Backend::kReference;
+  options.p_dropout = p;
+  forward(t, options);
+  return w;
+}
+
+TEST(DropoutSmall, DropsItsShareAndScalesTheRest) {
+  constexpr int64_t kSeqlen = 256;
+  for (double p : {0.03, 0.1, 0.5, 0.9}) {
+    const std::vector<float> w = weights(p, 3, 4, 2, 3, kSeqlen, kSeqlen);
+    const auto steps = std::round(p * 65536);
+    double dropped = 0;
+    for (float x : w) {
+      dropped += x == 0;
+      if (x != 0) {
+        ASSERT_FLOAT_EQ(x, static_cast<float>(65536 / (65536 - steps) / kSeqlen));
+      }
+    }
+    const auto n = static_cast<double>(w.size());
+    EXPECT_NEAR(dropped / n, p, 5 * std::sqrt(p * (1 - p) / n)) << p;
+  }
+}
+
+TEST(DropoutSmall, SeedOffsetEntryAndHeadGiveOtherNumbers) {
+  const std::vector<float> w = weights(0.5, 3, 4, 2, 2, 64, 64), seed = weights(0.5, 4, 4, 2, 2, 64, 64), offset = weights(0.5, 3, 5, 2, 2, 64, 64);
+  EXPECT_EQ(w, weights(0.5, 3, 4, 2, 2, 64, 64));
+  const auto agreement = [](auto a, auto b, int64_t n) {
+    int64_t same = 0;
+    for (int64_t i = 0; i < n; ++i) same += (a[i] == 0) == (b[i] == 0);
+    return static_cast<double>(same) / static_cast<double>(n);
+  };
+  constexpr int64_t kHead = 64 * 64;
+  EXPECT_NEAR(agreement(w.data(), seed.data(), 4 * kHead), 0.5, 0.03);
+  EXPECT_NEAR(agreement(w.data(), w.data() + kHead, kHead), 0.5, 0.05);
+  EXPECT_NEAR(agreement(w.data(), w.data() + 2 * kHead, kHead), 0.5, 0.05);
+  // An offset moves on by as many (batch entry, head).
+  EXPECT_EQ(agreement(w.data() + kHead, offset.data(), 3 * kHead), 1.0);
+}
+
+TEST(DropoutSmall, LessThanAStepDropsNothing) {
+  const std::vector<float> w = weights(1e-6, 3, 4, 1, 1, 64, 64);
+  EXPECT_EQ(std::count(w.begin(), w.end(), 0.0f), 0);
+}
+
+}  // namespace
+}  // namespace fattn::testing
