@@ -76,6 +76,12 @@ void add_forward(List& list, int arch, const Problem& problem, bool aligned, Whi
   list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), which);
 }
 
+Problem with_features(Problem problem, bool window, bool softcap) {
+  if (window) problem.window_left = 100, problem.window_right = problem.causal ? -1 : 10;
+  if (softcap) problem.softcap = 30;
+  return problem;
+}
+
 // Every row of the table that can be chosen for these widths, whatever the lengths.
 void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, Which which) {
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
@@ -155,6 +161,17 @@ int main() {
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
           add_backward(list, a.capability, contiguous(dtype, headdim, headdim_v, causal), true, false, Which::kFull);
+        // Windows and softcap, which do without kCausal. What has both is the harder to fit into registers.
+        if (!causal && one_dtype)
+          for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})
+            for (const int headdim : {32, 64, 80, 96, 128, 192, 256})
+              for (const bool aligned : {true, false}) {
+                const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
+                const Which which = quick(headdim == 128 && window && softcap && aligned);
+                add_forward(list, a.capability, problem, aligned, which);
+                add_backward(list, a.capability, problem, aligned, false, which);
+                if (headdim == 128) add_backward(list, a.capability, problem, aligned, true, Which::kFull);
+              }
         const Problem wide = contiguous(dtype, 192, 128, causal);
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);

@@ -149,6 +149,14 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
+    if constexpr (Mask::kBegins) hide_before(of);
+  }
+  __device__ __forceinline__ void hide_before(int of) {
+    const int first = of * kBlockN + lane() % 4 * 2;
+    const int begin0 = Mask::visible_begin(p.call, row + own_row()) - first, begin1 = Mask::visible_begin(p.call, row + own_row() + 8) - first;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i)
+      if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
@@ -171,11 +179,14 @@ struct Consumer {
     pack();
   }
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
-  // wild, and a maximum of every block costs less than the way back.
+  // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
+  // have seen others.
+  template <bool kBegins>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     issue_products(buffer);
     scores_done();
+    if constexpr (kBegins) hide_before(block - 1);
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
     if (careful) [[unlikely]]
@@ -192,6 +203,7 @@ struct Consumer {
       if (!softmax.add(s)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
+        if constexpr (kBegins) hide_before(block - 1);
         softmax.template update<false>(s, factor, scale);
         rescale();
         pack();
@@ -268,8 +280,17 @@ struct Consumer {
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer);
     }
+    if constexpr (Mask::kBegins) {
+      const int first = block_begin<Mask, kBlockN>(p.call, row);
+      const int whole = max(first, (Mask::visible_begin(p.call, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
-    for (; block > 0; --block) whole_block(buffer);
+      for (; block > whole; --block) whole_block<false>(buffer);
+#pragma unroll 1
+      for (; block > first; --block) whole_block<true>(buffer);
+    } else {
+#pragma unroll 1
+      for (; block > 0; --block) whole_block<false>(buffer);
+    }
   }
 
   // The last product of a tile that the next is not joined to; under way until output_done().
@@ -374,14 +395,22 @@ struct Consumer {
     const Place place = place_again(nth);
     const int first = warp_row();  // in the tile
     const int seen_by_all = Mask::visible_end(call, place.row + first), end = min(all_blocks(place.row) * kBlockN, call.seqlen_k);
-    if (!any_nonfinite(rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k), seen_by_all, end, p.work.columns_v, lane())) return;
+    const auto values = rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k);
+    bool hidden = any_nonfinite(values, seen_by_all, end, p.work.columns_v, lane());
+    if constexpr (Mask::kBegins) {
+      const int begin = block_begin<Mask, kBlockN>(call, place.row) * kBlockN;
+      hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, place.row + first + 15), p.work.columns_v, lane());
+    }
+    if (!hidden) return;
     ptx::warp_sync();
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
       const int row_of_q = place.row + first + i;
       if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
-      const auto again = [&](auto row_of_output) { row_again<Spec>(p, place, row_of_q, Mask::visible_end(call, row_of_q), row_of_output, lane()); };
+      const auto again = [&](auto row_of_output) {
+        row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, row_of_q), Mask::visible_end(call, row_of_q), row_of_output, lane());
+      };
       if constexpr (Shape::kStoreFromRegisters)
         again(GlobalRow{row_of_o(place, row_of_q)});
       else

@@ -69,7 +69,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 
 // The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
 struct V3BackwardParams {
-  AttentionParams call;
+  FeatureParams call;
   V3BackwardWork work;
   TensorMap q, k, v, dout, dk, dv;
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }

@@ -182,8 +182,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   plan.key.width = v3_width(problem.headdim);
   plan.key.width_v = v3_width(problem.headdim_v);
   plan.key.causal = problem.causal;
-  AttentionParams scale{};
-  set_forward_scale(scale, problem.softmax_scale);
+  FeatureParams scale{};
+  set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.signed_scores = !(scale.softmax_scale > 0);
   plan.key.row = -1;
   plan.tile = tile;
@@ -203,7 +203,7 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
   params.call = v2_params(problem, plan.heads_per_section);
-  set_forward_scale(params.call, problem.softmax_scale);
+  set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
   params.call.q = q;
   params.call.k = k;
   params.call.v = v;

@@ -76,7 +76,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 
 // The kernel's parameters, and where they are, in order.
 struct V3ForwardParams {
-  AttentionParams call;
+  FeatureParams call;
   V3ForwardWork work;
   TensorMap q, k, v, o;
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
