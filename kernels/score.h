@@ -1,4 +1,4 @@
-// Softcap: a score s = q k becomes tanh(s * factor), where factor is softmax_scale / softcap; what multiplies by softcap comes with the exponential.
+// Softcap: a score s = q k becomes tanh(s * softmax_scale / softcap), with factor = FeatureParams::score_factor; what multiplies by softcap comes with the exponential.
 #pragma once
 
 #include "kernels/ptx/math.h"
@@ -10,11 +10,11 @@ namespace fattn {
 __device__ __forceinline__ const FeatureParams& features_of(const AttentionParams& p) { return static_cast<const FeatureParams&>(p); }
 
 // All lanes of a warp together. While none of their scores reaches half of softcap, tanh is an odd polynomial (minimax on [0, 0.5], relative error
-// 6e-7), which costs no turn of the unit that the exponentials wait for. Otherwise 1 - 2 / (1 + exp(2 x)), whose error of 2^-22 is that of the
+// 7e-7), which costs no turn of the unit that the exponentials wait for. Otherwise 1 - 2 / (1 + exp(2 x)), whose error of 2^-22 is that of the
 // largest of these scores. tanh.approx is off by up to 2^-11 of a score: with a softcap of 50 by 2.4 % of a weight.
 template <int kCount>
 __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
-  constexpr float kPolynomialTo = 0.5f, kTanh1 = 0.99999946f, kTanh3 = -0.33326319f, kTanh5 = 0.13190296f, kTanh7 = -0.044402227f;
+  constexpr float kPolynomialTo = 0.5f * kTanhUnit, kTwoLog2e = 2.88539008177792681f / kTanhUnit;
   float greatest = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) greatest = fmaxf(greatest, fabsf(s[i]));  // passes over NaN, which stays NaN either way
@@ -22,13 +22,11 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float x = s[i] * factor, y = x * x;
-      s[i] = x * fmaf(y, fmaf(y, fmaf(y, kTanh7, kTanh5), kTanh3), kTanh1);
+      s[i] = x * fmaf(y, fmaf(y, 1.22009599f - y, -1.26610875f), 1.56037021f);
     }
   } else {
-    constexpr float kTwoLog2e = 2.88539008177792681f;
-    const float by = factor * kTwoLog2e;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(s[i] * by)), 1.0f);
+    for (int i = 0; i < kCount; ++i) s[i] = fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(s[i] * factor * kTwoLog2e)), 1.0f);
   }
 }
 

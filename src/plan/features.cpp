@@ -17,8 +17,8 @@ struct Feature {
 
 // A window that hides nothing, or hides what a causal mask does, is none by now.
 constexpr Feature kFeatures[] = {
-    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false}},
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, true}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, true}},
 };
 
 std::string ways_with(const Feature& feature) {

@@ -14,7 +14,7 @@ constexpr double kLog2E = 1.4426950408889634;
 
 // Scores are then tanh(q k * score_factor) and the exponential multiplies by softcap.
 void set_softcap(FeatureParams& params, double softmax_scale, double softcap) {
-  params.score_factor = static_cast<float>(softmax_scale / softcap);
+  params.score_factor = static_cast<float>(kTanhUnit * softmax_scale / softcap);
   params.softmax_scale_log2 = static_cast<float>(std::min(softcap * kLog2E, double{std::numeric_limits<float>::max()}));
 }
 

@@ -37,7 +37,7 @@ struct V3ForwardTile {
 // A row of the table of tiles.
 struct V3ForwardRow {
   int width;  // v3_row_width() of the problem's
-  bool causal;
+  V3Mask mask;
   int most_keys;  // for seqlen_k up to this
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
@@ -52,8 +52,8 @@ struct V3ForwardKey {
   KernelKind kind = KernelKind::kV3Forward;
   int32_t dtype = 0;  // DType
   int32_t width = 0, width_v = 0;
-  int32_t causal = 0;
-  int32_t signed_scores = 0;  // softmax_scale is negative or 0
+  V3Mask mask = V3Mask::kFull;
+  V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;            // of the table
   std::array<int32_t, 9> reserved{};
 };
