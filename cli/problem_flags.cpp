@@ -35,7 +35,7 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
   causal_option_ = command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right");
-  const CLI::Range limit(int64_t{-1}, std::numeric_limits<int64_t>::max());
+  const CLI::Range limit(int64_t{-1}, int64_t{1} << 48);
   window_left_option_ = command.add_option("--window-left", window_left_, "Keys that a query sees before its own position; -1: all")
                             ->check(limit)
                             ->type_name("N")

@@ -89,7 +89,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    if (its.mask != mask || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.mask != mask || !its.takes(score == V3Score::kCapped) || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);

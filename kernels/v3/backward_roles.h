@@ -167,6 +167,12 @@ struct ValueRole : RoleBase<Spec> {
     row += Shape::kBlockM;
     if (row >= tile.template rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
   }
+  // dV of the block in stage `free`: P of the next block may take its operand's registers.
+  __device__ __forceinline__ void values_done(unsigned free) {
+    ptx::wgmma_wait<0>();
+    ptx::pin(weights);
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
+  }
   // P for dV.
   __device__ __forceinline__ void round() {
     pack<Element>(weights, s);
@@ -193,11 +199,10 @@ struct ValueRole : RoleBase<Spec> {
       Base::next_issued();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
+      if constexpr (Spec::Score::kCapped) values_done(free);  // the cap wants those registers
       weigh();
       publish();
-      ptx::wgmma_wait<0>();  // dV: P of the next block may take its operand's registers
-      ptx::pin(weights);
-      if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
+      if constexpr (!Spec::Score::kCapped) values_done(free);
       round();
     }
     issue_dv();

@@ -34,11 +34,13 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
     return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
   }
+  return window_refusal(problem);
+}
+
+std::string window_refusal(const Problem& problem) {
   constexpr int64_t kMaxWindowed = kMaxSeqlen / 2;  // a row plus an end of its window is a number of 32 bits, even of rows behind the last
-  if (problem.windowed() && (problem.seqlen_q > kMaxWindowed || problem.seqlen_k > kMaxWindowed)) {
-    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with a window the CUDA kernels take up to ", kMaxWindowed);
-  }
-  return {};
+  if (!problem.windowed() || (problem.seqlen_q <= kMaxWindowed && problem.seqlen_k <= kMaxWindowed)) return {};
+  return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with a window the CUDA kernels take up to ", kMaxWindowed);
 }
 
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {

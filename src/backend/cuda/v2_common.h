@@ -28,6 +28,8 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Why no v2 kernel can compute the problem on the target, whatever its tiles; empty: tiles and grid decide.
 std::string v2_refusal(const Problem& problem, const V2Target& target);
+// Part of it, and of v3_refusal(): lengths that are too great for a window.
+std::string window_refusal(const Problem& problem);
 
 // Whether 16-byte copies can take rows with these strides. A stride along a dimension of one element is never used.
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads);

@@ -44,12 +44,11 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.se
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
-// Capped scores want registers beside the sums and the scores (ptxas spills otherwise), which the wider tiles do not have.
+// Capped scores want registers beside the sums and the scores. With a window's besides ptxas spills where one warpgroup has both sums of wide heads.
 std::string softcap_refusal(const Problem& p, const V3BackwardRow& row) {
-  const int most = p.windowed() ? 64 : 128;
-  if (p.softcap <= 0 || row.width <= most) return {};
-  return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v, "; algorithm v3's backward pass has registers for softcap",
-              p.windowed() ? " in a window" : "", " up to ", most);
+  if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
+  return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+              "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
 }
 
 // o and dq are read and written 16 bytes at a time, without TMA.

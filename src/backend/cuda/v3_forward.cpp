@@ -33,7 +33,8 @@ constexpr V3ForwardRow kRows[] = {
     {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
     {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}},
     {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
     {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
@@ -47,7 +48,8 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
@@ -67,7 +69,7 @@ int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  return row.mask == v3_mask(problem) && row.width == v3_row_width(width, width_v) && row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
+  return row.mask == v3_mask(problem) && row.takes(problem.softcap > 0) && row.width == v3_row_width(width, width_v) && row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.

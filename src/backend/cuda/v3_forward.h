@@ -34,6 +34,9 @@ struct V3ForwardTile {
   int shared_bytes(int width, int width_v) const;
 };
 
+// Which scores a row of the table is for: capped ones want registers.
+enum class V3RowScores { kAny, kUncapped, kCapped };
+
 // A row of the table of tiles.
 struct V3ForwardRow {
   int width;  // v3_row_width() of the problem's
@@ -41,6 +44,8 @@ struct V3ForwardRow {
   int most_keys;  // for seqlen_k up to this
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
+  V3RowScores scores = V3RowScores::kAny;
+  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
