@@ -54,17 +54,17 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
 }
 
 bool ProblemFlags::problem_given() const {
-  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
-                                    headdim_v_.option, causal_option_, window_left_option_, window_right_option_, softcap_option_,
-                                    preset_option_, dtype_option_, no_grad_option_})
+  for (const CLI::Option* option :
+       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
+        window_left_option_, window_right_option_, softcap_option_, preset_option_, dtype_option_, no_grad_option_})
     if (option->count() > 0) return true;
   return false;
 }
 
 std::string ProblemFlags::first_of_one_problem() const {
-  for (const CLI::Option* option :
-       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
-        window_left_option_, window_right_option_, softcap_option_, preset_option_, dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
+  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
+                                    headdim_v_.option, causal_option_, window_left_option_, window_right_option_, softcap_option_, preset_option_,
+                                    dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
     if (option->count() > 0) return option->get_name();
   return "";
 }

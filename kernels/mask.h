@@ -12,8 +12,8 @@ __device__ __forceinline__ core::Mask32 window_mask(const AttentionParams& p) {
   return {p.seqlen_q, p.seqlen_k, false, features.window_left, features.window_right};
 }
 
-// The keys [begin, end) that each row of a lane sees, counted from the lane's first column of the tile; without kBegins [0, end). Row `half` of 16-row
-// tile `i` is lane / 4 + 8 * half of that tile; column `e` of 8-key tile `n` is 8 n + e, e = 0 or 1.
+// The keys [begin, end) that each row of a lane sees, counted from the lane's first column of the tile; without kBegins [0, end). Row `half` of
+// 16-row tile `i` is lane / 4 + 8 * half of that tile; column `e` of 8-key tile `n` is 8 n + e, e = 0 or 1.
 template <int kRowTiles, bool kBegins>
 struct VisibleKeys {
   int end[kRowTiles][2];

@@ -76,10 +76,9 @@ Cost cost_of(const ProblemSpec& spec, Pass pass) {
 }
 
 nlohmann::ordered_json to_json(const ProblemSpec& s) {
-  nlohmann::ordered_json all = {{"batch", s.batch},         {"seqlen_q", s.seqlen_q}, {"seqlen_k", s.seqlen_k},
-                                {"nheads", s.nheads},       {"nheads_k", s.nheads_k}, {"headdim", s.headdim},
-                                {"headdim_v", s.headdim_v}, {"causal", s.causal},     {"dtype", name_of(s.dtype)},
-                                {"seed", s.seed}};
+  nlohmann::ordered_json all = {{"batch", s.batch},          {"seqlen_q", s.seqlen_q}, {"seqlen_k", s.seqlen_k},   {"nheads", s.nheads},
+                                {"nheads_k", s.nheads_k},    {"headdim", s.headdim},   {"headdim_v", s.headdim_v}, {"causal", s.causal},
+                                {"dtype", name_of(s.dtype)}, {"seed", s.seed}};
   if (s.windowed()) all["window_left"] = s.window_left, all["window_right"] = s.window_right;
   if (s.softcap > 0) all["softcap"] = s.softcap;
   return all;

@@ -166,14 +166,16 @@ int main() {
         // Windows and softcap, which do without kCausal. What has both is the harder to fit into registers.
         if (!causal && one_dtype)
           for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})
-            for (const int headdim : {32, 64, 80, 96, 128, 192, 256})
-              for (const bool aligned : {true, false}) {
-                const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
-                const Which which = quick(headdim == 128 && window && softcap && aligned);
-                add_forward(list, a.capability, problem, aligned, which);
-                add_backward(list, a.capability, problem, aligned, false, which);
-                if (headdim == 128) add_backward(list, a.capability, problem, aligned, true, Which::kFull);
-              }
+            for (const int headdim : {32, 64, 96, 128, 192, 256}) {
+              if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
+              const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
+              const Which which = quick(headdim == 128 && window && softcap);
+              add_forward(list, a.capability, problem, true, which);
+              add_backward(list, a.capability, problem, true, false, which);
+              if (headdim != 128) continue;
+              add_forward(list, a.capability, problem, false, Which::kFull);
+              add_backward(list, a.capability, problem, false, true, Which::kFull);
+            }
         const Problem wide = contiguous(dtype, 192, 128, causal);
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
@@ -187,7 +189,8 @@ int main() {
       }
       add_v3_forward(list, dtype, 192, 128, mask, V3Score::kPlain, Which::kFull);
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), false, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), false,
+                        in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
         add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), true, quick(headdim == 128 && causal && dtype == DType::kBF16));
       }
       for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {64, 256}, {256, 64}})
@@ -197,9 +200,12 @@ int main() {
     }
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
-    for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped}, {V3Mask::kWindow, V3Score::kPlain}, {V3Mask::kFull, V3Score::kCapped},
+    for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},
+                                      {V3Mask::kWindow, V3Score::kPlain},
+                                      {V3Mask::kFull, V3Score::kCapped},
                                       {V3Mask::kCausal, V3Score::kCapped}}) {
       const bool both = mask == V3Mask::kWindow && score == V3Score::kCapped;
+      if (dtype == DType::kF16 && !both) continue;
       for (const int headdim : {64, 96, 128, 192, 256})
         add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16));
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
@@ -207,14 +213,14 @@ int main() {
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})
-        for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}, {64, 128}, {128, 64}})
-          for (const bool deterministic : {false, true}) {
-            if (window && causal) continue;  // the same kernel as without
-            // The hardest that fit: at 64 both, at 128 one of them.
-            const bool hardest = headdim == 64 ? window && softcap : headdim == 128;
-            add_v3_backward(list, with_features(contiguous(dtype, headdim, headdim_v, causal), window, softcap), deterministic,
-                            quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal && !deterministic));
-          }
+        for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {64, 128}, {128, 64}}) {
+          if ((window && causal) || (dtype == DType::kF16 && headdim != 128)) continue;  // a window is the same kernel with and without causal
+          const Problem problem = with_features(contiguous(dtype, headdim, headdim_v, causal), window, softcap);
+          // The hardest that fit: at 64 and 256 both, at 128 one of them.
+          const bool hardest = headdim == 128 || (window && softcap && (headdim == 64 || headdim == 256));
+          add_v3_backward(list, problem, false, quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal));
+          if (headdim == 128) add_v3_backward(list, problem, true, Which::kFull);
+        }
   list.print();
   return 0;
 }

@@ -201,6 +201,7 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
           EXPECT_EQ(plan.key.mask, window ? V3Mask::kWindow : causal ? V3Mask::kCausal : V3Mask::kFull);
           EXPECT_EQ(row.mask, plan.key.mask);
           EXPECT_TRUE(row.takes(softcap));
+          EXPECT_TRUE(!softcap || row.tile.careful()) << "or scores near softcap take the way back in every block";
           EXPECT_TRUE(!window || !row.tile.skip) << "blocks of a window are not passed over";
           EXPECT_TRUE(!window || plan.heads_per_section == 1) << "tiles of a window are alike";
           const std::string source = v3_forward_request(plan.key).source;

@@ -366,7 +366,7 @@ class Search {
                       {"tiles_per_cta", c.plan.tiles_per_cta}});
       std::printf("%c %6.0f TFLOP/s  %s\n", c.of_table ? '*' : ' ', flops / c.median() * 1e-12, name_of(c.plan).c_str());
     }
-    return {{"headdim", case_.headdim},         {"causal", case_.causal}, {"window_left", case_.window_left},
+    return {{"headdim", case_.headdim}, {"causal", case_.causal},   {"window_left", case_.window_left},
             {"softcap", case_.softcap}, {"seqlen", case_.seqlen_q}, {"tiles", rows}};
   }
 

@@ -10,8 +10,8 @@
 // dS^T is in shared memory in any case, for dQ, which all warps compute together one block later, when one barrier a block has made it visible
 // (pipelined; otherwise in the same block, with a barrier more).
 //
-// With softcap dS^T = P^T (1 - T^2) (dP^T - row_sum), T = tanh(...) the capped scores before they are multiplied by softcap: P^T (1 - T^2) goes to the
-// second role in place of P^T.
+// With softcap dS^T = P^T (1 - T^2) (dP^T - row_sum), T = tanh(...) the capped scores before they are multiplied by softcap: P^T (1 - T^2) goes to
+// the second role in place of P^T.
 //
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
 // kTile (a BackwardTile).
@@ -83,8 +83,8 @@ class Backward {
   const bool values = warp < kTile.role_warps();  // S, P, dV; otherwise dP, dS, dK
   const int key_group = warp % kTile.role_warps() / kGroupWarps, member = warp % kGroupWarps;
   int batch, head_k, key_block, first_key;
-  int first_block;  // of queries that see these keys
-  int diagonal;     // query i sees the keys j <= i + diagonal
+  int first_block;               // of queries that see these keys
+  int diagonal;                  // query i sees the keys j <= i + diagonal
   int end_block, left_diagonal;  // kWindow: no query from end_block on sees these keys; query i sees the keys j >= i + left_diagonal
 
   // The query block that a step is about.
@@ -393,12 +393,11 @@ class Backward {
     }
     const int reach = first_query + diagonal - (first_key + key_group * kKeys + lane / 4);
     [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor,
-                                                 [&](int i, int half, int query) {
-                                                   if constexpr (kWindow)
-                                                     if (16 * i + 8 * half < lead + query) return false;
-                                                   return 16 * i + 8 * half <= reach + query;
-                                                 });
+    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor, [&](int i, int half, int query) {
+      if constexpr (kWindow)
+        if (16 * i + 8 * half < lead + query) return false;
+      return 16 * i + 8 * half <= reach + query;
+    });
   }
 
   // The first role.
@@ -555,12 +554,11 @@ class Backward {
           }
           const int reach = first_row + lane / 4 + diagonal - first_key;
           [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f,
-                                                         [&](int i, int half, int key) {
-                                                           if constexpr (kWindow)
-                                                             if (key < lead + 16 * i + 8 * half) return false;
-                                                           return key <= reach + 16 * i + 8 * half;
-                                                         });
+          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f, [&](int i, int half, int key) {
+            if constexpr (kWindow)
+              if (key < lead + 16 * i + 8 * half) return false;
+            return key <= reach + 16 * i + 8 * half;
+          });
         } else
 #pragma unroll
           for (int k = 0; k < kBlockN / 16; ++k) {  // dQ = dS K

@@ -27,7 +27,8 @@ __device__ __forceinline__ Place place_of(const AttentionParams& p, int index) {
   return {batch, nth, nth / p.group, tile * kBlockM};
 }
 
-// Blocks [whole_begin, whole_end) are seen by every row of the tile (none is if whole_begin is not below whole_end), the others of [begin, end) by some.
+// Blocks [whole_begin, whole_end) are seen by every row of the tile (none is if whole_begin is not below whole_end), the others of [begin, end) by
+// some.
 struct KeyBlocks {
   int begin, whole_begin, whole_end, end;
 };

@@ -144,7 +144,8 @@ __device__ __forceinline__ void multiply_capped(unsigned (&squares)[4][4], const
   for (int i = 0; i < 16; ++i) {
     const unsigned pair = weights[i / 4][i % 4];
     unsigned& to = squares[i / 4][i % 4];
-    const float low = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7610)), high = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7632));
+    const float low = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7610)),
+                high = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7632));
     to = ptx::pack2<Element>(ptx::low_float<Element>(pair) * low * dp[2 * i], ptx::high_float<Element>(pair) * high * dp[2 * i + 1]);
   }
 }
@@ -174,7 +175,8 @@ __device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int 
 // Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.
 template <class Mask>
 __device__ __forceinline__ bool hides(const BackwardCall& p, int key, int row) {
-  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > row_end<Mask>(p.call, key) || (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
+  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > row_end<Mask>(p.call, key) ||
+         (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
 }
 
 // Where the thread writes its part of 16 columns of its warp's rows with stmatrix. `rows`: the address of the first of the warp's 16 rows in column 0

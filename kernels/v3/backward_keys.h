@@ -45,12 +45,7 @@ struct KeyGradients {
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
-      : p(params),
-        shared(shared_address),
-        barriers(of),
-        tile(of_keys),
-        group(own_group),
-        scale(own_scale<typename Spec::Score>(params.call)) {}
+      : p(params), shared(shared_address), barriers(of), tile(of_keys), group(own_group), scale(own_scale<typename Spec::Score>(params.call)) {}
 
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }

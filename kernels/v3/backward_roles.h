@@ -99,9 +99,7 @@ struct ValueRole : RoleBase<Spec> {
   unsigned weights[4][4];
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : Base(params, shared_address, of, of_keys),
-        scale(own_scale<typename Spec::Score>(params.call)),
-        row(of_keys.first_row()) {}
+      : Base(params, shared_address, of, of_keys), scale(own_scale<typename Spec::Score>(params.call)), row(of_keys.first_row()) {}
 
   __device__ __forceinline__ void issue_s() {
     ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);

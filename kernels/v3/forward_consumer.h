@@ -37,6 +37,7 @@ struct Consumer {
   const Barriers<Spec> barriers;
   const int group;
   const float scale;
+  const typename Spec::Score::Curve curve;
 
   float s[kBlockN / 2];  // scores, then weights
   unsigned weights[kBlockN / 16][4];
@@ -57,7 +58,8 @@ struct Consumer {
         shared(shared_address),
         barriers(of),
         group(own_group),
-        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)) {}
+        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)),
+        curve(Spec::Score::curve(params.call)) {}
 
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
@@ -129,9 +131,13 @@ struct Consumer {
   }
   // The scores are there; o is under way until output_done().
   __device__ __forceinline__ void scores_done() {
+    products_done();
+    Spec::Score::apply(s, p.call);
+  }
+  // The same, of q and k alone.
+  __device__ __forceinline__ void products_done() {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    Spec::Score::apply(s, p.call);
   }
   __device__ __forceinline__ void output_done() {
     ptx::wgmma_wait<0>();
@@ -184,23 +190,36 @@ struct Consumer {
   template <bool kBegins>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
+    constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
-    scores_done();
+    if constexpr (kByCurve)
+      products_done();
+    else
+      scores_done();
     if constexpr (kBegins) hide_before(block - 1);
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
-    if (careful) [[unlikely]]
+    float greatest = 0;
+    const auto weigh = [&](auto from, auto to) {
+      if constexpr (kByCurve)
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
+      else
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
+    };
+    if (careful) [[unlikely]] {
+      if constexpr (kByCurve) Spec::Score::apply(s, p.call);
       moved = softmax.template update<false>(s, factor, scale);
-    else
-      softmax.template weigh<0, kSplit>(s, scale);
+    } else {
+      weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
+    }
     output_done();
     if (careful) [[unlikely]] {
       if (moved) rescale();
       pack();
     } else {
-      softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
+      weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
       pack();
-      if (!softmax.add(s)) [[unlikely]] {
+      if (!softmax.add(s, !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kBegins) hide_before(block - 1);

@@ -101,7 +101,7 @@ std::string v2_backward_refusal(const Problem& problem, const V2Target& target) 
 
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
-  const bool deterministic = problem.deterministic && problem.seqlen_q > 0;                            // without queries nothing is added
+  const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
   const bool capped = problem.softcap > 0, plain = !capped && !problem.windowed();
   const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
   const int row = choose_row(headdim, headdim_v, target, tight, capped);
@@ -172,33 +172,33 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   request.entry = kernel.entry;
   request.arch = key.arch;
   const bool main = key.kind == KernelKind::kV2Backward;  // the others take rows one by one
-  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
-                        ".h\"\n"
-                        "struct Spec {\n"
-                        "  using Element = fattn::",
-                        key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
-                        ";\n"
-                        "  static constexpr int kLevel = ",
-                        key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
-                        ";\n"
-                        "  static constexpr bool kCausal = ",
-                        flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic),
-                        ";\n"
-                        "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
-                        "  static constexpr fattn::BackwardTile kTile = {",
-                        tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
-                        tile.chunk, ", ", flag(tile.pipelined),
-                        "};\n"
-                        "};\n"
-                        "extern \"C\" __global__ void __launch_bounds__(",
-                        kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
-                        "(const __grid_constant__ fattn::",
-                        params_of(key.window || key.capped),
-                        " p) {\n"
-                        "  fattn::v2::",
-                        kernel.function,
-                        "<Spec>(p);\n"
-                        "}\n");
+  request.source =
+      text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
+           ".h\"\n"
+           "struct Spec {\n"
+           "  using Element = fattn::",
+           key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
+           ";\n"
+           "  static constexpr int kLevel = ",
+           key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+           ";\n"
+           "  static constexpr bool kCausal = ",
+           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned),
+           ", kDeterministic = ", flag(key.deterministic),
+           ";\n"
+           "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
+           "  static constexpr fattn::BackwardTile kTile = {",
+           tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ", tile.chunk,
+           ", ", flag(tile.pipelined),
+           "};\n"
+           "};\n"
+           "extern \"C\" __global__ void __launch_bounds__(",
+           kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped),
+           " p) {\n"
+           "  fattn::v2::",
+           kernel.function,
+           "<Spec>(p);\n"
+           "}\n");
   return request;
 }
 

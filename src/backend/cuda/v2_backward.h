@@ -21,7 +21,8 @@ struct V2BackwardRow {
   int level, headdim;
   BackwardTile tile;
   int ctas;    // a multiprocessor
-  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in `chunk`
+  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
+               // `chunk`
 };
 std::span<const V2BackwardRow> v2_backward_rows();
 
@@ -32,7 +33,7 @@ struct V2BackwardKey {
   int32_t level = 0;
   int32_t dtype = 0;  // DType
   int32_t headdim = 0, headdim_v = 0;
-  int32_t causal = 0;            // by itself; with a window it is part of that
+  int32_t causal = 0;              // by itself; with a window it is part of that
   int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
   int32_t deterministic = 0;

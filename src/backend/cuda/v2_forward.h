@@ -41,7 +41,7 @@ struct V2ForwardKey {
   int32_t level = 0;
   int32_t dtype = 0;  // DType
   int32_t headdim = 0, headdim_v = 0;
-  int32_t causal = 0;            // by itself; with a window it is part of that
+  int32_t causal = 0;              // by itself; with a window it is part of that
   int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
   int32_t row = 0;  // of the table

@@ -65,8 +65,12 @@ class V3Source {
   void add_mask(V3Mask mask) { add_type("Mask", kV3MaskTypes[static_cast<int>(mask)]); }
   void add_score(V3Score score) { add_type("Score", kV3ScoreTypes[static_cast<int>(score)]); }
   void comment_on(V3Mask mask, V3Score score) {
-    add(mask == V3Mask::kCausal ? ", causal" : mask == V3Mask::kWindow ? ", window" : "",
-        score == V3Score::kSigned ? ", scale not positive" : score == V3Score::kCapped ? ", softcap" : "");
+    add(mask == V3Mask::kCausal   ? ", causal"
+        : mask == V3Mask::kWindow ? ", window"
+                                  : "",
+        score == V3Score::kSigned   ? ", scale not positive"
+        : score == V3Score::kCapped ? ", softcap"
+                                    : "");
   }
   void add_element(int32_t dtype) { add_type("Element", dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16"); }
   const std::string& text() const { return text_; }

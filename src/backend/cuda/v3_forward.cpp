@@ -29,16 +29,16 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
-    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
-    {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}},
+    {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
     {128, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, V3Mask::kCausal, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
@@ -69,7 +69,8 @@ int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  return row.mask == v3_mask(problem) && row.takes(problem.softcap > 0) && row.width == v3_row_width(width, width_v) && row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
+  return row.mask == v3_mask(problem) && row.takes(problem.softcap > 0) && row.width == v3_row_width(width, width_v) &&
+         row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -117,10 +118,10 @@ int64_t section_of(int64_t grid, int64_t most, int64_t row_tiles) {
   return std::max<int64_t>(1, grid / (whole < 2 * parts ? whole : parts));
 }
 
-// The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns. Under a causal mask the tiles of several
-// heads run side by side, the longest first, as many heads as have their keys and values in L2 together: section_of(). Long heads fill L2 too few at
-// a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21 as above, causal, turns with sections of
-// equal size / of a part of the grid / single tiles / pairs:
+// The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns.
+// Under a causal mask the tiles of several heads run side by side, the longest first, as many heads as have their keys and values in L2 together:
+// section_of(). Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21
+// as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
 //   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
 //   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
 void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& plan) {
@@ -237,8 +238,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_req
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   V3Source source(key.dtype, key.width, key.width_v);
   source.comment_on(key.mask, key.score);
-  source.add(", tile ", tile.block_m(), " x ", tile.block_n,
-             tile.skip ? ", skipping" : "", "\n");
+  source.add(", tile ", tile.block_m(), " x ", tile.block_n, tile.skip ? ", skipping" : "", "\n");
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
   source.add_mask(key.mask);

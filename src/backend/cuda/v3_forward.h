@@ -59,7 +59,7 @@ struct V3ForwardKey {
   int32_t width = 0, width_v = 0;
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
-  int32_t row = 0;            // of the table
+  int32_t row = 0;                  // of the table
   std::array<int32_t, 9> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
