@@ -33,7 +33,7 @@ struct BenchFlags {
 };
 
 void explain(std::FILE* out, const ProblemSpec& spec, bool grad, Options options, const Placement& place) {
-  options.causal = spec.causal;
+  spec.apply_to(options);
   const auto print = [&](const char* pass, const Plan& plan) {
     const fattn_plan_info info = plan.info();
     fmt::print(out, "plan {}: {}\n          {}\n          workspace {}\n", pass, printable(info.kernel), printable(info.why),

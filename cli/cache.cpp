@@ -147,7 +147,7 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
   const measure::Placement place{Device::kCuda, 0, false};
   Options options = flags.problem.options();
   options.backend = Backend::kCuda;
-  options.causal = spec.causal;
+  spec.apply_to(options);
   std::vector<std::optional<fattn_problem>> all = {describe(measure::forward_tensors(spec, place), options)};
   if (flags.problem.grad()) all.emplace_back(describe(measure::backward_tensors(spec, place), options));
   return all;

@@ -51,7 +51,7 @@ class OracleCheck {
         dk_(k_view(spec, outputs.dk.data())),
         dv_(v_view(spec, outputs.dv.data())),
         checks_(checks) {
-    options_.causal = spec.causal;
+    spec.apply_to(options_);
   }
 
   void all_forward() { forward({0, s_.batch}, {0, s_.seqlen_q}, {0, s_.nheads_k}, "all"); }
@@ -86,10 +86,17 @@ class OracleCheck {
     for (const testing::TensorVerdict& v : verdicts) checks_.push_back({v.tensor, v.error, v.allowed, v.pass, where});
   }
 
-  // Rows [begin, begin + count) see no key at or beyond begin + count + seqlen_k - seqlen_q under a causal mask; with the
-  // keys before that the piece is a problem of its own with the same, bottom-right aligned, mask.
+  // Rows [begin, begin + count) see no key at or beyond begin + count + seqlen_k - seqlen_q, plus window_right, under a causal mask or in a window
+  // that ends; with the keys before that the piece is a problem of its own, whose mask ends at its last row and key. Its rows are aligned with other
+  // keys, to the right by what its end was cut by or it lacks of rows: by so much more it looks back.
   void forward(Range batch, Range rows, Range key_heads, const std::string& where) {
-    const int64_t seen = s_.causal ? std::clamp<int64_t>(rows.begin + rows.count + s_.seqlen_k - s_.seqlen_q, 0, s_.seqlen_k) : s_.seqlen_k;
+    const int64_t own = rows.begin + rows.count + s_.seqlen_k - s_.seqlen_q;  // behind the key that the last row is aligned with
+    const int64_t right = s_.causal ? 0 : s_.window_right;
+    const int64_t seen = right >= 0 ? std::clamp<int64_t>(own + right, 0, s_.seqlen_k) : s_.seqlen_k;
+    Options options = options_;
+    const int64_t further = seen - own;  // 0 or more, unless the piece sees nothing
+    if (s_.window_left >= 0) options.window_left = std::max<int64_t>(0, s_.window_left + further);
+    if (right >= 0 && !s_.causal) options.window_right = std::max<int64_t>(0, right - further);
     const Range heads{key_heads.begin * group(), key_heads.count * group()}, keys{0, seen};
     add(testing::verify(ForwardTensors{part(q_, batch, rows, heads),
                                        part(k_, batch, keys, key_heads),
@@ -97,7 +104,7 @@ class OracleCheck {
                                        part(o_, batch, rows, heads),
                                        lse_part(lse_, batch, rows, heads),
                                        {}},
-                        options_),
+                        options),
         where);
   }
 

@@ -35,6 +35,18 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
   causal_option_ = command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right");
+  const CLI::Range limit(int64_t{-1}, int64_t{1} << 48);
+  window_left_option_ = command.add_option("--window-left", window_left_, "Keys that a query sees before its own position; -1: all")
+                            ->check(limit)
+                            ->type_name("N")
+                            ->capture_default_str();
+  window_right_option_ = command.add_option("--window-right", window_right_, "The same behind it; with --causal there are none")
+                             ->check(limit)
+                             ->type_name("N")
+                             ->capture_default_str();
+  softcap_option_ = command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+                        ->check(CLI::NonNegativeNumber)
+                        ->capture_default_str();
   dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
                       ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
                       ->capture_default_str();
@@ -42,16 +54,17 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
 }
 
 bool ProblemFlags::problem_given() const {
-  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
-                                    headdim_v_.option, causal_option_, preset_option_, dtype_option_, no_grad_option_})
+  for (const CLI::Option* option :
+       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
+        window_left_option_, window_right_option_, softcap_option_, preset_option_, dtype_option_, no_grad_option_})
     if (option->count() > 0) return true;
   return false;
 }
 
 std::string ProblemFlags::first_of_one_problem() const {
-  for (const CLI::Option* option :
-       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
-        preset_option_, dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
+  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
+                                    headdim_v_.option, causal_option_, window_left_option_, window_right_option_, softcap_option_, preset_option_,
+                                    dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
     if (option->count() > 0) return option->get_name();
   return "";
 }
@@ -93,6 +106,9 @@ measure::ProblemSpec ProblemFlags::spec() const {
   s.headdim = headdim_.or_else(s.headdim);
   s.headdim_v = headdim_v_.or_else(headdim_given ? s.headdim : s.headdim_v);
   if (causal_option_->count() > 0) s.causal = causal_;
+  s.window_left = window_left_;
+  s.window_right = window_right_;
+  s.softcap = softcap_;
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
     if (dtype_ == name_of(dtype)) s.dtype = dtype;
   if (dtype_option_->count() == 0 && target.on_cuda()) s.dtype = DType::kBF16;  // what its kernels compute
@@ -145,6 +161,11 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--headdim", std::to_string(s.headdim));
   add("--headdim-v", std::to_string(s.headdim_v));
   flags.emplace_back(s.causal ? "--causal" : "--no-causal");
+  if (s.windowed()) {
+    add("--window-left", std::to_string(s.window_left));
+    add("--window-right", std::to_string(s.window_right));
+  }
+  if (s.softcap > 0) add("--softcap", CLI::detail::to_string(s.softcap));
   add("--dtype", name_of(s.dtype));
   if (!grad()) flags.emplace_back("--no-grad");
   for (const std::string& flag : place_flags()) flags.push_back(flag);

@@ -44,6 +44,9 @@ class ProblemFlags {
     int64_t or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
+  int64_t window_left_ = -1, window_right_ = -1;
+  double softcap_ = 0;
+  CLI::Option *window_left_option_ = nullptr, *window_right_option_ = nullptr, *softcap_option_ = nullptr;
   bool causal_ = false, no_grad_ = false, warm_l2_ = false;
   CLI::Option *causal_option_ = nullptr, *preset_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr, *seed_option_ = nullptr,
               *sampling_[4] = {};

@@ -77,7 +77,7 @@ struct Planned {
 };
 
 Planned plan_of(const ProblemSpec& spec, Options options) {
-  options.causal = spec.causal;
+  spec.apply_to(options);
   try {
     const fattn_plan_info info = Plan(forward_tensors(spec, {}), options).info();
     return {static_cast<Isa>(info.cpu_isa), info.num_threads};

@@ -63,7 +63,7 @@ void LibraryPlans::make(const ProblemSpec& spec, bool grad) {
   backward_.reset();
   spec_ = spec;
   Options options = options_;
-  options.causal = spec.causal;
+  spec.apply_to(options);
   forward_.emplace(forward_tensors(spec, place_), options);
   if (grad) backward_.emplace(backward_tensors(spec, place_), options);
 }

@@ -41,6 +41,13 @@ int64_t ProblemSpec::output_bytes(bool grad) const {
   return sum({o_bytes(), lse_bytes(), grad ? q_bytes() : 0, grad ? k_bytes() : 0, grad ? v_bytes() : 0});
 }
 
+void ProblemSpec::apply_to(Options& options) const {
+  options.causal = causal;
+  options.window_left = window_left;
+  options.window_right = window_right;
+  options.softcap = softcap;
+}
+
 Tensor q_view(const ProblemSpec& s, const void* data) { return Tensor(data, s.dtype, {s.batch, s.seqlen_q, s.nheads, s.headdim}); }
 Tensor k_view(const ProblemSpec& s, const void* data) { return Tensor(data, s.dtype, {s.batch, s.seqlen_k, s.nheads_k, s.headdim}); }
 Tensor v_view(const ProblemSpec& s, const void* data) { return Tensor(data, s.dtype, {s.batch, s.seqlen_k, s.nheads_k, s.headdim_v}); }
@@ -52,7 +59,7 @@ Cost cost_of(const ProblemSpec& spec, Pass pass) {
   spec.input_bytes(true);
   spec.output_bytes(true);
   Options options;
-  options.causal = spec.causal;
+  spec.apply_to(options);
   options.backend = Backend::kReference;  // plans every valid problem, and the cost does not depend on the backend
   const Tensor q = q_view(spec, nullptr), k = k_view(spec, nullptr), v = v_view(spec, nullptr), o = o_view(spec, nullptr);
   const Tensor lse = lse_view(spec, nullptr);
@@ -69,8 +76,12 @@ Cost cost_of(const ProblemSpec& spec, Pass pass) {
 }
 
 nlohmann::ordered_json to_json(const ProblemSpec& s) {
-  return {{"batch", s.batch},     {"seqlen_q", s.seqlen_q},   {"seqlen_k", s.seqlen_k}, {"nheads", s.nheads},        {"nheads_k", s.nheads_k},
-          {"headdim", s.headdim}, {"headdim_v", s.headdim_v}, {"causal", s.causal},     {"dtype", name_of(s.dtype)}, {"seed", s.seed}};
+  nlohmann::ordered_json all = {{"batch", s.batch},          {"seqlen_q", s.seqlen_q}, {"seqlen_k", s.seqlen_k},   {"nheads", s.nheads},
+                                {"nheads_k", s.nheads_k},    {"headdim", s.headdim},   {"headdim_v", s.headdim_v}, {"causal", s.causal},
+                                {"dtype", name_of(s.dtype)}, {"seed", s.seed}};
+  if (s.windowed()) all["window_left"] = s.window_left, all["window_right"] = s.window_right;
+  if (s.softcap > 0) all["softcap"] = s.softcap;
+  return all;
 }
 
 std::string describe(const ProblemSpec& s) {
@@ -84,7 +95,10 @@ std::string describe(const ProblemSpec& s) {
   sizes(" S", s.seqlen_q, s.seqlen_k);
   sizes(" H", s.nheads, s.nheads_k);
   sizes(" D", s.headdim, s.headdim_v);
-  return text.append(" ").append(name_of(s.dtype)).append(s.causal ? " causal" : "");
+  text.append(" ").append(name_of(s.dtype)).append(s.causal ? " causal" : "");
+  if (s.windowed()) text.append(" window ").append(std::to_string(s.window_left)).append(",").append(std::to_string(s.window_right));
+  if (s.softcap > 0) text.append(" softcap ").append(nlohmann::json(s.softcap).dump());
+  return text;
 }
 
 }  // namespace fattn::measure

@@ -24,6 +24,8 @@ constexpr const char* name_of(Pass pass) {
 struct ProblemSpec {
   int64_t batch = 1, seqlen_q = 1024, seqlen_k = 1024, nheads = 8, nheads_k = 8, headdim = 64, headdim_v = 64;
   bool causal = false;
+  int64_t window_left = -1, window_right = -1;  // -1: no limit
+  double softcap = 0;                           // 0: none
   DType dtype = DType::kF32;
   uint64_t seed = 1;
 
@@ -35,6 +37,10 @@ struct ProblemSpec {
   int64_t lse_bytes() const;
   int64_t input_bytes(bool grad) const;   // q, k, v and, for gradients, dout
   int64_t output_bytes(bool grad) const;  // o, lse and, for gradients, dq, dk, dv
+
+  bool windowed() const { return window_left >= 0 || window_right >= 0; }
+  // The mask and the score, as the library is told of them.
+  void apply_to(Options& options) const;
 };
 
 // Tensor views of contiguous memory in the library's layout.
@@ -55,6 +61,6 @@ struct Cost {
 Cost cost_of(const ProblemSpec& spec, Pass pass);
 
 nlohmann::ordered_json to_json(const ProblemSpec& spec);
-std::string describe(const ProblemSpec& spec);  // "B8 S1024 H12 D64 fp32 causal"
+std::string describe(const ProblemSpec& spec);  // "B8 S1024 H12 D64 fp32 causal", with "window 512,0" and "softcap 30" behind it where there are
 
 }  // namespace fattn::measure

@@ -193,6 +193,12 @@ void add_windows(Table& table) {
   c.causal = true;
   c.backward = false;
   table.add(c);
+  for (int64_t headdim : {128, 256}) {  // wider heads, whose kernels on a GPU are others
+    c = shape(1, 420, 470, 4, 2, headdim);
+    c.window_left = 150;
+    c.window_right = headdim == 128 ? 40 : 0;
+    table.add(c);
+  }
   for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kPadded}) {
     c = shape(2, 65, 65, 4, 2, 32);
     c.window_left = 20;
@@ -247,7 +253,18 @@ void add_softcaps(Table& table) {
     c.backward = false;
     table.add(c);
   }
-  Case c = shape(2, 97, 130, 4, 2, 80);
+  for (int64_t headdim : {128, 256}) {
+    Case c = shape(1, 300, 330, 4, 2, headdim);
+    c.softcap = 10;
+    c.causal = headdim == 128;
+    table.add(c);
+  }
+  Case c = shape(1, 400, 400, 4, 2, 64);
+  c.softcap = 10;
+  c.window_left = 120;
+  c.window_right = 60;
+  table.add(c);
+  c = shape(2, 97, 130, 4, 2, 80);
   c.softcap = 15;
   c.window_left = 33;
   c.window_right = 20;

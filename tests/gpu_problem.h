@@ -33,6 +33,9 @@ inline Case shape(DType dtype, int64_t batch, int64_t seqlen_q, int64_t seqlen_k
 inline Options on_cuda(const Case& c) {
   Options options;
   options.causal = c.causal;
+  options.window_left = c.window_left;
+  options.window_right = c.window_right;
+  options.softcap = c.softcap;
   options.backend = Backend::kCuda;
   return options;
 }

@@ -20,6 +20,8 @@
 namespace {
 
 using namespace fattn::core;
+using cuda::V3Mask;
+using cuda::V3Score;
 using fattn::DType;
 
 constexpr int kRegistersOfAnSm = 65536;
@@ -76,28 +78,34 @@ void add_forward(List& list, int arch, const Problem& problem, bool aligned, Whi
   list.add(cuda::v2_forward_request(key), budget_of(plan.threads, plan.tile.ctas), which);
 }
 
+Problem with_features(Problem problem, bool window, bool softcap) {
+  if (window) problem.window_left = 100, problem.window_right = problem.causal ? -1 : 10;
+  if (softcap) problem.softcap = 30;
+  return problem;
+}
+
 // Every row of the table that can be chosen for these widths, whatever the lengths.
-void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool signed_scores, Which which) {
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which) {
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    if (its.causal != causal || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.mask != mask || !its.takes(score == V3Score::kCapped) || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);
     key.width = headdim, key.width_v = headdim_v;
-    key.causal = causal;
-    key.signed_scores = signed_scores;
+    key.mask = mask;
+    key.score = score;
     key.row = static_cast<int32_t>(row);
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
   }
 }
 
-void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, Which which) {
-  Problem problem = contiguous(dtype, headdim, headdim_v, causal);
+void add_v3_backward(List& list, Problem problem, bool deterministic, Which which) {
   problem.backward = true;
   problem.deterministic = deterministic;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  if (!cuda::v3_backward_refusal(problem, cuda::v3_target_of(cuda::kV3Arch)).empty()) return;
   const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
   list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
   list.add(cuda::v3_backward_request(plan.prepare), 255, which);
@@ -155,26 +163,64 @@ int main() {
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
           add_backward(list, a.capability, contiguous(dtype, headdim, headdim_v, causal), true, false, Which::kFull);
+        // Windows and softcap, which do without kCausal. What has both is the harder to fit into registers.
+        if (!causal && one_dtype)
+          for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})
+            for (const int headdim : {32, 64, 96, 128, 192, 256}) {
+              if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
+              const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
+              const Which which = quick(headdim == 128 && window && softcap);
+              add_forward(list, a.capability, problem, true, which);
+              add_backward(list, a.capability, problem, true, false, which);
+              if (headdim != 128) continue;
+              add_forward(list, a.capability, problem, false, Which::kFull);
+              add_backward(list, a.capability, problem, false, true, Which::kFull);
+            }
         const Problem wide = contiguous(dtype, 192, 128, causal);
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
+      const V3Mask mask = causal ? V3Mask::kCausal : V3Mask::kFull;
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_forward(list, dtype, headdim, headdim, causal, false, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
-        add_v3_forward(list, dtype, headdim, headdim, causal, true, Which::kFull);
+        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kSigned, Which::kFull);
       }
-      add_v3_forward(list, dtype, 192, 128, causal, false, Which::kFull);
+      add_v3_forward(list, dtype, 192, 128, mask, V3Score::kPlain, Which::kFull);
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_backward(list, dtype, headdim, headdim, causal, false, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
-        add_v3_backward(list, dtype, headdim, headdim, causal, true, quick(headdim == 128 && causal && dtype == DType::kBF16));
+        add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), false,
+                        in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), true, quick(headdim == 128 && causal && dtype == DType::kBF16));
       }
       for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {64, 256}, {256, 64}})
-        add_v3_backward(list, dtype, headdim, headdim_v, causal, false, Which::kFull);
+        add_v3_backward(list, contiguous(dtype, headdim, headdim_v, causal), false, Which::kFull);
       for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
-        add_v3_forward(list, dtype, headdim, headdim_v, causal, false, Which::kFull);
+        add_v3_forward(list, dtype, headdim, headdim_v, mask, V3Score::kPlain, Which::kFull);
     }
+  // Windows and softcap: what has both is the harder to fit into registers.
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},
+                                      {V3Mask::kWindow, V3Score::kPlain},
+                                      {V3Mask::kFull, V3Score::kCapped},
+                                      {V3Mask::kCausal, V3Score::kCapped}}) {
+      const bool both = mask == V3Mask::kWindow && score == V3Score::kCapped;
+      if (dtype == DType::kF16 && !both) continue;
+      for (const int headdim : {64, 96, 128, 192, 256})
+        add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16));
+      add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
+    }
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const bool causal : {false, true})
+      for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})
+        for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {64, 128}, {128, 64}}) {
+          if ((window && causal) || (dtype == DType::kF16 && headdim != 128)) continue;  // a window is the same kernel with and without causal
+          const Problem problem = with_features(contiguous(dtype, headdim, headdim_v, causal), window, softcap);
+          // The hardest that fit: at 64 and 256 both, at 128 one of them.
+          const bool hardest = headdim == 128 || (window && softcap && (headdim == 64 || headdim == 256));
+          add_v3_backward(list, problem, false, quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal));
+          if (headdim == 128) add_v3_backward(list, problem, true, Which::kFull);
+        }
   list.print();
   return 0;
 }

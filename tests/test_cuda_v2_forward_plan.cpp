@@ -95,8 +95,9 @@ TEST(V2ForwardPlanSmall, RefusesWithAReason) {
   EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 264; }, kHopper).find("264"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.seqlen_k = int64_t{1} << 31; }, kHopper).find("seqlen_k"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.batch = p.seqlen_q = int64_t{1} << 20; }, kHopper).find("grid"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.window_left = 9; }, kHopper).find("a sliding window"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }, kHopper).find("softcap"), std::string::npos);
+  const auto longest = [](Problem& p) { p.seqlen_k = int64_t{1} << 30; };
+  EXPECT_EQ(refusal(longest, kHopper), "");
+  EXPECT_NE(refusal([&](Problem& p) { longest(p), p.window_left = 9; }, kHopper).find("with a window"), std::string::npos);
   V2Target level = kHopper;
   level.level = 90;
   EXPECT_NE(refusal(nothing, level).find("90"), std::string::npos);
@@ -140,6 +141,28 @@ TEST(V2ForwardPlanSmall, ScaleGoesIntoParameters) {
   }
   EXPECT_EQ(params(1e60).softmax_scale_log2, FLT_MAX);
   EXPECT_EQ(params(1).group, 3);
+}
+
+TEST(V2ForwardPlanSmall, WindowsAndSoftcapGoIntoKeysAndParameters) {
+  Problem p = problem_of(DType::kBF16, 64, 64, true);
+  p.softmax_scale = -0.5;
+  const auto params = [&] { return v2_forward_params(p, plan_v2_forward(p, kHopper), nullptr, nullptr, nullptr, nullptr, nullptr); };
+  const auto source = [&] { return v2_forward_request(plan_v2_forward(p, kHopper).key).source; };
+  const auto has = [&](const char* text) { return source().find(text) != std::string::npos; };
+  EXPECT_TRUE(has("kCausal = true") && has("kWindow = false") && has("kCapped = false") && has("AttentionParams p")) << source();
+  p.window_left = 9;
+  EXPECT_EQ(params().window_left, 9);
+  EXPECT_EQ(params().window_right, 0) << "causal";
+  EXPECT_TRUE(has("kCausal = false") && has("kWindow = true") && has("kCapped = false") && has("FeatureParams p")) << source();
+  p.causal = false;
+  p.window_left = -1, p.window_right = 7;
+  EXPECT_EQ(params().window_left, -1);
+  EXPECT_EQ(params().window_right, 7);
+  p.window_right = -1, p.softcap = 20;
+  EXPECT_TRUE(has("kWindow = false") && has("kCapped = true") && has("FeatureParams p")) << source();
+  EXPECT_FLOAT_EQ(params().softmax_scale_log2, 20 * 1.44269504f) << "what tanh is multiplied by";
+  EXPECT_FLOAT_EQ(params().score_factor, kTanhUnit * -0.5f / 20);
+  EXPECT_FLOAT_EQ(params().softmax_scale, 1) << "its sign is in the factor";
 }
 
 TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {

@@ -113,6 +113,27 @@ TEST(V3BackwardPlanSmall, RefusesWithAReason) {
   EXPECT_NE(v3_backward_refusal(gradient_problem(DType::kBF16, 64, 64, false), {65536, 60 << 20, 132}).find("65536"), std::string::npos);
 }
 
+// What it has no registers for it says, so that v2 takes it.
+TEST(V3BackwardPlanSmall, SoftcapEndsWhereRegistersDo) {
+  const auto refusal = [](int headdim, int headdim_v, bool window) {
+    Problem p = gradient_problem(DType::kBF16, headdim, headdim_v, false);
+    p.softcap = 30;
+    if (window) p.window_left = 9;
+    return v3_backward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal(128, 128, false), "");
+  EXPECT_EQ(refusal(64, 64, true), "");
+  EXPECT_EQ(refusal(256, 256, true), "");
+  EXPECT_NE(refusal(64, 72, true).find("registers for softcap in a window up to 64 and above 128"), std::string::npos);
+  Problem p = gradient_problem(DType::kBF16, 256, 256, true);
+  p.window_left = 9;
+  EXPECT_EQ(v3_backward_refusal(p, kH200), "") << "a window by itself";
+  const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+  EXPECT_NE(v3_backward_request(plan.main).source.find("FeatureParams call"), std::string::npos);
+  EXPECT_NE(v3_backward_request(plan.finish).source.find("v3::WindowMask"), std::string::npos);
+  EXPECT_EQ(v3_backward_request(plan.prepare).source.find("FeatureParams"), std::string::npos) << "knows no mask";
+}
+
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
   Problem p = gradient_problem(DType::kBF16, 72, 40, true);

@@ -160,8 +160,7 @@ TEST(V3ForwardPlanSmall, RefusesWithAReason) {
     change(p);
     return v3_forward_refusal(p, kH200);
   };
-  EXPECT_NE(refusal([](Problem& p) { p.window_left = 9; }).find("a sliding window"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("softcap"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_k = int64_t{1} << 30, p.window_left = 9; }).find("with a window"), std::string::npos);
   EXPECT_EQ(refusal([](Problem&) {}), "");
   EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }).find("fp16 and bf16"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim = 264; }).find("264"), std::string::npos);
@@ -183,7 +182,7 @@ TEST(V3ForwardPlanSmall, ParametersDescribeTheCall) {
   const V3ForwardPlan plan = plan_v3_forward(p, kH200);
   EXPECT_EQ(plan.key.width, 96);
   EXPECT_EQ(plan.key.width_v, 64);
-  EXPECT_EQ(plan.key.signed_scores, 1);
+  EXPECT_EQ(plan.key.score, V3Score::kSigned);
   const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
   V3ForwardParams params;
   set_v3_forward_params(params, p, plan, device, at(4096), at(8192), at(12288), at(16384), nullptr);
@@ -201,11 +200,38 @@ TEST(V3ForwardPlanSmall, ParametersDescribeTheCall) {
   EXPECT_EQ(params.work.tiles, plan.tiles);
   EXPECT_EQ((params.work.sections - 1) * plan.heads_per_section + params.work.heads_of_last, 2 * 6);
   p.softmax_scale = 0;
-  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 1);
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.score, V3Score::kSigned);
   p.softmax_scale = 1e-60;  // 0 in fp32
-  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 1);
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.score, V3Score::kSigned);
   p.softmax_scale = 0.5;
-  EXPECT_EQ(plan_v3_forward(p, kH200).key.signed_scores, 0);
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.score, V3Score::kPlain);
+  p.softmax_scale = -0.5, p.softcap = 4;
+  EXPECT_EQ(plan_v3_forward(p, kH200).key.score, V3Score::kCapped) << "whatever the scale's sign";
+}
+
+// Scores and masks of every kind have a row for every pair of headdims, and it is theirs.
+TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const bool softcap : {false, true}) {
+          Problem p = problem_of(DType::kBF16, headdim, headdim, causal, 9000, 9000);
+          if (window) p.window_left = 100;
+          if (softcap) p.softcap = 30;
+          ASSERT_EQ(v3_forward_refusal(p, kH200), "");
+          const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+          const V3ForwardRow& row = v3_forward_rows()[static_cast<size_t>(plan.key.row)];
+          EXPECT_EQ(plan.key.mask, window ? V3Mask::kWindow : causal ? V3Mask::kCausal : V3Mask::kFull);
+          EXPECT_EQ(row.mask, plan.key.mask);
+          EXPECT_TRUE(row.takes(softcap));
+          EXPECT_TRUE(!softcap || row.tile.careful()) << "or scores near softcap take the way back in every block";
+          EXPECT_TRUE(!window || !row.tile.skip) << "blocks of a window are not passed over";
+          EXPECT_TRUE(!window || plan.heads_per_section == 1) << "tiles of a window are alike";
+          const std::string source = v3_forward_request(plan.key).source;
+          EXPECT_EQ(source.find("FeatureParams call") != std::string::npos, window || softcap);
+          EXPECT_EQ(source.find("v3::WindowMask") != std::string::npos, window);
+          EXPECT_EQ(source.find("v3::CappedScore") != std::string::npos, softcap);
+        }
 }
 
 TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {

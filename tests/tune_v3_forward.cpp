@@ -1,5 +1,5 @@
 // The search for the tiles of algorithm v3's forward pass (the table in src/backend/cuda/v3_forward.cpp), on a Hopper GPU:
-//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--rounds N] [--json FILE]
+//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--window-left N] [--softcap X] [--rounds N] [--json FILE]
 //   tune_v3_forward --compile-only [--jobs N] ...   fills the cache of kernels, which takes longest; needs NVRTC, no GPU
 // For every problem (bf16, batch * seqlen = 16384, nheads * headdim = 2048) every tile that fits is compiled; those that ptxas spills or serialises
 // are left out. Each is launched and its o compared with algorithm v2's, then all take turns; the fastest take turns again, for longer, with the tile
@@ -57,6 +57,8 @@ struct Arguments {
   std::vector<int> headdims = {64, 96, 128, 192, 256}, seqlens = {512, 1024, 2048, 4096, 8192, 16384};
   std::vector<bool> masks = {false, true};
   int rounds = 15, jobs = 1;
+  int window_left = -1;
+  double softcap = 0;
   bool compile_only = false;
   std::string json;
 };
@@ -82,6 +84,10 @@ bool parse(int argc, char** argv, Arguments& to) {
       to.seqlens = numbers_in(value);
     else if (flag == "--mask" && (value == "full" || value == "causal"))
       to.masks = {value == "causal"};
+    else if (flag == "--window-left")
+      to.window_left = std::max(-1, std::atoi(value.c_str()));
+    else if (flag == "--softcap")
+      to.softcap = std::max(0.0, std::atof(value.c_str()));
     else if (flag == "--rounds")
       to.rounds = std::clamp(std::atoi(value.c_str()), 1, 1000);
     else if (flag == "--jobs")
@@ -101,10 +107,13 @@ bool parse(int argc, char** argv, Arguments& to) {
   return true;
 }
 
-Case case_of(int headdim, int seqlen, bool causal) {
+Case case_of(const Arguments& arguments, int headdim, int seqlen, bool causal) {
   constexpr int kTokens = 16384, kWidth = 2048;
   const int nheads = std::max(1, kWidth / headdim);
-  return test::shape(DType::kBF16, std::max(1, kTokens / seqlen), seqlen, seqlen, nheads, nheads, headdim, causal);
+  Case c = test::shape(DType::kBF16, std::max(1, kTokens / seqlen), seqlen, seqlen, nheads, nheads, headdim, causal);
+  c.window_left = arguments.window_left;
+  c.softcap = arguments.softcap;
+  return c;
 }
 
 Problem problem_of(const Case& c) {
@@ -113,6 +122,8 @@ Problem problem_of(const Case& c) {
   p.batch = c.batch, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.nheads = c.nheads, p.nheads_k = c.nheads_k;
   p.headdim = c.headdim, p.headdim_v = c.headdim_v;
   p.causal = c.causal;
+  p.window_left = c.window_left;
+  p.softcap = c.softcap;
   p.softmax_scale = 1 / std::sqrt(static_cast<double>(c.headdim));
   p.q = p.k = p.v = p.o = {c.seqlen_q * c.nheads * c.headdim, c.nheads * c.headdim, c.headdim};
   p.lse = {c.nheads * c.seqlen_q, 1, c.seqlen_q};
@@ -121,7 +132,7 @@ Problem problem_of(const Case& c) {
 }
 
 // All that could be of use: what fits into registers by count (ptxas has the last word) and into shared memory.
-std::vector<V3ForwardTile> tiles_for(int headdim, bool causal, int64_t shared_bytes) {
+std::vector<V3ForwardTile> tiles_for(int headdim, bool skipping, int64_t shared_bytes) {
   constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
   constexpr std::pair<int, int> kStages[] = {{4, 4}, {3, 3}, {3, 2}, {2, 2}};
   constexpr int kFewest = 22;  // registers that a thread needs besides scores, weights and o
@@ -138,7 +149,7 @@ std::vector<V3ForwardTile> tiles_for(int headdim, bool causal, int64_t shared_by
             tile.early_eighths = early;
             tile.ping_pong = true, tile.skip = false;
             all.push_back(tile);
-            tile.ping_pong = false, tile.skip = causal;
+            tile.ping_pong = false, tile.skip = skipping;
             all.push_back(tile);
           }
         }
@@ -187,8 +198,8 @@ int compile_all(const Arguments& arguments) {
   for (const int headdim : arguments.headdims)
     for (const bool causal : arguments.masks) {
       const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
-      for (const V3ForwardTile& tile : tiles_for(headdim, causal, target.shared_bytes))
-        plans.push_back(plan_v3_forward(problem_of(case_of(headdim, 1024, causal)), target, tile));
+      for (const V3ForwardTile& tile : tiles_for(headdim, causal && arguments.window_left < 0, target.shared_bytes))
+        plans.push_back(plan_v3_forward(problem_of(case_of(arguments, headdim, 1024, causal)), target, tile));
     }
   std::printf("%zu tiles\n", plans.size());
   std::fflush(stdout);
@@ -233,8 +244,8 @@ std::string name_of(const V3ForwardPlan& plan) {
 // One problem on the GPU.
 class Search {
  public:
-  Search(int headdim, int seqlen, bool causal)
-      : case_(case_of(headdim, seqlen, causal)),
+  Search(const Arguments& arguments, int headdim, int seqlen, bool causal)
+      : case_(case_of(arguments, headdim, seqlen, causal)),
         problem_(problem_of(case_)),
         device_(cuda_device(0)),
         target_{device_.info().shared_per_block_optin, device_.info().l2_bytes, device_.info().multiprocessors},
@@ -255,12 +266,12 @@ class Search {
     std::vector<Candidate> all;
     const V3ForwardPlan chosen = plan_v3_forward(problem_, target_);
     add(all, chosen, true);
-    for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), case_.causal, target_.shared_bytes))
+    for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), skipping(), target_.shared_bytes))
       add(all, plan_v3_forward(problem_, target_, tile), false);
     take_turns(all, 3);
     constexpr size_t kFinalists = 6;
     keep(all, kFinalists);
-    if (case_.causal) {
+    if (skipping()) {
       const V3ForwardPlan fastest = all.front().plan;
       for (const int part : {1, 2, 3, 4, 6, 11, 12, 22}) {
         V3ForwardPlan plan = fastest;
@@ -277,6 +288,9 @@ class Search {
   }
 
  private:
+  // Under a causal mask by itself warpgroups may pass over blocks, and the order of the tiles matters.
+  bool skipping() const { return case_.causal && case_.window_left < 0; }
+
   void launch(const V3ForwardPlan& plan) {
     const fattn::core::CudaCurrent scope = device_.current();
     v3::V3ForwardParams params;
@@ -332,7 +346,9 @@ class Search {
   }
 
   ordered_json report(const std::vector<Candidate>& all) const {
-    const double pairs = static_cast<double>(case_.seqlen_q) * static_cast<double>(case_.seqlen_k) * (case_.causal ? 0.5 : 1.0);
+    const double pairs = case_.window_left >= 0
+                             ? problem_.mask().visible_pairs()
+                             : static_cast<double>(case_.seqlen_q) * static_cast<double>(case_.seqlen_k) * (case_.causal ? 0.5 : 1.0);
     const double flops = 4 * pairs * static_cast<double>(case_.batch * case_.nheads * case_.headdim);
     ordered_json rows = ordered_json::array();
     for (const Candidate& c : all) {
@@ -351,7 +367,8 @@ class Search {
                       {"tiles_per_cta", c.plan.tiles_per_cta}});
       std::printf("%c %6.0f TFLOP/s  %s\n", c.of_table ? '*' : ' ', flops / c.median() * 1e-12, name_of(c.plan).c_str());
     }
-    return {{"headdim", case_.headdim}, {"causal", case_.causal}, {"seqlen", case_.seqlen_q}, {"tiles", rows}};
+    return {{"headdim", case_.headdim}, {"causal", case_.causal},   {"window_left", case_.window_left},
+            {"softcap", case_.softcap}, {"seqlen", case_.seqlen_q}, {"tiles", rows}};
   }
 
   const Case case_;
@@ -388,7 +405,7 @@ int search_all(const Arguments& arguments) {
     for (const bool causal : arguments.masks)
       for (const int seqlen : arguments.seqlens) {
         std::printf("headdim %d%s, seqlen %d\n", headdim, causal ? " causal" : "", seqlen);
-        record["problems"].push_back(Search(headdim, seqlen, causal).run(arguments.rounds));
+        record["problems"].push_back(Search(arguments, headdim, seqlen, causal).run(arguments.rounds));
         std::fflush(stdout);
         if (!arguments.json.empty()) write_whole(arguments.json, record);  // after each, so that nothing is lost
       }

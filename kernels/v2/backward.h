@@ -10,10 +10,15 @@
 // dS^T is in shared memory in any case, for dQ, which all warps compute together one block later, when one barrier a block has made it visible
 // (pipelined; otherwise in the same block, with a barrier more).
 //
-// Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kAligned (16-byte copies); kDeterministic; kTile (a BackwardTile).
+// With softcap dS^T = P^T (1 - T^2) (dP^T - row_sum), T = tanh(...) the capped scores before they are multiplied by softcap: P^T (1 - T^2) goes to
+// the second role in place of P^T.
+//
+// Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
+// kTile (a BackwardTile).
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/mask.h"
 #include "kernels/ptx/async_copy.h"
 #include "kernels/ptx/async_copy_word.h"
 #include "kernels/ptx/barrier.h"
@@ -25,6 +30,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/score.h"
 #include "kernels/v2/careful.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/fragment_store.h"
@@ -42,6 +48,7 @@ class Backward {
   static constexpr int kThreads = kTile.threads(), kGroupWarps = kTile.group_warps;
   static constexpr bool kPipelined = kTile.pipelined, kExchange = kGroupWarps > 1;
   static constexpr bool kAsync = Spec::kLevel >= 80;
+  static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
 
   // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
   static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
@@ -76,8 +83,9 @@ class Backward {
   const bool values = warp < kTile.role_warps();  // S, P, dV; otherwise dP, dS, dK
   const int key_group = warp % kTile.role_warps() / kGroupWarps, member = warp % kGroupWarps;
   int batch, head_k, key_block, first_key;
-  int first_block;  // of queries that see these keys
-  int diagonal;     // query i sees the keys j <= i + diagonal
+  int first_block;               // of queries that see these keys
+  int diagonal;                  // query i sees the keys j <= i + diagonal
+  int end_block, left_diagonal;  // kWindow: no query from end_block on sees these keys; query i sees the keys j >= i + left_diagonal
 
   // The query block that a step is about.
   struct Step {
@@ -85,13 +93,15 @@ class Backward {
   };
 
   __device__ Step after(Step step) const {
-    return step.block + 1 < query_blocks() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block};
+    return step.block + 1 < blocks_end() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block};
   }
   __device__ Step before(Step step) const {
-    return step.block > first_block ? Step{step.head, step.block - 1} : Step{step.head - 1, query_blocks() - 1};
+    return step.block > first_block ? Step{step.head, step.block - 1} : Step{step.head - 1, blocks_end() - 1};
   }
 
   __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
+
+  __device__ int blocks_end() const { return kWindow ? end_block : query_blocks(); }
 
   // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
   // block: under a causal mask the first is the longest.
@@ -114,6 +124,20 @@ class Backward {
     first_key = key_block * kBlockN;
     diagonal = p.seqlen_k - p.seqlen_q;
     first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
+    if constexpr (kWindow) {
+      constexpr int kNoLimit = 1 << 30;
+      const core::Mask32 mask = window_mask(p);
+      diagonal = mask.ends() ? mask.diagonal() - 1 : kNoLimit;
+      left_diagonal = mask.begins() ? mask.left_diagonal() : -kNoLimit;
+      first_block = mask.first_row(first_key) / kBlockM;
+      end_block = (mask.row_end(min(first_key + kBlockN, p.seqlen_k) - 1) + kBlockM - 1) / kBlockM;
+    }
+  }
+
+  // How many blocks of lower keys add to dq of this block of queries.
+  __device__ int nth_key_block(int query_block) const {
+    if constexpr (kWindow) return key_block - window_mask(p).visible_begin(query_block * kBlockM) / kBlockN;
+    return key_block;
   }
 
   __device__ int* ticket_slot() const {
@@ -234,6 +258,7 @@ class Backward {
   __device__ void hide(unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], int first_query) const {
     const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
     const int keys_left = p.seqlen_k - key, queries_left = p.seqlen_q - query, reach = query + diagonal - key;
+    const int lead = kWindow ? query + left_diagonal - key : 0;
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j)
 #pragma unroll
@@ -244,16 +269,22 @@ class Backward {
           unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];  // two neighbouring queries
           if (key_step >= keys_left || 8 * j >= queries_left) pair = 0;
           if (8 * j + 1 >= queries_left) pair &= 0x0000ffffu;
-          if constexpr (Spec::kCausal) {
+          if constexpr (kMasked) {
             if (key_step - 8 * j > reach) pair &= 0xffff0000u;
             if (key_step - 8 * j - 1 > reach) pair &= 0x0000ffffu;
+          }
+          if constexpr (kWindow) {
+            if (key_step - 8 * j < lead) pair &= 0xffff0000u;
+            if (key_step - 8 * j - 1 < lead) pair &= 0x0000ffffu;
           }
         }
   }
 
-  // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment.
-  __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4]) const {
-    const float scale = p.softmax_scale * kLog2e;
+  // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment. kCapped: and from the
+  // capped S^T what dS^T is made of, P^T (1 - T^2), as `sloped`.
+  __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4],
+                          unsigned (&sloped)[kChunkTiles / 2][kKeyTiles][4]) const {
+    const float scale = kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e;
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
@@ -266,6 +297,12 @@ class Backward {
         for (int e = 0; e < 4; ++e) w[e] = ptx::ex2(s[i][j][e] * scale - lse_log2[e % 2]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) p_bits[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
+        if constexpr (kCapped) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) w[e] *= fmaf(-s[i][j][e], s[i][j][e], 1.0f);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) sloped[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
+        }
       }
     }
   }
@@ -319,7 +356,16 @@ class Backward {
     }
   }
 
-  // sum += A B for all queries of a block that the diagonal crosses and whose B holds Inf or NaN.
+  // Puts fragments of a chunk where the other role, or the other warps of the role, read them.
+  __device__ static void store_chunk(const FragmentStore<kBlockM, kQueries>& store, unsigned tile, int row,
+                                     const unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) store.store(tile, 16 * i, row / 16 + j, bits[j][i]);
+  }
+
+  // sum += A B for all queries of a block that an edge of the mask crosses and whose B holds Inf or NaN.
   template <int kSpan, int kInner>
   __device__ void accumulate_careful(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
                                      const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int first_query, float factor) const {
@@ -346,8 +392,12 @@ class Backward {
       }
     }
     const int reach = first_query + diagonal - (first_key + key_group * kKeys + lane / 4);
-    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor,
-                                                 [&](int i, int half, int query) { return 16 * i + 8 * half <= reach + query; });
+    [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor, [&](int i, int half, int query) {
+      if constexpr (kWindow)
+        if (16 * i + 8 * half < lead + query) return false;
+      return 16 * i + 8 * half <= reach + query;
+    });
   }
 
   // The first role.
@@ -359,24 +409,27 @@ class Backward {
     const FragmentStore<kBlockM, kQueries> p_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_dout = dout_tile(stage) + 2 * member * kQueries * kWidthV;
     // An Inf or NaN in a row of dO makes its row_sum one.
-    const bool careful = Spec::kCausal && masked && any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
+    const bool careful = kMasked && masked && any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
       const int query = member * kQueries + row;
-      unsigned p_bits[kChunkTiles / 2][kKeyTiles][4];
+      unsigned p_bits[kChunkTiles / 2][kKeyTiles][4], sloped[kChunkTiles / 2][kKeyTiles][4];
       {
         float s[kKeyTiles][kChunkTiles][4];
         clear(s);
         multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
-        weights(s, shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query, p_bits);
+        if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
+        weights(s, shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query, p_bits, sloped);
         if (masked) hide(p_bits, first_query + query);
+        if (kCapped && masked) hide(sloped, first_query + query);
       }
-#pragma unroll
-      for (int j = 0; j < kChunkTiles / 2; ++j)
-#pragma unroll
-        for (int i = 0; i < kKeyTiles; ++i) p_store.store(p_tile(), 16 * i, row / 16 + j, p_bits[j][i]);
+      store_chunk(p_store, p_tile(), row, kCapped ? sloped : p_bits);
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+      if constexpr (kCapped) {  // once the second role has read it, P^T may be there, for those who read it back
+        ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+        if (kExchange || careful) store_chunk(p_store, p_tile(), row, p_bits);
+      }
       if (careful) continue;
 #pragma unroll
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumnsV, kWidthV>(dv, p_bits[j], own_dout, dout_columns, row + 16 * j);  // dV += P^T dO
@@ -396,8 +449,10 @@ class Backward {
     const BlockAddress<kBlockM, kQueries, LaneOrder::kColumnMajor> p_read(lane, key_group * kKeys, member * kQueries);
     const FragmentStore<kBlockM, kQueries> ds_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_q = q_tile(stage) + 2 * member * kQueries * kWidth;
-    // An Inf or NaN in a row of Q makes its lse one.
-    const bool careful = Spec::kCausal && masked && any_nonfinite(shared + kTile.lse_offset() + stage * kTile.row_bytes(), kBlockM, lane);
+    // An Inf or NaN in a row of Q makes its lse one, unless scores are capped.
+    const bool careful = kMasked && masked &&
+                         (kCapped ? !ptx::vote_all(!share_nonfinite<Element>(q_tile(stage), kTile.q_bytes(), lane, 32))
+                                  : any_nonfinite(shared + kTile.lse_offset() + stage * kTile.row_bytes(), kBlockM, lane));
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
       const int query = member * kQueries + row;
@@ -411,13 +466,11 @@ class Backward {
         for (int j = 0; j < kChunkTiles / 2; ++j)
 #pragma unroll
           for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(ds_bits[j][i], p_read.at(p_tile(), 16 * i, row / 16 + j));
+        if constexpr (kCapped) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
         score_gradients(dp, shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query, ds_bits);
         if (masked) hide(ds_bits, first_query + query);
       }
-#pragma unroll
-      for (int j = 0; j < kChunkTiles / 2; ++j)
-#pragma unroll
-        for (int i = 0; i < kKeyTiles; ++i) ds_store.store(ds_tile(stage), 16 * i, row / 16 + j, ds_bits[j][i]);
+      store_chunk(ds_store, ds_tile(stage), row, ds_bits);
       if (careful) continue;
 #pragma unroll
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumns, kWidth>(dk, ds_bits[j], own_q, q_columns, row + 16 * j);  // dK += dS^T Q
@@ -443,16 +496,18 @@ class Backward {
   __device__ void run() {
     take_tile();
 
-    bool keys_nonfinite = false;         // Inf or NaN among the keys; asked under a causal mask only
+    bool keys_nonfinite = false;         // Inf or NaN among the keys; asked under a mask only
     float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
     clear(sum);
 
     // S^T, P^T of one block; dV. Or dP^T, dS^T; dK.
     const auto compute_block = [&](Step step, int stage) {
       const int first_query = step.block * kBlockM, group_key = first_key + key_group * kKeys;
-      const bool hidden = Spec::kCausal && group_key > first_query + kBlockM - 1 + diagonal;  // no query of the block sees a key of the group
-      const bool masked =
-          first_key + kBlockN > p.seqlen_k || first_query + kBlockM > p.seqlen_q || (Spec::kCausal && group_key + kKeys - 1 > first_query + diagonal);
+      const bool hidden = (kMasked && group_key > first_query + kBlockM - 1 + diagonal) ||
+                          (kWindow && group_key + kKeys - 1 < first_query + left_diagonal);  // no query of the block sees a key of the group
+      const bool masked = first_key + kBlockN > p.seqlen_k || first_query + kBlockM > p.seqlen_q ||
+                          (kMasked && group_key + kKeys - 1 > first_query + diagonal) ||
+                          (kWindow && group_key < first_query + kBlockM - 1 + left_diagonal);
       if (values) {
         if (!hidden) compute_values(sum, stage, first_query, masked);
       } else {
@@ -477,7 +532,9 @@ class Backward {
       for (int first = 0; first < kDqColumns; first += kDqSpan) {
         float dq[kDqRows / 16][kDqSpan / 8][4];
         clear(dq);
-        if (Spec::kCausal && keys_nonfinite && first_key + kBlockN - 1 > step.block * kBlockM + diagonal) {
+        if (kMasked && keys_nonfinite &&
+            (first_key + kBlockN - 1 > step.block * kBlockM + diagonal ||
+             (kWindow && first_key < step.block * kBlockM + kBlockM - 1 + left_diagonal))) {
 #pragma unroll 1
           for (int k = 0; k < kBlockN / 16; ++k) {
             unsigned a[kDqRows / 16][4];
@@ -496,8 +553,12 @@ class Backward {
             }
           }
           const int reach = first_row + lane / 4 + diagonal - first_key;
-          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f,
-                                                         [&](int i, int half, int key) { return key <= reach + 16 * i + 8 * half; });
+          [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f, [&](int i, int half, int key) {
+            if constexpr (kWindow)
+              if (key < lead + 16 * i + 8 * half) return false;
+            return key <= reach + 16 * i + 8 * half;
+          });
         } else
 #pragma unroll
           for (int k = 0; k < kBlockN / 16; ++k) {  // dQ = dS K
@@ -517,7 +578,7 @@ class Backward {
           }
         if (Spec::kDeterministic && first == 0) {  // lower key blocks first: the same order of additions in every run
           if (thread == 0) {
-            while (ptx::ld_acquire(turn) != key_block) __nanosleep(64);
+            while (ptx::ld_acquire(turn) != nth_key_block(step.block)) __nanosleep(64);
           }
           __syncthreads();
         }
@@ -537,14 +598,14 @@ class Backward {
     };
 
     // ---- the walk over query blocks ----
-    const int steps = max(0, query_blocks() - first_block) * p.group;
+    const int steps = max(0, blocks_end() - first_block) * p.group;
     Step now{head_k * p.group, first_block};
     if (steps > 0) {
       load_keys();
       load_queries(now, 0);
       commit();
     }
-    if (Spec::kCausal && steps > 0) {
+    if (kMasked && steps > 0) {
       wait_for_loads();
       keys_nonfinite = ptx::bar_or(share_nonfinite<Element>(shared, kTile.k_bytes(), thread, kThreads));
     }

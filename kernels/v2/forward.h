@@ -6,6 +6,8 @@
 //   kLevel                         75 or 80
 //   kHeaddim, kHeaddimV            1 to 256
 //   kCausal                        keys after the query are hidden
+//   kWindow                        keys outside a window (FeatureParams) are hidden; kCausal is then false
+//   kCapped                        softcap (kernels/score.h)
 //   kAligned                       bases and strides are multiples of 16 bytes and headdims of 8
 //   kWarps, kRowTiles              warps of a CTA, 16-row tiles of a warp
 //   kBlockN, kStages               keys of a block, blocks in shared memory at once
@@ -17,6 +19,7 @@
 #include "kernels/mask.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/score.h"
 #include "kernels/softmax.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -58,10 +61,11 @@ struct WarpState {
   Softmax<kRowTiles> softmax;
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
   unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
-  float scale;
+  float scale, score_factor;
 
-  __device__ __forceinline__ void start(float softmax_scale_log2) {
-    scale = softmax_scale_log2;
+  __device__ __forceinline__ void start(const AttentionParams& p) {
+    scale = p.softmax_scale_log2;
+    if constexpr (Spec::kCapped) score_factor = features_of(p).score_factor;
     softmax.start();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -123,7 +127,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !kExact && kRowTiles * kChunks >= 8;
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kExact && kRowTiles * kChunks >= 8;
   constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
   if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
   for_each<0, State::kDepthQ>([&](auto d) {
@@ -135,6 +139,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   });
 
+  if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
   if constexpr (kExact) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -261,7 +266,12 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned stages = tile_q + Shape::kQueryBytes;
   const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
-  const core::Mask32 mask{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+  const core::Mask32 mask = [&] {
+    if constexpr (Spec::kWindow)
+      return window_mask(p);
+    else
+      return core::Mask32{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+  }();
   const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
 
   const auto* q =
@@ -281,7 +291,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   CopyQ::template copy<true>(tile_q, q, p.q_strides.row, p.seqlen_q - place.row);
 #pragma unroll
   for (int ahead = 0; ahead < (Spec::kStages > 1 ? Spec::kStages - 1 : 1); ++ahead) {
-    if (blocks.end - 1 - ahead >= 0) load_block(Constant<1>{}, blocks.end - 1 - ahead);
+    if (blocks.end - 1 - ahead >= blocks.begin) load_block(Constant<1>{}, blocks.end - 1 - ahead);
     CopyK::commit();
   }
   // Makes block j visible to all, frees the stage of block j + 1 and loads the next block into it. Tells whether there is Inf or NaN in its values,
@@ -304,7 +314,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
       __syncthreads();
     }
     if constexpr (Spec::kStages > 1) {
-      if (j - (Spec::kStages - 1) >= 0) load_block(Constant<0>{}, j - (Spec::kStages - 1));
+      if (j - (Spec::kStages - 1) >= blocks.begin) load_block(Constant<0>{}, j - (Spec::kStages - 1));
       CopyK::commit();
     }
     return nonfinite;
@@ -316,7 +326,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   }
 
   State w;
-  w.start(p.softmax_scale_log2);
+  w.start(p);
   const auto [warp, lane] = ptx::thread_place();
   w.q_address = tile::fragment_address<typename Shape::TileQ>(tile_q, warp * Shape::kWarpRows, lane);
   w.k_address = tile::fragment_address_n<typename Shape::TileK>(stages, 0, lane);
@@ -349,35 +359,49 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
       const unsigned k_address = w.k_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileK::kRowBytes);
       const unsigned v_address = w.v_address + stage + static_cast<unsigned>(step * kStepN * Shape::TileV::kRowBytes);
       const int key = j * Spec::kBlockN + step * kStepN;
-      VisibleKeys<Spec::kRowTiles> visible;
+      VisibleKeys<Spec::kRowTiles, Spec::kWindow> visible;
       if constexpr (kExact) {
         const auto [warp, lane] = ptx::thread_place();
         const int row = place.row + warp * Shape::kWarpRows;
         if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
-        visible = visible_keys<Spec::kRowTiles>(mask, row, key, lane / 4, lane % 4 * 2);
+        if (Spec::kWindow && key + kStepN <= mask.visible_begin(row)) continue;
+        visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
       }
       forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible);
     }
   };
-  int j = blocks.end - 1;
-#pragma unroll 1
-  for (; j >= min(blocks.whole, blocks.end - 1) && j >= 0; --j) {
-    if (enter_block(j, Spec::kCausal)) [[unlikely]] {
+  const auto masked_block = [&](int j) {
+    if (enter_block(j, Spec::kCausal || Spec::kWindow)) [[unlikely]] {
       // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
       const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
       const auto [warp, lane] = ptx::thread_place();
-      const auto visible = visible_keys<Spec::kRowTiles>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
+      const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
       add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
       __syncthreads();
       clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
       __syncthreads();
     }
     compute_block(Constant<1>{}, j);
-  }
-#pragma unroll 1
-  for (; j >= 0; --j) {
+  };
+  const auto whole_block = [&](int j) {
     enter_block(j, false);
     compute_block(Constant<0>{}, j);
+  };
+  const int exact_from = min(blocks.whole_end, blocks.end - 1);
+  int j = blocks.end - 1;
+  if constexpr (Spec::kWindow) {
+#pragma unroll 1
+    for (; j >= blocks.begin; --j) {
+      if (j >= exact_from || j < blocks.whole_begin)
+        masked_block(j);
+      else
+        whole_block(j);
+    }
+  } else {
+#pragma unroll 1
+    for (; j >= exact_from && j >= 0; --j) masked_block(j);
+#pragma unroll 1
+    for (; j >= 0; --j) whole_block(j);
   }
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.

@@ -1,4 +1,4 @@
-// Inf and NaN in values under a causal mask: a hidden key takes no part at all, not even as 0 * inf. Seldom used, so small rather than fast.
+// Inf and NaN in values under a mask: a hidden key takes no part at all, not even as 0 * inf. Seldom used, so small rather than fast.
 #pragma once
 
 #include "kernels/mask.h"
@@ -55,8 +55,8 @@ __device__ __forceinline__ void scale_copied(unsigned tile, float factor) {
 
 // Adds the Inf and NaN of a block of values to the rows that see them, as if with weight 1: the sign is all that a weight leaves of them.
 // `visible` counts keys from the first of the block.
-template <class Tile, class Element, int kRowTiles, int kOutTiles>
-__device__ __forceinline__ void add_nonfinite(float (&o)[kRowTiles][kOutTiles][4], unsigned tile, const VisibleKeys<kRowTiles>& visible, int lane) {
+template <class Tile, class Element, int kRowTiles, int kOutTiles, class Visible>
+__device__ __forceinline__ void add_nonfinite(float (&o)[kRowTiles][kOutTiles][4], unsigned tile, const Visible& visible, int lane) {
 #pragma unroll 1
   for (int key = 0; key < Tile::kRows; ++key) {
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_nonfinite(float (&o)[kRowTiles][kOutTiles][4
       for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if (key < visible.end[i][half]) {
+          if (visible.sees(i, half, key)) {
             o[i][n][2 * half] += low;
             o[i][n][2 * half + 1] += high;
           }

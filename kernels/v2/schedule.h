@@ -27,9 +27,10 @@ __device__ __forceinline__ Place place_of(const AttentionParams& p, int index) {
   return {batch, nth, nth / p.group, tile * kBlockM};
 }
 
-// Blocks [0, whole) are seen by every row of the tile, [whole, end) by some.
+// Blocks [whole_begin, whole_end) are seen by every row of the tile (none is if whole_begin is not below whole_end), the others of [begin, end) by
+// some.
 struct KeyBlocks {
-  int whole, end;
+  int begin, whole_begin, whole_end, end;
 };
 
 template <int kBlockM, int kBlockN>
@@ -37,7 +38,8 @@ __device__ __forceinline__ KeyBlocks key_blocks(const core::Mask32& mask, int ro
   const int last = min(row + kBlockM, mask.seqlen_q) - 1;
   const int first_end = mask.visible_end(row);
   const int last_end = mask.visible_end(last);
-  return {first_end / kBlockN, (last_end + kBlockN - 1) / kBlockN};
+  return {mask.visible_begin(row) / kBlockN, (mask.visible_begin(last) + kBlockN - 1) / kBlockN, first_end / kBlockN,
+          (last_end + kBlockN - 1) / kBlockN};
 }
 
 }  // namespace fattn::v2

@@ -35,12 +35,13 @@ __device__ __forceinline__ float dot(const GlobalRows<Element>& a, int a_row, co
 }
 
 // Everything that a pair's weight and gradient need, of one query head.
-template <class Element>
+template <class Element, class Score>
 struct HeadPairs {
   GlobalRows<Element> q, k, v, dout;
   int columns, columns_v;
   const float *lse_log2, *row_sum;
   float scale_log2;
+  const AttentionParams& call;
 
   __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head)
       : q(rows_of<Element>(p.call.q, p.call.q_strides, batch, head)),
@@ -51,14 +52,22 @@ struct HeadPairs {
         columns_v(p.work.columns_v),
         lse_log2(p.work.lse_log2 + first_workspace_row(p, batch, head)),
         row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
-        scale_log2(p.call.softmax_scale * kLog2e) {}
+        scale_log2(Score::exponent_scale(p.call)),
+        call(p.call) {}
 
-  __device__ __forceinline__ float weight(int row, int key, int lane) const {
-    return ptx::ex2(__fmaf_rn(dot(q, row, k, key, columns, lane), scale_log2, -lse_log2[row]));
+  __device__ __forceinline__ float score(int row, int key, int lane) const {
+    float score[1] = {dot(q, row, k, key, columns, lane)};
+    Score::apply(score, call);
+    return score[0];
   }
+  __device__ __forceinline__ float weight_of(float score, int row) const { return ptx::ex2(__fmaf_rn(score, scale_log2, -lse_log2[row])); }
+  __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row); }
   // What the weight is multiplied with to give dS.
   __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, columns_v, lane) - row_sum[row]; }
-  __device__ __forceinline__ float gradient(int row, int key, int lane) const { return weight(row, key, lane) * slope(row, key, lane); }
+  __device__ __forceinline__ float gradient(int row, int key, int lane) const {
+    const float s = score(row, key, lane), by_score = Score::kCapped ? fmaf(-s, s, 1.0f) : 1.0f;
+    return weight_of(s, row) * by_score * slope(row, key, lane);
+  }
 
   // Whether a pair that is hidden spoils dv, dk or dq: 0 * Inf.
   __device__ __forceinline__ bool spoils_dv(int row, int, int lane) const { return nonfinite(dout, row, columns_v, lane); }
@@ -106,7 +115,7 @@ __device__ __forceinline__ void write_row(const GradientRow<kWidth>& gradient, f
 }
 
 // The warp's 16 rows of dv (or of dk, kIsDk) from `in_tile` on in a tile, those that hidden queries have spoilt.
-template <class Element, class Mask, class Tile, bool kIsDk, int kWidth>
+template <class Element, class Mask, class Score, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, int lane) {
   const int columns = kIsDk ? p.work.columns : p.work.columns_v;
   const int first_head = tile.head_k() * p.call.group;
@@ -118,18 +127,24 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     bool spoilt = false;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
-      const HeadPairs<Element> pairs(p, tile.batch(), head);
+      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
 #pragma unroll 1
       for (int row = tile.first_row(); row < hidden_end && !spoilt; ++row)
         spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
+      if constexpr (Mask::kBegins) {
+        const int rows = min(tile.rows_end<Mask>(p), p.call.seqlen_q);
+#pragma unroll 1
+        for (int row = max(tile.first_row(), Mask::row_end(p.call, key)); row < rows && !spoilt; ++row)
+          spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
+      }
     }
     if (!spoilt) continue;
     GradientRow<kWidth> gradient;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group; ++head) {
-      const HeadPairs<Element> pairs(p, tile.batch(), head);
+      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
 #pragma unroll 1
-      for (int row = seen_from; row < p.call.seqlen_q && !gradient.lost(columns, lane); ++row) {
+      for (int row = seen_from; row < row_end<Mask>(p.call, key) && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else

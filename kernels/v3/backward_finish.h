@@ -1,7 +1,7 @@
 // Backward on Hopper, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
 //
 // A CTA takes one block of queries of one head. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
-// Spec: Element, Mask, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
+// Spec: Element, Mask, Score, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
 #pragma once
 
 #include "kernels/constants.h"
@@ -25,21 +25,27 @@ struct BackwardFinish {
 
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
   static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
-    const HeadPairs<Element> pairs(p, at.batch, at.head);
+    const HeadPairs<Element, typename Spec::Score> pairs(p, at.batch, at.head);
     const int tiles = (Mask::visible_end(p.call, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
     const int keys = min(tiles * Spec::kBlockN, p.call.seqlen_k);
+    // Tiles whose keys nobody sees met the first block.
+    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, at.row) / Spec::kBlockN * Spec::kBlockN;
 #pragma unroll 1
     for (int nth = first; nth < first + 16; ++nth) {
       const int row = at.row + nth;
       if (row >= p.call.seqlen_q) break;
-      const int end = Mask::visible_end(p.call, row);
+      const int begin = visible_begin<Mask>(p.call, row), end = Mask::visible_end(p.call, row);
       bool spoilt = false;
+      if constexpr (Mask::kBegins) {
+#pragma unroll 1
+        for (int key = first_key; key < begin && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
+      }
 #pragma unroll 1
       for (int key = end; key < keys && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
       if (!spoilt) continue;
       GradientRow<Spec::kHeaddim> gradient;
 #pragma unroll 1
-      for (int key = 0; key < end && !gradient.lost(p.work.columns, lane); ++key)
+      for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key)
         gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
       write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
     }

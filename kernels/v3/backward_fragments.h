@@ -13,8 +13,10 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/stmatrix.h"
 #include "kernels/ptx/tensor_copy.h"
+#include "kernels/ptx/warp.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/mask.h"
 
 namespace fattn::v3 {
 
@@ -22,6 +24,16 @@ namespace fattn::v3 {
 __device__ __forceinline__ unsigned own_lane() { return ptx::opaque(threadIdx.x) % 32; }
 // The warp's first row of its warpgroup's 64.
 __device__ __forceinline__ unsigned own_warp_row() { return ptx::opaque(threadIdx.x) / 2 & 48; }
+
+// What scores are multiplied by in the exponential, in a register of its own: an operand of every exponential, it would be a uniform register, which
+// costs issue slots. With softcap there is none left.
+template <class Score>
+__device__ __forceinline__ float own_scale(const AttentionParams& p) {
+  if constexpr (Score::kCapped)
+    return Score::exponent_scale(p);
+  else
+    return ptx::shfl(Score::exponent_scale(p), static_cast<int>(threadIdx.x) % 32);
+}
 
 // lse or row sums of a block, as the columns of scores need them.
 struct RowValues {
@@ -43,6 +55,13 @@ __device__ __forceinline__ void exponentials(float (&s)[32], const RowValues& ls
     s[4 * i + 2] = ptx::ex2(__fmaf_rn(s[4 * i + 2], scale, -l.x));
     s[4 * i + 3] = ptx::ex2(__fmaf_rn(s[4 * i + 3], scale, -l.y));
   }
+}
+
+// The same with lse where it is in shared memory: no other registers need hold it.
+__device__ __forceinline__ void exponentials_of(float (&s)[32], int first, unsigned lse, float scale) {
+  const float2 l = ptx::ld_shared_f32x2(lse + own_lane() % 4 * 8 + static_cast<unsigned>(8 * first));
+#pragma unroll
+  for (int e = 0; e < 4; ++e) s[first + e] = ptx::ex2(__fmaf_rn(s[first + e], scale, e % 2 == 0 ? -l.x : -l.y));
 }
 
 template <class Element>
@@ -109,27 +128,55 @@ __device__ __forceinline__ void multiply(unsigned (&rest)[4][4], const unsigned 
   }
 }
 
-// Puts zeros in place of pairs that the mask hides, and of keys and queries that do not exist, whatever was computed for them: such a query was
-// loaded as zeros, which an Inf in k makes NaN.
+// With softcap: what dS takes from capped scores t, t^2 in units of 2^-16. These are the lower half of the fp32 number 128 + t^2.
+inline constexpr float kSquareBase = 128.0f;
+__device__ __forceinline__ void keep_squares(unsigned (&squares)[4][4], const float (&t)[32]) {
+  constexpr float kBelowOne = 65535.0f / 65536.0f;  // of t^2 = 1, which has no place there
+  const auto square = [&](int i) { return __float_as_uint(__fmaf_rn(t[i] * kBelowOne, t[i], kSquareBase)); };
+#pragma unroll
+  for (int i = 0; i < 16; ++i) squares[i / 4][i % 4] = __byte_perm(square(2 * i), square(2 * i + 1), 0x5410);
+}
+// dS = P (1 - t^2) (dP - row_sum) in their place, of the rounded P.
+template <class Element>
+__device__ __forceinline__ void multiply_capped(unsigned (&squares)[4][4], const unsigned (&weights)[4][4], const float (&dp)[32]) {
+  const unsigned base = __float_as_uint(kSquareBase);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const unsigned pair = weights[i / 4][i % 4];
+    unsigned& to = squares[i / 4][i % 4];
+    const float low = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7610)),
+                high = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7632));
+    to = ptx::pack2<Element>(ptx::low_float<Element>(pair) * low * dp[2 * i], ptx::high_float<Element>(pair) * high * dp[2 * i + 1]);
+  }
+}
+
+// Calls visit(i) for the thread's pairs that the mask hides, or whose keys and queries do not exist.
 // `key`: the warpgroup's first; `row`: the block's first query.
-template <class Mask>
-__device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int key, int row) {
+template <class Mask, class Visit>
+__device__ __forceinline__ void for_each_hidden(const BackwardCall& p, int key, int row, Visit visit) {
   constexpr int kNone = 1 << 30;
   const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4), column = row + static_cast<int>(own_lane() % 4 * 2);
   const int first0 = own_key < p.call.seqlen_k ? Mask::first_row(p.call, own_key) - column : kNone;
   const int first1 = own_key + 8 < p.call.seqlen_k ? Mask::first_row(p.call, own_key + 8) - column : kNone;
-  const int end = p.call.seqlen_q - column;
+  const int end0 = row_end<Mask>(p.call, own_key) - column, end1 = Mask::kBegins ? row_end<Mask>(p.call, own_key + 8) - column : end0;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int query = i / 4 * 8 + i % 2;
-    if (query < (i % 4 < 2 ? first0 : first1) || query >= end) x[i] = 0;
+    if (query < (i % 4 < 2 ? first0 : first1) || query >= (i % 4 < 2 ? end0 : end1)) visit(i);
   }
+}
+
+// Puts zeros in their place, whatever was computed for them: a query that does not exist was loaded as zeros, which an Inf in k makes NaN.
+template <class Mask>
+__device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int key, int row) {
+  for_each_hidden<Mask>(p, key, row, [&](int i) { x[i] = 0; });
 }
 
 // Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.
 template <class Mask>
 __device__ __forceinline__ bool hides(const BackwardCall& p, int key, int row) {
-  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > p.call.seqlen_q || (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
+  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > row_end<Mask>(p.call, key) ||
+         (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
 }
 
 // Where the thread writes its part of 16 columns of its warp's rows with stmatrix. `rows`: the address of the first of the warp's 16 rows in column 0

@@ -32,12 +32,12 @@ struct KeyGradients {
   const BackwardBarriers<Spec> barriers;
   const TilePlace tile;
   const int group;    // of the CTA's
-  const float scale;  // in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots
+  const float scale;  // own_scale()
 
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];    // P^T, A operand of dV
-  unsigned gradients[4][4];  // what keep_rest() keeps of P^T, then dS^T, A operand of dK
+  unsigned gradients[4][4];  // what keep_rest() keeps of P^T (with softcap keep_squares() of S^T), then dS^T, A operand of dK
   RowValues lse;
   TightRing<Spec::kStages> queries;  // and dout
   unsigned step = 0;                 // blocks whose dS is published
@@ -45,12 +45,7 @@ struct KeyGradients {
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
-      : p(params),
-        shared(shared_address),
-        barriers(of),
-        tile(of_keys),
-        group(own_group),
-        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)) {}
+      : p(params), shared(shared_address), barriers(of), tile(of_keys), group(own_group), scale(own_scale<typename Spec::Score>(params.call)) {}
 
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
@@ -91,12 +86,23 @@ struct KeyGradients {
 
   // P from S, which is there; on return dP is there too, and dV under way.
   __device__ __forceinline__ void weigh() {
-    exponentials(s, lse, scale);
-    hide_in(s);
-    ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
-    ptx::pin(gradients);
-    pack<Element>(weights, s);
-    keep_rest<Element>(gradients, weights, s);
+    if constexpr (Spec::Score::kCapped) {
+      ptx::wgmma_wait<0>();  // as below, but before the scores are gone
+      ptx::pin(gradients);
+      Spec::Score::apply(s, p.call);
+      keep_squares(gradients, s);
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, shared + Shape::kOffsetLse + slot() * Shape::kRowBytes, scale);
+      hide_in(s);
+      pack<Element>(weights, s);
+    } else {
+      exponentials(s, lse, scale);
+      hide_in(s);
+      ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
+      ptx::pin(gradients);
+      pack<Element>(weights, s);
+      keep_rest<Element>(gradients, weights, s);
+    }
     ptx::pin(weights);
     ptx::pin(gradients);
     ptx::mbarrier_wait(barriers.dout_full(queries.stage()), queries.parity());
@@ -112,7 +118,10 @@ struct KeyGradients {
   __device__ __forceinline__ void differentiate() {
     ptx::wgmma_wait<0>();
     ptx::pin(weights);
-    multiply<Element>(gradients, weights, dp);
+    if constexpr (Spec::Score::kCapped)
+      multiply_capped<Element>(gradients, weights, dp);
+    else
+      multiply<Element>(gradients, weights, dp);
     ptx::pin(gradients);
   }
   __device__ __forceinline__ void write_ds() {
@@ -131,7 +140,7 @@ struct KeyGradients {
   __device__ __forceinline__ void next_block() {
     queries.next();
     row += Shape::kBlockM;
-    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
+    if (row >= tile.rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
   }
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.
@@ -161,7 +170,7 @@ struct KeyGradients {
     ptx::wgmma_fence();
     issue_s();
     ptx::mbarrier_wait(barriers.v_full(), 0);
-    read_lse();
+    if constexpr (!Spec::Score::kCapped) read_lse();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     weigh();
@@ -175,7 +184,7 @@ struct KeyGradients {
       issue_s();
       issue_dk(queries.last());
       publish_ds();
-      read_lse();
+      if constexpr (!Spec::Score::kCapped) read_lse();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       weigh();

@@ -10,11 +10,20 @@
 
 namespace fattn::v3 {
 
+// Behind the blocks, of masks that begin; the others need no register for it.
+template <bool kBegins>
+struct LoaderEnd {};
+template <>
+struct LoaderEnd<true> {
+  int end;
+};
+
 template <class Spec>
-struct BackwardLoader {
+struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   using Shape = BackwardShape<Spec>;
   using TileQ = typename Shape::TileQ;
   using TileDout = typename Shape::TileDout;
+  using Mask = typename Spec::Mask;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -41,12 +50,16 @@ struct BackwardLoader {
     ptx::bulk_load(shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes, p.call.row_sum + first_workspace_row(p, batch, head) + row,
                    Shape::kRowBytes, barrier);
   }
+  __device__ __forceinline__ int rows_end() const {
+    if constexpr (Mask::kBegins) return this->end;
+    return p.work.row_blocks * Shape::kBlockM;
+  }
   __device__ __forceinline__ void advance() {
     --left;
     ring.next();
     slot.next();
     row += Shape::kBlockM;
-    if (row >= p.work.row_blocks * Shape::kBlockM) {
+    if (row >= rows_end()) {
       row = first_row;
       ++head;
     }
@@ -66,6 +79,7 @@ struct BackwardLoader {
     batch = tile.batch();
     head = tile.head_k() * p.call.group;
     first_row = row = tile.first_row();
+    if constexpr (Mask::kBegins) this->end = tile.rows_end<Mask>(p);
     left = tile.blocks() * p.call.group;
     ptx::mbarrier_arrive_expect(barriers.k_full(), TileK::kBytes);
     load_columns<TileK>(shared, p.k, barriers.k_full(), {0, tile.key(), tile.head_k(), tile.batch()});

@@ -93,15 +93,13 @@ struct ValueRole : RoleBase<Spec> {
   using Base::shared;
   using Base::tile;
 
-  const float scale;  // in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots
+  const float scale;  // own_scale()
   int row;            // the first of the block whose P is published next
   float s[32], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : Base(params, shared_address, of, of_keys),
-        scale(ptx::shfl(params.call.softmax_scale * kLog2e, static_cast<int>(threadIdx.x) % 32)),
-        row(of_keys.first_row()) {}
+      : Base(params, shared_address, of, of_keys), scale(own_scale<typename Spec::Score>(params.call)), row(of_keys.first_row()) {}
 
   __device__ __forceinline__ void issue_s() {
     ptx::mbarrier_wait(barriers.q_full(queries.stage), queries.parity);
@@ -113,28 +111,65 @@ struct ValueRole : RoleBase<Spec> {
     ptx::wgmma_fence();
     Base::template issue_sum<TileDout>(dv, weights, Shape::kOffsetDout);
   }
-  // The exponentials of the block that S was issued for last; its queries are not needed any more.
+  // The exponentials of the block that S was issued for last; its queries are not needed any more. With softcap publish() does that.
   __device__ __forceinline__ void weigh() {
-    RowValues lse;
-    lse.read(shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes);
-    exponentials(s, lse, scale);
+    if constexpr (Spec::Score::kCapped) {
+      Spec::Score::apply(s, p.call);
+    } else {
+      RowValues lse;
+      lse.read(shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes);
+      exponentials(s, lse, scale);
+      free_queries();
+    }
+  }
+  __device__ __forceinline__ void free_queries() const {
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
   }
-  // P of the block, for dS: before it is rounded.
+  // Four of the thread's pairs, 4 i to 4 i + 3.
+  static __device__ __forceinline__ void publish(unsigned to, int i, float a, float b, float c, float d) {
+    ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)});
+  }
+  // The same of capped scores t, which become P while P (1 - t^2) leaves: there are no registers for both.
+  __device__ __forceinline__ void publish_capped(unsigned to) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float slope[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) slope[e] = __fmaf_rn(-s[4 * i + e], s[4 * i + e], 1.0f);
+      exponentials_of(s, 4 * i, shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes, scale);
+      publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
+    }
+    free_queries();
+    if (hides<Mask>(p, tile.key(), row))
+      for_each_hidden<Mask>(p, tile.key(), row, [&](int i) {
+        s[i] = 0;
+        ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
+      });
+  }
+  // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
   __device__ __forceinline__ void publish() {
-    if (hides<Mask>(p, tile.key(), row)) hide<Mask>(s, p, tile.key(), row);
+    if constexpr (!Spec::Score::kCapped)
+      if (hides<Mask>(p, tile.key(), row)) hide<Mask>(s, p, tile.key(), row);
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
+    if constexpr (Spec::Score::kCapped) {
+      publish_capped(to);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(s[4 * i]), __float_as_uint(s[4 * i + 1]),
-                                                                    __float_as_uint(s[4 * i + 2]), __float_as_uint(s[4 * i + 3])});
+      for (int i = 0; i < 8; ++i) publish(to, i, s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+    }
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full());
     p_place.next();
     row += Shape::kBlockM;
-    if (row >= p.work.row_blocks * Shape::kBlockM) row = tile.first_row();  // of the next query head
+    if (row >= tile.template rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
+  }
+  // dV of the block in stage `free`: P of the next block may take its operand's registers.
+  __device__ __forceinline__ void values_done(unsigned free) {
+    ptx::wgmma_wait<0>();
+    ptx::pin(weights);
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
   }
   // P for dV.
   __device__ __forceinline__ void round() {
@@ -162,11 +197,10 @@ struct ValueRole : RoleBase<Spec> {
       Base::next_issued();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
+      if constexpr (Spec::Score::kCapped) values_done(free);  // the cap wants those registers
       weigh();
       publish();
-      ptx::wgmma_wait<0>();  // dV: P of the next block may take its operand's registers
-      ptx::pin(weights);
-      if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(free));
+      if constexpr (!Spec::Score::kCapped) values_done(free);
       round();
     }
     issue_dv();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/v3/mask.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
 #include "shared/v3_backward_work.h"
@@ -18,7 +19,8 @@ struct BackwardCall {
 struct KeyTile {
   int number, head_k, batch;
   int key;                // first
-  int first_row, blocks;  // of queries, of each head that shares the keys: blocks of kV3BackwardRows from first_row on, which sees a key
+  int first_row, blocks;  // of queries, of each head that shares the keys: blocks of kV3BackwardRows from first_row on, which sees a key. At least
+                          // one; keys that no row sees take the first, whose rows do not see them
 };
 
 // Tiles of one section of (batch, key head) pairs run side by side, so that their q, dout and dq stay in L2; those of the first keys (under a causal
@@ -35,7 +37,23 @@ __device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index)
   const int nth = first_head + in_section - number * heads;
   const int batch = nth / call.nheads_k;
   const int first_block = Mask::first_row(call, number * kBlockN) / kV3BackwardRows;
-  return {number, nth - batch * call.nheads_k, batch, number * kBlockN, first_block * kV3BackwardRows, p.work.row_blocks - first_block};
+  int end_block = p.work.row_blocks;
+  if constexpr (Mask::kBegins) {
+    const int end = Mask::row_end(call, min((number + 1) * kBlockN, call.seqlen_k) - 1);
+    end_block = max(first_block + 1, (end + kV3BackwardRows - 1) / kV3BackwardRows);
+  }
+  return {number, nth - batch * call.nheads_k, batch, number * kBlockN, first_block * kV3BackwardRows, end_block - first_block};
+}
+
+// How many tiles of lower keys meet a block of queries, counted over all heads. Under a mask that begins some lower ones do not; but tiles whose keys
+// nobody sees meet the first block of a head.
+template <class Mask, int kBlockN>
+__device__ __forceinline__ int tiles_before(const BackwardCall& p, int tile, int block) {
+  if constexpr (Mask::kBegins) {
+    const int of_head = block % p.work.row_blocks;
+    return of_head == 0 ? tile : tile - Mask::visible_begin(p.call, of_head * kV3BackwardRows) / kBlockN;
+  }
+  return tile;
 }
 
 // The tile in shared memory: written once, and read where it is needed, to keep registers free.
@@ -53,6 +71,18 @@ struct TilePlace {
   __device__ __forceinline__ int key() const { return at(3); }
   __device__ __forceinline__ int first_row() const { return at(4); }
   __device__ __forceinline__ int blocks() const { return at(5); }
+  // The first row behind the blocks, which end with the queries unless keys have a last row that sees them.
+  template <class Mask>
+  __device__ __forceinline__ int rows_end(const BackwardCall& p) const {
+    if constexpr (Mask::kBegins) return first_row() + blocks() * kV3BackwardRows;
+    return p.work.row_blocks * kV3BackwardRows;
+  }
+  // From the end of one head's blocks to the beginning of the next one's.
+  template <class Mask>
+  __device__ __forceinline__ int blocks_between(const BackwardCall& p) const {
+    if constexpr (Mask::kBegins) return p.work.row_blocks - blocks();
+    return first_row() / kV3BackwardRows;
+  }
 };
 
 // The block of queries of a CTA of the kernels before and after. The last heads come first: the next kernel then finds the first ones in L2.

@@ -2,7 +2,7 @@
 //
 // A specialisation is a struct with
 //   Element                     bf16 or f16
-//   Mask                        what a query sees (v3/mask.h)
+//   Mask, Score                 what a query sees (v3/mask.h), what becomes of a score (v3/score.h; a negative scale needs no score of its own)
 //   kHeaddim, kHeaddimV         64, 96, 128, 192 or 256; smaller tensors are filled up with zeros by TMA
 //   kByRole                     false: each of kGroups warpgroups computes dk and dv of 64 keys; true: of the CTA's 64 keys one warpgroup
 //                               computes dv, the other dk (kGroups is 2), because the registers of one do not hold both

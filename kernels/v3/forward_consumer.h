@@ -37,6 +37,7 @@ struct Consumer {
   const Barriers<Spec> barriers;
   const int group;
   const float scale;
+  const typename Spec::Score::Curve curve;
 
   float s[kBlockN / 2];  // scores, then weights
   unsigned weights[kBlockN / 16][4];
@@ -57,7 +58,8 @@ struct Consumer {
         shared(shared_address),
         barriers(of),
         group(own_group),
-        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)) {}
+        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)),
+        curve(Spec::Score::curve(params.call)) {}
 
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
@@ -129,9 +131,13 @@ struct Consumer {
   }
   // The scores are there; o is under way until output_done().
   __device__ __forceinline__ void scores_done() {
+    products_done();
+    Spec::Score::apply(s, p.call);
+  }
+  // The same, of q and k alone.
+  __device__ __forceinline__ void products_done() {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    Spec::Score::apply(s, p.call);
   }
   __device__ __forceinline__ void output_done() {
     ptx::wgmma_wait<0>();
@@ -149,6 +155,14 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
+    if constexpr (Mask::kBegins) hide_before(of);
+  }
+  __device__ __forceinline__ void hide_before(int of) {
+    const int first = of * kBlockN + lane() % 4 * 2;
+    const int begin0 = Mask::visible_begin(p.call, row + own_row()) - first, begin1 = Mask::visible_begin(p.call, row + own_row() + 8) - first;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i)
+      if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
@@ -171,27 +185,44 @@ struct Consumer {
     pack();
   }
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
-  // wild, and a maximum of every block costs less than the way back.
+  // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
+  // have seen others.
+  template <bool kBegins>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
+    constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
-    scores_done();
+    if constexpr (kByCurve)
+      products_done();
+    else
+      scores_done();
+    if constexpr (kBegins) hide_before(block - 1);
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
-    if (careful) [[unlikely]]
+    float greatest = 0;
+    const auto weigh = [&](auto from, auto to) {
+      if constexpr (kByCurve)
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
+      else
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
+    };
+    if (careful) [[unlikely]] {
+      if constexpr (kByCurve) Spec::Score::apply(s, p.call);
       moved = softmax.template update<false>(s, factor, scale);
-    else
-      softmax.template weigh<0, kSplit>(s, scale);
+    } else {
+      weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
+    }
     output_done();
     if (careful) [[unlikely]] {
       if (moved) rescale();
       pack();
     } else {
-      softmax.template weigh<kSplit, kBlockN / 2>(s, scale);
+      weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
       pack();
-      if (!softmax.add(s)) [[unlikely]] {
+      if (!softmax.add(s, !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
+        if constexpr (kBegins) hide_before(block - 1);
         softmax.template update<false>(s, factor, scale);
         rescale();
         pack();
@@ -268,8 +299,17 @@ struct Consumer {
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer);
     }
+    if constexpr (Mask::kBegins) {
+      const int first = block_begin<Mask, kBlockN>(p.call, row);
+      const int whole = max(first, (Mask::visible_begin(p.call, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
-    for (; block > 0; --block) whole_block(buffer);
+      for (; block > whole; --block) whole_block<false>(buffer);
+#pragma unroll 1
+      for (; block > first; --block) whole_block<true>(buffer);
+    } else {
+#pragma unroll 1
+      for (; block > 0; --block) whole_block<false>(buffer);
+    }
   }
 
   // The last product of a tile that the next is not joined to; under way until output_done().
@@ -374,14 +414,22 @@ struct Consumer {
     const Place place = place_again(nth);
     const int first = warp_row();  // in the tile
     const int seen_by_all = Mask::visible_end(call, place.row + first), end = min(all_blocks(place.row) * kBlockN, call.seqlen_k);
-    if (!any_nonfinite(rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k), seen_by_all, end, p.work.columns_v, lane())) return;
+    const auto values = rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k);
+    bool hidden = any_nonfinite(values, seen_by_all, end, p.work.columns_v, lane());
+    if constexpr (Mask::kBegins) {
+      const int begin = block_begin<Mask, kBlockN>(call, place.row) * kBlockN;
+      hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, place.row + first + 15), p.work.columns_v, lane());
+    }
+    if (!hidden) return;
     ptx::warp_sync();
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
       const int row_of_q = place.row + first + i;
       if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
-      const auto again = [&](auto row_of_output) { row_again<Spec>(p, place, row_of_q, Mask::visible_end(call, row_of_q), row_of_output, lane()); };
+      const auto again = [&](auto row_of_output) {
+        row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, row_of_q), Mask::visible_end(call, row_of_q), row_of_output, lane());
+      };
       if constexpr (Shape::kStoreFromRegisters)
         again(GlobalRow{row_of_o(place, row_of_q)});
       else

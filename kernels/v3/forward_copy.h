@@ -42,12 +42,13 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
       v.next();
     };
     int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, place.row, Shape::kBlockM) - 1;
+    const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, place.row);
     load_k(block);
-    for (; block > 0; --block) {
+    for (; block > first; --block) {
       load_k(block - 1);
       load_v(block);
     }
-    load_v(0);
+    load_v(first);
   }
 }
 

@@ -45,6 +45,8 @@ struct ForwardShape {
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
   static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
+  static_assert(!Spec::Score::kCapped || Spec::kCareful, "scores near softcap would take the way back in every block");
+  static_assert(!(Spec::Mask::kBegins && Spec::kSkip), "blocks are passed over before a tile's first one, not after its last one");
 };
 
 // Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.

@@ -62,9 +62,9 @@ struct GlobalRow {
   __device__ __forceinline__ void put(int column, unsigned short x) const { first[column] = x; }
 };
 
-// The NaN of row `row` of o, which sees the keys [0, end): computed again, unless a visible NaN is among its values.
+// The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
 template <class Spec, class Row>
-__device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int end, Row o_row, int lane) {
+__device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int begin, int end, Row o_row, int lane) {
   using Element = typename Spec::Element;
   const AttentionParams& call = p.call;
   const auto q = rows_of<Element>(call.q, call.q_strides, place.batch, place.head);
@@ -75,14 +75,14 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
     const int column = first + lane;
     bool wrong = column < p.work.columns_v && is_nan<Element>(o_row.bits(column));
 #pragma unroll 1
-    for (int key = 0; key < end && !ptx::vote_all(!wrong); ++key) wrong = wrong && !is_nan<Element>(v.bits(key, column));
+    for (int key = begin; key < end && !ptx::vote_all(!wrong); ++key) wrong = wrong && !is_nan<Element>(v.bits(key, column));
     if (ptx::vote_all(!wrong)) continue;
     float greatest = -kInfinity;
 #pragma unroll 1
-    for (int key = 0; key < end; ++key) greatest = fmaxf(greatest, score_of<Spec>(p, q, row, k, key, lane));
+    for (int key = begin; key < end; ++key) greatest = fmaxf(greatest, score_of<Spec>(p, q, row, k, key, lane));
     float o = 0, sum = 0;
 #pragma unroll 1
-    for (int key = 0; key < end; ++key) {
+    for (int key = begin; key < end; ++key) {
       const float weight = ptx::ex2(score_of<Spec>(p, q, row, k, key, lane) - greatest);
       sum += weight;
       if (wrong) o = fmaf(weight, v.value(key, column), o);

@@ -1,7 +1,8 @@
-// Masks of the v3 kernels: how many keys a row sees, and which row is the first that sees a key. Rows of a tile see ever more keys; what lies behind
-// a row's end is hidden.
+// Masks of the v3 kernels: which keys a row sees, [visible_begin, visible_end), and which rows see a key, [first_row, row_end). None of them falls
+// from row to row, or from key to key.
 #pragma once
 
+#include "kernels/mask.h"
 #include "shared/attention_params.h"
 #include "shared/mask.h"
 
@@ -9,12 +10,14 @@ namespace fattn::v3 {
 
 struct FullMask {
   static constexpr bool kUneven = false;  // every row sees all keys
+  static constexpr bool kBegins = false;  // every row sees the first key, and every key but the hidden ones is seen by the last row
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, int) { return p.seqlen_k; }
   static __device__ __forceinline__ int first_row(const AttentionParams&, int) { return 0; }
 };
 
 struct CausalMask {
   static constexpr bool kUneven = true;
+  static constexpr bool kBegins = false;
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, int row) {
     return core::Mask32{p.seqlen_q, p.seqlen_k, true}.visible_end(row);
   }
@@ -22,5 +25,32 @@ struct CausalMask {
     return core::Mask32{p.seqlen_q, p.seqlen_k, true}.first_row(key);
   }
 };
+
+// With a beginning or an end or both. Rows behind the last, which a tile may have, see what the last sees: a row that sees nothing costs more.
+struct WindowMask {
+  static constexpr bool kUneven = true;
+  static constexpr bool kBegins = true;
+  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, int row) {
+    return window_mask(p).visible_begin(min(row, p.seqlen_q - 1));
+  }
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, int row) {
+    return window_mask(p).visible_end(min(row, p.seqlen_q - 1));
+  }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return window_mask(p).first_row(key); }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, int key) { return window_mask(p).row_end(key); }
+};
+
+// Which keys a row sees, of masks that need not begin.
+template <class Mask>
+__device__ __forceinline__ int visible_begin(const AttentionParams& p, int row) {
+  if constexpr (Mask::kBegins) return Mask::visible_begin(p, row);
+  return 0;
+}
+// And which rows a key.
+template <class Mask>
+__device__ __forceinline__ int row_end(const AttentionParams& p, int key) {
+  if constexpr (Mask::kBegins) return Mask::row_end(p, key);
+  return p.seqlen_q;
+}
 
 }  // namespace fattn::v3

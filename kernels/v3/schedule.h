@@ -1,6 +1,7 @@
 // Which tiles of queries a CTA computes, in which order, and which blocks of keys a tile meets. All roles of a CTA ask here.
 #pragma once
 
+#include "kernels/v3/mask.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
 #include "shared/v3_forward_work.h"
@@ -52,11 +53,15 @@ __device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
   return {(work.row_tiles - 1 - turn) * kBlockM, head, divide(head, work.by_group), batch};
 }
 
-// Blocks of keys [0, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
+// Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
 template <class Mask, int kBlockN>
 __device__ __forceinline__ int block_end(const AttentionParams& p, int row, int count) {
   const int keys = Mask::visible_end(p, row + count - 1);
   return max(1, (keys + kBlockN - 1) / kBlockN);
+}
+template <class Mask, int kBlockN>
+__device__ __forceinline__ int block_begin(const AttentionParams& p, int row) {
+  return visible_begin<Mask>(p, row) / kBlockN;
 }
 
 }  // namespace fattn::v3

@@ -78,13 +78,24 @@ struct Softmax {
     for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, -reference[row_of(i)]));
   }
 
-  // Adds the weights to the sums, unless the warp's references were too low for some (or there is NaN, or a row without a reference).
-  __device__ __forceinline__ bool add(const Scores& s) {
+  // The same of scores that `curve` caps. `greatest`: so far, of their squares.
+  template <int kFrom, int kTo, class Curve>
+  __device__ __forceinline__ void weigh(Scores& s, const Curve& curve, float& greatest) const {
+#pragma unroll
+    for (int i = kFrom; i < kTo; ++i) {
+      const float square = s[i] * s[i];
+      greatest = fmaxf(greatest, square);
+      s[i] = ptx::ex2(curve.exponent(s[i], square, -reference[row_of(i)]));
+    }
+  }
+
+  // Adds the weights to the sums, unless the warp's references were too low for some (or there is NaN, or a row without a reference), or not `good`.
+  __device__ __forceinline__ bool add(const Scores& s, bool good = true) {
     float partial[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) partial[i >> 1 & 3] += s[i];
     const float sum0 = partial[0] + partial[2], sum1 = partial[1] + partial[3];
-    if (!ptx::vote_all(sum0 + sum1 <= Window<Element>::kLimit)) return false;
+    if (!ptx::vote_all(sum0 + sum1 <= Window<Element>::kLimit && good)) return false;
     sum[0] += sum0;
     sum[1] += sum1;
     return true;

@@ -17,8 +17,8 @@ struct Feature {
 
 // A window that hides nothing, or hides what a causal mask does, is none by now.
 constexpr Feature kFeatures[] = {
-    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, false, false}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, false, false}},
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, true}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, true}},
     {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false}},
     {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false}},
     {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false}},

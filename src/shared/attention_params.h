@@ -36,4 +36,14 @@ struct AttentionParams {
   float softmax_scale_log2;  // |softmax_scale| * log2(e), or 1 where softmax_scale is 0: forward moves sign and 0 into q
 };
 
+// The parameters of specialisations with a window or capped scores, in place of AttentionParams, so that those of the others are as if there were
+// none. With softcap forward's softmax_scale is 1, and softmax_scale_log2 is softcap * log2(e), forward and backward: what tanh is multiplied by.
+struct FeatureParams : AttentionParams {
+  int window_left, window_right;  // -1: no limit; causal is a window_right of 0
+  float score_factor;             // kTanhUnit * softmax_scale / softcap: tanh is taken of q k * score_factor / kTanhUnit
+};
+
+// In this unit of its argument the polynomial for tanh in kernels/score.h has a leading coefficient of -1: an operation and a register less.
+inline constexpr float kTanhUnit = 0.6408731937f;
+
 }  // namespace fattn

@@ -115,7 +115,7 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   if (chosen.grid == 0) return;
   const Loaded& kernel = forward_kernel(device, cuda::v2_forward_key(chosen, b.q, b.k, b.v, b.o));
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
-  AttentionParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse);
+  FeatureParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse);
   void* parameters[] = {&params};
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
@@ -152,7 +152,7 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   const cuda::V2BackwardPlan& chosen = plan.cuda.kernels->backward;
   const cuda::BackwardBuffers buffers = backward_buffers(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
-  AttentionParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
+  FeatureParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
   void* parameters[] = {&params};
   const auto launch = [&](const cuda::V2BackwardKey& key, const cuda::V2BackwardLaunch& shape) {
     if (shape.grid == 0) return;

@@ -44,10 +44,12 @@ BackwardTile tile_of(int row, int headdim, int headdim_v) {
 }
 
 // The row of the table, or -1 if nothing fits.
-int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight) {
+int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight, bool capped) {
+  constexpr int kMostKeysCapped = 32;  // of a warp: P^T (1 - T^2) beside P^T needs registers (with 64: spills of 40 bytes at level 80)
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2BackwardRow& row = kRows[i];
     if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight)) continue;
+    if (capped && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const BackwardTile tile = tile_of(i, headdim, headdim_v);
     if (tile.dq_row_warps() == 0) continue;
     const int64_t bytes = tile.shared_bytes();
@@ -85,7 +87,7 @@ std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
-  const int row = choose_row(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), target, false);
+  const int row = choose_row(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), target, false, problem.softcap > 0);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
@@ -99,9 +101,10 @@ std::string v2_backward_refusal(const Problem& problem, const V2Target& target) 
 
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
-  const bool deterministic = problem.deterministic && problem.seqlen_q > 0;                            // without queries nothing is added
-  const bool tight = target.arch == 90 && !deterministic && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
-  const int row = choose_row(headdim, headdim_v, target, tight);
+  const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
+  const bool capped = problem.softcap > 0, plain = !capped && !problem.windowed();
+  const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
+  const int row = choose_row(headdim, headdim_v, target, tight, capped);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
   V2BackwardPlan plan;
   plan.key.arch = target.arch;
@@ -109,7 +112,9 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.key.dtype = static_cast<int32_t>(problem.dtype);
   plan.key.headdim = headdim;
   plan.key.headdim_v = headdim_v;
-  plan.key.causal = problem.causal;
+  plan.key.causal = problem.causal && !problem.windowed();
+  plan.key.window = problem.windowed();
+  plan.key.capped = problem.softcap > 0;
   plan.key.deterministic = deterministic;
   plan.key.row = row;
   plan.tile = tile_of(row, headdim, headdim_v);
@@ -119,7 +124,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.finish = {ceil_div(query_blocks(problem, kDqAccumRows) * (plan.tile.width / 32), kFinishThreads / 32), kFinishThreads, 0};
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
   plan.aligned_strides = aligned_strides(problem);
-  plan.unaligned_row = choose_row(headdim, headdim_v, target, false);
+  plan.unaligned_row = choose_row(headdim, headdim_v, target, false, capped);
   plan.row_sum_offset = problem.batch * problem.nheads * dq_accum_head(problem.seqlen_q, plan.tile.width) * 4;
   plan.semaphore_offset = plan.row_sum_offset + problem.batch * problem.nheads * problem.seqlen_q * 4;
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + query_blocks(problem, plan.tile.block_m)) * 4 : 0);
@@ -139,16 +144,16 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.prepare = keys.main;
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
   keys.prepare.headdim = plan.tile.width;
-  keys.prepare.causal = 0;
+  keys.prepare.causal = keys.prepare.window = keys.prepare.capped = 0;
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
   keys.finish.headdim_v = keys.main.headdim;
-  keys.finish.causal = keys.finish.deterministic = keys.finish.row = 0;
+  keys.finish.causal = keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = 0;
   return keys;
 }
 
-AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
+FeatureParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
   return backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset);
 }
 
@@ -167,31 +172,33 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   request.entry = kernel.entry;
   request.arch = key.arch;
   const bool main = key.kind == KernelKind::kV2Backward;  // the others take rows one by one
-  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
-                        ".h\"\n"
-                        "struct Spec {\n"
-                        "  using Element = fattn::",
-                        key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
-                        ";\n"
-                        "  static constexpr int kLevel = ",
-                        key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
-                        ";\n"
-                        "  static constexpr bool kCausal = ",
-                        flag(key.causal), ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic),
-                        ";\n"
-                        "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
-                        "  static constexpr fattn::BackwardTile kTile = {",
-                        tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
-                        tile.chunk, ", ", flag(tile.pipelined),
-                        "};\n"
-                        "};\n"
-                        "extern \"C\" __global__ void __launch_bounds__(",
-                        kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
-                        "(const __grid_constant__ fattn::AttentionParams p) {\n"
-                        "  fattn::v2::",
-                        kernel.function,
-                        "<Spec>(p);\n"
-                        "}\n");
+  request.source =
+      text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
+           ".h\"\n"
+           "struct Spec {\n"
+           "  using Element = fattn::",
+           key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
+           ";\n"
+           "  static constexpr int kLevel = ",
+           key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+           ";\n"
+           "  static constexpr bool kCausal = ",
+           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned),
+           ", kDeterministic = ", flag(key.deterministic),
+           ";\n"
+           "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
+           "  static constexpr fattn::BackwardTile kTile = {",
+           tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ", tile.chunk,
+           ", ", flag(tile.pipelined),
+           "};\n"
+           "};\n"
+           "extern \"C\" __global__ void __launch_bounds__(",
+           kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped),
+           " p) {\n"
+           "  fattn::v2::",
+           kernel.function,
+           "<Spec>(p);\n"
+           "}\n");
   return request;
 }
 

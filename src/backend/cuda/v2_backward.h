@@ -21,7 +21,8 @@ struct V2BackwardRow {
   int level, headdim;
   BackwardTile tile;
   int ctas;    // a multiprocessor
-  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, nor for unequal widths. Its twin differs in `chunk`
+  bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
+               // `chunk`
 };
 std::span<const V2BackwardRow> v2_backward_rows();
 
@@ -32,11 +33,12 @@ struct V2BackwardKey {
   int32_t level = 0;
   int32_t dtype = 0;  // DType
   int32_t headdim = 0, headdim_v = 0;
-  int32_t causal = 0;
+  int32_t causal = 0;              // by itself; with a window it is part of that
+  int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
   int32_t deterministic = 0;
   int32_t row = 0;  // of the table
-  std::array<int32_t, 6> reserved{};
+  std::array<int32_t, 4> reserved{};
 };
 static_assert(sizeof(V2BackwardKey) == 64);
 
@@ -69,7 +71,7 @@ struct V2BackwardKeys {
 V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
 // The same for all three kernels.
-AttentionParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
+FeatureParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
 jit::Request v2_backward_request(const V2BackwardKey& key);
 

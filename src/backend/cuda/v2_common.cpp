@@ -8,6 +8,17 @@
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// Scores are then tanh(q k * score_factor) and the exponential multiplies by softcap.
+void set_softcap(FeatureParams& params, double softmax_scale, double softcap) {
+  params.score_factor = static_cast<float>(kTanhUnit * softmax_scale / softcap);
+  params.softmax_scale_log2 = static_cast<float>(std::min(softcap * kLog2E, double{std::numeric_limits<float>::max()}));
+}
+
+}  // namespace
 
 std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = lacks(problem, Way::kCudaV2); !why.empty()) return why;
@@ -23,7 +34,13 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
     return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
   }
-  return {};
+  return window_refusal(problem);
+}
+
+std::string window_refusal(const Problem& problem) {
+  constexpr int64_t kMaxWindowed = kMaxSeqlen / 2;  // a row plus an end of its window is a number of 32 bits, even of rows behind the last
+  if (!problem.windowed() || (problem.seqlen_q <= kMaxWindowed && problem.seqlen_k <= kMaxWindowed)) return {};
+  return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with a window the CUDA kernels take up to ", kMaxWindowed);
 }
 
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
@@ -31,8 +48,8 @@ bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads)
   return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
 }
 
-AttentionParams v2_params(const Problem& problem, int heads_per_section) {
-  AttentionParams params{};
+FeatureParams v2_params(const Problem& problem, int heads_per_section) {
+  FeatureParams params{};
   params.q_strides = strides_of(problem.q);
   params.k_strides = strides_of(problem.k);
   params.v_strides = strides_of(problem.v);
@@ -45,12 +62,14 @@ AttentionParams v2_params(const Problem& problem, int heads_per_section) {
   params.nheads_k = static_cast<int>(problem.nheads_k);
   params.group = static_cast<int>(problem.group());
   params.heads_per_section = heads_per_section;
+  params.window_left = static_cast<int>(problem.window_left);
+  params.window_right = problem.causal ? 0 : static_cast<int>(problem.window_right);
   return params;
 }
 
-AttentionParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& b, bool deterministic, int64_t row_sum_offset,
-                                int64_t semaphore_offset) {
-  AttentionParams params = v2_params(problem, heads_per_section);
+FeatureParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& b, bool deterministic, int64_t row_sum_offset,
+                              int64_t semaphore_offset) {
+  FeatureParams params = v2_params(problem, heads_per_section);
   params.q = b.q;
   params.k = b.k;
   params.v = b.v;
@@ -70,12 +89,16 @@ AttentionParams backward_params(const Problem& problem, int heads_per_section, c
   params.dv_strides = strides_of(problem.dv);
   constexpr double kMax = std::numeric_limits<float>::max() / 2;  // times log2(e) still a number
   params.softmax_scale = static_cast<float>(std::clamp(problem.softmax_scale, -kMax, kMax));
+  if (problem.softcap > 0) set_softcap(params, problem.softmax_scale, problem.softcap);
   return params;
 }
 
-void set_forward_scale(AttentionParams& params, double softmax_scale) {
+void set_forward_scale(FeatureParams& params, double softmax_scale, double softcap) {
+  if (softcap > 0) {
+    params.softmax_scale = 1;
+    return set_softcap(params, softmax_scale, softcap);
+  }
   // A scale that fp32 cannot tell from 0 counts as 0, one beyond its range as the greatest.
-  constexpr double kLog2E = 1.4426950408889634;
   const float scale_log2 = static_cast<float>(std::min(std::abs(softmax_scale) * kLog2E, double{std::numeric_limits<float>::max()}));
   params.softmax_scale = scale_log2 > 0 ? static_cast<float>(softmax_scale) : 0.0f;
   params.softmax_scale_log2 = scale_log2 > 0 ? scale_log2 : 1.0f;

@@ -28,6 +28,8 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Why no v2 kernel can compute the problem on the target, whatever its tiles; empty: tiles and grid decide.
 std::string v2_refusal(const Problem& problem, const V2Target& target);
+// Part of it, and of v3_refusal(): lengths that are too great for a window.
+std::string window_refusal(const Problem& problem);
 
 // Whether 16-byte copies can take rows with these strides. A stride along a dimension of one element is never used.
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads);
@@ -41,6 +43,8 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
   std::string line = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim ", key.headdim);
   if (key.headdim_v != key.headdim) line += text(" and ", key.headdim_v);
   if (key.causal) line += ", causal";
+  if (key.window) line += ", window";
+  if (key.capped) line += ", softcap";
   if constexpr (requires { key.deterministic; })
     if (key.deterministic) line += ", deterministic";
   if (!key.aligned) line += ", unaligned";
@@ -48,8 +52,11 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
   return line + text(", level ", key.level, "\n");
 }
 
-// Sizes, and the strides of q, k, v, o and lse; the rest is zero.
-AttentionParams v2_params(const Problem& problem, int heads_per_section);
+// What a specialisation's kernel takes: the longer parameters only where it reads what they have more, so that the others are as they were.
+constexpr const char* params_of(bool features) { return features ? "FeatureParams" : "AttentionParams"; }
+
+// Sizes, the window, and the strides of q, k, v, o and lse; the rest is zero.
+FeatureParams v2_params(const Problem& problem, int heads_per_section);
 
 struct BackwardBuffers {
   const void *q, *k, *v, *o, *dout;
@@ -57,10 +64,13 @@ struct BackwardBuffers {
   void *dq, *dk, *dv, *workspace;
 };
 // v2_params() with all that a backward pass takes besides; the offsets are of its parts of the workspace, which begins with dq in fp32.
-AttentionParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& buffers, bool deterministic,
-                                int64_t row_sum_offset, int64_t semaphore_offset);
+FeatureParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& buffers, bool deterministic,
+                              int64_t row_sum_offset, int64_t semaphore_offset);
 
-// softmax_scale and softmax_scale_log2 of a forward pass.
-void set_forward_scale(AttentionParams& params, double softmax_scale);
+// softmax_scale and softmax_scale_log2 of a forward pass; with softcap also score_factor.
+void set_forward_scale(FeatureParams& params, double softmax_scale, double softcap);
+
+// Whether rows see ever more keys, so that the last tiles of queries take longest; in a window with a beginning all take as long.
+inline bool last_rows_longest(const Problem& problem) { return problem.causal && !problem.mask().begins(); }
 
 }  // namespace fattn::core::cuda

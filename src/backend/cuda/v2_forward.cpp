@@ -40,7 +40,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (problem.causal && !row.causal)) continue;
+    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || ((problem.causal || problem.windowed()) && !row.causal)) continue;
     const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -54,7 +54,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
 // last section 1.14).
 int64_t heads_per_section(const Problem& problem, const V2Target& target) {
   const int64_t heads = problem.batch * problem.nheads;
-  if (!problem.causal || heads == 0) return 1;
+  if (!last_rows_longest(problem) || heads == 0) return 1;
   const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes) * problem.group();
   const int64_t sections = ceil_div(heads, most);
@@ -95,7 +95,9 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   plan.key.dtype = static_cast<int32_t>(problem.dtype);
   plan.key.headdim = headdim;
   plan.key.headdim_v = headdim_v;
-  plan.key.causal = problem.causal;
+  plan.key.causal = problem.causal && !problem.windowed();
+  plan.key.window = problem.windowed();
+  plan.key.capped = problem.softcap > 0;
   plan.key.row = row;
   plan.tile = kRows[row].tile;
   plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
@@ -115,15 +117,14 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void
   return key;
 }
 
-AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o,
-                                  float* lse) {
-  AttentionParams params = v2_params(problem, plan.heads_per_section);
+FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse) {
+  FeatureParams params = v2_params(problem, plan.heads_per_section);
   params.q = q;
   params.k = k;
   params.v = v;
   params.o = o;
   params.lse = lse;
-  set_forward_scale(params, problem.softmax_scale);
+  set_forward_scale(params, problem.softmax_scale, problem.softcap);
   return params;
 }
 
@@ -139,21 +140,24 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kHeaddim", key.headdim);
   add_int("kHeaddimV", key.headdim_v);
   add_bool("kCausal", key.causal != 0);
+  add_bool("kWindow", key.window != 0);
+  add_bool("kCapped", key.capped != 0);
   add_bool("kAligned", key.aligned != 0);
   add_int("kWarps", tile.warps);
   add_int("kRowTiles", tile.row_tiles);
   add_int("kBlockN", tile.block_n);
   add_int("kStages", tile.stages);
-  add_int("kStepN", key.aligned ? tile.step_n : tile.exact_n);  // copies element by element need registers
+  add_int("kStepN", key.aligned && !key.capped ? tile.step_n : tile.exact_n);  // copies element by element, and caps, need registers
   add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
-  source +=
+  source += text(
       "};\n\n"
-      "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) fattn_v2_fwd(const __grid_constant__ fattn::AttentionParams p) "
-      "{\n"
+      "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) fattn_v2_fwd(const __grid_constant__ fattn::",
+      params_of(key.window || key.capped),
+      " p) {\n"
       "  fattn::v2::forward<Spec>(p);\n"
-      "}\n";
+      "}\n");
   return {.entry = "fattn_v2_fwd", .source = source, .arch = key.arch};
 }
 

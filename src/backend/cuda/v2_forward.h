@@ -29,7 +29,7 @@ struct V2ForwardTile {
 // multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
 struct V2ForwardRow {
   int level, headdim;
-  bool causal;  // also under a causal mask
+  bool causal;  // also under a causal mask or in a window
   V2ForwardTile tile;
 };
 std::span<const V2ForwardRow> v2_forward_rows();
@@ -41,10 +41,11 @@ struct V2ForwardKey {
   int32_t level = 0;
   int32_t dtype = 0;  // DType
   int32_t headdim = 0, headdim_v = 0;
-  int32_t causal = 0;
+  int32_t causal = 0;              // by itself; with a window it is part of that
+  int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
   int32_t row = 0;  // of the table
-  std::array<int32_t, 7> reserved{};
+  std::array<int32_t, 5> reserved{};
 };
 static_assert(sizeof(V2ForwardKey) == 64);
 
@@ -65,8 +66,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
 // The key of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
 
-AttentionParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o,
-                                  float* lse);
+FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse);
 
 jit::Request v2_forward_request(const V2ForwardKey& key);
 

@@ -44,6 +44,13 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.se
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
+// Capped scores want registers beside the sums and the scores. With a window's besides ptxas spills where one warpgroup has both sums of wide heads.
+std::string softcap_refusal(const Problem& p, const V3BackwardRow& row) {
+  if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
+  return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+              "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
+}
+
 // o and dq are read and written 16 bytes at a time, without TMA.
 std::string unaligned(const Strides& strides, const Problem& p, const char* name) {
   if (aligned(strides, p.batch, p.seqlen_q, p.nheads)) return {};
@@ -55,7 +62,7 @@ std::string unaligned(const Strides& strides, const Problem& p, const char* name
 int heads_per_section(const Problem& problem, int width, bool deterministic, int64_t l2_bytes) {
   const int64_t heads = problem.batch * problem.nheads_k;
   if (deterministic) return static_cast<int>(heads);
-  if (!problem.causal) return 1;
+  if (!last_rows_longest(problem)) return 1;
   const int64_t head_bytes = problem.group() * problem.seqlen_q * (2 * (problem.headdim + problem.headdim_v) + 4 * width);
   return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, heads));
 }
@@ -88,6 +95,8 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (row < 0)
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
+  why = softcap_refusal(problem, kRows[row]);
+  if (!why.empty()) return why;
   // Counted in 32 bits.
   const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kV3BackwardRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n()));
   if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
@@ -103,17 +112,23 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.dtype = static_cast<int32_t>(problem.dtype);
   key.width = v3_width(problem.headdim);
   key.width_v = v3_width(problem.headdim_v);
-  key.causal = problem.causal;
+  key.mask = v3_mask(problem);
+  key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
   plan.main = plan.prepare = plan.finish = key;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
   plan.prepare.kind = KernelKind::kV3BackwardPrepare;
-  plan.prepare.causal = plan.prepare.row = 0;
+  plan.prepare.mask = V3Mask::kFull;
+  plan.prepare.score = V3Score::kPlain;
+  plan.prepare.row = 0;
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
-  if (!problem.causal) plan.finish.row = 0;
+  if (key.mask == V3Mask::kFull) {  // nothing is hidden, nothing computed again
+    plan.finish.score = V3Score::kPlain;
+    plan.finish.row = 0;
+  }
 
   plan.tile = kRows[row].tile;
   plan.row_blocks = static_cast<int>(ceil_div(problem.seqlen_q, kV3BackwardRows));
@@ -155,14 +170,16 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : "backward";
   const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : "fattn_v3_bwd";
   V3Source source(key.dtype, key.width, key.width_v);
-  source.add(key.causal != 0 ? ", causal" : "", key.deterministic != 0 ? ", deterministic" : "");
+  source.comment_on(key.mask, key.score);
+  if (key.deterministic != 0) source.add(", deterministic");
   if (main) source.add(", tile ", kV3BackwardRows, " x ", tile.block_n());
-  source.add("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n");
+  source.add("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
   source.add_int("kHeaddim", key.width);
   if (!finish) source.add_int("kHeaddimV", key.width_v);
   if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
-  if (!prepare) source.add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
+  if (!prepare) source.add_mask(key.mask);
+  if (!prepare) source.add_score(key.score);
   if (finish) source.add_int("kBlockN", tile.block_n());
   if (main) {
     source.add_bool("kByRole", tile.by_role);
@@ -180,7 +197,8 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
                " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
   const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
   source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
-             "(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3BackwardWork work");
+             "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score)),
+             " call, const __grid_constant__ fattn::V3BackwardWork work");
   if (prepare) {
     source.add(") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n");
   } else {

@@ -44,10 +44,11 @@ struct V3BackwardKey {
   KernelKind kind = KernelKind::kV3Backward;
   int32_t dtype = 0;  // DType
   int32_t width = 0, width_v = 0;
-  int32_t causal = 0;
+  V3Mask mask = V3Mask::kFull;
+  V3Score score = V3Score::kPlain;  // kSigned never
   int32_t deterministic = 0;
   int32_t row = 0;  // of the table
-  std::array<int32_t, 9> reserved{};
+  std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3BackwardKey) == 64);
 
@@ -69,7 +70,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 
 // The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
 struct V3BackwardParams {
-  AttentionParams call;
+  FeatureParams call;
   V3BackwardWork work;
   TensorMap q, k, v, dout, dk, dv;
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }

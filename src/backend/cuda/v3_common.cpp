@@ -19,7 +19,7 @@ std::string v3_refusal(const Problem& problem) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v3 take up to 256");
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)
     return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  return {};
+  return window_refusal(problem);
 }
 
 int v3_width(int64_t headdim) {

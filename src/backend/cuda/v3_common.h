@@ -19,6 +19,15 @@ struct V3Target {
   int multiprocessors = 0;
 };
 
+// Types of a specialisation: kernels/v3/mask.h and score.h.
+enum class V3Mask : int32_t { kFull, kCausal, kWindow };
+enum class V3Score : int32_t { kPlain, kSigned, kCapped };
+constexpr const char* kV3MaskTypes[] = {"v3::FullMask", "v3::CausalMask", "v3::WindowMask"};
+constexpr const char* kV3ScoreTypes[] = {"v3::PlainScore", "v3::SignedScore", "v3::CappedScore"};
+inline V3Mask v3_mask(const Problem& p) { return p.windowed() ? V3Mask::kWindow : p.causal ? V3Mask::kCausal : V3Mask::kFull; }
+// Whether its kernels take FeatureParams.
+constexpr bool has_features(V3Mask mask, V3Score score) { return mask == V3Mask::kWindow || score == V3Score::kCapped; }
+
 // Why no v3 kernel takes such tensors, whatever their strides; empty: strides and tiles decide.
 std::string v3_refusal(const Problem& problem);
 
@@ -53,6 +62,16 @@ class V3Source {
   void add_type(const char* name, const char* type) { add("  using ", name, " = fattn::", type, ";\n"); }
   void add_int(const char* name, int value) { add("  static constexpr int ", name, " = ", value, ";\n"); }
   void add_bool(const char* name, bool value) { add("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n"); }
+  void add_mask(V3Mask mask) { add_type("Mask", kV3MaskTypes[static_cast<int>(mask)]); }
+  void add_score(V3Score score) { add_type("Score", kV3ScoreTypes[static_cast<int>(score)]); }
+  void comment_on(V3Mask mask, V3Score score) {
+    add(mask == V3Mask::kCausal   ? ", causal"
+        : mask == V3Mask::kWindow ? ", window"
+                                  : "",
+        score == V3Score::kSigned   ? ", scale not positive"
+        : score == V3Score::kCapped ? ", softcap"
+                                    : "");
+  }
   void add_element(int32_t dtype) { add_type("Element", dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16"); }
   const std::string& text() const { return text_; }
 

@@ -29,25 +29,33 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 // 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
-    // width, causal, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
-    {64, false, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}},
-    {64, false, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
-    {64, true, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}},
-    {64, true, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
-    {64, true, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}},
-    {96, false, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
-    {96, false, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, true, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, false, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}},
-    {128, false, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, true, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
-    {128, true, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {192, false, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, false, kAnyLength, 1.0, {2, 64, 3, 2, 2, true, false, 8, 40, 232}},
-    {192, true, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, true, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
-    {256, false, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
-    {256, true, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
+    // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
+    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
+    {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
+    {128, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {128, V3Mask::kCausal, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
+    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
+    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 2, 2, true, false, 8, 40, 232}},
+    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
+    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
+    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
+    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, true, false, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
 };
 // clang-format on
 
@@ -62,7 +70,8 @@ int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  return row.causal == problem.causal && row.width == v3_row_width(width, width_v) && row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
+  return row.mask == v3_mask(problem) && row.takes(problem.softcap > 0) && row.width == v3_row_width(width, width_v) &&
+         row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -96,17 +105,17 @@ int choose_row(const Problem& problem, const V3Target& target) {
 
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
 
-// The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns. Under a causal mask the tiles of several
-// heads run side by side, the longest first, of heads that have their keys and values in L2 together: v3_sections.h says how many. Long heads fill L2
-// too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured 2026-11-21 as above, causal, turns with sections of
-// equal size / of a part of the grid / single tiles / pairs:
+// The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns.
+// Under a causal mask the tiles of several heads run side by side, the longest first, of heads that have their keys and values in L2 together:
+// v3_sections.h says how many. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured
+// 2026-11-21 as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
 //   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
 //   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
 void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& plan) {
   const int64_t heads = problem.batch * problem.nheads;
   plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target.multiprocessors));
   plan.heads_per_section = 1;
-  if (!problem.causal) return;
+  if (!last_rows_longest(problem)) return;
   const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
   constexpr int64_t kFewHeads = 8;
@@ -174,10 +183,10 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   plan.key.dtype = static_cast<int32_t>(problem.dtype);
   plan.key.width = v3_width(problem.headdim);
   plan.key.width_v = v3_width(problem.headdim_v);
-  plan.key.causal = problem.causal;
-  AttentionParams scale{};
-  set_forward_scale(scale, problem.softmax_scale);
-  plan.key.signed_scores = !(scale.softmax_scale > 0);
+  plan.key.mask = v3_mask(problem);
+  FeatureParams scale{};
+  set_forward_scale(scale, problem.softmax_scale, problem.softcap);
+  plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
@@ -196,7 +205,7 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
   params.call = v2_params(problem, plan.heads_per_section);
-  set_forward_scale(params.call, problem.softmax_scale);
+  set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
   params.call.q = q;
   params.call.k = k;
   params.call.v = v;
@@ -221,12 +230,12 @@ jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_req
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   V3Source source(key.dtype, key.width, key.width_v);
-  source.add(key.causal != 0 ? ", causal" : "", key.signed_scores != 0 ? ", scale not positive" : "", ", tile ", tile.block_m(), " x ", tile.block_n,
-             tile.skip ? ", skipping" : "", "\n");
+  source.comment_on(key.mask, key.score);
+  source.add(", tile ", tile.block_m(), " x ", tile.block_n, tile.skip ? ", skipping" : "", "\n");
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
-  source.add_type("Mask", key.causal != 0 ? "v3::CausalMask" : "v3::FullMask");
-  source.add_type("Score", key.signed_scores != 0 ? "v3::SignedScore" : "v3::PlainScore");
+  source.add_mask(key.mask);
+  source.add_score(key.score);
   source.add_int("kHeaddim", key.width);
   source.add_int("kHeaddimV", key.width_v);
   source.add_int("kGroups", tile.groups);
@@ -241,7 +250,8 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_int("kProducerRegisters", tile.producer_registers);
   source.add_int("kConsumerRegisters", tile.consumer_registers);
   source.add("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
-             "fattn_v3_fwd(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3ForwardWork work,\n"
+             "fattn_v3_fwd(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score)),
+             " call, const __grid_constant__ fattn::V3ForwardWork work,\n"
              "             const __grid_constant__ fattn::TensorMap q, const __grid_constant__ fattn::TensorMap k,\n"
              "             const __grid_constant__ fattn::TensorMap v, const __grid_constant__ fattn::TensorMap o) {\n"
              "  fattn::v3::forward<Spec>({call, work, q, k, v, o});\n}\n");

@@ -34,13 +34,18 @@ struct V3ForwardTile {
   int shared_bytes(int width, int width_v) const;
 };
 
+// Which scores a row of the table is for: capped ones want registers.
+enum class V3RowScores { kAny, kUncapped, kCapped };
+
 // A row of the table of tiles.
 struct V3ForwardRow {
   int width;  // v3_row_width() of the problem's
-  bool causal;
+  V3Mask mask;
   int most_keys;  // for seqlen_k up to this
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
+  V3RowScores scores = V3RowScores::kAny;
+  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
@@ -52,9 +57,9 @@ struct V3ForwardKey {
   KernelKind kind = KernelKind::kV3Forward;
   int32_t dtype = 0;  // DType
   int32_t width = 0, width_v = 0;
-  int32_t causal = 0;
-  int32_t signed_scores = 0;  // softmax_scale is negative or 0
-  int32_t row = 0;            // of the table
+  V3Mask mask = V3Mask::kFull;
+  V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
+  int32_t row = 0;                  // of the table
   std::array<int32_t, 9> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
@@ -76,7 +81,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 
 // The kernel's parameters, and where they are, in order.
 struct V3ForwardParams {
-  AttentionParams call;
+  FeatureParams call;
   V3ForwardWork work;
   TensorMap q, k, v, o;
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }

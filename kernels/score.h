@@ -1,0 +1,54 @@
+// Softcap: a score s = q k becomes tanh(s * softmax_scale / softcap), with factor = FeatureParams::score_factor; what multiplies by softcap comes
+// with the exponential.
+#pragma once
+
+#include "kernels/ptx/math.h"
+#include "kernels/ptx/warp.h"
+#include "shared/attention_params.h"
+
+namespace fattn {
+
+__device__ __forceinline__ const FeatureParams& features_of(const AttentionParams& p) { return static_cast<const FeatureParams&>(p); }
+
+// All lanes of a warp together. While none of their scores reaches half of softcap, tanh is an odd polynomial (minimax on [0, 0.5], relative error
+// 7e-7), which costs no turn of the unit that the exponentials wait for. Otherwise 1 - 2 / (1 + exp(2 x)), whose error of 2^-22 is that of the
+// largest of these scores. tanh.approx is off by up to 2^-11 of a score: with a softcap of 50 by 2.4 % of a weight.
+template <int kCount>
+__device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
+  constexpr float kPolynomialTo = 0.5f * kTanhUnit, kTwoLog2e = 2.88539008177792681f / kTanhUnit;
+  float greatest = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) greatest = fmaxf(greatest, fabsf(s[i]));  // passes over NaN, which stays NaN either way
+  if (ptx::vote_all(greatest * fabsf(factor) <= kPolynomialTo)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float x = s[i] * factor, y = x * x;
+      s[i] = x * fmaf(y, fmaf(y, 1.22009599f - y, -1.26610875f), 1.56037021f);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(s[i] * factor * kTwoLog2e)), 1.0f);
+  }
+}
+
+// The same as part of an exponential, where nothing but the exponential is wanted: s becomes c1 s + c3 s^3 + c5 s^5, tanh times softcap in units of
+// log2, by operations that are three more than those of scores that are scaled. Good while s^2 is at most `most` (tanh up to 0.38): who uses it looks
+// at the greatest square in the end. Relative error 6e-6.
+struct CapCurve {
+  float c1, c3, c5, most;
+
+  // `scale`: softcap * log2(e).
+  __device__ __forceinline__ CapCurve(float factor, float scale) {
+    constexpr float kTo = 0.4f;
+    const float x = factor * (1.0f / kTanhUnit), y = x * x;
+    c1 = 0.99999375f * x * scale;
+    c3 = -0.33262579f * x * y * scale;
+    c5 = 0.12127787f * x * y * y * scale;
+    most = kTo * kTo / y;
+  }
+  __device__ __forceinline__ float exponent(float s, float square, float minus_reference) const {
+    return fmaf(s, fmaf(square, fmaf(square, c5, c3), c1), minus_reference);
+  }
+};
+
+}  // namespace fattn
