@@ -374,7 +374,8 @@ class ForwardF32 {
         VisibleKeys<kRowTiles> visible;
         if constexpr (kExact) {
           const auto [warp, lane] = ptx::thread_place();
-          const int row = place.row + warp * Shape::kWarpRows;
+          const Place here = kWide ? place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x))) : place;
+          const int row = here.row + warp * Shape::kWarpRows;
           if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
           visible = visible_keys<kRowTiles>(mask, row, key, lane / 4, lane % 4 * 2);
         }
