@@ -84,12 +84,13 @@ int64_t sum_of(const int64_t* words, size_t count) {
 }  // namespace
 
 const Peak& Peaks::of(DType dtype) const {
+  if (dtype == DType::kF32 && split.rate > fma.rate) return split;
   const bool products = dtype == DType::kBF16 || (dtype == DType::kF16 && device != "cpu");
   return products && bf16.rate > 0 ? bf16 : fma;
 }
 
 double Peaks::ceiling(DType dtype) const {
-  const double fp32 = std::max(fma.rate, best_fma_rate);
+  const double fp32 = std::max({fma.rate, best_fma_rate, dtype == DType::kF32 ? split.rate : 0.0});
   return size_of(dtype) == 2 ? std::max({fp32, bf16.rate, best_bf16_rate}) : fp32;
 }
 
@@ -122,6 +123,7 @@ Peaks measure_cuda_peaks(int device) {
   peaks.fma = {"fp32 FMA", rate(FATTN_PEAK_FMA)};
   const int capability = 10 * info.capability_major + info.capability_minor;
   peaks.bf16 = {capability == 90 ? "wgmma, 16 bit" : "mma.sync, 16 bit", rate(FATTN_PEAK_MATRIX)};
+  peaks.split = {"three of " + peaks.bf16.name, peaks.bf16.rate / 3};
   peaks.best_fma_rate = peaks.fma.rate;
   peaks.best_bf16_rate = peaks.bf16.rate;
   peaks.read_bytes_per_s = rate(FATTN_PEAK_READ);
@@ -132,6 +134,7 @@ Peaks higher(const Peaks& before, const Peaks& after) {
   Peaks best = before;
   best.fma.rate = std::max(before.fma.rate, after.fma.rate);
   best.bf16.rate = std::max(before.bf16.rate, after.bf16.rate);
+  best.split.rate = std::max(before.split.rate, after.split.rate);
   best.best_fma_rate = std::max(before.best_fma_rate, after.best_fma_rate);
   best.best_bf16_rate = std::max(before.best_bf16_rate, after.best_bf16_rate);
   best.read_bytes_per_s = std::max(before.read_bytes_per_s, after.read_bytes_per_s);

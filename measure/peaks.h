@@ -17,15 +17,17 @@ struct Peaks {
   std::string device = "cpu";  // or a CUDA device: its matrix peak is `bf16`, of all 16-bit dtypes; isa and threads mean nothing
   Isa isa = Isa::kAuto;
   int threads = 0;
-  Peak fma;   // fp32
-  Peak bf16;  // the instruction set's own bf16 products; rate 0 if it has none
+  Peak fma;    // fp32
+  Peak bf16;   // the instruction set's own bf16 products; rate 0 if it has none
+  Peak split;  // of a CUDA device: fp32 products made of three 16-bit ones, a third of the matrix peak
   // The same of the best instruction set here, which other programs use whatever was chosen for the library.
   double best_fma_rate = 0, best_bf16_rate = 0;
   double read_bytes_per_s = 0;
   std::string problem;  // why some of a CUDA device's are not known; empty: all are
 
   // What a result in this dtype is a share of: bf16 products where the instruction set has them and the dtype is bf16; the
-  // fp32 FMA peak for everything else (the CPU computes fp16 in fp32); on a CUDA device the matrix peak for both 16-bit dtypes.
+  // fp32 FMA peak for everything else (the CPU computes fp16 in fp32); on a CUDA device the matrix peak for both 16-bit dtypes
+  // and, where it is the higher, a third of it for fp32.
   const Peak& of(DType dtype) const;
   // No result of anybody in this dtype can be above it. For 16-bit types the highest peak that the machine has.
   double ceiling(DType dtype) const;

@@ -180,6 +180,25 @@ int main() {
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
+  // fp32, in no pack; for one architecture of each kind: the others have the tiles of 80, of 90 or of 120.
+  for (const int arch : {80, 90, 120})
+    for (const bool causal : {false, true}) {
+      for (const int headdim : {32, 64, 80, 96, 128, 192, 256}) {
+        const Problem problem = contiguous(DType::kF32, headdim, headdim, causal);
+        const bool is_quick = causal && headdim == 64;
+        add_forward(list, arch, problem, true, quick(is_quick));
+        add_backward(list, arch, problem, true, false, quick(is_quick));
+      }
+      const Problem odd = contiguous(DType::kF32, 20, 50, causal);  // unaligned
+      add_forward(list, arch, odd, false, Which::kFull);
+      add_backward(list, arch, odd, false, false, Which::kFull);
+      add_backward(list, arch, contiguous(DType::kF32, 128, 128, causal), true, true, Which::kFull);
+      for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {40, 256}, {256, 64}}) {
+        const Problem unequal = contiguous(DType::kF32, headdim, headdim_v, causal);
+        add_forward(list, arch, unequal, true, Which::kFull);
+        add_backward(list, arch, unequal, true, false, Which::kFull);
+      }
+    }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       const V3Mask mask = causal ? V3Mask::kCausal : V3Mask::kFull;

@@ -259,12 +259,14 @@ TEST_F(CudaBackend, UnsupportedSaysWhy) {
     return supported(describe(ForwardTensors{x, x, x, x, {}, {}}, options)).reason;
   };
   EXPECT_EQ(reason(DType::kBF16, 256), "");
-  expect_contains(reason(DType::kF32, 64), "fp16 and bf16");
+  EXPECT_EQ(reason(DType::kF32, 64), "");
+  expect_contains(reason(DType::kF64, 64), "fp32, fp16 and bf16");
   expect_contains(reason(DType::kBF16, 264), "up to 256");
   Options options;
   options.cuda_level = 75;
   EXPECT_EQ(reason(DType::kF16, 64, options), "");
   expect_contains(reason(DType::kBF16, 64, options), "bf16 needs compute capability 8.0");
+  expect_contains(reason(DType::kF32, 64, options), "fp32 needs compute capability 8.0");
 }
 
 // Asking compiles nothing.

@@ -7,10 +7,10 @@
 namespace fattn::core {
 namespace {
 
-Problem problem_of(int headdim, int headdim_v, bool causal) {
+Problem problem_of(int headdim, int headdim_v, bool causal, DType dtype = DType::kF16) {
   Problem p;
   p.backward = true;
-  p.dtype = DType::kF16;
+  p.dtype = dtype;
   p.batch = 2, p.seqlen_q = p.seqlen_k = 512, p.nheads = p.nheads_k = 4;
   p.headdim = headdim, p.headdim_v = headdim_v;
   p.causal = causal;
@@ -25,19 +25,47 @@ TEST(V2BackwardPlanSmall, EveryPairOfHeadDimensionsHasATile) {
       if (level > arch) continue;
       const cuda::V2Target target = cuda::target_of(arch, level);
       for (const int headdim : {8, 32, 40, 64, 96, 128, 192, 200, 256})
-        for (const int headdim_v : {8, 32, 40, 64, 96, 128, 192, 200, 256}) {
-          const Problem p = problem_of(headdim, headdim_v, headdim % 16 == 0);
-          const std::string where =
-              std::to_string(headdim) + "/" + std::to_string(headdim_v) + " on " + std::to_string(arch) + ", level " + std::to_string(level);
-          ASSERT_EQ(cuda::v2_backward_refusal(p, target), "") << where;
-          const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, target);
-          EXPECT_GT(plan.tile.dq_row_warps(), 0) << where;
-          EXPECT_LE(plan.main.shared_bytes, target.shared_bytes) << where;
-          EXPECT_EQ(plan.main.threads, plan.tile.threads()) << where;
-          EXPECT_GE(plan.tile.width, headdim);
-          EXPECT_GE(plan.tile.width_v, headdim_v);
-        }
+        for (const int headdim_v : {8, 32, 40, 64, 96, 128, 192, 200, 256})
+          for (const DType dtype : {DType::kF16, DType::kF32}) {
+            if (dtype == DType::kF32 && level < 80) continue;
+            const Problem p = problem_of(headdim, headdim_v, headdim % 16 == 0, dtype);
+            const std::string where = std::to_string(headdim) + "/" + std::to_string(headdim_v) + " " + name_of(dtype) + " on " +
+                                      std::to_string(arch) + ", level " + std::to_string(level);
+            ASSERT_EQ(cuda::v2_backward_refusal(p, target), "") << where;
+            const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, target);
+            EXPECT_GT(plan.tile.dq_row_warps(), 0) << where;
+            EXPECT_LE(plan.main.shared_bytes, target.shared_bytes) << where;
+            EXPECT_EQ(plan.main.threads, plan.tile.threads()) << where;
+            EXPECT_GE(plan.tile.width, headdim);
+            EXPECT_GE(plan.tile.width_v, headdim_v);
+            EXPECT_EQ(cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)].f32, dtype == DType::kF32);
+          }
     }
+}
+
+// What kernels/v2/backward_f32.h assumes of a tile, and that it takes the bytes that the plan asks for.
+TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
+  for (const cuda::V2BackwardRow& row : cuda::v2_backward_rows()) {
+    if (!row.f32) continue;
+    EXPECT_EQ(row.tile.group_warps, 1);
+    EXPECT_FALSE(row.tile.pipelined);
+    EXPECT_EQ(row.tile.block_n / row.tile.key_groups % 16, 0);
+    EXPECT_EQ(row.tile.block_m % row.tile.chunk, 0);
+    EXPECT_LE(2 * row.tile.block_m, row.tile.threads()) << "a thread copies one lse or one row_sum";
+    EXPECT_EQ(row.f32_tile().threads(), row.tile.threads());
+    EXPECT_LE(row.tile.key_groups * (row.tile.block_m / row.tile.chunk), 15) << "named barriers";
+  }
+  const Problem p = problem_of(64, 64, true, DType::kF32);
+  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
+  // K, V, Q, dO, P and dS in fp32, lse and row_sum, two numbers a warp and two more.
+  EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8);
+  // dq may have to compute a row again, and so depends on the mask and on v.
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  EXPECT_EQ(keys.finish.causal, 1);
+  EXPECT_EQ(keys.finish.headdim_v, 64);
+  EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("fattn::v2::backward_f32<Spec>"), std::string::npos);
+  EXPECT_NE(cuda::v2_backward_request(keys.finish).source.find("fattn::v2::backward_f32_finish<Spec>"), std::string::npos);
+  EXPECT_NE(cuda::v2_backward_request(keys.prepare).source.find("using Element = float;"), std::string::npos);
 }
 
 TEST(V2BackwardPlanSmall, WorkspaceIsWhatTheDocumentsSay) {

@@ -47,26 +47,35 @@ TEST(V2ForwardPlanSmall, EveryHeaddimHasATileThatFits) {
     for (const bool causal : {false, true}) {
       for (int headdim = 1; headdim <= 256; ++headdim) {
         for (const int headdim_v : {headdim, 1, 64, 256}) {
-          const Problem p = problem_of(DType::kF16, headdim, headdim_v, causal);
-          ASSERT_EQ(v2_forward_refusal(p, target), "") << target.arch << " " << headdim << " " << headdim_v;
-          const V2ForwardPlan plan = plan_v2_forward(p, target);
-          EXPECT_LE(plan.shared_bytes, target.shared_bytes);
-          EXPECT_GE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].headdim, std::max(headdim, headdim_v));
-          EXPECT_EQ(plan.grid, (300 + plan.tile.block_m() - 1) / plan.tile.block_m() * 12);
+          for (const DType dtype : {DType::kF16, DType::kF32}) {
+            if (dtype == DType::kF32 && target.level < 80) continue;
+            const Problem p = problem_of(dtype, headdim, headdim_v, causal);
+            ASSERT_EQ(v2_forward_refusal(p, target), "") << target.arch << " " << headdim << " " << headdim_v;
+            const V2ForwardPlan plan = plan_v2_forward(p, target);
+            const V2ForwardRow& row = v2_forward_rows()[static_cast<size_t>(plan.key.row)];
+            EXPECT_LE(plan.shared_bytes, target.shared_bytes);
+            EXPECT_GE(row.headdim, std::max(headdim, headdim_v));
+            EXPECT_EQ(row.f32, dtype == DType::kF32);
+            EXPECT_EQ(plan.grid, (300 + plan.tile.block_m() - 1) / plan.tile.block_m() * 12);
+          }
         }
       }
     }
   }
 }
 
-// What kernels/v2/forward.h and kernels/tile assume of a tile.
+// What kernels/v2/forward.h, forward_f32.h and kernels/tile assume of a tile.
 TEST(V2ForwardPlanSmall, TilesAreWellFormed) {
   for (const V2ForwardRow& row : v2_forward_rows()) {
     const V2ForwardTile& tile = row.tile;
     EXPECT_EQ(tile.step_n % 16, 0);
-    EXPECT_EQ(tile.exact_n % 16, 0);
     EXPECT_EQ(tile.block_n % tile.step_n, 0);
-    EXPECT_EQ(tile.step_n % tile.exact_n, 0);
+    if (row.f32) {
+      EXPECT_LE(tile.stages, 2);
+    } else {
+      EXPECT_EQ(tile.exact_n % 16, 0);
+      EXPECT_EQ(tile.step_n % tile.exact_n, 0);
+    }
     EXPECT_EQ(tile.block_m() * 64 % 1024, 0);
     EXPECT_EQ(tile.block_n * 64 % 1024, 0);
     EXPECT_LE(tile.threads(), 1024);
@@ -89,7 +98,8 @@ TEST(V2ForwardPlanSmall, RefusesWithAReason) {
   };
   const auto nothing = [](Problem&) {};
   EXPECT_EQ(refusal(nothing, kHopper), "");
-  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }, kHopper).find("fp16 and bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF64; }, kHopper).find("fp32, fp16 and bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF32; }, kTuring).find("fp32 needs compute capability 8.0"), std::string::npos);
   EXPECT_NE(refusal(nothing, kTuring).find("bf16"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim = 257; }, kHopper).find("257"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 264; }, kHopper).find("264"), std::string::npos);
@@ -124,6 +134,9 @@ TEST(V2ForwardPlanSmall, AddressesDecideTheCopies) {
   EXPECT_TRUE(plan_v2_forward(p, kHopper).aligned_strides);
   EXPECT_FALSE(plan_v2_forward(problem_of(DType::kBF16, 60, 60, false), kHopper).aligned_strides);
   EXPECT_FALSE(plan_v2_forward(problem_of(DType::kBF16, 64, 36, false), kHopper).aligned_strides);
+  // Four fp32 are 16 bytes.
+  EXPECT_TRUE(plan_v2_forward(problem_of(DType::kF32, 64, 36, false), kHopper).aligned_strides);
+  EXPECT_FALSE(plan_v2_forward(problem_of(DType::kF32, 62, 62, false), kHopper).aligned_strides);
 }
 
 TEST(V2ForwardPlanSmall, ScaleGoesIntoParameters) {
@@ -182,7 +195,7 @@ TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {
 TEST(V2ForwardPlanSmall, SourcesDifferWhereKeysDo) {
   std::set<std::string> sources;
   size_t count = 0;
-  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const int headdim : {64, 72, 128, 256}) {
       for (const bool causal : {false, true}) {
         for (const bool aligned : {false, true}) {
@@ -191,7 +204,8 @@ TEST(V2ForwardPlanSmall, SourcesDifferWhereKeysDo) {
           const jit::Request request = v2_forward_request(key);
           EXPECT_EQ(request.arch, 90);
           EXPECT_FALSE(request.arch_specific);
-          EXPECT_NE(request.source.find("#include \"kernels/v2/forward.h\""), std::string::npos);
+          const std::string header = dtype == DType::kF32 ? "kernels/v2/forward_f32.h" : "kernels/v2/forward.h";
+          EXPECT_NE(request.source.find("#include \"" + header + "\""), std::string::npos);
           EXPECT_NE(request.source.find(request.entry + "("), std::string::npos);
           EXPECT_NE(request.source.find("kHeaddim = " + std::to_string(headdim) + ";"), std::string::npos);
           sources.insert(request.source);

@@ -241,6 +241,20 @@ TEST(Peaks, AreMeasuredForEveryInstructionSetHere) {
   }
 }
 
+TEST(PeaksSmall, OfFp32OnADeviceAreThatOfSplitProductsWhereItIsHigher) {
+  Peaks peaks;
+  peaks.device = "cuda:0";
+  peaks.fma = {"fp32 FMA", 60e12};
+  peaks.bf16 = {"matrix", 900e12};
+  peaks.split = {"three of matrix", 300e12};
+  EXPECT_EQ(peaks.of(DType::kF32).rate, 300e12);
+  EXPECT_EQ(peaks.ceiling(DType::kF32), 300e12);
+  EXPECT_EQ(peaks.of(DType::kBF16).rate, 900e12);
+  peaks.split.rate = 40e12;
+  EXPECT_EQ(peaks.of(DType::kF32).rate, 60e12);
+  EXPECT_EQ(peaks.ceiling(DType::kF32), 60e12);
+}
+
 TEST(Subprocess, AnswersDiesAndHangs) {
   Subprocess echo({"cat"});
   EXPECT_EQ(echo.ask("one", 30), "one");

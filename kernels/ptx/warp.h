@@ -33,6 +33,13 @@ __device__ __forceinline__ bool vote_all(bool x) {
   return d != 0;
 }
 
+// Bit i: x of lane i.
+__device__ __forceinline__ unsigned ballot(bool x) {
+  unsigned d;
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(d) : "r"(static_cast<unsigned>(x)));
+  return d;
+}
+
 __device__ __forceinline__ void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 }  // namespace fattn::ptx

@@ -1,18 +1,31 @@
 // Backward, algorithm v2, first kernel: row_sum = rowsum(dO * O) in fp32, and zeros for what the main kernel adds to.
 //
-// A CTA takes kPrepareRows queries of one head. Spec: as in backward.h.
+// A CTA takes kPrepareRows queries of one head. Spec: as in backward.h or backward_f32.h; Element may be float.
 #pragma once
 
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
+#include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 
+// Elements in memory, and as fp32.
+template <class Element>
+struct Stored {
+  using Type = unsigned short;
+  static __device__ __forceinline__ float value(Type x) { return ptx::to_float<Element>(x); }
+};
+template <>
+struct Stored<float> {
+  using Type = float;
+  static __device__ __forceinline__ float value(float x) { return x; }
+};
+
 template <class Spec>
 class BackwardPrepare {
-  using Bits = unsigned short;
+  using Bits = typename Stored<typename Spec::Element>::Type;
   static constexpr int kWidth = Spec::kTile.width, kHeaddimV = Spec::kHeaddimV;
   static constexpr int lanes_of(int columns) { return columns <= 1 ? 1 : 2 * lanes_of((columns + 1) / 2); }
   static constexpr int kLanes = lanes_of((kHeaddimV + 7) / 8);  // of a row; each takes 8 columns
@@ -21,7 +34,14 @@ class BackwardPrepare {
   // The sum over 8 columns from `column` on.
   __device__ static float dot8(const Bits* a, const Bits* b, int column) {
     float sum = 0;
-    if constexpr (Spec::kAligned) {
+    if constexpr (Spec::kAligned && is_same<Bits, float>) {
+#pragma unroll
+      for (int c = column; c < column + 8; c += 4) {
+        if (c >= kHeaddimV) break;
+        const float4 x = *reinterpret_cast<const float4*>(a + c), y = *reinterpret_cast<const float4*>(b + c);
+        sum = fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sum))));
+      }
+    } else if constexpr (Spec::kAligned) {
       if (column < kHeaddimV) {
         const uint4 x = *reinterpret_cast<const uint4*>(a + column), y = *reinterpret_cast<const uint4*>(b + column);
         const unsigned xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
@@ -33,7 +53,7 @@ class BackwardPrepare {
       }
     } else {
       for (int c = column; c < column + 8 && c < kHeaddimV; ++c) {
-        sum += ptx::to_float<typename Spec::Element>(a[c]) * ptx::to_float<typename Spec::Element>(b[c]);
+        sum += Stored<typename Spec::Element>::value(a[c]) * Stored<typename Spec::Element>::value(b[c]);
       }
     }
     return sum;

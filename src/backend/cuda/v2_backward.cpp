@@ -13,19 +13,39 @@ namespace {
 // headdim = 2048, seqlen 512 to 16384, with and without a causal mask, all three kernels, medians of 21 interleaved with torch 2.11's
 // FlashAttention-2 backward): 1.09 to 1.28 times its speed, geometric mean 1.21. Tried and slower there: headdim 64 with 128 queries a block, or
 // with four key groups and one CTA a multiprocessor (by 7 and 14%); headdim 128 with chunks of 32 queries (by 5%).
-// The other rows of level 80 are for devices with less shared memory, chosen by count of bytes and registers, run for correctness only; so is
-// level 75.
+// fp32 (the last rows), 2026-11-22, on the same card, batch 16, seqlen 1024, nheads * headdim = 2048, causal, all three kernels, medians of 9;
+// torch's memory-efficient backend without TF32 takes 5.97, 5.94 and 6.11 ms: headdim 64 2.49 ms the first row, 2.70 two CTAs with 64 keys, 2.83
+// those with steps of 64 queries; headdim 128 2.93; headdim 256 4.51, all columns in one CTA, which spills, 4.63 with 32 keys. The other rows of
+// level 80 are for devices with less shared memory, chosen by count of bytes and registers, run for correctness only; so is level 75.
 constexpr V2BackwardRow kRows[] = {
     // level, headdim, {width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined}, ctas, tight
-    {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},  {80, 64, {0, 0, 64, 128, 2, 1, 32, false}, 2, false},
-    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 2, false},  {80, 96, {0, 0, 64, 128, 4, 1, 64, true}, 1, false},
-    {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},   {80, 128, {0, 0, 64, 128, 4, 1, 64, true}, 1, true},
-    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false}, {80, 128, {0, 0, 64, 128, 4, 1, 32, false}, 1, false},
-    {80, 128, {0, 0, 64, 64, 4, 1, 64, false}, 1, false}, {80, 256, {0, 0, 64, 64, 2, 2, 32, true}, 1, false},
-    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false}, {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
-    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
-    {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},  {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
-    {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false}, {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
+    {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},
+    {80, 64, {0, 0, 64, 128, 2, 1, 32, false}, 2, false},
+    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 2, false},
+    {80, 96, {0, 0, 64, 128, 4, 1, 64, true}, 1, false},
+    {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},
+    {80, 128, {0, 0, 64, 128, 4, 1, 64, true}, 1, true},
+    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false},
+    {80, 128, {0, 0, 64, 128, 4, 1, 32, false}, 1, false},
+    {80, 128, {0, 0, 64, 64, 4, 1, 64, false}, 1, false},
+    {80, 256, {0, 0, 64, 64, 2, 2, 32, true}, 1, false},
+    {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false},
+    {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
+    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
+    {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
+    {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},
+    {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
+    {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
+    {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
+    // fp32
+    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true},
+    {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true},
+    {80, 128, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true},
+    {80, 256, {0, 0, 32, 64, 4, 1, 32, false}, 1, false, true, 2},
+    {80, 256, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true, 2},
+    {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2},
+    {80, 256, {0, 0, 32, 16, 1, 1, 32, false}, 1, false, true, 2},
 };
 
 // The kernels' widths; a tile is made for the larger of two.
@@ -36,23 +56,27 @@ int width_of(int headdim) {
   return 256;
 }
 
-BackwardTile tile_of(int row, int headdim, int headdim_v) {
-  BackwardTile tile = kRows[row].tile;
-  tile.width = width_of(headdim);
-  tile.width_v = width_of(headdim_v);
-  return tile;
+// A row of the table with its widths.
+V2BackwardRow row_of(int row, int headdim, int headdim_v) {
+  V2BackwardRow chosen = kRows[row];
+  chosen.tile.width = width_of(headdim);
+  chosen.tile.width_v = width_of(headdim_v);
+  return chosen;
 }
 
+int shared_bytes(const V2BackwardRow& row) { return row.f32 ? row.f32_tile().shared_bytes() : row.tile.shared_bytes(); }
+
 // The row of the table, or -1 if nothing fits.
-int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight, bool capped) {
+int choose_row(const Problem& problem, const V2Target& target, bool tight) {
+  const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   constexpr int kMostKeysCapped = 32;  // of a warp: P^T (1 - T^2) beside P^T needs registers (with 64: spills of 40 bytes at level 80)
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
-    const V2BackwardRow& row = kRows[i];
-    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight)) continue;
-    if (capped && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
-    const BackwardTile tile = tile_of(i, headdim, headdim_v);
-    if (tile.dq_row_warps() == 0) continue;
-    const int64_t bytes = tile.shared_bytes();
+    const V2BackwardRow row = row_of(i, headdim, headdim_v);
+    if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
+      continue;
+    if (problem.softcap > 0 && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
+    if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
+    const int64_t bytes = shared_bytes(row);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
   }
   return -1;
@@ -62,12 +86,12 @@ int choose_row(int headdim, int headdim_v, const V2Target& target, bool tight, b
 int64_t query_blocks(const Problem& problem, int64_t rows) { return problem.batch * problem.nheads * ceil_div(problem.seqlen_q, rows); }
 
 bool aligned_strides(const Problem& p) {
-  if (p.headdim % 8 != 0 || p.headdim_v % 8 != 0) return false;
+  if (p.headdim % copied_at_once(p.dtype) != 0 || p.headdim_v % copied_at_once(p.dtype) != 0) return false;
   for (const Strides* s : {&p.q, &p.o, &p.dout, &p.dq}) {
-    if (!aligned(*s, p.batch, p.seqlen_q, p.nheads)) return false;
+    if (!aligned(*s, p.batch, p.seqlen_q, p.nheads, p.dtype)) return false;
   }
   for (const Strides* s : {&p.k, &p.v, &p.dk, &p.dv}) {
-    if (!aligned(*s, p.batch, p.seqlen_k, p.nheads_k)) return false;
+    if (!aligned(*s, p.batch, p.seqlen_k, p.nheads_k, p.dtype)) return false;
   }
   return true;
 }
@@ -77,7 +101,8 @@ bool aligned_strides(const Problem& p) {
 int64_t heads_per_section(const Problem& problem, const BackwardTile& tile, bool deterministic, int64_t l2_bytes) {
   const int64_t heads = std::max<int64_t>(1, problem.batch * problem.nheads_k);
   if (deterministic) return heads;
-  const int64_t head_bytes = problem.group() * problem.seqlen_q * (2 * (problem.headdim + problem.headdim_v) + 4 * tile.width);
+  const int64_t head_bytes =
+      problem.group() * problem.seqlen_q * (static_cast<int64_t>(size_of(problem.dtype)) * (problem.headdim + problem.headdim_v) + 4 * tile.width);
   return std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads);
 }
 
@@ -87,12 +112,12 @@ std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
-  const int row = choose_row(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), target, false, problem.softcap > 0);
+  const int row = choose_row(problem, target, false);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
   }
-  const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kDqAccumRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n));
+  const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kDqAccumRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n) * kRows[row].parts);
   if (tiles > 0 && problem.batch > 0 && problem.nheads > kMaxGrid / tiles / problem.batch) {
     return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", tiles, " tiles is more than a grid of ", kMaxGrid, "; split the batch");
   }
@@ -102,9 +127,9 @@ std::string v2_backward_refusal(const Problem& problem, const V2Target& target) 
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
-  const bool capped = problem.softcap > 0, plain = !capped && !problem.windowed();
+  const bool plain = problem.softcap == 0 && !problem.windowed();
   const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
-  const int row = choose_row(headdim, headdim_v, target, tight, capped);
+  const int row = choose_row(problem, target, tight);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
   V2BackwardPlan plan;
   plan.key.arch = target.arch;
@@ -117,14 +142,16 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.key.capped = problem.softcap > 0;
   plan.key.deterministic = deterministic;
   plan.key.row = row;
-  plan.tile = tile_of(row, headdim, headdim_v);
+  const V2BackwardRow chosen = row_of(row, headdim, headdim_v);
+  plan.tile = chosen.tile;
   plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
-  plan.main = {problem.batch * problem.nheads_k * ceil_div(problem.seqlen_k, plan.tile.block_n), plan.tile.threads(), plan.tile.shared_bytes()};
+  plan.main = {problem.batch * problem.nheads_k * ceil_div(problem.seqlen_k, plan.tile.block_n) * chosen.parts, plan.tile.threads(),
+               shared_bytes(chosen)};
   // A warp takes 16 queries x 32 columns.
   plan.finish = {ceil_div(query_blocks(problem, kDqAccumRows) * (plan.tile.width / 32), kFinishThreads / 32), kFinishThreads, 0};
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
   plan.aligned_strides = aligned_strides(problem);
-  plan.unaligned_row = choose_row(headdim, headdim_v, target, false, capped);
+  plan.unaligned_row = choose_row(problem, target, false);
   plan.row_sum_offset = problem.batch * problem.nheads * dq_accum_head(problem.seqlen_q, plan.tile.width) * 4;
   plan.semaphore_offset = plan.row_sum_offset + problem.batch * problem.nheads * problem.seqlen_q * 4;
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + query_blocks(problem, plan.tile.block_m)) * 4 : 0);
@@ -148,8 +175,11 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
-  keys.finish.headdim_v = keys.main.headdim;
-  keys.finish.causal = keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = 0;
+  keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = 0;
+  if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {  // in fp32 it may compute rows again
+    keys.finish.headdim_v = keys.main.headdim;
+    keys.finish.causal = 0;
+  }
   return keys;
 }
 
@@ -158,47 +188,55 @@ FeatureParams v2_backward_params(const Problem& problem, const V2BackwardPlan& p
 }
 
 jit::Request v2_backward_request(const V2BackwardKey& key) {
-  const BackwardTile tile = tile_of(key.row, key.headdim, key.headdim_v);
+  const V2BackwardRow row = row_of(key.row, key.headdim, key.headdim_v);
+  const BackwardTile& tile = row.tile;
+  const bool f32 = key.dtype == static_cast<int32_t>(DType::kF32);
   const auto flag = [](bool x) { return x ? "true" : "false"; };
   struct Kernel {
-    const char *file, *function, *entry;
+    std::string file, entry;  // the function is named like the file
     int threads, ctas;
   };
-  const Kernel kernel =
-      key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", "backward_prepare", "fattn_v2_bwd_prepare", kPrepareThreads, 1}
-      : key.kind == KernelKind::kV2BackwardFinish ? Kernel{"backward_finish", "backward_finish", "fattn_v2_bwd_finish", kFinishThreads, 1}
-                                                  : Kernel{"backward", "backward", "fattn_v2_bwd", tile.threads(), kRows[key.row].ctas};
+  const std::string file = f32 ? "backward_f32" : "backward", entry = f32 ? "fattn_v2_bwd_f32" : "fattn_v2_bwd";
+  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", entry + "_prepare", kPrepareThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardFinish ? Kernel{file + "_finish", entry + "_finish", kFinishThreads, 1}
+                                                                    : Kernel{file, entry, tile.threads(), row.ctas};
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
   const bool main = key.kind == KernelKind::kV2Backward;  // the others take rows one by one
-  request.source =
-      text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
-           ".h\"\n"
-           "struct Spec {\n"
-           "  using Element = fattn::",
-           key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16",
-           ";\n"
-           "  static constexpr int kLevel = ",
-           key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
-           ";\n"
-           "  static constexpr bool kCausal = ",
-           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned),
-           ", kDeterministic = ", flag(key.deterministic),
-           ";\n"
-           "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
-           "  static constexpr fattn::BackwardTile kTile = {",
-           tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ", tile.chunk,
-           ", ", flag(tile.pipelined),
-           "};\n"
-           "};\n"
-           "extern \"C\" __global__ void __launch_bounds__(",
-           kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped),
-           " p) {\n"
-           "  fattn::v2::",
-           kernel.function,
-           "<Spec>(p);\n"
-           "}\n");
+  const char* const element = f32 ? "float" : key.dtype == static_cast<int32_t>(DType::kBF16) ? "fattn::bf16" : "fattn::f16";
+  // A row of fp32's table is written as what its kernels take.
+  const std::string kind_of_tile =
+      f32 ? text(
+                "  // width, width_v, block_m, block_n, key_groups, chunk, parts\n"
+                "  static constexpr fattn::BackwardF32Tile kTile = {",
+                tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.chunk, ", ", row.parts)
+          : text(
+                "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
+                "  static constexpr fattn::BackwardTile kTile = {",
+                tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
+                tile.chunk, ", ", flag(tile.pipelined));
+  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
+                        ".h\"\n"
+                        "struct Spec {\n"
+                        "  using Element = ",
+                        element,
+                        ";\n"
+                        "  static constexpr int kLevel = ",
+                        key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+                        ";\n"
+                        "  static constexpr bool kCausal = ",
+                        flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
+                        ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile,
+                        "};\n"
+                        "};\n"
+                        "extern \"C\" __global__ void __launch_bounds__(",
+                        kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
+                        "(const __grid_constant__ fattn::", params_of(key.window || key.capped), " p) {\n"
+                        "  fattn::v2::",
+                        kernel.file,
+                        "<Spec>(p);\n"
+                        "}\n");
   return request;
 }
 

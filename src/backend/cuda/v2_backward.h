@@ -1,4 +1,5 @@
-// Host side of kernels/v2/backward*.h: which problems they take, the tile for each, the source of a specialisation, and what the launches need.
+// Host side of kernels/v2/backward*.h, in fp32 of backward_f32*.h: which problems they take, the tile for each, the source of a specialisation, and
+// what the launches need.
 #pragma once
 
 #include <array>
@@ -11,18 +12,22 @@
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/attention_params.h"
+#include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
 
 namespace fattn::core::cuda {
 
-// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`. Of several the first of which `ctas` fit into a
-// multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
+// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. Of several the first of which `ctas`
+// fit into a multiprocessor's shared memory is taken. Widths are not in the table: they follow from the headdims.
 struct V2BackwardRow {
   int level, headdim;
   BackwardTile tile;
   int ctas;    // a multiprocessor
   bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
                // `chunk`
+  bool f32 = false;  // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
+  int parts = 1;     // of a BackwardF32Tile
+  BackwardF32Tile f32_tile() const { return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts}; }
 };
 std::span<const V2BackwardRow> v2_backward_rows();
 
@@ -53,7 +58,7 @@ struct V2BackwardLaunch {
 // Launched in this order on one stream: prepare, main, finish.
 struct V2BackwardPlan {
   V2BackwardKey key;  // of the main kernel, but for `aligned`, which depends on the pointers
-  BackwardTile tile;
+  BackwardTile tile;  // of a V2BackwardRow
   V2BackwardLaunch prepare, main, finish;
   int heads_per_section = 0;
   bool aligned_strides = false;

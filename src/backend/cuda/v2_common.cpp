@@ -22,12 +22,14 @@ void set_softcap(FeatureParams& params, double softmax_scale, double softcap) {
 
 std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = lacks(problem, Way::kCudaV2); !why.empty()) return why;
-  if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
-    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v2 take fp16 and bf16");
-  }
+  if (problem.dtype == DType::kF64) return "dtype is fp64; the CUDA kernels of algorithm v2 take fp32, fp16 and bf16";
   if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
   if (target.level < 80 && problem.dtype == DType::kBF16)
     return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
+  if (target.level < 80 && problem.dtype == DType::kF32)
+    return "fp32 needs compute capability 8.0: its kernels need asynchronous copies, which begin there; use fp16";
+  if (problem.dtype == DType::kF32 && (problem.windowed() || problem.softcap > 0))
+    return "the CUDA kernels for fp32 have no sliding window and no softcap; use fp16 or bf16, or the CPU";
   if (problem.headdim > 256 || problem.headdim_v > 256) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
   }
@@ -43,8 +45,8 @@ std::string window_refusal(const Problem& problem) {
   return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with a window the CUDA kernels take up to ", kMaxWindowed);
 }
 
-bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads) {
-  const auto fits = [](int64_t stride, int64_t size) { return size <= 1 || stride % 8 == 0; };
+bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads, DType dtype) {
+  const auto fits = [=](int64_t stride, int64_t size) { return size <= 1 || stride % copied_at_once(dtype) == 0; };
   return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
 }
 

@@ -15,6 +15,11 @@ namespace {
 //   headdim 128  1.14 / 1.23 the first row; steps of 32 keys 1.08 / 1.16; 8 warps: 1.05 / 1.09, with 128 keys a block 1.10 / 1.13
 //   headdim 256  8 warps 1.05 / 1.08, two CTAs of 4 warps 1.04 / 1.11; queries in shared memory 1.00 / 1.04 and 0.98 / 1.05
 // The second rows of level 80 are for GPUs with less shared memory; neither they nor level 75 have been timed on such GPUs.
+// fp32 (the last rows), 2026-11-22, on the same card, batch 16, seqlen 1024, nheads * headdim = 2048, causal, medians of 15 launches; torch's
+// memory-efficient backend without TF32 takes 2.25, 1.84 and 1.86 ms:
+//   headdim  64  1.02 to 1.04 ms the first row; 128 keys a block 1.03; two CTAs of 4 warps 1.05 to 1.09; one row tile a warp 1.26 to 1.55
+//   headdim 128  1.15 ms the first row; 32 keys a block 1.05, but that spills; one row tile a warp 1.21 to 1.52
+//   headdim 256  1.35 ms the first row; 32 keys a block, one stage 1.39; 4 warps 2.05
 // clang-format off
 constexpr V2ForwardRow kRows[] = {
     // level, headdim, causal, {warps, row_tiles, block_n, stages, step_n, exact_n, queries_in_registers, ctas}
@@ -28,6 +33,13 @@ constexpr V2ForwardRow kRows[] = {
     {75, 64, true, {4, 2, 64, 1, 64, 32, false, 1}},
     {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}},
     {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}},
+    {80, 64, true, {8, 2, 64, 2, 16, 0, true, 1}, true},
+    {80, 64, true, {8, 2, 32, 2, 16, 0, true, 1}, true},
+    {80, 128, true, {8, 2, 16, 2, 16, 0, false, 1}, true},
+    {80, 128, true, {4, 2, 16, 2, 16, 0, false, 1}, true},
+    {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true},
+    {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true},
+    {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true},
 };
 // clang-format on
 
@@ -40,8 +52,10 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    if (row.level != target.level || std::max(headdim, headdim_v) > row.headdim || ((problem.causal || problem.windowed()) && !row.causal)) continue;
-    const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v);
+    if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
+        ((problem.causal || problem.windowed()) && !row.causal))
+      continue;
+    const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v, problem.dtype);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
     if (fits_once < 0) fits_once = i;
@@ -55,7 +69,8 @@ int choose_row(const Problem& problem, const V2Target& target) {
 int64_t heads_per_section(const Problem& problem, const V2Target& target) {
   const int64_t heads = problem.batch * problem.nheads;
   if (!last_rows_longest(problem) || heads == 0) return 1;
-  const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
+  const int64_t head_bytes =
+      std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * static_cast<int64_t>(size_of(problem.dtype)));
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes) * problem.group();
   const int64_t sections = ceil_div(heads, most);
   return ceil_div(heads, sections);
@@ -63,8 +78,10 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
 
 }  // namespace
 
-int V2ForwardTile::shared_bytes(int headdim, int headdim_v) const {
+int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
+  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there is one more.
+  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 4;
   return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
 }
 
@@ -102,12 +119,14 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   plan.tile = kRows[row].tile;
   plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(headdim, headdim_v);
+  plan.shared_bytes = plan.tile.shared_bytes(headdim, headdim_v, problem.dtype);
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, target));
-  plan.aligned_strides = headdim % 8 == 0 && headdim_v % 8 == 0 && aligned(problem.q, problem.batch, problem.seqlen_q, problem.nheads) &&
-                         aligned(problem.o, problem.batch, problem.seqlen_q, problem.nheads) &&
-                         aligned(problem.k, problem.batch, problem.seqlen_k, problem.nheads_k) &&
-                         aligned(problem.v, problem.batch, problem.seqlen_k, problem.nheads_k);
+  const auto rows_aligned = [&](const Strides& strides, int64_t rows, int64_t heads) {
+    return aligned(strides, problem.batch, rows, heads, problem.dtype);
+  };
+  plan.aligned_strides = headdim % copied_at_once(problem.dtype) == 0 && headdim_v % copied_at_once(problem.dtype) == 0 &&
+                         rows_aligned(problem.q, problem.seqlen_q, problem.nheads) && rows_aligned(problem.o, problem.seqlen_q, problem.nheads) &&
+                         rows_aligned(problem.k, problem.seqlen_k, problem.nheads_k) && rows_aligned(problem.v, problem.seqlen_k, problem.nheads_k);
   return plan;
 }
 
@@ -130,35 +149,40 @@ FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& pla
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {
   const V2ForwardTile& tile = kRows[key.row].tile;
-  std::string source = comment_of(key, tile.block_m(), tile.block_n) + "#include \"kernels/v2/forward.h\"\n\nstruct Spec {\n";
-  source += text("  using Element = fattn::", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16", ";\n");
+  const bool f32 = key.dtype == static_cast<int32_t>(DType::kF32);
+  const std::string function = f32 ? "forward_f32" : "forward", entry = f32 ? "fattn_v2_fwd_f32" : "fattn_v2_fwd";
+  std::string source = comment_of(key, tile.block_m(), tile.block_n) + text("#include \"kernels/v2/", function, ".h\"\n\nstruct Spec {\n");
+  if (!f32) source += text("  using Element = fattn::", key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16", ";\n");
   const auto add_int = [&](const char* name, int value) { source += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto add_bool = [&](const char* name, bool value) {
     source += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
   };
-  add_int("kLevel", key.level);
+  if (!f32) add_int("kLevel", key.level);
   add_int("kHeaddim", key.headdim);
   add_int("kHeaddimV", key.headdim_v);
   add_bool("kCausal", key.causal != 0);
-  add_bool("kWindow", key.window != 0);
-  add_bool("kCapped", key.capped != 0);
+  if (!f32) add_bool("kWindow", key.window != 0);
+  if (!f32) add_bool("kCapped", key.capped != 0);
   add_bool("kAligned", key.aligned != 0);
   add_int("kWarps", tile.warps);
   add_int("kRowTiles", tile.row_tiles);
   add_int("kBlockN", tile.block_n);
   add_int("kStages", tile.stages);
-  add_int("kStepN", key.aligned && !key.capped ? tile.step_n : tile.exact_n);  // copies element by element, and caps, need registers
-  add_int("kExactN", tile.exact_n);
+  // Copies element by element through registers need many of them, and so do caps.
+  add_int("kStepN", (key.aligned && !key.capped) || f32 ? tile.step_n : tile.exact_n);
+  if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
   source += text(
       "};\n\n"
-      "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) fattn_v2_fwd(const __grid_constant__ fattn::",
-      params_of(key.window || key.capped),
+      "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) ",
+      entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped),
       " p) {\n"
-      "  fattn::v2::forward<Spec>(p);\n"
+      "  fattn::v2::",
+      function,
+      "<Spec>(p);\n"
       "}\n");
-  return {.entry = "fattn_v2_fwd", .source = source, .arch = key.arch};
+  return {.entry = entry, .source = source, .arch = key.arch};
 }
 
 }  // namespace fattn::core::cuda

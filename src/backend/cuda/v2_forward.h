@@ -1,4 +1,5 @@
-// Host side of kernels/v2/forward.h: which problems it takes, the tile for each, the source of a specialisation, and what a launch needs.
+// Host side of kernels/v2/forward.h and, for fp32, kernels/v2/forward_f32.h: which problems they take, the tile for each, the source of a
+// specialisation, and what a launch needs.
 #pragma once
 
 #include <array>
@@ -16,21 +17,22 @@ namespace fattn::core::cuda {
 
 // Names as in kernels/v2/forward.h.
 struct V2ForwardTile {
-  int warps, row_tiles, block_n, stages, step_n, exact_n;
+  int warps, row_tiles, block_n, stages, step_n, exact_n;  // exact_n: not in fp32
   bool queries_in_registers;
   int ctas;
 
   constexpr int block_m() const { return warps * row_tiles * 16; }
   constexpr int threads() const { return warps * 32; }
-  int shared_bytes(int headdim, int headdim_v) const;
+  int shared_bytes(int headdim, int headdim_v, DType dtype) const;
 };
 
-// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`. The first row is taken whose CTAs, as many as it wants on a
-// multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
+// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim` on `level`, in fp32 or in 16 bits. The first row is taken whose CTAs, as
+// many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
 struct V2ForwardRow {
   int level, headdim;
   bool causal;  // also under a causal mask or in a window
   V2ForwardTile tile;
+  bool f32 = false;
 };
 std::span<const V2ForwardRow> v2_forward_rows();
 

@@ -53,7 +53,7 @@ std::string softcap_refusal(const Problem& p, const V3BackwardRow& row) {
 
 // o and dq are read and written 16 bytes at a time, without TMA.
 std::string unaligned(const Strides& strides, const Problem& p, const char* name) {
-  if (aligned(strides, p.batch, p.seqlen_q, p.nheads)) return {};
+  if (aligned(strides, p.batch, p.seqlen_q, p.nheads, p.dtype)) return {};
   return text(name, " has strides of ", strides.batch, ", ", strides.row, " and ", strides.head, " elements; they must be multiples of 8");
 }
 

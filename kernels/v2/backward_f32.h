@@ -1,0 +1,538 @@
+// Backward in fp32 on the matrix instructions for fp16, main kernel: the products of v2/backward.h, with every operand split into two fp16 and every
+// product made of three (tile/split_tile.h). Level 80.
+//
+// A CTA owns kBlockN keys of one key head and walks over the blocks of kBlockM queries that see them, of all query heads that share the key head:
+//   S^T = K Q^T    P^T = exp(S^T - lse)    dP^T = V dO^T    dS^T = P^T (dP^T - row_sum)    dV += P^T dO    dK += dS^T Q    dQ += dS K
+// Each group of keys has two warps. One computes S^T, P^T and dV, the other dP^T, dS^T and dK; P^T goes from the one to the other through shared
+// memory as it is, in fp32. dS^T, split, is in shared memory for dQ, which all warps compute together when the block is done. What comes from shared
+// memory was scaled by powers of two, the keys once and the queries block by block, and is scaled back when it is added to a gradient in fp32.
+//
+// Spec: kHeaddim, kHeaddimV; kCausal; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile).
+#pragma once
+
+#include "kernels/constants.h"
+#include "kernels/ptx/async_copy.h"
+#include "kernels/ptx/async_copy_word.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/ldmatrix.h"
+#include "kernels/ptx/math.h"
+#include "kernels/ptx/semaphore.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/shared_pair.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/tile/split_product.h"
+#include "kernels/tile/split_tile.h"
+#include "kernels/v2/backward_f32_again.h"
+#include "kernels/v2/dq_accum.h"
+#include "kernels/v2/fragment_store.h"
+#include "kernels/v2/greatest.h"
+#include "kernels/v2/swizzled_tile.h"
+#include "shared/attention_params.h"
+#include "shared/backward_f32_layout.h"
+#include "shared/backward_layout.h"
+#include "shared/mask.h"
+
+namespace fattn::v2 {
+
+// One half, high or low, of an operand in shared memory; the other follows it.
+template <int kRows_, int kWidth>
+struct SplitRows : SwizzledTile<kWidth> {
+  static constexpr int kRows = kRows_, kUnits = kWidth / 8, kBytes = kRows_ * SwizzledTile<kWidth>::kPitch;
+};
+
+template <class Spec>
+class BackwardF32 {
+  static constexpr BackwardF32Tile kTile = Spec::kTile;
+  static constexpr int kWidth = kTile.width, kWidthV = kTile.width_v, kBlockM = kTile.block_m, kBlockN = kTile.block_n;
+  static constexpr int kThreads = kTile.threads(), kWarps = kTile.warps();
+  using TileK = SplitRows<kBlockN, kWidth>;
+  using TileV = SplitRows<kBlockN, kWidthV>;
+  using TileQ = SplitRows<kBlockM, kWidth>;
+  using TileDout = SplitRows<kBlockM, kWidthV>;
+  using TileDs = SplitRows<kBlockN, kBlockM>;
+  using CopyK = tile::SplitCopy<TileK, kThreads, Spec::kHeaddim, Spec::kAligned>;
+  using CopyV = tile::SplitCopy<TileV, kThreads, Spec::kHeaddimV, Spec::kAligned>;
+  using CopyQ = tile::SplitCopy<TileQ, kThreads, Spec::kHeaddim, Spec::kAligned>;
+  using CopyDout = tile::SplitCopy<TileDout, kThreads, Spec::kHeaddimV, Spec::kAligned>;
+
+  // What a warp computes. S^T or dP^T: kKeys x kBlockM, kChunk queries at a time. dV or dK: kKeys rows.
+  static constexpr int kKeys = kBlockN / kTile.key_groups, kChunk = kTile.chunk, kChunks = kBlockM / kChunk;
+  static constexpr int kKeyTiles = kKeys / 16, kChunkTiles = kChunk / 8, kDepths = kChunk / 16;
+  static constexpr int kParts = kTile.parts, kColumns = kWidth / kParts, kColumnsV = kWidthV / kParts;  // of dK and dQ, of dV
+  static constexpr int kSumTiles = (kColumns > kColumnsV ? kColumns : kColumnsV) / 8;
+  // dQ: the warps split a block's rows and columns.
+  static_assert(kTile.dq_row_warps() > 0);
+  static constexpr int kDqRowWarps = kTile.dq_row_warps(), kDqRows = kBlockM / kDqRowWarps, kDqColumns = kColumns / (kWarps / kDqRowWarps);
+  static constexpr int dq_span() {
+    int parts = 1;
+    while (kDqRows * kDqColumns / parts > 1024 || kDqColumns % (16 * parts) != 0) ++parts;
+    return kDqColumns / parts;
+  }
+  static constexpr int kDqSpan = dq_span();  // columns at a time: dK and dV leave room for 64 accumulators
+
+  static_assert(kKeys % 16 == 0 && kColumns % 16 == 0 && kColumnsV % 16 == 0 && kBlockM % kChunk == 0 && kChunk % 16 == 0 && 2 * kBlockM <= kThreads);
+  static_assert(kTile.key_groups * kChunks <= 15, "barrier 0 is __syncthreads");
+
+  // P, at most 1, enters its product as P * 2^14. dP - row_sum is bounded by the width times the greatest of v and dO; dS enters its products scaled
+  // so that an eighth of that is 2^15, which is never reached but where nearly all weight is on a pair with parallel v and dO: then Inf, computed
+  // again.
+  static constexpr int pow2_above(int x) { return x <= 1 ? 1 : 2 * pow2_above((x + 1) / 2); }
+  static constexpr float kWeightFactor = 16384.0f, kGradientFactor = 1.0f / 4096 / pow2_above(kWidthV);
+
+  const AttentionParams& p;
+  const unsigned shared;
+  // Which thread this is. Found again at each use, not kept: registers are few. Masked, so that the compiler knows it not to be negative: division by
+  // powers of two is then a shift.
+  __device__ static int this_thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 1023; }
+  __device__ static int this_lane() { return this_thread() & 31; }
+  __device__ static int this_warp() { return ptx::thread_place().warp & 31; }
+  __device__ static bool computes_values() { return this_warp() < kTile.key_groups; }  // S, P, dV; otherwise dP, dS, dK
+  __device__ static int this_group() { return this_warp() % kTile.key_groups; }
+  int batch, head_k, first_key, part;
+  float query_inverse, dout_inverse;  // of the splitting of q and dout, in the block at hand
+  // Of k and v: in shared memory, because registers are few.
+  __device__ float key_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset()); }
+  __device__ float value_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset() + 4); }
+
+  // The query block that a step is about.
+  struct Step {
+    int head, block;  // query head, query block
+  };
+  __device__ Step after(Step step) const {
+    return step.block + 1 < query_blocks() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block()};
+  }
+  // Query i sees the keys j <= i + diagonal().
+  __device__ int diagonal() const { return p.seqlen_k - p.seqlen_q; }
+  // Of the queries that see these keys.
+  __device__ int first_block() const { return Spec::kCausal ? max(0, first_key - diagonal()) / kBlockM : 0; }
+  __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
+  __device__ core::Mask32 mask() const { return {p.seqlen_q, p.seqlen_k, Spec::kCausal}; }
+
+  // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
+  // block: under a causal mask the first is the longest.
+  __device__ void take_tile() {
+    int index = static_cast<int>(blockIdx.x);
+    if constexpr (Spec::kDeterministic) {
+      // CTAs wait for those of lower key blocks. Numbers drawn when a CTA starts make sure that those have started.
+      if (this_thread() == 0) ptx::st_shared_4(shared, static_cast<unsigned>(ptx::atomic_add(p.dq_semaphore, 1)));
+      __syncthreads();
+      index = static_cast<int>(ptx::ld_shared_4(shared));
+      __syncthreads();
+    }
+    part = index % kParts;
+    index /= kParts;
+    const int key_blocks = (p.seqlen_k + kBlockN - 1) / kBlockN, heads = p.batch * p.nheads_k;
+    const int section = index / (key_blocks * p.heads_per_section), first_head = section * p.heads_per_section;
+    const int section_heads = min(p.heads_per_section, heads - first_head), rest = index - first_head * key_blocks;
+    const int head = first_head + rest % section_heads;
+    batch = head / p.nheads_k;
+    head_k = head % p.nheads_k;
+    first_key = rest / section_heads * kBlockN;
+  }
+
+  // ---- load ----
+  __device__ static const float* at(const void* tensor, const TensorStrides& s, int batch, int head, long long row) {
+    return static_cast<const float*>(tensor) + batch * s.batch + head * s.head + row * s.row;
+  }
+  __device__ unsigned v_tile() const { return shared + kTile.v_offset(); }
+  __device__ unsigned q_tile() const { return shared + kTile.q_offset(); }
+  __device__ unsigned dout_tile() const { return shared + kTile.dout_offset(); }
+  __device__ unsigned ds_tile() const { return shared + kTile.ds_offset(); }
+
+  __device__ void load_keys() const {
+    const int rows = p.seqlen_k - first_key;
+    CopyK::copy(shared, at(p.k, p.k_strides, batch, head_k, first_key), p.k_strides.row, rows);
+    CopyV::copy(v_tile(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
+    ptx::cp_async_commit();
+  }
+  __device__ void load_queries(Step step) const {
+    const int thread = this_thread();
+    const int first = step.block * kBlockM, rows = p.seqlen_q - first;
+    CopyQ::copy(q_tile(), at(p.q, p.q_strides, batch, step.head, first), p.q_strides.row, rows);
+    CopyDout::copy(dout_tile(), at(p.dout, p.dout_strides, batch, step.head, first), p.dout_strides.row, rows);
+    if (thread < 2 * kBlockM) {
+      const int row = thread % kBlockM;
+      const bool is_lse = thread < kBlockM;
+      const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
+      const float* row_sum = p.row_sum + (static_cast<long long>(batch) * p.nheads + step.head) * p.seqlen_q + first + row;
+      const unsigned to = shared + (is_lse ? kTile.lse_offset() : kTile.row_sum_offset()) + 4 * row;
+      ptx::cp_async_4_zfill(to, row >= rows ? p.row_sum : is_lse ? lse : row_sum, row < rows);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // Splits what this thread's copies brought; the caller has a barrier before it is read.
+  __device__ void split_keys() {
+    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyK::greatest(shared), CopyV::greatest(v_tile()));
+    const tile::SplitFactor k(greatest.x), v(greatest.y);
+    CopyK::split(shared, k.factor);
+    CopyV::split(v_tile(), v.factor);
+    if (this_thread() == 0) {
+      ptx::st_shared_f32(shared + kTile.inverse_offset(), k.inverse);
+      ptx::st_shared_f32(shared + kTile.inverse_offset() + 4, v.inverse);
+    }
+  }
+  __device__ void split_queries() {
+    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyQ::greatest(q_tile()), CopyDout::greatest(dout_tile()));
+    const tile::SplitFactor q(greatest.x), dout(greatest.y);
+    CopyQ::split(q_tile(), q.factor);
+    CopyDout::split(dout_tile(), dout.factor);
+    query_inverse = q.inverse;
+    dout_inverse = dout.inverse;
+  }
+
+  // ---- compute: products ----
+  template <int kRowTiles, int kColumnTiles>
+  __device__ static void clear(float (&d)[kRowTiles][kColumnTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][j][e] = 0;
+  }
+
+  // d = A B^T over the whole width: A = kKeys rows of K (V), B = kChunk rows of Q (dO).
+  template <class TileA, class TileB, int kInner>
+  __device__ static void multiply_rows(float (&d)[kKeyTiles][kChunkTiles][4], unsigned a_tile, unsigned b_tile,
+                                       const BlockAddress<kInner, kInner, LaneOrder::kColumnMajor>& a_at,
+                                       const BlockAddress<kInner, kInner, LaneOrder::kRowMajor>& b_at, int b_row) {
+    float high[kChunkTiles][kKeyTiles][4], low[kChunkTiles][kKeyTiles][4];
+    clear(high);
+    clear(low);
+#pragma unroll
+    for (int k = 0; k < kInner / 16; ++k) {
+      unsigned a_high[kKeyTiles][4], a_low[kKeyTiles][4];
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        ptx::ldmatrix_x4(a_high[i], a_at.at(a_tile, 16 * i, k));
+        ptx::ldmatrix_x4(a_low[i], a_at.at(a_tile + TileA::kBytes, 16 * i, k));
+      }
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j) {
+        unsigned b_high[4], b_low[4];
+        ptx::ldmatrix_x4(b_high, b_at.at(b_tile, b_row + 16 * j, k));
+        ptx::ldmatrix_x4(b_low, b_at.at(b_tile + TileB::kBytes, b_row + 16 * j, k));
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          tile::multiply_split(high[2 * j + half], low[2 * j + half], a_high, a_low, b_high + 2 * half, b_low + 2 * half);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][j][e] = high[j][i][e] + low[j][i][e];
+  }
+
+  // A chunk of P^T or dS^T as A operands.
+  struct Fragments {
+    unsigned high[kDepths][kKeyTiles][4], low[kDepths][kKeyTiles][4];
+    __device__ Fragments(const float (&x)[kKeyTiles][kChunkTiles][4], float factor) {
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            tile::split2(x[i][j][2 * half] * factor, x[i][j][2 * half + 1] * factor, high[j / 2][i][j % 2 * 2 + half],
+                         low[j / 2][i][j % 2 * 2 + half]);
+    }
+  };
+
+  // sum += A B * factor * factor2 for kChunk queries, in kSpan columns: A = P^T (dS^T), B = rows of dO (Q).
+  template <class TileB, int kInner, int kSpan>
+  __device__ static void accumulate(float (&sum)[kKeyTiles][kSumTiles][4], const Fragments& a, unsigned b_tile,
+                                    const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, float factor, float factor2) {
+#pragma unroll
+    for (int j = 0; j < kSpan / 16; ++j) {
+      unsigned b_high[kDepths][4], b_low[kDepths][4];
+#pragma unroll
+      for (int depth = 0; depth < kDepths; ++depth) {
+        ptx::ldmatrix_x4_trans(b_high[depth], b_at.at(b_tile, 16 * depth, j));
+        ptx::ldmatrix_x4_trans(b_low[depth], b_at.at(b_tile + TileB::kBytes, 16 * depth, j));
+      }
+      float t[kKeyTiles][2][4];
+      tile::product_split(t, a.high, a.low, b_high, b_low);
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[i][2 * j + half][e] = fmaf(t[i][half][e] * factor, factor2, sum[i][2 * j + half][e]);
+    }
+  }
+
+  // ---- compute: P^T and dS^T ----
+  // Zeros in place of the pairs that the mask hides, or that are beyond the last key or query, whatever was computed for them.
+  __device__ void hide(float (&x)[kKeyTiles][kChunkTiles][4], int first_query) const {
+    const int lane = this_lane(), key = first_key + this_group() * kKeys + lane / 4, query = first_query + lane % 4 * 2;
+    const int keys_left = p.seqlen_k - key, queries_left = p.seqlen_q - query, reach = query + diagonal() - key;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key_step = 16 * i + e / 2 * 8, query_step = 8 * j + e % 2;
+          if (key_step >= keys_left || query_step >= queries_left || (Spec::kCausal && key_step - query_step > reach)) x[i][j][e] = 0;
+        }
+  }
+
+  // P^T = exp(S^T * scale - lse), in place of S^T.
+  __device__ void weights(float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at) const {
+    const int lane = this_lane();
+    const float scale = p.softmax_scale * (key_inverse() * query_inverse);
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
+      // An empty row has lse = -inf; its weights are 0.
+      const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j][e] = ptx::ex2(fmaf(s[i][j][e], scale, -reference[e % 2]) * kLog2e);
+    }
+  }
+
+  // A chunk of P^T in shared memory: every lane writes its own numbers, and the same lane of the other warp reads them.
+  __device__ unsigned p_slot(int chunk) const {
+    return shared + kTile.p_offset() + static_cast<unsigned>((this_group() * kChunks + chunk) * kKeys * kChunk * 4 + this_lane() * 16);
+  }
+  // Barriers of a key group, one a chunk: the chunk is written, and the first warp goes on to the next. (Arriving without waiting would do, but
+  // compute-sanitizer's racecheck then finds hazards in any program.)
+  __device__ int weights_barrier(int chunk) const { return 1 + this_group() * kChunks + chunk; }
+
+  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int first_query, bool masked) const {
+    const int lane = this_lane(), key_group = this_group();
+    const BlockAddress<kWidth, kWidth, LaneOrder::kColumnMajor> k_rows(lane, key_group * kKeys, 0);
+    const BlockAddress<kWidth, kWidth, LaneOrder::kRowMajor> q_rows(lane, 0, 0);
+    const BlockAddress<kWidthV, kColumnsV, LaneOrder::kColumnMajor> dout_columns(lane, 0, part * kColumnsV);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int row = chunk * kChunk;
+      float s[kKeyTiles][kChunkTiles][4];
+      multiply_rows<TileK, TileQ, kWidth>(s, shared, q_tile() + static_cast<unsigned>(row * TileQ::kPitch), k_rows, q_rows, 0);  // S^T = K Q^T
+      weights(s, shared + kTile.lse_offset() + 4 * row);
+      if (masked) hide(s, first_query + row);
+      const unsigned p_at = p_slot(chunk);
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kChunkTiles; ++j)
+          ptx::st_shared_16(p_at + (i * kChunkTiles + j) * 512, uint4{__float_as_uint(s[i][j][0]), __float_as_uint(s[i][j][1]),
+                                                                      __float_as_uint(s[i][j][2]), __float_as_uint(s[i][j][3])});
+      ptx::bar_sync(weights_barrier(chunk), 64);
+      const Fragments fragments(s, kWeightFactor);
+      accumulate<TileDout, kWidthV, kColumnsV>(dv, fragments, dout_tile() + static_cast<unsigned>(row * TileDout::kPitch), dout_columns,
+                                               1 / kWeightFactor, dout_inverse);  // dV += P^T dO
+    }
+  }
+
+  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int first_query, bool masked) const {
+    const int lane = this_lane(), key_group = this_group();
+    const BlockAddress<kWidthV, kWidthV, LaneOrder::kColumnMajor> v_rows(lane, key_group * kKeys, 0);
+    const BlockAddress<kWidthV, kWidthV, LaneOrder::kRowMajor> dout_rows(lane, 0, 0);
+    const BlockAddress<kWidth, kColumns, LaneOrder::kColumnMajor> q_columns(lane, 0, part * kColumns);
+    const FragmentStore<kBlockM, kBlockM> ds_store(lane, key_group * kKeys, 0);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int row = chunk * kChunk;
+      float ds[kKeyTiles][kChunkTiles][4];
+      multiply_rows<TileV, TileDout, kWidthV>(ds, v_tile(), dout_tile() + static_cast<unsigned>(row * TileDout::kPitch), v_rows, dout_rows,
+                                              0);  // dP^T = V dO^T
+      ptx::bar_sync(weights_barrier(chunk), 64);
+      const unsigned p_at = p_slot(chunk);
+      const unsigned row_sum_at = shared + kTile.row_sum_offset() + 4 * row;
+      const float dout_factor = tile::inverse_of(dout_inverse), value_gradient_factor = tile::inverse_of(value_inverse()) * kGradientFactor;
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j) {
+        const float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
+        const float scaled[2] = {row_sum.x * dout_factor * value_gradient_factor, row_sum.y * dout_factor * value_gradient_factor};
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) {
+          const uint4 bits = ptx::ld_shared_16(p_at + (i * kChunkTiles + j) * 512);
+          const float weight[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) ds[i][j][e] = weight[e] * fmaf(ds[i][j][e], kGradientFactor, -scaled[e % 2]);  // dS^T = P^T (dP^T - row_sum)
+        }
+      }
+      if (masked) hide(ds, first_query + row);
+      const Fragments fragments(ds, 1.0f);
+#pragma unroll
+      for (int depth = 0; depth < kDepths; ++depth)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) store_ds(ds_store, 16 * i, chunk * kDepths + depth, fragments.high[depth][i], fragments.low[depth][i]);
+      accumulate<TileQ, kWidth, kColumns>(dk, fragments, q_tile() + static_cast<unsigned>(row * TileQ::kPitch), q_columns,
+                                          query_inverse / kGradientFactor, dout_inverse * value_inverse());  // dK += dS^T Q
+    }
+  }
+
+  __device__ void store_ds(const FragmentStore<kBlockM, kBlockM>& to, int row, int block, const unsigned (&high)[4], const unsigned (&low)[4]) const {
+    to.store(ds_tile(), row, block, high);
+    to.store(ds_tile() + TileDs::kBytes, row, block, low);
+  }
+
+  __device__ void clear_ds() const {
+    const FragmentStore<kBlockM, kBlockM> ds_store(this_lane(), this_group() * kKeys, 0);
+    const unsigned zeros[4] = {};
+#pragma unroll 1
+    for (int j = 0; j < kBlockM / 16; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) store_ds(ds_store, 16 * i, j, zeros, zeros);
+  }
+
+  // dQ of one block, from everybody's dS^T.
+  __device__ void compute_dq(Step step) const {
+    const int lane = this_lane(), warp = this_warp(), dq_row = warp % kDqRowWarps * kDqRows,
+              dq_column = part * kColumns + warp / kDqRowWarps * kDqColumns;
+    const BlockAddress<kBlockM, kDqRows, LaneOrder::kRowMajor> ds_columns(lane, 0, dq_row);
+    const BlockAddress<kWidth, kDqColumns, LaneOrder::kColumnMajor> k_columns(lane, 0, dq_column);
+    const long long head = static_cast<long long>(batch) * p.nheads + step.head;
+    const int first_row = step.block * kBlockM + dq_row;
+    float* const accum = p.dq_accum + head * dq_accum_head(p.seqlen_q, kWidth) +
+                         static_cast<long long>(first_row / kDqAccumRows) * (kDqAccumRows * kWidth) + dq_column * kDqAccumRows;
+    int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * query_blocks() + step.block : nullptr;
+    constexpr int kTiles = kDqRows / 16;
+    const float factor = key_inverse() / kGradientFactor, factor2 = dout_inverse * value_inverse();
+#pragma unroll
+    for (int first = 0; first < kDqColumns; first += kDqSpan) {
+      float high[kDqSpan / 8][kTiles][4], low[kDqSpan / 8][kTiles][4];
+      clear(high);
+      clear(low);
+#pragma unroll
+      for (int k = 0; k < kBlockN / 16; ++k) {  // dQ = dS K
+        unsigned a_high[kTiles][4], a_low[kTiles][4];
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          ptx::ldmatrix_x4_trans(a_high[i], ds_columns.at(ds_tile(), 16 * k, i));
+          ptx::ldmatrix_x4_trans(a_low[i], ds_columns.at(ds_tile() + TileDs::kBytes, 16 * k, i));
+        }
+#pragma unroll
+        for (int j = 0; j < kDqSpan / 16; ++j) {
+          unsigned b_high[4], b_low[4];
+          ptx::ldmatrix_x4_trans(b_high, k_columns.at(shared, 16 * k, first / 16 + j));
+          ptx::ldmatrix_x4_trans(b_low, k_columns.at(shared + TileK::kBytes, 16 * k, first / 16 + j));
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            tile::multiply_split(high[2 * j + half], low[2 * j + half], a_high, a_low, b_high + 2 * half, b_low + 2 * half);
+        }
+      }
+      if (Spec::kDeterministic && first == 0) {  // lower key blocks first: the same order of additions in every run
+        if (this_thread() == 0) {
+          while (ptx::ld_acquire(turn) < first_key / kBlockN * kParts) __nanosleep(64);
+        }
+        __syncthreads();
+      }
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (first_row + 16 * i < p.seqlen_q) {
+#pragma unroll
+          for (int j = 0; j < kDqSpan / 8; ++j) {
+            float dq[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dq[e] = (high[j][i][e] + low[j][i][e]) * factor * factor2;
+            add_to_dq(accum + 16 * i * kWidth + (first / 8 + j) * 128, lane, dq);
+          }
+        }
+      }
+    }
+    if constexpr (Spec::kDeterministic) {
+      __threadfence();
+      __syncthreads();
+      if (this_thread() == 0) ptx::red_add_release(turn, 1);
+    }
+  }
+
+  // Writes this warp's rows of dV or dK, this part of their columns; what is computed again is a row with all columns, by whichever part needs it.
+  template <bool kIsDk>
+  __device__ void store_gradient(const float (&d)[kKeyTiles][kSumTiles][4], const void* tensor, const TensorStrides& strides, float scale) const {
+    constexpr int kAll = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kOwn = kIsDk ? kColumns : kColumnsV;
+    const int lane = this_lane(), key_group = this_group();
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int first = first_key + key_group * kKeys + 16 * i + 8 * half, key = first + lane / 4;
+        float* const row = const_cast<float*>(at(tensor, strides, batch, head_k, key));
+        bool good = true;
+#pragma unroll
+        for (int n = 0; n < kOwn / 8; ++n) {
+          const float x[2] = {d[i][n][2 * half] * scale, d[i][n][2 * half + 1] * scale};
+          good = good && is_finite(x[0]) && is_finite(x[1]);
+          const int column = part * kOwn + 8 * n + lane % 4 * 2;
+          if (key >= p.seqlen_k) continue;
+          if constexpr (Spec::kAligned && kAll % 2 == 0) {
+            if (column < kAll) *reinterpret_cast<float2*>(row + column) = float2{x[0], x[1]};
+          } else {
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              if (column + e < kAll) row[column + e] = x[e];
+          }
+        }
+        unsigned bad = ptx::ballot(!good && key < p.seqlen_k);
+        if (bad == 0) [[likely]]
+          continue;
+        ptx::warp_sync();
+#pragma unroll 1
+        for (int g = 0; g < 8; ++g, bad >>= 4)
+          if ((bad & 15) != 0)
+            key_row_again<Spec::kHeaddim, Spec::kHeaddimV, kIsDk>(p, mask(), batch, head_k, first + g,
+                                                                  const_cast<float*>(at(tensor, strides, batch, head_k, first + g)), lane);
+      }
+  }
+
+ public:
+  __device__ BackwardF32(const AttentionParams& params, unsigned shared_address) : p(params), shared(shared_address) {}
+
+  __device__ void run() {
+    take_tile();
+    float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
+    clear(sum);
+
+    const bool any = first_block() < query_blocks();  // some query sees these keys
+    Step now{head_k * p.group, first_block()};
+    if (any) {
+      load_keys();
+      load_queries(now);
+      ptx::cp_async_wait<1>();
+      split_keys();
+      __syncthreads();  // all have read the greatest numbers
+    }
+    while (any && now.head < (head_k + 1) * p.group) {
+      ptx::cp_async_wait<0>();
+      split_queries();
+      __syncthreads();
+      const int first_query = now.block * kBlockM, group_key = first_key + this_group() * kKeys;
+      const bool hidden = Spec::kCausal && group_key > first_query + kBlockM - 1 + diagonal();  // no query of the block sees a key of the group
+      const bool masked = first_key + kBlockN > p.seqlen_k || first_query + kBlockM > p.seqlen_q ||
+                          (Spec::kCausal && group_key + kKeys - 1 > first_query + diagonal());
+      if (computes_values()) {
+        if (!hidden) compute_values(sum, first_query, masked);
+      } else {
+        if (!hidden)
+          compute_keys(sum, first_query, masked);
+        else
+          clear_ds();
+      }
+      __syncthreads();
+      const Step next = after(now);
+      if (next.head < (head_k + 1) * p.group) load_queries(next);
+      compute_dq(now);
+      now = after(now);
+    }
+    if (computes_values())
+      store_gradient<false>(sum, p.dv, p.dv_strides, 1.0f);
+    else
+      store_gradient<true>(sum, p.dk, p.dk_strides, p.softmax_scale);
+  }
+};
+
+template <class Spec>
+__device__ __forceinline__ void backward_f32(const AttentionParams& p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  BackwardF32<Spec>(p, ptx::shared_address(shared_memory)).run();
+}
+
+}  // namespace fattn::v2

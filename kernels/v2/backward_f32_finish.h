@@ -1,0 +1,73 @@
+// Backward in fp32, last kernel: dq = softmax_scale * dq_accum, with the strides of dq.
+//
+// A warp takes 16 queries x 32 columns. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN. Other
+// rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kAligned, kTile, as in backward_f32.h.
+#pragma once
+
+#include "kernels/constants.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v2/backward_f32_again.h"
+#include "kernels/v2/dq_accum.h"
+#include "shared/attention_params.h"
+#include "shared/backward_f32_layout.h"
+#include "shared/backward_layout.h"
+#include "shared/mask.h"
+
+namespace fattn::v2 {
+
+template <class Spec>
+__device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
+  constexpr int kWidth = Spec::kTile.width, kHeaddim = Spec::kHeaddim, kColumnGroups = kWidth / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const long long row_blocks = dq_accum_blocks(p.seqlen_q);
+  const long long unit = static_cast<long long>(blockIdx.x) * (kFinishThreads / 32) + ptx::warp_id();
+  const int first_column = static_cast<int>(unit % kColumnGroups) * 32;
+  const long long block = unit / kColumnGroups, batch_head = block / row_blocks;
+  if (batch_head >= static_cast<long long>(p.batch) * p.nheads) return;
+  const int first_row = static_cast<int>(block % row_blocks) * kDqAccumRows;
+  const int batch = static_cast<int>(batch_head / p.nheads), head = static_cast<int>(batch_head % p.nheads);
+
+  const float* accum =
+      p.dq_accum + batch_head * dq_accum_head(p.seqlen_q, kWidth) + static_cast<long long>(first_row) * kWidth + first_column * kDqAccumRows;
+  float4 x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);
+  float* const dq = static_cast<float*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + lane / 4 + 8 * half;
+    const bool exists = row < p.seqlen_q;
+    const bool empty = exists && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float pair[2] = {(half == 0 ? x[i].x : x[i].z) * p.softmax_scale, (half == 0 ? x[i].y : x[i].w) * p.softmax_scale};
+      good = good && is_finite(pair[0]) && is_finite(pair[1]);
+      const int column = first_column + 8 * i + lane % 4 * 2;
+      float* const to = dq + row * p.dq_strides.row + column;
+      if (!exists) continue;
+      if constexpr (Spec::kAligned && kHeaddim % 2 == 0) {
+        if (column < kHeaddim) *reinterpret_cast<float2*>(to) = empty ? float2{0, 0} : float2{pair[0], pair[1]};
+      } else {
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (column + e < kHeaddim) to[e] = empty ? 0.0f : pair[e];
+      }
+    }
+    unsigned bad = ptx::ballot(!good && exists && !empty);
+    if (bad == 0) [[likely]]
+      continue;
+    ptx::warp_sync();
+    const core::Mask32 mask{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+#pragma unroll 1
+    for (int g = 0; g < 8; ++g, bad >>= 4) {
+      if ((bad & 15) == 0) continue;
+      const int again = first_row + 8 * half + g, column = first_column + lane;
+      const float value = dq_again<kHeaddim, Spec::kHeaddimV>(p, mask, batch, head, again, column, lane);
+      if (column < kHeaddim) dq[again * p.dq_strides.row + column] = value * p.softmax_scale;
+    }
+  }
+}
+
+}  // namespace fattn::v2
