@@ -22,7 +22,9 @@ std::string name_of(const Target& target) {
 
 bool is_to_compute(const Target& target, const Case& c) {
   const bool plain = c.window_left == -1 && c.window_right == -1 && c.softcap == 0;
-  return plain || target.backend == Backend::kReference || (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard);
+  const bool standard = target.algorithm == Algorithm::kStandard;
+  return plain || target.backend == Backend::kReference || (target.backend == Backend::kCpu && !standard) ||
+         (target.backend == Backend::kCuda && standard);
 }
 
 std::string why_unavailable(const Target& target, DType dtype) {

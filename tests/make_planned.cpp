@@ -10,6 +10,7 @@
 
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
+#include "backend/cuda/standard.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -120,6 +121,18 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   list.add(cuda::v2_backward_request(keys.finish), 255, which);
 }
 
+// Rows that a warp and a CTA hold, and longer ones; with and without softcap.
+void add_standard(List& list, int arch, DType dtype, int seqlen, bool backward, bool softcap) {
+  Problem problem = contiguous(dtype, 64, 64, true);
+  problem.seqlen_k = seqlen;
+  problem.softcap = softcap ? 30 : 0;
+  problem.backward = backward;
+  problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  if (!cuda::standard_refusal(problem, arch).empty()) return;
+  for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
+    list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()), Which::kQuick);
+}
+
 }  // namespace
 
 int main() {
@@ -136,6 +149,13 @@ int main() {
   List list;
   for (const Architecture& a : kArchitectures)
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
+  // They are small and alike everywhere: the oldest and the best known architecture are enough.
+  add_standard(list, 75, DType::kF16, 1024, false, false);
+  add_standard(list, 90, DType::kF16, 1024, false, false);
+  add_standard(list, 90, DType::kF16, 1024, true, true);
+  add_standard(list, 90, DType::kBF16, 16384, false, true);
+  add_standard(list, 90, DType::kBF16, 65536, true, false);
+  add_standard(list, 90, DType::kF32, 4096, false, false);
   for (const Architecture& a : kArchitectures)
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const bool causal : {false, true}) {

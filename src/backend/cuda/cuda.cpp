@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "backend/cuda/standard.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -21,6 +22,7 @@ struct CudaKernels {
   cuda::V3BackwardPlan v3_backward;
   cuda::V2ForwardPlan forward;
   cuda::V2BackwardPlan backward;
+  cuda::StandardPlan standard;
 };
 
 namespace {
@@ -79,11 +81,13 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.q, "q");
     require(b.o, "o");
     if (p.want_lse) require(b.lse, "lse");
+    if (p.want_weights && p.seqlen_k > 0) require(b.weights, "weights");
   }
   if (keys) {
     require(b.k, "k");
     require(b.v, "v");
   }
+  if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
     require(b.dout, "dout");
@@ -93,7 +97,6 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.dk, "dk");
     require(b.dv, "dv");
   }
-  if (workspace_bytes > 0) require(b.workspace, "workspace");
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -173,6 +176,17 @@ void plan_cuda_kernels(Plan& plan) {
   const std::string built =
       text(name_of(p.dtype), " sm_", target.arch, target.level / 10 == target.arch / 10 ? "" : text(" (level ", target.level, ")"));
   auto kernels = std::make_shared<CudaKernels>();
+  if (plan.algorithm == Algorithm::kStandard) {
+    if (const std::string why = cuda::standard_refusal(p, plan.cuda.arch); !why.empty()) unsupported(why);
+    if (!cublaslt()) unsupported("algorithm standard needs cuBLASLt: " + cublaslt().reason);
+    kernels->standard = cuda::plan_standard(p, cuda_device(p.device_index), plan.cuda.arch);
+    plan.workspace_bytes = static_cast<size_t>(kernels->standard.workspace_bytes);
+    plan.kernel = text("cuda standard ", p.backward ? "backward " : "forward ", name_of(p.dtype), " sm_", plan.cuda.arch);
+    plan.why = text(p.algorithm == Algorithm::kStandard ? "asked for" : "the weights are wanted, which only standard attention has",
+                    "; products by cuBLASLt ", cublaslt().major, ".", cublaslt().minor);
+    plan.cuda.kernels = std::move(kernels);
+    return;
+  }
   const cuda::V3Target v3_target{gpu.shared_per_block_optin, gpu.l2_bytes, gpu.multiprocessors};
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
@@ -223,6 +237,7 @@ void load_cuda_kernels(const Plan& plan) {
   CudaDevice& device = cuda_device(plan.problem.device_index);
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
+  if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
   if (!plan.problem.backward) {
     if (plan.algorithm == Algorithm::kV3) {
       v3_forward_kernel(device, chosen.v3_forward);
@@ -249,6 +264,7 @@ void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   const CudaCurrent scope = device.current();
   require_on_device(device, plan.problem, buffers, plan.workspace_bytes);
   const auto stream = static_cast<CUstream>(buffers.stream);
+  if (plan.algorithm == Algorithm::kStandard) return cuda::run_standard(device, plan.problem, plan.cuda.kernels->standard, buffers, stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);
 }
 

@@ -14,7 +14,10 @@ enum class KernelKind : uint32_t {
   kV3Forward = 6,
   kV3Backward = 7,
   kV3BackwardPrepare = 8,
-  kV3BackwardFinish = 9
+  kV3BackwardFinish = 9,
+  kStandardSoftmax = 20,
+  kStandardGradient = 21,
+  kStandardFinish = 22
 };
 
 }  // namespace fattn::core::cuda

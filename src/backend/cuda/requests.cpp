@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "backend/cuda/standard.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -36,6 +37,12 @@ cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_byt
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
+  if (problem.algorithm == Algorithm::kStandard || (problem.algorithm == Algorithm::kAuto && problem.want_weights)) {
+    if (const std::string why = cuda::standard_refusal(problem, arch); !why.empty()) unsupported(why);
+    std::vector<jit::Request> requests;
+    for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch)) requests.push_back(cuda::standard_request(key));
+    return requests;
+  }
   const bool v3 =
       wants_v3(problem, arch) && (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
