@@ -5,11 +5,12 @@
 namespace fattn::core {
 namespace {
 
-constexpr int kWays = 6;
+constexpr int kWays = 7;
 constexpr const char* kWayNames[kWays] = {"backend reference",
                                           "algorithm standard of backend cpu",
                                           "algorithm v2 of backend cpu",
                                           "algorithm standard of backend cuda",
+                                          "algorithm v1 of backend cuda",
                                           "algorithm v2 of backend cuda",
                                           "algorithm v3 of backend cuda"};
 
@@ -21,8 +22,8 @@ struct Feature {
 
 // A window that hides nothing, or hides what a causal mask does, is none by now.
 constexpr Feature kFeatures[] = {
-    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, false}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, false}},
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, false, false}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, false, false}},
 };
 
 std::string ways_with(const Feature& feature) {

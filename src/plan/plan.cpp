@@ -162,9 +162,13 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
     if (gpu.capability() != kHopper) unsupported(text("algorithm v3 is for compute capability 9.0, and this is ", device, "; ask for v2 or auto"));
     if (p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   }
-  if (standard && p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
+  if ((standard || p.algorithm == Algorithm::kV1) && p.cuda_level != 0)
+    unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   // The backend takes v2 back if the kernels of v3 cannot compute the problem.
-  plan.algorithm = standard ? Algorithm::kStandard : wants_v3(p, gpu.capability()) ? Algorithm::kV3 : Algorithm::kV2;
+  plan.algorithm = standard                        ? Algorithm::kStandard
+                   : p.algorithm == Algorithm::kV1 ? Algorithm::kV1
+                   : wants_v3(p, gpu.capability()) ? Algorithm::kV3
+                                                   : Algorithm::kV2;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }
@@ -192,6 +196,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
 
   if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
   if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard and v2. Ask for one of them or auto");
+  if (p.algorithm == Algorithm::kV1) unsupported("algorithm v1 is for GPUs; backend cpu has standard and v2. Ask for one of them or auto");
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
   require_features(p, plan.algorithm == Algorithm::kStandard ? Way::kCpuStandard : Way::kCpuV2);
   plan.cpu.isa = choose_isa(p, cpu);

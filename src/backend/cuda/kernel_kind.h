@@ -17,7 +17,8 @@ enum class KernelKind : uint32_t {
   kV3BackwardFinish = 9,
   kStandardSoftmax = 20,
   kStandardGradient = 21,
-  kStandardFinish = 22
+  kStandardFinish = 22,
+  kV1Forward = 30
 };
 
 }  // namespace fattn::core::cuda

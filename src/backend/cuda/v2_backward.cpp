@@ -126,6 +126,16 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   return plan;
 }
 
+V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target) {
+  Problem ordered = problem;
+  ordered.deterministic = false;  // one CTA adds to dq, in the order of the keys: no turns are needed
+  V2BackwardPlan plan = plan_v2_backward(ordered, target);
+  plan.key.one_head = 1;
+  plan.main.grid = problem.seqlen_k > 0 ? problem.batch * problem.nheads_k : 0;
+  plan.heads_per_section = 1;
+  return plan;
+}
+
 V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& b) {
   V2BackwardKeys keys;
   keys.main = plan.key;
@@ -139,12 +149,12 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.prepare = keys.main;
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
   keys.prepare.headdim = plan.tile.width;
-  keys.prepare.causal = 0;
+  keys.prepare.causal = keys.prepare.one_head = 0;
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
   keys.finish.headdim_v = keys.main.headdim;
-  keys.finish.causal = keys.finish.deterministic = keys.finish.row = 0;
+  keys.finish.causal = keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
   return keys;
 }
 
@@ -162,12 +172,14 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   const Kernel kernel =
       key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", "backward_prepare", "fattn_v2_bwd_prepare", kPrepareThreads, 1}
       : key.kind == KernelKind::kV2BackwardFinish ? Kernel{"backward_finish", "backward_finish", "fattn_v2_bwd_finish", kFinishThreads, 1}
+      : key.one_head != 0                         ? Kernel{"backward", "backward", "fattn_v1_bwd", tile.threads(), kRows[key.row].ctas}
                                                   : Kernel{"backward", "backward", "fattn_v2_bwd", tile.threads(), kRows[key.row].ctas};
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
+  const char* const version = key.one_head != 0 ? "v1" : "v2";
   const bool main = key.kind == KernelKind::kV2Backward;  // the others take rows one by one
-  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
+  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/", version, "/", kernel.file,
                         ".h\"\n"
                         "struct Spec {\n"
                         "  using Element = fattn::",
@@ -188,8 +200,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
                         "extern \"C\" __global__ void __launch_bounds__(",
                         kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
                         "(const __grid_constant__ fattn::AttentionParams p) {\n"
-                        "  fattn::v2::",
-                        kernel.function,
+                        "  fattn::",
+                        version, "::", kernel.function,
                         "<Spec>(p);\n"
                         "}\n");
   return request;
