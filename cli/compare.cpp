@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
+#include <sstream>
 
 #include "cli/json_output.h"
 #include "cli/oracle_check.h"
@@ -28,6 +30,37 @@ struct CompareFlags {
   std::vector<std::string> names;
 };
 
+// The library by one of its algorithms, as a contestant.
+std::optional<Algorithm> algorithm_named(const std::string& name) {
+  for (const Algorithm algorithm : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3})
+    if (name == name_of(algorithm)) return algorithm;
+  return std::nullopt;
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  return names;
+}
+
+// What is wrong with a list of algorithms; "auto" stands alone.
+std::string not_algorithms(const std::string& list) {
+  const std::vector<std::string> names = split(list);
+  for (const std::string& name : names)
+    if (!algorithm_named(name) && !(name == name_of(Algorithm::kAuto) && names.size() == 1))
+      return "'" + printable(name, 40) + "' is no algorithm to compare; allowed: standard, v1, v2 and v3, with commas between them, or auto";
+  return names.empty() ? "an algorithm is wanted: standard, v1, v2, v3, several of them with commas, or auto" : "";
+}
+
+// Several algorithms are contestants, in their order, before those of --provider.
+void take_algorithms(CompareFlags& flags) {
+  const std::vector<std::string> algorithms = split(flags.problem.target.algorithm);
+  if (algorithms.size() < 2) return;
+  flags.names.insert(flags.names.begin(), algorithms.begin(), algorithms.end());
+  flags.problem.target.algorithm = name_of(Algorithm::kAuto);
+}
+
 std::vector<std::string> chosen(const CompareFlags& flags) {
   if (!flags.names.empty()) return flags.names;
   std::vector<std::string> names = {"fattn"};
@@ -38,12 +71,12 @@ std::vector<std::string> chosen(const CompareFlags& flags) {
 
 std::unique_ptr<Contestant> make_contestant(const std::string& name, const CompareFlags& flags) {
   Options options = flags.problem.options();
-  if (name == "standard") {
-    options.algorithm = Algorithm::kStandard;
-    options.cpu_isa = Isa::kAuto;  // that of the matrix library
+  if (const std::optional<Algorithm> algorithm = algorithm_named(name)) {
+    options.algorithm = *algorithm;
+    if (name == "standard") options.cpu_isa = Isa::kAuto;  // that of the matrix library
     if (!flags.problem.target.on_cuda()) options.backend = Backend::kCpu;
   }
-  if (name == "fattn" || name == "standard") return make_library_contestant(name, options, flags.problem.place());
+  if (name == "fattn" || algorithm_named(name)) return make_library_contestant(name, options, flags.problem.place());
   return flags.providers.make(name, options.num_threads, flags.problem.place());
 }
 
@@ -67,14 +100,14 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::stri
              rows.front().pass == Pass::kForward    ? "forward (fwd)"
              : rows.front().pass == Pass::kBackward ? "backward (bwd)"
                                                     : "forward and backward (fwdbwd)");
-  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "<  worst error against the oracle",
-               "max diff to standard"});
+  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "moved (model)",
+               "<  worst error against the oracle", "max diff to standard"});
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
   for (const Row& row : rows) {
     const std::string name = printable(label_of(row), 60),
                       difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
     if (!row.ok() || !row.time) {
-      table.add({name, name_of(row.status), "", "", "", "", "", "  " + worst_check(row)});
+      table.add({name, name_of(row.status), "", "", "", "", "", "", "  " + worst_check(row)});
       if (told.insert(row.reason).second) table.note(printable(row.reason, 600));
       continue;
     }
@@ -83,8 +116,8 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::stri
       speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
     table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high),
                giga_text(*row.flops_per_s), row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup,
-               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "", "  " + worst_check(row),
-               row.who.provider == "standard" ? "" : difference});
+               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "", row.moved_bytes ? bytes_text(*row.moved_bytes) : "",
+               "  " + worst_check(row), row.who.provider == "standard" ? "" : difference});
   }
   table.print(out);
   fmt::print(out, "fastest: {}; leanest: {}\n", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows))));
@@ -151,19 +184,33 @@ void add_compare(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("compare", "Race the library against standard attention and other implementations");
   auto flags = std::make_shared<CompareFlags>();
   flags->problem.add_to(*command);
+  command->remove_option(command->get_option("--algorithm"));
   command
-      ->add_option("--provider", flags->names,
-                   "A contestant: fattn, standard, or a provider as NAME or NAME:VARIANT; may be repeated [all, each with its first variant]")
+      ->add_option("--algorithm", flags->problem.target.algorithm,
+                   "Of the contestant fattn; several with commas: these side by side (standard,v1,v2,v3), and what --provider names")
+      ->check(CLI::Validator(not_algorithms, ""))
+      ->type_name("NAME,...")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--provider", flags->names,
+          "A contestant: fattn, one of its algorithms (standard, v1, v2, v3), or a provider as NAME or NAME:VARIANT; may be repeated [fattn, "
+          "on the CPU standard, and all providers, each with its first variant]")
       ->type_name("NAME");
   flags->providers.add_to(*command);
   command->footer(
       "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the\n"
       "machine hits all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
-      "extra memory: the peak that the call adds over q, k, v (and dout), outputs included.\n"
+      "extra memory: the peak that the call adds over q, k, v (and dout), outputs included. moved (model): bytes between a GPU's memory and its\n"
+      "multiprocessors, counted from the algorithm and its tiles, not measured (docs/RECORD.md).\n"
       "Exit 1 if a check fails, 2 if nothing could run.\n\n"
       "Examples:  fattn compare --preset gpt2-small\n"
+      "           fattn compare --device cuda --algorithm standard,v1,v2,v3 --batch 4 --nheads 16 --seqlen 4096 --causal\n"
       "           fattn compare --seqlen 2048 --dtype bf16 --python venv/bin/python --provider fattn --provider torch-sdpa:flash");
-  command->callback([flags, &exit_code] { exit_code = compare(*flags); });
+  command->callback([flags, &exit_code] {
+    take_algorithms(*flags);
+    exit_code = compare(*flags);
+  });
 }
 
 }  // namespace fattn::cli

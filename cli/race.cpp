@@ -11,6 +11,7 @@
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
 #include "measure/library_plans.h"
+#include "measure/traffic.h"
 
 namespace fattn::cli {
 namespace {
@@ -102,6 +103,7 @@ void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const Ra
   if (who.provider == "standard") standard = copy_of(*outputs);
   for (Row* row : entry.rows) {
     row->who = who;
+    if (!who.kernel_forward.empty() && options.place.device == Device::kCuda) row->moved_bytes = moved_bytes(who.algorithm, spec, row->pass);
     for (const TensorCheck& c : checks)
       if (concerns(c, row->pass)) row->checks.push_back(c);
     if (standard.o.data()) row->max_difference_to_standard = difference(*outputs, standard, spec, row->pass);

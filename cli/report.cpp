@@ -13,7 +13,7 @@ namespace fattn::cli {
 using namespace measure;
 
 std::string label_of(const Row& row) {
-  const bool library = row.who.provider == "fattn" || row.who.provider == "standard";
+  const bool library = row.who.provider == "fattn" || row.who.provider == row.who.algorithm;  // "standard", "v2"
   return library || row.who.algorithm.empty() ? row.who.provider : row.who.provider + ":" + row.who.algorithm;
 }
 

@@ -39,7 +39,7 @@ std::vector<Way> ways() {
   add("cpu standard", Backend::kCpu, Algorithm::kStandard);
   add("cpu v2", Backend::kCpu, Algorithm::kV2);
   for (int i = 0, n = cuda::count(); i < n; ++i) {
-    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV3}) {
+    for (const Algorithm algorithm : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3}) {
       Way& way = add(fmt::format("cuda:{} {}", i, name_of(algorithm)), Backend::kCuda, algorithm);
       way.device = Device::kCuda;
       way.index = i;

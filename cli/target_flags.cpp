@@ -7,7 +7,7 @@ namespace fattn::cli {
 namespace {
 
 constexpr Backend kBackends[] = {Backend::kAuto, Backend::kReference, Backend::kCpu, Backend::kCuda};
-constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV2, Algorithm::kV3};
+constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3};
 constexpr Isa kIsas[] = {Isa::kAuto, Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon};
 
 template <class T, size_t N>
@@ -45,7 +45,10 @@ void TargetFlags::add_to(CLI::App& command) {
   command.add_option("--backend", backend, "What computes: reference is the float64 oracle, cpu and cuda the fast kernels")
       ->check(one_of(kBackends))
       ->capture_default_str();
-  command.add_option("--algorithm", algorithm, "standard: textbook attention, O(seqlen^2) memory; v2: FlashAttention-2; v3: for Hopper GPUs")
+  command
+      .add_option(
+          "--algorithm", algorithm,
+          "standard: textbook attention, O(seqlen^2) memory; v1: the first FlashAttention, on GPUs; v2: FlashAttention-2; v3: for Hopper GPUs")
       ->check(one_of(kAlgorithms))
       ->capture_default_str();
   command.add_option("--isa", isa, "Instruction set of the CPU kernels; `fattn info` lists those that run here")

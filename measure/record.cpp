@@ -148,6 +148,7 @@ ordered_json to_json(const Row& row) {
   json["rss_extra_bytes"] = row.memory && row.memory->rss_measured ? ordered_json(row.memory->rss_extra_bytes) : ordered_json(nullptr);
   json["speedup_over_standard"] = or_null(row.speedup_over_standard);
   json["max_difference_to_standard"] = row.max_difference_to_standard ? number(*row.max_difference_to_standard) : ordered_json(nullptr);
+  json["moved_bytes_model"] = or_null(row.moved_bytes);
   json["checks"] = ordered_json::array();
   for (const TensorCheck& c : row.checks)
     json["checks"].push_back(

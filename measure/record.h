@@ -39,6 +39,7 @@ struct Row {
   double peak_flops_per_s = 0;  // what peak_fraction is a share of
   // Set by a comparison.
   std::optional<double> speedup_over_standard, max_difference_to_standard;
+  std::optional<double> moved_bytes;  // of the library on a GPU, by the model of measure/traffic.h
 
   bool ok() const { return status == Status::kOk; }
   // Turns the row into one of a failure: its times, rates and memory are dropped, what was checked stays.

@@ -10,6 +10,8 @@
 
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
+#include "backend/cuda/standard.h"
+#include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -128,6 +130,30 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   list.add(cuda::v2_backward_request(keys.finish), 255, which);
 }
 
+// Rows that a warp and a CTA hold, and longer ones; with and without softcap.
+void add_standard(List& list, int arch, DType dtype, int seqlen, bool backward, bool softcap) {
+  Problem problem = contiguous(dtype, 64, 64, true);
+  problem.seqlen_k = seqlen;
+  problem.softcap = softcap ? 30 : 0;
+  problem.backward = backward;
+  problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  if (!cuda::standard_refusal(problem, arch).empty()) return;
+  for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
+    list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()), Which::kQuick);
+}
+
+void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
+  Problem problem = contiguous(dtype, headdim, headdim, causal);
+  const cuda::V2Target target = cuda::target_of(90);
+  cuda::V1ForwardKey key = cuda::plan_v1_forward(problem, target).key;
+  key.aligned = aligned;
+  list.add(cuda::v1_forward_request(key), budget_of(32 * cuda::kV1Warps, 1), Which::kQuick);
+  problem.backward = true;
+  problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
+  const cuda::V2BackwardPlan plan = cuda::plan_v1_backward(problem, target);
+  if (aligned && causal && headdim == 128) list.add(cuda::v2_backward_request(cuda::v2_backward_keys(plan, {}).main), 255, Which::kQuick);
+}
+
 }  // namespace
 
 int main() {
@@ -144,6 +170,16 @@ int main() {
   List list;
   for (const Architecture& a : kArchitectures)
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
+  // They are small and alike everywhere: the oldest and the best known architecture are enough.
+  add_standard(list, 75, DType::kF16, 1024, false, false);
+  add_standard(list, 90, DType::kF16, 1024, false, false);
+  add_standard(list, 90, DType::kF16, 1024, true, true);
+  add_standard(list, 90, DType::kBF16, 16384, false, true);
+  add_standard(list, 90, DType::kBF16, 65536, true, false);
+  add_standard(list, 90, DType::kF32, 4096, false, false);
+  add_v1(list, DType::kBF16, 64, true, true);
+  add_v1(list, DType::kF16, 128, true, true);
+  add_v1(list, DType::kBF16, 128, false, false);
   for (const Architecture& a : kArchitectures)
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const bool causal : {false, true}) {

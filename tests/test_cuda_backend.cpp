@@ -70,6 +70,8 @@ class CudaBackend : public ::testing::Test {
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
     stub().kernel("fattn_v2_bwd", note<'b'>, sizeof last);
     stub().kernel("fattn_v2_bwd_finish", note<'e'>, sizeof last);
+    stub().kernel("fattn_v1_fwd", note<'1'>, sizeof last);
+    stub().kernel("fattn_v1_bwd", note<'o'>, sizeof last);
     stub().kernel("fattn_v3_bwd_prepare", note<'P'>, sizeof last);
     stub().kernel("fattn_v3_bwd", note<'B'>, sizeof last);
     stub().kernel("fattn_v3_bwd_finish", note<'E'>, sizeof last);
@@ -214,6 +216,34 @@ TEST_F(CudaBackend, V3BackwardLaunchesThreeKernels) {
                     backward({part(0), part(1), part(2), part(3), lse, part(4), part(5), part(6), part(7)}, options);
                   }),
                   "internal: fattn_v3_bwd has 88 registers");
+}
+
+// One CTA a head, forward; backward v2's kernels before and after, and between them one CTA for all keys of a key head.
+TEST_F(CudaBackend, V1LaunchesItsKernels) {
+  const OnDevice d;
+  Options options;
+  options.algorithm = Algorithm::kV1;
+  options.causal = true;
+  forward(d.forward, options);
+  backward(d.backward, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"1", "p", "o", "e"}));
+  EXPECT_EQ(last.heads_per_section, 1);
+  EXPECT_EQ(last.dq_semaphore, nullptr);
+  const Plan forward_plan(d.forward, options);
+  EXPECT_EQ(forward_plan.info().algorithm, FATTN_ALGORITHM_V1);
+  EXPECT_EQ(forward_plan.workspace_bytes(), 0u) << "100 keys are one block: nothing is kept from one to the next";
+  const auto tensor = [](int64_t seqlen) { return Tensor(nullptr, DType::kBF16, {1, seqlen, 2, 40}).on(Device::kCuda, 0, nullptr); };
+  const Plan longer(ForwardTensors{tensor(33), tensor(129), tensor(129), tensor(33), {}, {}}, options);
+  EXPECT_EQ(longer.workspace_bytes(), 2u * 48 * (48 + 2) * 4) << "o of 48 rows and columns, m and l, in fp32";
+  const auto reason = [&](DType dtype, int64_t headdim) {
+    const Tensor x = Tensor(nullptr, dtype, {1, 64, 2, headdim}).on(Device::kCuda, 0, nullptr);
+    return supported(describe(ForwardTensors{x, x, x, x, {}, {}}, options)).reason;
+  };
+  EXPECT_EQ(reason(DType::kF16, 128), "");
+  expect_contains(reason(DType::kF32, 64), "algorithm v1 take fp16 and bf16");
+  expect_contains(reason(DType::kF16, 136), "algorithm v1 take up to 128");
+  options.softcap = 10;
+  expect_contains(reason(DType::kF16, 64), "algorithm v1 of backend cuda does not compute softcap");
 }
 
 // What v3 does not take goes to v2, and the plan says why; unless v3 was asked for.

@@ -90,7 +90,9 @@ TEST(CudaPlanSmall, BackendAndDeviceMustFit) {
   options.backend = Backend::kCuda;
   expect_contains(reason_of(90, DType::kBF16, options, false), "tensors are on the CPU");
   options.algorithm = Algorithm::kStandard;
-  expect_contains(reason_of(90, DType::kBF16, options), "algorithms v2 and v3 only");
+  EXPECT_EQ(reason_of(90, DType::kBF16, options), "") << "whether there is cuBLASLt the backend says";
+  options.cuda_level = 80;
+  expect_contains(reason_of(90, DType::kBF16, options), "cuda_level is 80, which is of algorithm v2");
 }
 
 TEST(CudaPlanSmall, TensorsOnTheCpuNeverAskForADevice) {

@@ -223,7 +223,7 @@ TEST(InvalidSmall, UnknownEnums) {
     int32_t first_bad;
   };
   for (const Field& f :
-       {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 4}, Field{"algorithm", &fattn_problem::algorithm, 4},
+       {Field{"pass", &fattn_problem::pass, 2}, Field{"backend", &fattn_problem::backend, 4}, Field{"algorithm", &fattn_problem::algorithm, 5},
         Field{"causal", &fattn_problem::causal, 2}, Field{"has_softmax_scale", &fattn_problem::has_softmax_scale, 2},
         Field{"cpu_isa", &fattn_problem::cpu_isa, 7}, Field{"has_window", &fattn_problem::has_window, 2},
         Field{"deterministic", &fattn_problem::deterministic, 2}, Field{"cuda_level", &fattn_problem::cuda_level, 90}})

@@ -18,6 +18,7 @@
 #include "measure/sampling.h"
 #include "measure/statistics.h"
 #include "measure/subprocess.h"
+#include "measure/traffic.h"
 
 namespace fattn::measure {
 namespace {
@@ -227,6 +228,23 @@ TEST(Problem, CostCountsVisiblePairs) {
   EXPECT_EQ(cost_of(s, Pass::kForward).flops_nominal, 2 * 3 * 8 * 4 * 8);
   EXPECT_EQ(cost_of(s, Pass::kBackward).flops, 2.5 * 2 * 3 * 10 * 4 * 8);
   EXPECT_EQ(cost_of(s, Pass::kForwardBackward).flops, 3.5 * 2 * 3 * 10 * 4 * 8);
+}
+
+TEST(Traffic, CountsWhatAnAlgorithmMoves) {
+  ProblemSpec s;
+  s.batch = 2, s.nheads = 4, s.nheads_k = 2, s.seqlen_q = s.seqlen_k = 256, s.headdim = s.headdim_v = 64, s.dtype = DType::kBF16;
+  const double row = 64 * 2, heads = 8, matrix = heads * 256 * 256 * 2;
+  EXPECT_EQ(*moved_bytes("standard", s, Pass::kForward), 4 * matrix + heads * 256 * (2 * row + 4) + 4 * 256 * 2 * row);
+  // Two blocks of keys: o goes out once and comes in once.
+  EXPECT_EQ(*moved_bytes("v1", s, Pass::kForward), heads * (256 * 2 * row + 2 * 256 * row + 2 * 256 * 66 * 4 + 256 * (row + 4)));
+  // Two tiles of queries with all keys, or, under a causal mask, the first with half of them.
+  EXPECT_EQ(*moved_bytes("v2", s, Pass::kForward), heads * (256 * (2 * row + 4) + 2 * 256 * 2 * row));
+  s.causal = true;
+  EXPECT_EQ(*moved_bytes("v3", s, Pass::kForward), heads * (256 * (2 * row + 4) + (128 + 256) * 2 * row));
+  EXPECT_EQ(*moved_bytes("v1", s, Pass::kBackward), *moved_bytes("v2", s, Pass::kBackward));
+  EXPECT_GT(*moved_bytes("standard", s, Pass::kBackward), *moved_bytes("v2", s, Pass::kBackward));
+  EXPECT_EQ(*moved_bytes("v1", s, Pass::kForwardBackward), *moved_bytes("v1", s, Pass::kForward) + *moved_bytes("v1", s, Pass::kBackward));
+  EXPECT_FALSE(moved_bytes("flash", s, Pass::kForward));
 }
 
 TEST(Peaks, AreMeasuredForEveryInstructionSetHere) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu and test_cuda_v3_gpu, and compute-sanitizer on a subset.
+"""What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu and test_cuda_algorithms_gpu, and compute-sanitizer on a subset.
 Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
 
 import argparse
@@ -42,9 +42,11 @@ def stages(fattn, tests, sanitizer):
         # Where the GPU has kernels of its own, these are not what the planner takes.
         Stage("v2", f"{check} --algorithm v2", count_check, 1200),
         Stage("v2deterministic", f"{check} --algorithm v2 --deterministic", count_check, 1200),
+        Stage("standard", f"{check} --algorithm standard", count_check, 1200),
+        Stage("v1", f"{check} --algorithm v1", count_check, 1200),
         Stage("level75", f"{check} --cuda-level 75 --dtype fp16", count_check, 1200),
     ]
-    for name in ("test_cuda_gpu", "test_cuda_v3_gpu"):
+    for name in ("test_cuda_gpu", "test_cuda_v3_gpu", "test_cuda_algorithms_gpu"):
         run = (
             f"GTEST_OUTPUT=\"xml:$REPORTS/gtest/{name}.xml\" '{tests}/{name}' || status=$?\n"
             'word=$([ "${status:-0}" = 0 ] && echo run || echo fail)\n'
@@ -54,7 +56,7 @@ def stages(fattn, tests, sanitizer):
         found.append(Stage(name, run, count_ctest, 900))
     for tool in ("memcheck", "racecheck", "initcheck") if sanitizer else ():
         # racecheck does not know the order that TMA and mbarriers give; it is for v2 only.
-        chosen = [("v2", RACECHECKED)] if tool == "racecheck" else [("auto", SANITIZED), ("v2", SANITIZED)]
+        chosen = [("v2", RACECHECKED)] if tool == "racecheck" else [("auto", SANITIZED), ("v2", SANITIZED), ("v1", SANITIZED), ("standard", SANITIZED)]
         lines = [
             f"compute-sanitizer --tool {tool} --error-exitcode 9 --target-processes all {check} --algorithm {algorithm} --dtype {dtype} --filter {name}"
             for algorithm, cases in chosen
@@ -67,7 +69,7 @@ def stages(fattn, tests, sanitizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fattn", default=str(ROOT / "build/cli/fattn"), help="the program to test")
-    parser.add_argument("--tests", default=str(ROOT / "build/tests"), help="folder with test_cuda_gpu and test_cuda_v3_gpu")
+    parser.add_argument("--tests", default=str(ROOT / "build/tests"), help="folder with the tests that need a GPU")
     parser.add_argument("--only", action="append", help="run this stage; may be repeated")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()

@@ -30,6 +30,7 @@ enum class Algorithm : int32_t {
   kStandard = FATTN_ALGORITHM_STANDARD,
   kV2 = FATTN_ALGORITHM_V2,
   kV3 = FATTN_ALGORITHM_V3,
+  kV1 = FATTN_ALGORITHM_V1,
 };
 enum class Device : int32_t { kCpu = FATTN_DEVICE_CPU, kCuda = FATTN_DEVICE_CUDA };
 enum class Isa : int32_t {
@@ -81,6 +82,7 @@ constexpr const char* name_of(Algorithm algorithm) {
     case Algorithm::kStandard: return "standard";
     case Algorithm::kV2: return "v2";
     case Algorithm::kV3: return "v3";
+    case Algorithm::kV1: return "v1";
   }
   return "unknown";
 }

@@ -77,6 +77,7 @@ class Backward {
   // ---- what this thread and its CTA are ----
   const AttentionParams& p;
   const unsigned shared;
+  const int number_;
   // Masked, so that the compiler knows them not to be negative: division by powers of two is then a shift.
   const int thread = threadIdx.x & 1023, lane = thread & 31, warp = ptx::warp_id() & 31;
   // The roles are halves of the CTA, so that each scheduler has warps of both.
@@ -106,7 +107,7 @@ class Backward {
   // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
   // block: under a causal mask the first is the longest.
   __device__ void take_tile() {
-    int index = static_cast<int>(blockIdx.x);
+    int index = number_;
     if constexpr (Spec::kDeterministic) {
       // CTAs wait for those of lower key blocks. Numbers drawn when a CTA starts make sure that those have started.
       if (thread == 0) *ticket_slot() = ptx::atomic_add(p.dq_semaphore, 1);
@@ -491,7 +492,8 @@ class Backward {
   }
 
  public:
-  __device__ Backward(const AttentionParams& params, unsigned shared_address) : p(params), shared(shared_address) {}
+  // `number`: which tile of keys, as take_tile() deals them.
+  __device__ Backward(const AttentionParams& params, unsigned shared_address, int number) : p(params), shared(shared_address), number_(number) {}
 
   __device__ void run() {
     take_tile();
@@ -664,7 +666,7 @@ class Backward {
 template <class Spec>
 __device__ __forceinline__ void backward(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  Backward<Spec>(p, ptx::shared_address(shared_memory)).run();
+  Backward<Spec>(p, ptx::shared_address(shared_memory), static_cast<int>(blockIdx.x)).run();
 }
 
 }  // namespace fattn::v2

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent
 DTYPES = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
 DEVICES = {"cpu": 0, "cuda": 1}
 BACKENDS = {"auto": 0, "reference": 1, "cpu": 2, "cuda": 3}
-ALGORITHMS = {"auto": 0, "standard": 1, "v2": 2, "v3": 3}
+ALGORITHMS = {"auto": 0, "standard": 1, "v2": 2, "v3": 3, "v1": 4}
 ISAS = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx": 5, "neon": 6}
 
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64

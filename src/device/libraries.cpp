@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "device/cublaslt.h"
 #include "device/cuda_driver.h"
 #include "device/dynamic_library.h"
 #include "shared/env.h"
@@ -105,8 +106,10 @@ const OpenBlas& openblas() {
 std::vector<LibraryStatus> library_status() {
   const OpenBlas& blas = openblas();
   const CudaDriver& cuda = cuda_driver();
+  const CublasLt& products = cublaslt();
   return {{"OpenBLAS", "matrix products of algorithm standard on the CPU", blas.path, blas.reason},
-          {"CUDA driver", "memory and kernels of NVIDIA GPUs", cuda.path, cuda.reason}};
+          {"CUDA driver", "memory and kernels of NVIDIA GPUs", cuda.path, cuda.reason},
+          {"cuBLASLt", "matrix products of algorithm standard on NVIDIA GPUs", products.path, products.reason}};
 }
 
 OneBlasThread::OneBlasThread(const OpenBlas& blas) : blas_(blas) {

@@ -1,4 +1,4 @@
-// Where NVRTC is looked for: the loader's folders, the toolkit's, and the packages of the Pythons that this process has to do with.
+// Where NVRTC is looked for, and what that depends on.
 #pragma once
 
 #include <string>

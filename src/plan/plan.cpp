@@ -139,12 +139,13 @@ Backend choose_backend(const Problem& p) {
   return p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
 }
 
-// Algorithms v2, on the tensor cores of capability 7.5 and later, and v3, on those of 9.0. Which dtypes and sizes their kernels take, they say.
+// Algorithm standard, on cuBLASLt; v2, on the tensor cores of capability 7.5 and later, and v3, on those of 9.0. Which dtypes and sizes their kernels
+// take, they say.
 void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   const std::string device = text("CUDA device ", gpu.index, " (", gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ")");
-  if (p.algorithm == Algorithm::kStandard || p.want_weights)
-    unsupported(text("backend cuda has algorithms v2 and v3 only", p.want_weights ? ", which never have the weights in memory" : "",
-                     "; ask for one of them or auto, or copy the tensors to the host"));
+  const bool standard = p.algorithm == Algorithm::kStandard || (p.algorithm == Algorithm::kAuto && p.want_weights);
+  if (p.want_weights && !standard)
+    unsupported(text("algorithm ", name_of(p.algorithm), " never has the weights in memory; ask for algorithm standard to get them"));
   constexpr int64_t kMost = int64_t{1} << 30;  // CTAs are counted in 32 bits
   if (p.batch > kMost || p.nheads > kMost || p.batch * p.nheads > kMost)
     unsupported(text("batch is ", p.batch, " and nheads ", p.nheads, "; backend cuda computes up to 2^30 of both together. Split the batch"));
@@ -162,8 +163,13 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
     if (gpu.capability() != kHopper) unsupported(text("algorithm v3 is for compute capability 9.0, and this is ", device, "; ask for v2 or auto"));
     if (p.cuda_level != 0) unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   }
+  if ((standard || p.algorithm == Algorithm::kV1) && p.cuda_level != 0)
+    unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
   // The backend takes v2 back if the kernels of v3 cannot compute the problem.
-  plan.algorithm = wants_v3(p, gpu.capability()) ? Algorithm::kV3 : Algorithm::kV2;
+  plan.algorithm = standard                        ? Algorithm::kStandard
+                   : p.algorithm == Algorithm::kV1 ? Algorithm::kV1
+                   : wants_v3(p, gpu.capability()) ? Algorithm::kV3
+                                                   : Algorithm::kV2;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }
@@ -191,6 +197,7 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
 
   if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
   if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard and v2. Ask for one of them or auto");
+  if (p.algorithm == Algorithm::kV1) unsupported("algorithm v1 is for GPUs; backend cpu has standard and v2. Ask for one of them or auto");
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
   require_features(p, plan.algorithm == Algorithm::kStandard ? Way::kCpuStandard : Way::kCpuV2);
   plan.cpu.isa = choose_isa(p, cpu);

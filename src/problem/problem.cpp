@@ -108,8 +108,8 @@ void check_options(const fattn_problem& g) {
   check_enum("pass", g.pass, A{FATTN_FORWARD, FATTN_BACKWARD}, "forward (0), backward (1)");
   check_enum("backend", g.backend, A{FATTN_BACKEND_AUTO, FATTN_BACKEND_REFERENCE, FATTN_BACKEND_CPU, FATTN_BACKEND_CUDA},
              "auto (0), reference (1), cpu (2), cuda (3)");
-  check_enum("algorithm", g.algorithm, A{FATTN_ALGORITHM_AUTO, FATTN_ALGORITHM_STANDARD, FATTN_ALGORITHM_V2, FATTN_ALGORITHM_V3},
-             "auto (0), standard (1), v2 (2), v3 (3)");
+  check_enum("algorithm", g.algorithm, A{FATTN_ALGORITHM_AUTO, FATTN_ALGORITHM_STANDARD, FATTN_ALGORITHM_V2, FATTN_ALGORITHM_V3, FATTN_ALGORITHM_V1},
+             "auto (0), standard (1), v2 (2), v3 (3), v1 (4)");
   check_enum("causal", g.causal, A{0, 1}, "0, 1");
   check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
   check_enum("deterministic", g.deterministic, A{0, 1}, "0, 1");

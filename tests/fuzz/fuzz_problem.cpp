@@ -124,7 +124,7 @@ fattn_problem problem(Bytes& in) {
   p.abi_version = in.mostly<uint32_t>(FATTN_ABI_VERSION);
   p.pass = in.mostly<int32_t>(in.byte() % 2);
   p.backend = in.mostly<int32_t>(in.byte() % 3);
-  p.algorithm = in.mostly<int32_t>(in.byte() % 4);
+  p.algorithm = in.mostly<int32_t>(in.byte() % 5);
   p.causal = in.mostly<int32_t>(in.byte() % 2);
   p.has_softmax_scale = in.mostly<int32_t>(in.byte() % 2);
   p.cpu_isa = in.mostly<int32_t>(in.byte() % 7);

@@ -153,3 +153,19 @@ def test_compare(schema, fattn):
 
 def test_compare_names_a_missing_provider(fattn):
     assert "there is no provider xformers; there are fattn, standard" in fattn.refuses("compare", *TINY, "--provider", "xformers")
+
+
+def test_algorithms_side_by_side(schema, fattn):
+    """A list of algorithms is a list of contestants, before those of --provider; what a device has not has a row with the reason."""
+    flags = ["--seqlen", "32", "--nheads", "2", "--headdim", "8", "--repeats", "6", "--min-time", "0", "--warmup", "1", "--no-grad"]
+    record = fattn.json("compare", *flags, "--algorithm", "standard,v2,v1", "--provider", "fattn")
+    schema.validate(record)
+    assert [row["provider"] for row in record["rows"]] == ["standard", "v2", "v1", "fattn"]
+    standard, v2, v1, _ = record["rows"]
+    assert (standard["algorithm"], v2["algorithm"]) == ("standard", "v2")
+    assert v1["status"] == "unsupported" and "algorithm v1 is for GPUs" in v1["reason"]
+    assert v2["speedup_over_standard"] > 0 and v2["moved_bytes_model"] is None
+    again = fattn.json("compare", *record["flags"])
+    assert [row["provider"] for row in again["rows"]] == [row["provider"] for row in record["rows"]]
+    assert "'v9' is no algorithm to compare" in fattn.refuses("compare", "--algorithm", "standard,v9")
+    assert "'auto' is no algorithm to compare" in fattn.refuses("compare", "--algorithm", "auto,v2")

@@ -4,6 +4,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "backend/cuda/standard.h"
+#include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -21,6 +23,8 @@ struct CudaKernels {
   cuda::V3BackwardPlan v3_backward;
   cuda::V2ForwardPlan forward;
   cuda::V2BackwardPlan backward;
+  cuda::StandardPlan standard;
+  cuda::V1ForwardPlan v1_forward;
 };
 
 namespace {
@@ -59,6 +63,12 @@ const Loaded& backward_kernel(CudaDevice& device, cuda::V2BackwardKey key) {
   return jit::kernel_table().get(device, jit::key_of_pod(key), backward_request);
 }
 
+jit::Request v1_forward_request(const KernelKey& key) { return cuda::v1_forward_request(jit::pod_of_key<cuda::V1ForwardKey>(key)); }
+
+const Loaded& v1_forward_kernel(CudaDevice& device, const cuda::V1ForwardKey& key) {
+  return jit::kernel_table().get(device, jit::key_of_pod(key), v1_forward_request);
+}
+
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
 
 CudaLaunch shape_of(int64_t grid, int threads, int shared_bytes) {
@@ -79,11 +89,13 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.q, "q");
     require(b.o, "o");
     if (p.want_lse) require(b.lse, "lse");
+    if (p.want_weights && p.seqlen_k > 0) require(b.weights, "weights");
   }
   if (keys) {
     require(b.k, "k");
     require(b.v, "v");
   }
+  if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
     require(b.dout, "dout");
@@ -93,7 +105,6 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.dk, "dk");
     require(b.dv, "dv");
   }
-  if (workspace_bytes > 0) require(b.workspace, "workspace");
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -105,7 +116,18 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, params.pointers().data(), kernel.name.c_str());
 }
 
+void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const cuda::V1ForwardPlan& chosen = plan.cuda.kernels->v1_forward;
+  if (chosen.grid == 0) return;
+  const Loaded& kernel = v1_forward_kernel(device, cuda::v1_forward_key(chosen, b.q, b.k, b.v, b.o));
+  AttentionParams params = cuda::v1_forward_params(plan.problem, b.q, b.k, b.v, b.o, plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr);
+  V1State state = cuda::v1_state(chosen, b.workspace);
+  void* parameters[] = {&params, &state};
+  device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
+}
+
 void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  if (plan.algorithm == Algorithm::kV1) return forward_v1(device, plan, b, stream);
   if (plan.algorithm == Algorithm::kV3) {
     if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
@@ -173,6 +195,37 @@ void plan_cuda_kernels(Plan& plan) {
   const std::string built =
       text(name_of(p.dtype), " sm_", target.arch, target.level / 10 == target.arch / 10 ? "" : text(" (level ", target.level, ")"));
   auto kernels = std::make_shared<CudaKernels>();
+  if (plan.algorithm == Algorithm::kV1) {
+    std::string why = cuda::v1_refusal(p, target);
+    if (why.empty() && p.backward) why = cuda::v2_backward_refusal(p, target);
+    if (!why.empty()) unsupported(why);
+    if (p.backward) {
+      const cuda::V2BackwardPlan& chosen = kernels->backward = cuda::plan_v1_backward(p, target);
+      plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+      plan.kernel = text("cuda v1 backward ", built);
+      plan.why = text("asked for; tiles of ", chosen.tile.block_m, " queries x ", chosen.tile.block_n, " keys, one CTA for each of ",
+                      chosen.main.grid, " key heads");
+    } else {
+      const cuda::V1ForwardPlan& chosen = kernels->v1_forward = cuda::plan_v1_forward(p, target);
+      plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+      plan.kernel = text("cuda v1 forward ", built);
+      plan.why = text("asked for; tiles of ", kV1TileRows, " queries x ", cuda::kV1BlockN, " keys, ", cuda::kV1Warps, " warps, one CTA for each of ",
+                      chosen.grid, " heads");
+    }
+    plan.cuda.kernels = std::move(kernels);
+    return;
+  }
+  if (plan.algorithm == Algorithm::kStandard) {
+    if (const std::string why = cuda::standard_refusal(p, plan.cuda.arch); !why.empty()) unsupported(why);
+    if (!cublaslt()) unsupported("algorithm standard needs cuBLASLt: " + cublaslt().reason);
+    kernels->standard = cuda::plan_standard(p, cuda_device(p.device_index), plan.cuda.arch);
+    plan.workspace_bytes = static_cast<size_t>(kernels->standard.workspace_bytes);
+    plan.kernel = text("cuda standard ", p.backward ? "backward " : "forward ", name_of(p.dtype), " sm_", plan.cuda.arch);
+    plan.why = text(p.algorithm == Algorithm::kStandard ? "asked for" : "the weights are wanted, which only standard attention has",
+                    "; products by cuBLASLt ", cublaslt().major, ".", cublaslt().minor);
+    plan.cuda.kernels = std::move(kernels);
+    return;
+  }
   const cuda::V3Target v3_target{gpu.shared_per_block_optin, gpu.l2_bytes, gpu.multiprocessors};
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
@@ -223,7 +276,12 @@ void load_cuda_kernels(const Plan& plan) {
   CudaDevice& device = cuda_device(plan.problem.device_index);
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
+  if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
   if (!plan.problem.backward) {
+    if (plan.algorithm == Algorithm::kV1) {
+      if (chosen.v1_forward.grid > 0) v1_forward_kernel(device, cuda::v1_forward_key(chosen.v1_forward, nullptr, nullptr, nullptr, nullptr));
+      return;
+    }
     if (plan.algorithm == Algorithm::kV3) {
       v3_forward_kernel(device, chosen.v3_forward);
       return;
@@ -249,6 +307,7 @@ void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   const CudaCurrent scope = device.current();
   require_on_device(device, plan.problem, buffers, plan.workspace_bytes);
   const auto stream = static_cast<CUstream>(buffers.stream);
+  if (plan.algorithm == Algorithm::kStandard) return cuda::run_standard(device, plan.problem, plan.cuda.kernels->standard, buffers, stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);
 }
 

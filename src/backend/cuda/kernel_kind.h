@@ -14,7 +14,11 @@ enum class KernelKind : uint32_t {
   kV3Forward = 6,
   kV3Backward = 7,
   kV3BackwardPrepare = 8,
-  kV3BackwardFinish = 9
+  kV3BackwardFinish = 9,
+  kStandardSoftmax = 20,
+  kStandardGradient = 21,
+  kStandardFinish = 22,
+  kV1Forward = 30
 };
 
 }  // namespace fattn::core::cuda

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "backend/cuda/standard.h"
+#include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -18,6 +20,16 @@ constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not th
 constexpr int kMultiprocessors = 132;   // of an H100 or H200: decides the tile of small problems
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
+
+// As calls with aligned pointers need them.
+std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
+  std::vector<jit::Request> requests;
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
+  if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
+  if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
+  return requests;
+}
 
 }  // namespace
 
@@ -36,6 +48,21 @@ cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_byt
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
+  if (problem.algorithm == Algorithm::kStandard || (problem.algorithm == Algorithm::kAuto && problem.want_weights)) {
+    if (const std::string why = cuda::standard_refusal(problem, arch); !why.empty()) unsupported(why);
+    std::vector<jit::Request> requests;
+    for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch)) requests.push_back(cuda::standard_request(key));
+    return requests;
+  }
+  if (problem.algorithm == Algorithm::kV1) {
+    std::string why = cuda::v1_refusal(problem, target);
+    if (why.empty() && problem.backward) why = cuda::v2_backward_refusal(problem, target);
+    if (!why.empty()) unsupported(why);
+    if (problem.backward) return backward_requests(cuda::plan_v1_backward(problem, target));
+    const cuda::V1ForwardPlan plan = cuda::plan_v1_forward(problem, target);
+    if (plan.grid == 0) return {};
+    return {cuda::v1_forward_request(cuda::v1_forward_key(plan, nullptr, nullptr, nullptr, nullptr))};
+  }
   const bool v3 =
       wants_v3(problem, arch) && (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
@@ -46,11 +73,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
-    const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
-    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
-    if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
-    if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
-    if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
+    requests = backward_requests(cuda::plan_v2_backward(problem, target));
   } else if (v3) {
     requests.push_back(cuda::v3_forward_request(cuda::plan_v3_forward(problem, cuda::v3_target_of(arch)).key));
   } else {

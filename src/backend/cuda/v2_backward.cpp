@@ -158,6 +158,16 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   return plan;
 }
 
+V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target) {
+  Problem ordered = problem;
+  ordered.deterministic = false;  // one CTA adds to dq, in the order of the keys: no turns are needed
+  V2BackwardPlan plan = plan_v2_backward(ordered, target);
+  plan.key.one_head = 1;
+  plan.main.grid = problem.seqlen_k > 0 ? problem.batch * problem.nheads_k : 0;
+  plan.heads_per_section = 1;
+  return plan;
+}
+
 V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& b) {
   V2BackwardKeys keys;
   keys.main = plan.key;
@@ -171,11 +181,11 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.prepare = keys.main;
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
   keys.prepare.headdim = plan.tile.width;
-  keys.prepare.causal = keys.prepare.window = keys.prepare.capped = 0;
+  keys.prepare.causal = keys.prepare.window = keys.prepare.capped = keys.prepare.one_head = 0;
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
-  keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = 0;
+  keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
   if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {  // in fp32 it may compute rows again
     keys.finish.headdim_v = keys.main.headdim;
     keys.finish.causal = 0;
@@ -196,10 +206,12 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
     std::string file, entry;  // the function is named like the file
     int threads, ctas;
   };
-  const std::string file = f32 ? "backward_f32" : "backward", entry = f32 ? "fattn_v2_bwd_f32" : "fattn_v2_bwd";
-  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", entry + "_prepare", kPrepareThreads, 1}
-                        : key.kind == KernelKind::kV2BackwardFinish ? Kernel{file + "_finish", entry + "_finish", kFinishThreads, 1}
-                                                                    : Kernel{file, entry, tile.threads(), row.ctas};
+  const char* const version = key.one_head != 0 ? "v1" : "v2";
+  const std::string file = f32 ? "backward_f32" : "backward", small = f32 ? "fattn_v2_bwd_f32" : "fattn_v2_bwd";
+  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", small + "_prepare", kPrepareThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardFinish ? Kernel{file + "_finish", small + "_finish", kFinishThreads, 1}
+                        : key.one_head != 0                         ? Kernel{file, "fattn_v1_bwd", tile.threads(), row.ctas}
+                                                                    : Kernel{file, small, tile.threads(), row.ctas};
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
@@ -216,7 +228,7 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
                 "  static constexpr fattn::BackwardTile kTile = {",
                 tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
                 tile.chunk, ", ", flag(tile.pipelined));
-  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/v2/", kernel.file,
+  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/", version, "/", kernel.file,
                         ".h\"\n"
                         "struct Spec {\n"
                         "  using Element = ",
@@ -233,8 +245,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
                         "extern \"C\" __global__ void __launch_bounds__(",
                         kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
                         "(const __grid_constant__ fattn::", params_of(key.window || key.capped), " p) {\n"
-                        "  fattn::v2::",
-                        kernel.file,
+                        "  fattn::",
+                        version, "::", kernel.file,
                         "<Spec>(p);\n"
                         "}\n");
   return request;

@@ -42,8 +42,9 @@ struct V2BackwardKey {
   int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
   int32_t deterministic = 0;
-  int32_t row = 0;  // of the table
-  std::array<int32_t, 4> reserved{};
+  int32_t row = 0;       // of the table
+  int32_t one_head = 0;  // algorithm v1: a CTA has all keys of a head
+  std::array<int32_t, 3> reserved{};
 };
 static_assert(sizeof(V2BackwardKey) == 64);
 
@@ -68,6 +69,8 @@ struct V2BackwardPlan {
 };
 // For problems that are not refused.
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
+// The same with the main kernel of kernels/v1.
+V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 
 // The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 struct V2BackwardKeys {

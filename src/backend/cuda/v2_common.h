@@ -44,8 +44,10 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
   std::string line = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim ", key.headdim);
   if (key.headdim_v != key.headdim) line += text(" and ", key.headdim_v);
   if (key.causal) line += ", causal";
-  if (key.window) line += ", window";
-  if (key.capped) line += ", softcap";
+  if constexpr (requires { key.window; }) {
+    if (key.window) line += ", window";
+    if (key.capped) line += ", softcap";
+  }
   if constexpr (requires { key.deterministic; })
     if (key.deterministic) line += ", deterministic";
   if (!key.aligned) line += ", unaligned";

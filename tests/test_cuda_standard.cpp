@@ -1,0 +1,347 @@
+// Algorithm standard on a GPU without one: stubs of the driver, of NVRTC and of cuBLASLt, whose products are computed, and kernels that are written
+// once more here, for fp32 and to be read. So the table of cases runs through plan, workspace, strides, batches and the order of the passes. What the
+// real kernels compute is for a real GPU (`fattn check --device cuda --algorithm standard`).
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/matmul.h"
+#include "backend/cuda/standard.h"
+#include "device/cublaslt.h"
+#include "fattn/attention.hpp"
+#include "fattn/device.hpp"
+#include "fattn/plan.hpp"
+#include "fattn/system.hpp"
+#include "jit_test.h"
+#include "shared/mask.h"
+#include "shared/standard_params.h"
+#include "stub/cuda_stub.h"
+#include "testing/cases.h"
+#include "testing/check.h"
+
+namespace fattn {
+namespace {
+
+using core::cuda::batch_dimensions;
+using core::cuda::BatchDimension;
+using core::cuda::MatmulShape;
+using core::cuda::MatrixBatch;
+using test::CudaStub;
+using test::expect_contains;
+
+// Loaded before the library looks for it by its name, which finds what is loaded.
+void* const cublaslt_stub = dlopen(FATTN_STUB_CUBLASLT_PATH, RTLD_NOW | RTLD_LOCAL);
+const bool stubs_are_set = test::use_stubs(FATTN_STUB_CUDA_PATH);
+
+const CudaStub& stub() {
+  static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
+  return loaded;
+}
+void set_blas(const char* name, int64_t value) {
+  reinterpret_cast<void (*)(const char*, int64_t)>(dlsym(cublaslt_stub, "stub_cublaslt_set"))(name, value);
+}
+int64_t blas_calls(const char* function) { return reinterpret_cast<int64_t (*)(const char*)>(dlsym(cublaslt_stub, "stub_cublaslt_calls"))(function); }
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+core::Mask32 mask_of(const StandardMask& m) { return {m.seqlen_q, m.seqlen_k, m.causal != 0, m.window_left, m.window_right}; }
+int64_t place(const StandardStrides& s, int64_t batch, int64_t row, int64_t head) { return batch * s.batch + row * s.row + head * s.head; }
+
+// --- the kernels, in fp32 ---
+
+int softmax_launches = 0;
+
+template <class Body>
+void for_rows(const StandardRowsParams& p, const Body& body) {
+  for (int64_t number = 0; number < p.rows; ++number) {
+    const int64_t query = number % p.mask.seqlen_q, head = number / p.mask.seqlen_q % p.nheads;
+    body(number / p.mask.seqlen_q / p.nheads, head, query);
+  }
+}
+
+float finished(const StandardRowsParams& p, float score) {
+  score *= p.after;
+  return p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
+}
+
+void softmax(const void* argument) {
+  StandardRowsParams p;
+  std::memcpy(&p, argument, sizeof p);
+  ++softmax_launches;
+  const core::Mask32 mask = mask_of(p.mask);
+  for_rows(p, [&](int64_t batch, int64_t head, int64_t query) {
+    float* row = static_cast<float*>(p.weights.data) + place(p.weights.strides, batch, query, head);
+    const int begin = mask.visible_begin(static_cast<int>(query)), end = mask.visible_end(static_cast<int>(query));
+    float greatest = -kInf, sum = 0;
+    for (int j = begin; j < end; ++j) greatest = std::fmax(greatest, finished(p, row[j]));
+    const float reference = greatest == -kInf ? 0 : greatest;
+    for (int j = begin; j < end; ++j) sum += std::exp(finished(p, row[j]) - reference);
+    for (int j = 0; j < p.mask.seqlen_k; ++j) row[j] = j < begin || j >= end || sum == 0 ? 0 : std::exp(finished(p, row[j]) - reference) / sum;
+    if (p.lse) p.lse[place(p.lse_strides, batch, query, head)] = sum == 0 ? -kInf : reference + std::log(sum);
+  });
+}
+
+void gradient(const void* argument) {
+  StandardRowsParams p;
+  std::memcpy(&p, argument, sizeof p);
+  const core::Mask32 mask = mask_of(p.mask);
+  for_rows(p, [&](int64_t batch, int64_t head, int64_t query) {
+    float* weights = static_cast<float*>(p.weights.data) + place(p.weights.strides, batch, query, head);
+    float* dscores = static_cast<float*>(p.dscores.data) + place(p.dscores.strides, batch, query, head);
+    const float* o = static_cast<const float*>(p.o) + place(p.o_strides, batch, query, head);
+    const float* dout = static_cast<const float*>(p.dout) + place(p.dout_strides, batch, query, head);
+    const float lse = p.lse[place(p.lse_strides, batch, query, head)];
+    float delta = 0;
+    for (int d = 0; d < p.headdim_v; ++d) delta += o[d] * dout[d];
+    for (int j = 0; j < p.mask.seqlen_k; ++j) {
+      const bool visible = lse != -kInf && j >= mask.visible_begin(static_cast<int>(query)) && j < mask.visible_end(static_cast<int>(query));
+      const float score = finished(p, weights[j]), weight = std::exp(score - lse);
+      const float cap = p.softcap > 0 ? 1 - score / p.softcap * (score / p.softcap) : 1;
+      dscores[j] = visible ? weight * (dscores[j] - delta) * cap * p.after : 0;
+      weights[j] = visible ? weight : 0;
+    }
+  });
+}
+
+int finish_launches = 0;
+
+template <bool kQueries>
+void finish(const void* argument) {
+  StandardFinishParams p;
+  std::memcpy(&p, argument, sizeof p);
+  ++finish_launches;
+  const core::Mask32 mask = mask_of(p.mask);
+  const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
+  for (int64_t number = 0; number < p.rows; ++number) {
+    const int64_t index = number % seqlen, head = number / seqlen % p.heads, batch = number / seqlen / p.heads;
+    float* out = static_cast<float*>(p.out) + place(p.out_strides, batch, index, head);
+    bool nan = p.all != 0;
+    for (int column = 0; column < p.width; ++column) {
+      if (p.sums && p.all == 0) out[column] = p.sums[((batch * seqlen + index) * p.heads + head) * p.width + column];
+      nan = nan || std::isnan(out[column]);
+    }
+    if (!nan || (p.all == 0 && !mask.ends() && !mask.begins())) continue;
+    std::vector<float> sum(static_cast<size_t>(p.width));
+    const auto add = [&](int64_t query_head, int64_t query, int64_t key) {
+      if (p.lse && p.lse[place(p.lse_strides, batch, query, query_head)] == -kInf) return;
+      const float pair = static_cast<const float*>(p.pairs.data)[place(p.pairs.strides, batch, query, query_head) + key];
+      const float* other = static_cast<const float*>(p.other) +
+                           (kQueries ? place(p.other_strides, batch, key, query_head / p.group) : place(p.other_strides, batch, query, query_head));
+      for (size_t d = 0; d < sum.size(); ++d) sum[d] += pair * other[d];
+    };
+    const int at = static_cast<int>(index);
+    if (kQueries)
+      for (int key = mask.visible_begin(at); key < mask.visible_end(at); ++key) add(head, index, key);
+    else
+      for (int64_t h = head * p.group; h < (head + 1) * p.group; ++h)
+        for (int query = mask.first_row(at); query < mask.row_end(at); ++query) add(h, query, index);
+    for (size_t d = 0; d < sum.size(); ++d) out[d] = p.factor * sum[d];
+  }
+}
+
+class CudaStandard : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(cublaslt_stub, nullptr) << dlerror();
+    stub().kernel("fattn_std_softmax", softmax, sizeof(StandardRowsParams));
+    stub().kernel("fattn_std_gradient", gradient, sizeof(StandardRowsParams));
+    stub().kernel("fattn_std_finish_queries", finish<true>, sizeof(StandardFinishParams));
+    stub().kernel("fattn_std_finish_keys", finish<false>, sizeof(StandardFinishParams));
+    set_blas("workspace", 0);
+    set_blas("needs", 1);
+    softmax_launches = finish_launches = 0;
+  }
+  const test::CacheFolder folder_;
+};
+
+testing::Target target() {
+  testing::Target t;
+  t.backend = Backend::kCuda;
+  t.algorithm = Algorithm::kStandard;
+  t.device = Device::kCuda;
+  return t;
+}
+
+// Contiguous tensors of the stub's device.
+struct Tensors {
+  std::vector<cuda::Buffer> memory;
+  ForwardTensors forward;
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape, int64_t skew = 0) {
+    const Tensor t(nullptr, dtype, shape);
+    memory.emplace_back(0, static_cast<size_t>(t.size() + skew) * size_of(dtype));
+    memory.back().fill(0);
+    return t.on(Device::kCuda, 0, static_cast<char*>(memory.back().get()) + static_cast<size_t>(skew) * size_of(dtype));
+  }
+  Tensors(DType dtype, int64_t batch, int64_t seqlen, int64_t nheads, int64_t nheads_k, int64_t headdim) {
+    forward.q = make(dtype, {batch, seqlen, nheads, headdim});
+    forward.k = make(dtype, {batch, seqlen, nheads_k, headdim});
+    forward.v = make(dtype, {batch, seqlen, nheads_k, headdim});
+    forward.o = make(dtype, {batch, seqlen, nheads, headdim});
+    forward.lse = make(DType::kF32, {batch, nheads, seqlen});
+  }
+};
+
+Options standard() {
+  Options options;
+  options.backend = Backend::kCuda;
+  options.algorithm = Algorithm::kStandard;
+  return options;
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "no error";
+  } catch (const Error& e) {
+    return std::string(fattn_status_name(static_cast<fattn_status>(e.code()))) + ": " + e.what();
+  }
+}
+
+// Every case in fp32 that the stub multiplies in no time: lengths, head dimensions, groups, layouts, windows, softcap, Inf and NaN.
+TEST_F(CudaStandard, TableOfCases) {
+  set_blas("workspace", 512);
+  int passed = 0;
+  for (const testing::Case& c : testing::all_cases()) {
+    if (c.dtype != DType::kF32 || c.flops() > 4e7) continue;
+    const testing::CaseResult result = testing::run_case(c, target());
+    EXPECT_TRUE(result.passed()) << c.name << ": " << result.summary();
+    if (result.passed()) ++passed;
+  }
+  EXPECT_GT(passed, 150);
+  EXPECT_GT(softmax_launches, 100);
+  EXPECT_GT(finish_launches, 100);
+}
+
+TEST_F(CudaStandard, PlanSaysWhatItTakes) {
+  const Tensors t(DType::kF16, 2, 100, 4, 2, 64);
+  const Plan plan(t.forward, standard());
+  EXPECT_EQ(plan.info().algorithm, FATTN_ALGORITHM_STANDARD);
+  EXPECT_EQ(plan.workspace_bytes(), (2u * 4 * 100 * 104 * 2 + 255) / 256 * 256) << "rows of 100 scores, and 4 more for 16 bytes";
+  expect_contains(plan.info().kernel, "cuda standard forward fp16");
+  expect_contains(plan.info().why, "cuBLASLt 13.0");
+  set_blas("workspace", 1000);
+  EXPECT_EQ(Plan(t.forward, standard()).workspace_bytes(), (2u * 4 * 100 * 104 * 2 + 255) / 256 * 256 + 1024);
+}
+
+TEST_F(CudaStandard, ExecuteAllocatesNothingAndAsksForNothing) {
+  Tensors t(DType::kF32, 1, 20, 2, 1, 8);
+  const Plan plan(t.forward, standard());
+  const cuda::Buffer workspace(0, plan.workspace_bytes());
+  plan.execute(t.forward, workspace.get(), workspace.bytes());
+  const char* const never[] = {"cuMemAlloc_v2", "cuMemFree_v2", "cuStreamSynchronize", "cuModuleLoadDataEx"};
+  std::vector<int64_t> before;
+  for (const char* name : never) before.push_back(stub().calls(name));
+  const int64_t asked = blas_calls("cublasLtMatmulAlgoGetHeuristic"), made = blas_calls("cublasLtMatrixLayoutCreate");
+  const int64_t products = blas_calls("cublasLtMatmul");
+  plan.execute(t.forward, workspace.get(), workspace.bytes());
+  for (size_t i = 0; i < std::size(never); ++i) EXPECT_EQ(stub().calls(never[i]), before[i]) << never[i];
+  EXPECT_EQ(blas_calls("cublasLtMatmulAlgoGetHeuristic"), asked);
+  EXPECT_EQ(blas_calls("cublasLtMatrixLayoutCreate"), made);
+  EXPECT_EQ(blas_calls("cublasLtMatmul"), products + 2) << "both heads in one launch";
+}
+
+// Weights are written where they are wanted; AUTO takes standard for them, and no other algorithm has them.
+TEST_F(CudaStandard, WeightsAreReturned) {
+  Tensors t(DType::kF32, 2, 24, 2, 2, 8);
+  t.forward.weights = t.make(DType::kF32, {2, 2, 24, 24});
+  Options options = standard();
+  options.algorithm = Algorithm::kAuto;
+  options.causal = true;
+  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), 0u) << "the caller's memory is all that is needed";
+  forward(t.forward, options);
+  std::vector<float> weights(2 * 2 * 24 * 24);
+  const auto fetch = [&] { check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, weights.data(), t.forward.weights.data(), weights.size() * 4, nullptr)); };
+  fetch();
+  EXPECT_FLOAT_EQ(weights[0], 1.0f);
+  EXPECT_EQ(weights[1], 0.0f);
+  EXPECT_FLOAT_EQ(weights[23 * 24 + 5], 1.0f / 24) << "q and k are zeros";
+  // With other strides, and a row that begins at no multiple of 16 bytes.
+  t.forward.weights =
+      Tensor(nullptr, DType::kF32, {2, 2, 24, 24}, {24 * 50, 25, 50, 1}).on(Device::kCuda, 0, t.make(DType::kF32, {2, 24, 50}, 1).data());
+  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), 0u);
+  forward(t.forward, options);
+  check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, weights.data(), t.forward.weights.data(), 24 * 50 * 4, nullptr));
+  EXPECT_FLOAT_EQ(weights[5 * 50 + 25 + 5], 1.0f / 6);
+  EXPECT_EQ(weights[5 * 50 + 25 + 6], 0.0f);
+  EXPECT_EQ(weights[5 * 50 + 24], 0.0f) << "between the heads nothing is written";
+  options.algorithm = Algorithm::kV2;
+  expect_contains(error_of([&] { forward(t.forward, options); }), "unsupported: algorithm v2 never has the weights in memory");
+}
+
+TEST_F(CudaStandard, WhatCannotBeComputedSaysWhy) {
+  const Tensors t(DType::kF32, 1, 20, 2, 1, 8);
+  set_blas("needs", 64);
+  expect_contains(error_of([&] { Plan(t.forward, standard()); }), "unsupported: cuBLASLt 13.0 has no algorithm for a product of 20 x 8 with 8 x 20");
+  set_blas("needs", 8);
+  Tensors skewed(DType::kF32, 1, 20, 2, 2, 8);
+  skewed.forward.q = skewed.make(DType::kF32, {1, 20, 2, 8}, 1);
+  expect_contains(error_of([&] { forward(skewed.forward, standard()); }), "unsupported: cuBLASLt 13.0 has no algorithm for such a product in memory");
+  set_blas("needs", 1);
+  forward(skewed.forward, standard());
+  Options options = standard();
+  options.cuda_level = 80;
+  expect_contains(error_of([&] { Plan(t.forward, options); }), "cuda_level is 80, which is of algorithm v2");
+  ForwardTensors repeated = t.forward;
+  repeated.k = Tensor(nullptr, DType::kF32, {1, 20, 1, 8}, {0, 0, 8, 1}).on(Device::kCuda, 0, repeated.k.data());
+  expect_contains(error_of([&] { forward(repeated, standard()); }), "k has a stride of 0 elements along the sequence");
+  const Tensor huge = Tensor(nullptr, DType::kF16, {1 << 20, 1 << 20, 1, 8}).on(Device::kCuda, 0, nullptr);
+  expect_contains(supported(describe(ForwardTensors{huge, huge, huge, huge, {}, {}}, standard())).reason, "more rows than a grid has");
+  set_blas("cublasLtMatmul", 13);
+  expect_contains(error_of([&] { forward(t.forward, standard()); }), "device: cuBLASLt 13.0: a product failed: CUBLAS_STATUS_OTHER (13)");
+  set_blas("cublasLtMatmul", 0);
+  forward(t.forward, standard());
+}
+
+// --- the batches of products ---
+
+MatrixBatch matrix(int64_t row, std::array<int64_t, 3> step) { return {DType::kF32, false, row, step}; }
+
+TEST(CudaMatmul, BatchesAreJoinedWhereStridesAllow) {
+  MatmulShape shape{4, 5, 6, {3, 7, 1}, 1, matrix(6, {7 * 24, 24, 0}), matrix(5, {7 * 30, 30, 0}), matrix(5, {7 * 20, 20, 0})};
+  ASSERT_EQ(batch_dimensions(shape).size(), 1u);
+  EXPECT_EQ(batch_dimensions(shape)[0].count, 21);
+  // (batch, seqlen, heads, headdim): heads side by side, batch entries not; the longer of the two in one launch.
+  shape.a = matrix(42, {168, 6, 0});
+  const std::vector<BatchDimension> found = batch_dimensions(shape);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].count, 7);
+  EXPECT_EQ(found[1].count, 3);
+  // A sum over a group is no batch, and comes last.
+  shape.count = {1, 1, 8};
+  shape.d.step[2] = 0;
+  const std::vector<BatchDimension> summed = batch_dimensions(shape);
+  ASSERT_EQ(summed.size(), 2u);
+  EXPECT_EQ(summed[0].count, 1);
+  EXPECT_TRUE(summed[1].summed);
+}
+
+// --- the library itself ---
+
+TEST(Cublaslt, SaysWhatIsMissing) {
+  expect_contains(core::open_cublaslt({"/nonexistent/libcublasLt.so.13"}).reason, "/nonexistent/libcublasLt.so.13");
+  expect_contains(core::open_cublaslt({"/nonexistent/libcublasLt.so.13"}).reason, "pip install nvidia-cublas");
+  expect_contains(core::open_cublaslt({FATTN_STUB_CUBLASLT_INCOMPLETE_PATH}).reason, "it has no function cublasLtMatmulDescDestroy");
+  EXPECT_TRUE(core::open_cublaslt({"/nonexistent", FATTN_STUB_CUBLASLT_PATH}));
+}
+
+TEST(Cublaslt, IsListed) {
+  bool found = false;
+  for (const fattn_library_info& library : libraries())
+    if (std::string(library.name) == "cuBLASLt") {
+      found = true;
+      EXPECT_EQ(library.loaded, 1);
+      EXPECT_EQ(std::string(library.path), FATTN_STUB_CUBLASLT_PATH);
+    }
+  EXPECT_TRUE(found);
+}
+
+}  // namespace
+}  // namespace fattn
