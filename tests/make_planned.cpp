@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/decode.h"
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
@@ -93,6 +94,23 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, bool ca
   }
 }
 
+// The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most) {
+  const cuda::V2Target device = cuda::target_of(arch);
+  if (device.level < 80) return;
+  Problem problem = contiguous(dtype, headdim, headdim, false);
+  problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
+  const cuda::DecodeTarget target{device, 1, 1};
+  for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
+    const cuda::DecodeTile& tile = cuda::decode_rows()[row].tile;
+    if (cuda::decode_rows()[row].headdim != headdim || tile.rows() != rows || most-- <= 0) continue;
+    if (tile.shared_bytes(headdim, headdim) > device.shared_bytes) continue;
+    const cuda::DecodePlan plan = cuda::plan_decode(problem, target, static_cast<int>(row), 2);
+    list.add(cuda::decode_request(plan.key), budget_of(tile.threads(), tile.ctas), Which::kQuick);
+    list.add(cuda::decode_request(plan.combine_key()), 255, Which::kQuick);
+  }
+}
+
 void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, Which which) {
   Problem problem = contiguous(dtype, headdim, headdim_v, causal);
   problem.backward = true;
@@ -159,6 +177,14 @@ int main() {
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
+  for (const Architecture& a : kArchitectures) {
+    add_decode(list, a.capability, DType::kBF16, 128, 16, 3);
+    add_decode(list, a.capability, DType::kBF16, 128, 64, 1);
+    add_decode(list, a.capability, DType::kBF16, 64, 32, 1);
+    add_decode(list, a.capability, DType::kBF16, 256, 16, 1);
+    add_decode(list, a.capability, DType::kBF16, 256, 64, 1);
+    add_decode(list, a.capability, DType::kF16, 128, 32, 1);
+  }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       for (const int headdim : {64, 96, 128, 192, 256}) {

@@ -14,7 +14,9 @@ enum class KernelKind : uint32_t {
   kV3Forward = 6,
   kV3Backward = 7,
   kV3BackwardPrepare = 8,
-  kV3BackwardFinish = 9
+  kV3BackwardFinish = 9,
+  kDecode = 10,
+  kDecodeCombine = 11
 };
 
 }  // namespace fattn::core::cuda
