@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -90,6 +91,12 @@ std::vector<Section> cuda_suite(bool quick) {
         }
       sections.push_back(speed);
     }
+  Section decode{"Decode: one query, 32 heads, headdim 128, bf16", "", {}, true};
+  for (const auto& [batch, seqlen_k, nheads_k] : {std::array<int64_t, 3>{1, 8192, 8}, {1, 8192, 32}, {1, 65536, 8}, {16, 8192, 8}}) {
+    if (quick && seqlen_k > 8192) continue;
+    decode.items.push_back({problem(DType::kBF16, batch, 1, seqlen_k, 32, nheads_k, 128, false), false});
+  }
+  sections.push_back(decode);
   return sections;
 }
 

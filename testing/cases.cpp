@@ -107,6 +107,33 @@ void add_decode(Table& table) {
     odd.backward = false;
     table.add_both_masks(odd);
   }
+  // Rows of a key head up to 32, up to 64 and beyond; scales that turn the order of the scores round; Inf and NaN in values that some rows see.
+  const auto add = [&](Case c) {
+    c.backward = false;
+    table.add_both_masks(c);
+  };
+  add(shape(2, 5, 700, 12, 2, 128));
+  add(shape(1, 16, 1100, 8, 2, 128));
+  add(shape(1, 3, 1030, 20, 2, 256));
+  add(shape(2, 9, 900, 6, 1, 256));
+  add(shape(1, 5, 600, 8, 2, 192));
+  add(shape(1, 11, 1025, 8, 1, 64));
+  for (double scale : {0.0, -0.3}) {
+    Case c = shape(1, 2, 530, 6, 2, 128);
+    c.softmax_scale = scale;
+    add(c);
+  }
+  for (Inputs inputs : {Inputs::kNanValue, Inputs::kInfKey}) {
+    Case c = shape(1, 16, 700, 8, 2, 128);
+    c.inputs = inputs;
+    add(c);
+  }
+  for (Case c : {shape(5, 16, 700, 8, 2, 128), shape(6, 1, 2100, 8, 2, 64), shape(3, 2, 900, 4, 1, 256), shape(4, 70, 150, 2, 1, 64)}) {
+    c.key_lengths = true;
+    add(c);
+    c.inputs = Inputs::kNanValue;
+    add(c);
+  }
 }
 
 // Nothing to attend to: o = 0 and lse = -inf where there are rows, and zero gradients.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/decode.h"
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/standard.h"
@@ -103,7 +104,29 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   }
 }
 
+<<<<<<< HEAD
 void add_v3_backward(List& list, Problem problem, bool deterministic, Which which) {
+=======
+// The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most) {
+  const cuda::V2Target device = cuda::target_of(arch);
+  if (device.level < 80) return;
+  Problem problem = contiguous(dtype, headdim, headdim, false);
+  problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
+  const cuda::DecodeTarget target{device, 1, 1};
+  for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
+    const cuda::DecodeTile& tile = cuda::decode_rows()[row].tile;
+    if (cuda::decode_rows()[row].headdim != headdim || tile.rows() != rows || most-- <= 0) continue;
+    if (tile.shared_bytes(headdim, headdim) > device.shared_bytes) continue;
+    const cuda::DecodePlan plan = cuda::plan_decode(problem, target, static_cast<int>(row), 2);
+    list.add(cuda::decode_request(plan.key), budget_of(tile.threads(), tile.ctas), Which::kQuick);
+    list.add(cuda::decode_request(plan.combine_key()), 255, Which::kQuick);
+  }
+}
+
+void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, Which which) {
+  Problem problem = contiguous(dtype, headdim, headdim_v, causal);
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   problem.backward = true;
   problem.deterministic = deterministic;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
@@ -216,6 +239,7 @@ int main() {
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
+<<<<<<< HEAD
   // fp32, in no pack; for one architecture of each kind: the others have the tiles of 80, of 90 or of 120.
   for (const int arch : {80, 90, 120})
     for (const bool causal : {false, true}) {
@@ -235,6 +259,16 @@ int main() {
         add_backward(list, arch, unequal, true, false, Which::kFull);
       }
     }
+=======
+  for (const Architecture& a : kArchitectures) {
+    add_decode(list, a.capability, DType::kBF16, 128, 16, 3);
+    add_decode(list, a.capability, DType::kBF16, 128, 64, 1);
+    add_decode(list, a.capability, DType::kBF16, 64, 32, 1);
+    add_decode(list, a.capability, DType::kBF16, 256, 16, 1);
+    add_decode(list, a.capability, DType::kBF16, 256, 64, 1);
+    add_decode(list, a.capability, DType::kF16, 128, 32, 1);
+  }
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       const V3Mask mask = causal ? V3Mask::kCausal : V3Mask::kFull;

@@ -67,6 +67,8 @@ class CudaBackend : public ::testing::Test {
     stub().set("registers", 168);  // of every kernel; no less than the warps of v3 count on
     stub().kernel("fattn_v2_fwd", note<'f'>, sizeof last);
     stub().kernel("fattn_v3_fwd", note<'3'>, sizeof last);
+    stub().kernel("fattn_decode", note<'d'>, sizeof last);
+    stub().kernel("fattn_decode_combine", note<'c'>, sizeof last);
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
     stub().kernel("fattn_v2_bwd", note<'b'>, sizeof last);
     stub().kernel("fattn_v2_bwd_finish", note<'e'>, sizeof last);
@@ -131,6 +133,54 @@ TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {
   EXPECT_EQ(info.backend, FATTN_BACKEND_CUDA);
   EXPECT_EQ(info.cuda_level, 80);
   EXPECT_EQ(info.workspace_bytes, 0u) << "forward adds nothing but its outputs";
+}
+
+// Few queries and many keys: by kernels of their own where 16-byte copies take the tensors, under the name of algorithm v2.
+TEST_F(CudaBackend, DecodeSplitsTheKeysAndPutsThemTogether) {
+  const auto on = [](cuda::Buffer& memory, std::initializer_list<int64_t> shape, int64_t skew = 0) {
+    return Tensor(nullptr, DType::kF16, shape).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + skew);
+  };
+  cuda::Buffer q(0, 1 << 12), k(0, 5 << 18), v(0, 5 << 18), o(0, 1 << 12);
+  ForwardTensors t{on(q, {1, 1, 4, 64}), on(k, {1, 5000, 2, 64}), on(v, {1, 5000, 2, 64}), on(o, {1, 1, 4, 64}), {}, {}};
+  forward(t);
+  EXPECT_EQ(launched, (std::vector<std::string>{"d", "c"}));
+  EXPECT_EQ(last.o, t.o.data());
+  const Plan plan(t, {});
+  EXPECT_EQ(plan.info().algorithm, FATTN_ALGORITHM_V2);
+  expect_contains(plan.info().kernel, "cuda v2 decode fp16 sm_90");
+  expect_contains(plan.info().why, "2 rows of a key head");
+  EXPECT_GT(plan.workspace_bytes(), 0u);
+  std::vector<char> host(plan.workspace_bytes() + 256);
+  void* const at = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(host.data()) + 255) / 256 * 256);
+  expect_contains(error_of([&] { plan.execute(t, at, plan.workspace_bytes()); }), "workspace");
+
+  launched.clear();
+  ForwardTensors skewed = t;
+  skewed.k = on(k, {1, 5000, 2, 64}, 2);
+  forward(skewed);
+  EXPECT_EQ(launched, std::vector<std::string>{"f"});
+  launched.clear();
+  Options options;
+  options.algorithm = Algorithm::kV3;
+  forward(t, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"3"});
+
+  // Lengths: these kernels alone have them, whatever the number of queries and keys; with other addresses nothing has.
+  cuda::Buffer lengths(0, 64);
+  t.scores.seqused_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, lengths.get());
+  const Tensor many = on(k, {1, 300, 4, 64}), few = on(v, {1, 20, 2, 64}), out = on(k, {1, 300, 4, 64}, 1 << 19);
+  for (const ForwardTensors& with : {t, ForwardTensors{many, few, few, out, {}, {}, t.scores}}) {
+    launched.clear();
+    forward(with);
+    ASSERT_FALSE(launched.empty());
+    EXPECT_EQ(launched[0], "d");
+  }
+  skewed.scores = t.scores;
+  expect_contains(error_of([&] { forward(skewed); }), "no multiple of 16 bytes");
+  expect_contains(error_of([&] { forward(t, options); }), "lengths of the batch's entries");
+  int32_t host_length = 1;
+  t.scores.seqused_k = t.scores.seqused_k.on(Device::kCuda, 0, &host_length);
+  expect_contains(error_of([&] { forward(t); }), "seqused_k");
 }
 
 TEST_F(CudaBackend, BackwardLaunchesThreeKernelsInOrder) {

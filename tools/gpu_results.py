@@ -4,7 +4,7 @@
     gpu_results.py RECORD
 
 Writes NAME-suite.json, the record as it is, and NAME_attention.json: a list of {headdim, causal, seqlen, pass, provider, run, flops_per_s, ...} with an
-entry for every turn of fattn and of cuDNN through torch, which ran one after another in each.
+entry for every turn of fattn and of cuDNN through torch, which ran one after another in each. Decode is in the record only.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ def rates_of(record):
     rates = []
     for row in record["rows"]:
         who = "fattn" if row["provider"] == "fattn" else row["algorithm"]
-        if who not in ("fattn", "cudnn") or row["dtype"] != "bf16" or row["status"] != "ok":
+        if who not in ("fattn", "cudnn") or row["dtype"] != "bf16" or row["status"] != "ok" or row["seqlen_q"] != row["seqlen_k"]:
             continue
         for run, seconds in enumerate(row["time_turn_medians_s"]):
             rates.append(

@@ -1,4 +1,4 @@
-// Copies of rows from global memory into a swizzled tile by all threads of a CTA, with zeros for what lies outside.
+// Copies of rows from global memory into a swizzled tile by all threads of a CTA, or of a team of it, with zeros for what lies outside.
 #pragma once
 
 #include "kernels/ptx/async_copy.h"
@@ -15,7 +15,8 @@ enum class CopyBy {
 };
 
 // Each thread copies the same units of every tile: it may look at or change them before the barrier that shows them to the others.
-template <class Tile, int kThreads, int kHeaddim, CopyBy kBy>
+// kTeams: a CTA is that many teams of kThreads threads, each with tiles of its own.
+template <class Tile, int kThreads, int kHeaddim, CopyBy kBy, int kTeams = 1>
 struct TileCopy {
   static constexpr int kUnitsInAll = Tile::kRows * Tile::kUnits;
   static constexpr int kPasses = (kUnitsInAll + kThreads - 1) / kThreads;
@@ -28,7 +29,7 @@ struct TileCopy {
   // body(row, unit, first) for each unit of this thread.
   template <class Body>
   static __device__ __forceinline__ void for_each_unit(Body&& body) {
-    const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+    const int in_cta = ptx::opaque(static_cast<int>(threadIdx.x)), thread = kTeams == 1 ? in_cta : in_cta % kThreads;
 #pragma unroll(kUnroll)
     for (int pass = 0; pass < kPasses; ++pass) {
       const int index = thread + pass * kThreads;

@@ -4,8 +4,12 @@
 #include <initializer_list>
 #include <string>
 
+<<<<<<< HEAD
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
+=======
+#include "backend/cuda/decode.h"
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -13,12 +17,15 @@
 #include "device/cuda_device.h"
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
+#include "plan/features.h"
 #include "shared/text.h"
 
 namespace fattn::core {
 
-// What the tables chose for one problem on one device. A plan of algorithm v3 has v2's too, for pointers that TMA does not take.
+// What the tables chose for one problem on one device. A plan of algorithm v3 and one of decode have v2's too, for pointers that TMA and 16-byte
+// copies do not take.
 struct CudaKernels {
+  cuda::DecodePlan decode;  // grid 0: not decode
   cuda::V3ForwardPlan v3_forward;
   cuda::V3BackwardPlan v3_backward;
   cuda::V2ForwardPlan forward;
@@ -45,6 +52,12 @@ const Loaded& with_registers(const Loaded& kernel, int registers) {
   if (kernel.registers < registers)
     throw Error(ErrorCode::kInternal, text(kernel.name, " has ", kernel.registers, " registers a thread, and its warps count on ", registers));
   return kernel;
+}
+
+jit::Request decode_request(const KernelKey& key) { return cuda::decode_request(jit::pod_of_key<cuda::DecodeKey>(key)); }
+
+const Loaded& decode_kernel(CudaDevice& device, const cuda::DecodeKey& key) {
+  return jit::kernel_table().get(device, jit::key_of_pod(key), decode_request);
 }
 
 const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& chosen) {
@@ -95,6 +108,10 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.k, "k");
     require(b.v, "v");
   }
+<<<<<<< HEAD
+=======
+  if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
@@ -105,6 +122,25 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.dk, "dk");
     require(b.dv, "dv");
   }
+<<<<<<< HEAD
+=======
+}
+
+// Two kernels where the keys are split: the second puts the splits together.
+void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const cuda::DecodePlan& chosen = plan.cuda.kernels->decode;
+  float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
+  const int* lengths = plan.problem.has_seqused_k ? static_cast<const int*>(b.seqused_k) : nullptr;
+  cuda::DecodeParams params = cuda::decode_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, lengths, b.workspace);
+  auto parameters = params.pointers();
+  const auto launch = [&](const cuda::DecodeKey& key, CudaLaunch shape) {
+    const Loaded& kernel = decode_kernel(device, key);
+    shape.early = chosen.early();
+    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
+  };
+  launch(chosen.key, shape_of(chosen.grid, chosen.tile.threads(), chosen.shared_bytes));
+  if (chosen.combine_grid > 0) launch(chosen.combine_key(), shape_of(chosen.combine_grid, kDecodeCombineThreads, 0));
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -127,7 +163,18 @@ void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
 }
 
 void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+<<<<<<< HEAD
   if (plan.algorithm == Algorithm::kV1) return forward_v1(device, plan, b, stream);
+=======
+  if (plan.cuda.kernels->decode.grid > 0) {
+    if (cuda::aligned(b.q) && cuda::aligned(b.k) && cuda::aligned(b.v) && cuda::aligned(b.o)) return decode(device, plan, b, stream);
+    if (plan.cuda.kernels->forward.grid == 0)
+      unsupported(
+          text("q, k, v or o begins at an address that is no multiple of 16 bytes, and only the decode kernels, which take no other, can compute the "
+               "problem (",
+               lacks(plan.problem, Way::kCudaV2), "); align it"));
+  }
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   if (plan.algorithm == Algorithm::kV3) {
     if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
@@ -227,6 +274,9 @@ void plan_cuda_kernels(Plan& plan) {
     return;
   }
   const cuda::V3Target v3_target{gpu.shared_per_block_optin, gpu.l2_bytes, gpu.multiprocessors};
+  const cuda::DecodeTarget decode_target = cuda::decode_target(target, gpu);
+  const bool decodes = p.algorithm != Algorithm::kV3 && cuda::decode_takes(p, decode_target);
+  if (decodes) plan.algorithm = Algorithm::kV2;
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
     not_v3 = p.backward ? cuda::v3_backward_refusal(p, v3_target) : cuda::v3_forward_refusal(p, v3_target);
@@ -253,6 +303,15 @@ void plan_cuda_kernels(Plan& plan) {
     plan.kernel = text("cuda v2 backward ", built, p.deterministic ? " deterministic" : "");
     plan.why = text("tiles of ", chosen.tile.block_m, " queries x ", chosen.tile.block_n, " keys, ", chosen.main.threads / 32, " warps, ",
                     chosen.main.shared_bytes, " bytes of shared memory, grid ", chosen.main.grid);
+  } else if (decodes) {
+    const cuda::DecodePlan& chosen = kernels->decode = cuda::plan_decode(p, decode_target);
+    if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);
+    plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+    plan.kernel = text("cuda v2 decode ", built);
+    plan.why = text(chosen.rows, " rows of a key head in tiles of ", chosen.tile.rows(), ", ", chosen.tile.teams, " teams of ", chosen.tile.row_warps,
+                    chosen.tile.row_warps == 1 ? " warp" : " warps", " with steps of ", chosen.tile.block_n, " keys and ", chosen.tile.stages,
+                    " stages, keys in ", chosen.splits, chosen.splits == 1 ? " split, " : " splits, ", chosen.shared_bytes,
+                    " bytes of shared memory, grid ", chosen.grid);
   } else if (plan.algorithm == Algorithm::kV3) {
     const cuda::V3ForwardPlan& chosen = kernels->v3_forward = cuda::plan_v3_forward(p, v3_target);
     if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);
@@ -278,8 +337,14 @@ void load_cuda_kernels(const Plan& plan) {
   const CudaKernels& chosen = *plan.cuda.kernels;
   if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
   if (!plan.problem.backward) {
+<<<<<<< HEAD
     if (plan.algorithm == Algorithm::kV1) {
       if (chosen.v1_forward.grid > 0) v1_forward_kernel(device, cuda::v1_forward_key(chosen.v1_forward, nullptr, nullptr, nullptr, nullptr));
+=======
+    if (chosen.decode.grid > 0) {
+      decode_kernel(device, chosen.decode.key);
+      if (chosen.decode.combine_grid > 0) decode_kernel(device, chosen.decode.combine_key());
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
       return;
     }
     if (plan.algorithm == Algorithm::kV3) {

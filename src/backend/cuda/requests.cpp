@@ -2,8 +2,12 @@
 
 #include <string>
 
+<<<<<<< HEAD
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
+=======
+#include "backend/cuda/decode.h"
+>>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -18,6 +22,7 @@ namespace {
 
 constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not the kernel
 constexpr int kMultiprocessors = 132;   // of an H100 or H200: decides the tile of small problems
+constexpr double kBytesPerSecond = 4.8e12;  // of an H200: decides how decode splits the keys
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
 
@@ -67,6 +72,13 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
       wants_v3(problem, arch) && (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;
+  const cuda::DecodeTarget decode_target{target, kMultiprocessors, kBytesPerSecond};
+  if (problem.algorithm != Algorithm::kV3 && cuda::decode_takes(problem, decode_target)) {
+    const cuda::DecodePlan plan = cuda::plan_decode(problem, decode_target);
+    requests.push_back(cuda::decode_request(plan.key));
+    if (plan.combine_grid > 0) requests.push_back(cuda::decode_request(plan.combine_key()));
+    return requests;
+  }
   // As calls with aligned pointers need them.
   if (problem.backward && v3) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));

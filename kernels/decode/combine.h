@@ -1,0 +1,70 @@
+// Puts the splits of decode's rows together: a CTA a row, its warps take splits in turn.
+//
+// A specialisation is a struct with Element, kHeaddimV and kDependent (shape.h).
+#pragma once
+
+#include "kernels/decode/merge.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "shared/decode_work.h"
+
+namespace fattn::decode {
+
+inline constexpr int kCombineWarps = kDecodeCombineThreads / 32;
+
+template <class Spec>
+__device__ __forceinline__ void combine(const AttentionParams& p, const DecodeWork& work) {
+  constexpr int kColumns = (Spec::kHeaddimV + 127) / 128;  // fours of columns that a lane has, 128 columns apart
+  __shared__ float4 part[kCombineWarps][kColumns * 32];
+  const int row = static_cast<int>(blockIdx.x) % work.rows, unit = static_cast<int>(blockIdx.x) / work.rows;  // unit: of (batch, key head)
+  const auto [warp, lane] = ptx::thread_place();
+  const float2* stats = reinterpret_cast<const float2*>(work.part_stats) + (static_cast<long long>(unit) * work.rows + row) * work.splits;
+  const float* sums = work.part_o + (static_cast<long long>(unit) * work.splits * work.rows + row) * Spec::kHeaddimV;
+  if constexpr (Spec::kDependent) {
+    ptx::let_kernel_after_come_up();
+    ptx::wait_for_kernel_before();
+  }
+
+  float shift = kInfinity, sum = 0;
+  for (int split = lane; split < work.splits; split += 32) shift = fminf(shift, stats[split].x);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) shift = fminf(shift, ptx::shfl_xor(shift, mask));
+  for (int split = lane; split < work.splits; split += 32) sum = fmaf(stats[split].y, factor_of(stats[split].x, shift), sum);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shfl_xor(sum, mask);
+
+  float o[kColumns][4] = {};
+#pragma unroll 4
+  for (int split = warp; split < work.splits; split += kCombineWarps) {
+    const float factor = factor_of(stats[split].x, shift);
+    const float* from = sums + static_cast<long long>(split) * work.rows * Spec::kHeaddimV;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int column = i * 128 + lane * 4;
+      if (column >= Spec::kHeaddimV) continue;
+      const float4 x = *reinterpret_cast<const float4*>(from + column);
+      o[i][0] = fmaf(x.x, factor, o[i][0]);
+      o[i][1] = fmaf(x.y, factor, o[i][1]);
+      o[i][2] = fmaf(x.z, factor, o[i][2]);
+      o[i][3] = fmaf(x.w, factor, o[i][3]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) part[warp][i * 32 + lane] = float4{o[i][0], o[i][1], o[i][2], o[i][3]};
+  __syncthreads();
+  const int four = static_cast<int>(threadIdx.x);
+  if (four * 4 >= Spec::kHeaddimV) return;
+  float total[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < kCombineWarps; ++i) {
+    const float4 x = part[i][four];
+    total[0] += x.x;
+    total[1] += x.y;
+    total[2] += x.z;
+    total[3] += x.w;
+  }
+  store_row<Spec>(p, unit / p.nheads_k, unit % p.nheads_k, row, four * 4, total, shift, sum);
+}
+
+}  // namespace fattn::decode

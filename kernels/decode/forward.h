@@ -1,0 +1,207 @@
+// Attention forward for few queries and many keys: a CTA holds the queries of a key head and streams a share of its keys and values, as fast as
+// memory gives them. Shares of one sequence are put together by combine.h. shape.h says how the work is divided in a CTA. Level 80.
+#pragma once
+
+#include "kernels/decode/merge.h"
+#include "kernels/decode/place.h"
+#include "kernels/decode/shape.h"
+#include "kernels/decode/step.h"
+#include "kernels/mask.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/shared_pair.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/v2/careful.h"
+#include "kernels/v2/nonfinite.h"
+#include "shared/attention_params.h"
+#include "shared/decode_work.h"
+
+namespace fattn::decode {
+
+// Copies the queries to shared memory, zeros where there are none. A scale that is negative or 0 goes into them, so that the maximum of the scores
+// is that of the logits.
+template <class Spec>
+__device__ __forceinline__ void load_queries(const AttentionParams& p, const Place& place, unsigned tile_q) {
+  using TileQ = typename Shape<Spec>::TileQ;
+  const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
+  const unsigned factor = ptx::pack2<typename Spec::Element>(sign, sign);
+#pragma unroll 2
+  for (int index = static_cast<int>(threadIdx.x); index < TileQ::kRows * TileQ::kUnits; index += Shape<Spec>::kThreads) {
+    const int row = index / TileQ::kUnits, unit = index % TileQ::kUnits;
+    uint4 x{0, 0, 0, 0};
+    if (row < place.rows && unit * 8 < Spec::kHeaddim) {
+      const auto* from =
+          static_cast<const unsigned short*>(p.q) + row_offset(p, p.q_strides, place.batch, place.head_k, place.first_row + row) + unit * 8;
+      x = *reinterpret_cast<const uint4*>(from);
+      if (sign != 1.0f) {
+        const auto scale = [=](unsigned pair) { return ptx::fma2<typename Spec::Element>(pair, factor, 0x80008000u); };  // + -0 keeps the sign of 0
+        x = uint4{scale(x.x), scale(x.y), scale(x.z), scale(x.w)};
+      }
+    }
+    ptx::st_shared_16(tile_q + TileQ::offset(row, unit), x);
+  }
+}
+
+// Writes the warp's sums to its team's part.
+template <class Spec>
+__device__ __forceinline__ void store_part(WarpState<Spec>& w, unsigned part, unsigned stats, int first_row, int rows, int lane) {
+#pragma unroll
+  for (int i = 0; i < Spec::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = w.softmax.sum[i][half];
+      sum += ptx::shfl_xor(sum, 1);
+      sum += ptx::shfl_xor(sum, 2);
+      const int row = first_row + i * 16 + half * 8 + lane / 4;
+      if (row >= rows) continue;
+      const unsigned to = part + static_cast<unsigned>(row * Shape<Spec>::kPartPitch + lane % 4 * 8);
+#pragma unroll
+      for (int n = 0; n < 2 * Shape<Spec>::kDepthO; ++n) ptx::st_shared_f32x2(to + 32 * n, w.o[i][n][2 * half], w.o[i][n][2 * half + 1]);
+      if (lane % 4 == 0) ptx::st_shared_f32x2(stats + 8 * row, w.softmax.shift[i][half], sum);
+    }
+  }
+}
+
+// Adds up the teams' parts, and writes the rows, or this split's part of them.
+template <class Spec>
+__device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWork& work, const Place& place, unsigned parts, unsigned stats,
+                                       bool valid) {
+  using S = Shape<Spec>;
+  constexpr int kFours = Spec::kHeaddimV / 4;
+  for (int index = static_cast<int>(threadIdx.x); index < place.rows * kFours; index += S::kThreads) {
+    const int row = index / kFours, column = index % kFours * 4;
+    float shift = kInfinity, sum = valid ? 0 : kNan, o[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int team = 0; team < Spec::kTeams; ++team) shift = fminf(shift, ptx::ld_shared_f32(stats + team * S::kStatsBytes + 8 * row));
+#pragma unroll
+    for (int team = 0; team < Spec::kTeams; ++team) {
+      const float2 its = ptx::ld_shared_f32x2(stats + team * S::kStatsBytes + 8 * row);
+      const uint4 x = ptx::ld_shared_16(parts + static_cast<unsigned>(team * S::kPartBytes + row * S::kPartPitch + column * 4));
+      const float factor = factor_of(its.x, shift);
+      sum = fmaf(its.y, factor, sum);
+      o[0] = fmaf(__uint_as_float(x.x), factor, o[0]);
+      o[1] = fmaf(__uint_as_float(x.y), factor, o[1]);
+      o[2] = fmaf(__uint_as_float(x.z), factor, o[2]);
+      o[3] = fmaf(__uint_as_float(x.w), factor, o[3]);
+    }
+    const int in_head = place.first_row + row;
+    if (work.splits > 1) {
+      const long long unit = static_cast<long long>(place.batch) * p.nheads_k + place.head_k;
+      float* to = work.part_o + ((unit * work.splits + place.split) * work.rows + in_head) * Spec::kHeaddimV + column;
+      *reinterpret_cast<float4*>(to) = float4{o[0], o[1], o[2], o[3]};
+      if (column == 0) reinterpret_cast<float2*>(work.part_stats)[(unit * work.rows + in_head) * work.splits + place.split] = float2{shift, sum};
+    } else {
+      store_row<Spec>(p, place.batch, place.head_k, in_head, column, o, shift, sum);
+    }
+  }
+}
+
+template <class Spec>
+__device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWork& work) {
+  using S = Shape<Spec>;
+  using TileK = typename S::TileK;
+  using TileV = typename S::TileV;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned tile_q = ptx::shared_address(shared);
+  const unsigned rings = tile_q + S::TileQ::kBytes;
+  const auto [warp, lane] = ptx::thread_place();
+  const int team = warp / Spec::kRowWarps, warp_row = warp % Spec::kRowWarps * S::kWarpRows;
+  const auto team_sync = [&] {
+    if constexpr (Spec::kRowWarps == 1)
+      ptx::warp_sync();
+    else
+      ptx::bar_sync(1 + team, S::kTeamThreads);
+  };
+
+  const Place place = place_of<Spec>(p, work);
+  if constexpr (Spec::kDependent) ptx::wait_for_kernel_before();  // whatever it was: it may have written what is read here
+  // Steps [first, end) of the sequence are this split's, end - 1 - team and each kTeams-th before it this team's.
+  const Length length = length_of(p, work, place.batch);
+  const core::Mask32 mask{p.seqlen_q, length.keys, work.causal != 0};
+  const int first_end = mask.visible_end(place.first_row / p.group);
+  const int last_end = mask.visible_end((place.first_row + place.rows - 1) / p.group);
+  const int steps = (last_end + Spec::kBlockN - 1) / Spec::kBlockN;
+  const int per_split = (steps + work.splits - 1) / work.splits;
+  const int first = place.split * per_split, end = min(steps, first + per_split);
+
+  const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
+  const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
+  const unsigned ring = rings + static_cast<unsigned>(team) * S::kRingBytes;
+  const auto load = [&](int at, unsigned stage) {
+    const int key = at * Spec::kBlockN, keys = last_end - key;
+    const auto* from_k = k + key * p.k_strides.row;
+    const auto* from_v = v + key * p.v_strides.row;
+    if (keys >= Spec::kBlockN) {
+      S::CopyK::template copy<false>(stage, from_k, p.k_strides.row, keys);
+      S::CopyV::template copy<false>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+    } else {
+      S::CopyK::template copy<true>(stage, from_k, p.k_strides.row, keys);
+      S::CopyV::template copy<true>(stage + TileK::kBytes, from_v, p.v_strides.row, keys);
+    }
+  };
+
+  int next = end - 1 - team;  // to be loaded
+  unsigned stage = ring;
+#pragma unroll 1
+  for (int ahead = 0; ahead < Spec::kStages; ++ahead, next -= Spec::kTeams, stage = ptx::opaque(stage + S::kStageBytes)) {
+    if (next >= first) load(next, stage);
+    ptx::cp_async_commit();
+  }
+  load_queries<Spec>(p, place, tile_q);
+  __syncthreads();
+
+  WarpState<Spec> w;
+  w.start(tile::fragment_address<typename S::TileQ>(tile_q, warp_row, lane), p.softmax_scale_log2);
+  const unsigned lane_k = tile::fragment_address_n<TileK>(0, 0, lane), lane_v = tile::fragment_address<TileV>(TileK::kBytes, 0, lane);
+  int row_end[Spec::kRowTiles][2];
+#pragma unroll
+  for (int i = 0; i < Spec::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = min(warp_row + i * 16 + half * 8 + lane / 4, place.rows - 1);
+      row_end[i][half] = mask.visible_end((place.first_row + row) / p.group);
+    }
+  }
+
+  stage = ring;
+#pragma unroll 1
+  for (int at = end - 1 - team; at >= first; at -= Spec::kTeams, next -= Spec::kTeams) {
+    ptx::cp_async_wait<Spec::kStages - 1>();
+    team_sync();
+    const int key = at * Spec::kBlockN;
+    const auto visible_from = [&](int column) {
+      VisibleKeys<Spec::kRowTiles> visible;
+#pragma unroll
+      for (int i = 0; i < Spec::kRowTiles; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) visible.end[i][half] = row_end[i][half] - key - column;
+      }
+      return visible;
+    };
+    step<Spec>(w, stage + lane_k, stage + lane_v, visible_from(lane % 4 * 2), [&] {
+      // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
+      if (key + Spec::kBlockN <= first_end || first_end == last_end) return;
+      const unsigned tile_v = stage + TileK::kBytes;
+      if (ptx::vote_all(!v2::share_nonfinite<typename Spec::Element>(tile_v, TileV::kBytes, lane, 32))) return;  // of all: the team is of one mind
+      v2::add_nonfinite<TileV, typename Spec::Element>(w.o, tile_v, visible_from(0), lane);
+      team_sync();
+      v2::clear_copied_nonfinite<typename S::CopyV, TileV, typename Spec::Element>(tile_v);
+      team_sync();
+    });
+    team_sync();
+    if (next >= first) load(next, stage);
+    ptx::cp_async_commit();
+    stage = stage + S::kStageBytes == ring + S::kRingBytes ? ring : stage + S::kStageBytes;
+  }
+
+  if constexpr (Spec::kDependent) ptx::let_kernel_after_come_up();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  const unsigned parts = tile_q, stats = parts + Spec::kTeams * S::kPartBytes;
+  store_part<Spec>(w, parts + static_cast<unsigned>(team) * S::kPartBytes, stats + static_cast<unsigned>(team) * S::kStatsBytes, warp_row, place.rows,
+                   lane);
+  __syncthreads();
+  finish<Spec>(p, work, place, parts, stats, length.valid);
+}
+
+}  // namespace fattn::decode

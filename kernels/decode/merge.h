@@ -1,0 +1,30 @@
+// Sums of softmax parts that have references of their own, and what becomes of them.
+#pragma once
+
+#include "kernels/constants.h"
+#include "kernels/decode/place.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/math.h"
+
+namespace fattn::decode {
+
+// What to multiply sums with shift `from` by, so that they have shift `to`, the least of all parts. Where no key was seen (inf) the sums are 0,
+// or NaN, which is to stay.
+__device__ __forceinline__ float factor_of(float from, float to) { return from == kInfinity ? 1.0f : ptx::ex2(to - from); }
+
+// Writes four columns of o, and with the first of them lse, from sums of all keys.
+template <class Spec>
+__device__ __forceinline__ void store_row(const AttentionParams& p, int batch, int head_k, int row, int column, const float (&o)[4], float shift,
+                                          float sum) {
+  const bool empty = sum == 0;
+  const float inverse = empty ? 0.0f : 1.0f / sum;
+  const auto pair = [&](int i) { return ptx::pack2<typename Spec::Element>(empty ? 0.0f : o[i] * inverse, empty ? 0.0f : o[i + 1] * inverse); };
+  auto* to = static_cast<unsigned short*>(p.o) + row_offset(p, p.o_strides, batch, head_k, row) + column;
+  *reinterpret_cast<uint2*>(to) = uint2{pair(0), pair(2)};
+  if (p.lse != nullptr && column == 0) {
+    constexpr float kLn2 = 0.693147180559945309f;
+    p.lse[row_offset(p, p.lse_strides, batch, head_k, row)] = empty ? -kInfinity : fmaf(-shift, kLn2, logf(sum));
+  }
+}
+
+}  // namespace fattn::decode

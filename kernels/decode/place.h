@@ -1,0 +1,47 @@
+// Which rows and which share of the keys a CTA has.
+#pragma once
+
+#include "kernels/decode/shape.h"
+#include "shared/attention_params.h"
+#include "shared/decode_work.h"
+
+namespace fattn::decode {
+
+// The share of a CTA. Neighbours have the same keys of other heads, which lie side by side in memory.
+struct Place {
+  int batch, head_k, split;
+  int first_row, rows;  // of the key head's rows
+};
+
+template <class Spec>
+__device__ __forceinline__ Place place_of(const AttentionParams& p, const DecodeWork& work) {
+  int index = static_cast<int>(blockIdx.x);
+  Place place;
+  place.head_k = index % p.nheads_k;
+  index /= p.nheads_k;
+  place.first_row = index % work.row_tiles * Shape<Spec>::kRows;
+  index /= work.row_tiles;
+  place.split = index % work.splits;
+  place.batch = index / work.splits;
+  place.rows = min(Shape<Spec>::kRows, work.rows - place.first_row);
+  return place;
+}
+
+// How many keys a sequence has. Nothing is read by a length out of range, and what it would give is NaN.
+struct Length {
+  int keys;
+  bool valid;
+};
+__device__ __forceinline__ Length length_of(const AttentionParams& p, const DecodeWork& work, int batch) {
+  const int keys = work.lengths == nullptr ? p.seqlen_k : work.lengths[batch * work.length_stride];
+  const bool valid = 0 <= keys && keys <= p.seqlen_k;
+  return {valid ? keys : 0, valid};
+}
+
+// The first element of row `row` of the key head's, in q, o or lse.
+__device__ __forceinline__ long long row_offset(const AttentionParams& p, const TensorStrides& strides, int batch, int head_k, int row) {
+  const int query = row / p.group, head = head_k * p.group + row % p.group;
+  return batch * strides.batch + query * strides.row + head * strides.head;
+}
+
+}  // namespace fattn::decode

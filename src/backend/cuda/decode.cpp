@@ -1,0 +1,201 @@
+#include "backend/cuda/decode.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/cuda/v2_forward.h"
+#include "fattn/error.hpp"
+#include "plan/features.h"
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+// For each width and number of rows: with the shared memory of an SM of capability 9.0, half of it, and what the smallest have.
+// clang-format off
+constexpr DecodeRow kRows[] = {
+    // headdim, {row_tiles, row_warps, teams, block_n, stages, queries_in_registers, ctas}
+    {64, {1, 1, 8, 32, 3, true, 1}}, {64, {1, 1, 4, 32, 3, true, 2}}, {64, {1, 1, 4, 32, 2, true, 2}},
+    {64, {2, 1, 8, 32, 3, true, 1}}, {64, {2, 1, 4, 32, 3, true, 2}}, {64, {2, 1, 4, 32, 2, true, 2}},
+    {64, {2, 2, 4, 32, 6, true, 1}}, {64, {2, 2, 2, 32, 6, true, 2}}, {64, {2, 2, 2, 32, 4, true, 2}},
+    {128, {1, 1, 8, 16, 3, true, 1}}, {128, {1, 1, 4, 16, 3, true, 2}}, {128, {1, 1, 4, 16, 2, true, 2}},
+    {128, {2, 1, 8, 16, 3, false, 1}}, {128, {2, 1, 4, 16, 3, false, 2}}, {128, {2, 1, 4, 16, 2, false, 2}},
+    {128, {2, 2, 4, 32, 3, false, 1}}, {128, {2, 2, 2, 32, 3, false, 2}}, {128, {2, 2, 2, 32, 2, false, 2}},
+    {256, {1, 1, 4, 16, 3, false, 1}}, {256, {1, 1, 2, 16, 3, false, 2}}, {256, {1, 1, 2, 16, 2, false, 2}},
+    {256, {1, 2, 4, 16, 3, false, 1}}, {256, {1, 2, 2, 16, 3, false, 2}}, {256, {1, 2, 2, 16, 2, false, 1}},
+    {256, {1, 4, 2, 16, 6, false, 1}}, {256, {1, 4, 1, 16, 6, false, 2}}, {256, {1, 4, 1, 16, 4, false, 1}},
+};
+// clang-format on
+
+constexpr int kMostRows = 64, kMostSplits = 128;
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+int64_t rows_of(const Problem& problem) { return problem.group() * problem.seqlen_q; }
+
+// CTAs that a multiprocessor holds at once; 0: not one.
+int64_t resident(const DecodeTile& tile, const Problem& problem, const V2Target& device) {
+  const int64_t bytes = tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v));
+  if (bytes > device.shared_bytes) return 0;
+  return std::min<int64_t>(tile.ctas, device.shared_bytes_per_multiprocessor / (bytes + kReservedSharedBytes));
+}
+
+// Whether the row is for problems as wide, with as many rows: the fewest that hold them all, or the most that there are.
+bool row_fits(const DecodeRow& row, const Problem& problem) {
+  const int64_t width = std::max(problem.headdim, problem.headdim_v), rows = std::min<int64_t>(rows_of(problem), kMostRows);
+  const int least_width = width <= 64 ? 64 : width <= 128 ? 128 : 256;
+  const int least_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+  return row.headdim == least_width && row.tile.rows() == least_rows;
+}
+
+// Seconds, but for what is the same for all, to compare tiles and numbers of splits by. The numbers are of one H200 (tune_decode).
+double cost_of(const Problem& problem, const DecodeTarget& target, const DecodeTile& tile, int splits) {
+  const double bandwidth = target.bytes_per_second;
+  const int64_t slots = target.multiprocessors * resident(tile, problem, target.device);
+  const int64_t ctas = problem.batch * problem.nheads_k * ceil_div(rows_of(problem), tile.rows()) * splits;
+  const int64_t keys = ceil_div(ceil_div(problem.seqlen_k, tile.block_n), splits) * tile.block_n;
+  const double bytes = static_cast<double>(keys * 2 * (problem.headdim + problem.headdim_v));  // of a CTA
+  const int64_t waves = ctas / slots, rest = ctas % slots;
+  double seconds = static_cast<double>(waves * slots) * bytes / bandwidth;
+  if (rest > 0) {
+    // A multiprocessor reads 2.6 times its share if it is alone; some alone are not quite as fast as all together.
+    const double busy = static_cast<double>(rest) / static_cast<double>(slots);
+    seconds += static_cast<double>(rest) * bytes / (bandwidth * std::min(1.0, 2.6 * busy) * (0.88 + 0.12 * busy));
+  }
+  constexpr double kNextWave = 1e-6, kCombine = 2.5e-6, kCombineRow = 2e-9;
+  seconds += static_cast<double>(waves + (rest > 0) - 1) * kNextWave / tile.ctas;  // while a CTA ends and the next begins
+  if (splits == 1) return seconds;
+  const double rows = static_cast<double>(problem.batch * problem.nheads * problem.seqlen_q);
+  return seconds + kCombine + rows * (kCombineRow + 1.4 * splits * 8 * static_cast<double>(problem.headdim_v) / bandwidth);
+}
+
+}  // namespace
+
+DecodeTarget decode_target(const V2Target& device, const CudaDeviceInfo& info) {
+  constexpr double kUnknown = 15e9;  // bytes per second of a multiprocessor, where the driver does not state clock and width
+  const double stated = 2e3 * info.memory_clock_khz * info.memory_bus_bits / 8;
+  return {device, info.multiprocessors, stated > 0 ? stated : kUnknown * info.multiprocessors};
+}
+
+int DecodeTile::shared_bytes(int headdim, int headdim_v) const {
+  const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
+  const int part = rows() * ((round_up(headdim_v, 16) + 8) * 4 + 8);  // kPartBytes and kStatsBytes
+  return std::max(2 * (rows() * wide + teams * stages * block_n * (wide + wide_v)), teams * part);
+}
+
+std::span<const DecodeRow> decode_rows() { return kRows; }
+
+DecodeKey DecodePlan::combine_key() const {
+  DecodeKey combine = key;
+  combine.kind = KernelKind::kDecodeCombine;
+  combine.headdim = combine.row = 0;  // all the same to it
+  return combine;
+}
+
+bool decode_can(const Problem& p, const DecodeTarget& target) {
+  if (p.backward || p.empty() || p.seqlen_k == 0 || target.device.level < 80 || !lacks(p, Way::kCudaDecode).empty()) return false;
+  if ((p.dtype != DType::kF16 && p.dtype != DType::kBF16) || p.seqlen_q > kMaxSeqlen || p.seqlen_k > kMaxSeqlen) return false;
+  if (p.headdim % 8 != 0 || p.headdim_v % 8 != 0 || p.headdim > 256 || p.headdim_v > 256) return false;
+  if (!aligned(p.q, p.batch, p.seqlen_q, p.nheads) || !aligned(p.o, p.batch, p.seqlen_q, p.nheads) ||
+      !aligned(p.k, p.batch, p.seqlen_k, p.nheads_k) || !aligned(p.v, p.batch, p.seqlen_k, p.nheads_k))
+    return false;
+  if (rows_of(p) > kMaxSeqlen || p.batch * p.nheads_k > kMaxGrid / kMostSplits / rows_of(p)) return false;
+  return std::any_of(std::begin(kRows), std::end(kRows),
+                     [&](const DecodeRow& row) { return row_fits(row, p) && resident(row.tile, p, target.device) > 0; });
+}
+
+bool decode_takes(const Problem& p, const DecodeTarget& target) {
+  if (!decode_can(p, target)) return false;
+  if (!v2_forward_refusal(p, target.device).empty()) return true;
+  const int64_t rows = rows_of(p);
+  if (rows <= kMostRows) return p.seqlen_k >= 4 * rows;
+  const int64_t tiles = p.batch * p.nheads * ceil_div(p.seqlen_q, 128);  // of a forward kernel
+  return 4 * tiles <= target.multiprocessors && p.seqlen_k >= 1024;
+}
+
+DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target) {
+  std::optional<std::pair<int, int>> best;
+  double least = 0;
+  for (int row = 0; row < static_cast<int>(std::size(kRows)); ++row) {
+    const DecodeTile& tile = kRows[row].tile;
+    if (!row_fits(kRows[row], problem) || resident(tile, problem, target.device) == 0) continue;
+    const int64_t most = std::min<int64_t>(kMostSplits, ceil_div(problem.seqlen_k, tile.block_n));
+    for (int splits = 1; splits <= most; ++splits) {
+      const double cost = cost_of(problem, target, tile, splits);
+      if (best && !(cost < least)) continue;
+      least = cost;
+      best = {row, splits};
+    }
+  }
+  if (!best) throw Error(ErrorCode::kInternal, "plan_decode() was called for a problem that the decode kernels cannot compute");
+  return plan_decode(problem, target, best->first, best->second);
+}
+
+DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int row, int splits) {
+  DecodePlan plan;
+  plan.key.arch = target.device.arch;
+  plan.key.dtype = static_cast<int32_t>(problem.dtype);
+  plan.key.headdim = static_cast<int32_t>(problem.headdim);
+  plan.key.headdim_v = static_cast<int32_t>(problem.headdim_v);
+  plan.key.row = row;
+  plan.tile = kRows[row].tile;
+  plan.rows = static_cast<int>(rows_of(problem));
+  plan.row_tiles = static_cast<int>(ceil_div(plan.rows, plan.tile.rows()));
+  plan.splits = splits;
+  plan.grid = problem.batch * problem.nheads_k * plan.row_tiles * splits;
+  plan.shared_bytes = plan.tile.shared_bytes(plan.key.headdim, plan.key.headdim_v);
+  if (splits > 1) {
+    plan.combine_grid = problem.batch * problem.nheads_k * plan.rows;
+    plan.stats_offset = plan.combine_grid * splits * problem.headdim_v * 4;
+    plan.workspace_bytes = plan.stats_offset + plan.combine_grid * splits * 8;
+  }
+  return plan;
+}
+
+DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
+                           const int* lengths, void* workspace) {
+  DecodeParams params{v2_params(problem, 1), {}};
+  params.call.q = q;
+  params.call.k = k;
+  params.call.v = v;
+  params.call.o = o;
+  params.call.lse = lse;
+  set_forward_scale(params.call, problem.softmax_scale);
+  params.work.lengths = lengths;
+  params.work.length_stride = problem.seqused_k_stride;
+  params.work.rows = plan.rows;
+  params.work.row_tiles = plan.row_tiles;
+  params.work.splits = plan.splits;
+  params.work.causal = problem.causal;
+  if (plan.splits > 1) {
+    params.work.part_o = static_cast<float*>(workspace);
+    params.work.part_stats = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.stats_offset);
+  }
+  return params;
+}
+
+jit::Request decode_request(const DecodeKey& key) {
+  const bool combine = key.kind == KernelKind::kDecodeCombine;
+  const DecodeTile& tile = kRows[key.row].tile;
+  const char* const element = key.dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f16";
+  std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim ", combine ? key.headdim_v : key.headdim);
+  if (!combine && key.headdim_v != key.headdim) source += text(" and ", key.headdim_v);
+  if (!combine) source += text(", up to ", tile.rows(), " rows, ", tile.teams, " x ", tile.block_n, " keys, ", tile.stages, " stages");
+  source += text("\n#include \"kernels/decode/", combine ? "combine" : "forward", ".h\"\nstruct Spec {\n  using Element = fattn::", element,
+                 ";\n  static constexpr bool kDependent = ", key.arch >= 90 ? "true" : "false", ";\n");
+  if (combine) {
+    source += text("  static constexpr int kHeaddimV = ", key.headdim_v, ";\n");
+  } else {
+    source += text("  static constexpr int kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+                   ";\n  static constexpr int kRowTiles = ", tile.row_tiles, ", kRowWarps = ", tile.row_warps, ", kTeams = ", tile.teams,
+                   ", kBlockN = ", tile.block_n, ", kStages = ", tile.stages,
+                   ";\n  static constexpr bool kQueriesInRegisters = ", tile.queries_in_registers ? "true" : "false", ";\n");
+  }
+  const std::string entry = combine ? "fattn_decode_combine" : "fattn_decode";
+  source +=
+      text("};\nextern \"C\" __global__ void __launch_bounds__(", combine ? kDecodeCombineThreads : tile.threads(), ", ", combine ? 1 : tile.ctas,
+           ") ", entry, "(const __grid_constant__ fattn::AttentionParams p, const __grid_constant__ fattn::DecodeWork work) {\n  fattn::decode::",
+           combine ? "combine" : "forward", "<Spec>(p, work);\n}\n");
+  return {.entry = entry, .source = source, .arch = key.arch};
+}
+
+}  // namespace fattn::core::cuda

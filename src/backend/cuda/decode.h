@@ -1,0 +1,88 @@
+// Host side of kernels/decode: which problems it is better for than the forward kernels, the tile and the split of the keys for each, the source of a
+// specialisation, and what the launches need.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_common.h"
+#include "device/cuda_device.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/attention_params.h"
+#include "shared/decode_work.h"
+
+namespace fattn::core::cuda {
+
+struct DecodeTarget {
+  V2Target device;
+  int multiprocessors = 0;
+  double bytes_per_second = 0;  // of its memory
+};
+DecodeTarget decode_target(const V2Target& device, const CudaDeviceInfo& info);
+
+// Names as in kernels/decode/shape.h.
+struct DecodeTile {
+  int row_tiles, row_warps, teams, block_n, stages;
+  bool queries_in_registers;
+  int ctas;  // that a multiprocessor is to hold
+
+  constexpr int rows() const { return 16 * row_tiles * row_warps; }
+  constexpr int threads() const { return 32 * row_warps * teams; }
+  int shared_bytes(int headdim, int headdim_v) const;
+};
+
+// A row of the table of tiles: for max(headdim, headdim_v) up to `headdim`.
+struct DecodeRow {
+  int headdim;
+  DecodeTile tile;
+};
+std::span<const DecodeRow> decode_rows();
+
+// Tells one specialisation from another; 64 bytes without padding.
+struct DecodeKey {
+  KernelKind kind = KernelKind::kDecode;
+  int32_t arch = 0;
+  int32_t dtype = 0;  // DType
+  int32_t headdim = 0, headdim_v = 0;
+  int32_t row = 0;  // of the table
+  std::array<int32_t, 10> reserved{};
+};
+static_assert(sizeof(DecodeKey) == 64);
+
+struct DecodePlan {
+  DecodeKey key;
+  DecodeTile tile;
+  int rows = 0, row_tiles = 0, splits = 0;
+  int64_t grid = 0, combine_grid = 0;  // combine_grid 0: the keys are not split
+  int shared_bytes = 0;
+  int64_t stats_offset = 0, workspace_bytes = 0;
+  bool early() const { return key.arch >= 90; }  // each kernel comes up while the one before it in the stream ends
+  DecodeKey combine_key() const;
+};
+
+// Whether the kernels can compute the problem, with pointers that are multiples of 16.
+bool decode_can(const Problem& problem, const DecodeTarget& target);
+// Whether they are the ones to take, rather than a forward kernel: few rows a key head, or few tiles of queries for the device, and many keys; or no
+// other kernel has all that the problem asks for.
+bool decode_takes(const Problem& problem, const DecodeTarget& target);
+
+// For problems that decode_can() compute.
+DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target);
+// With a row of the table and a number of splits that it need not have chosen, as the search for them tries them.
+DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int row, int splits);
+
+// The parameters of both kernels, and where they are, in order.
+struct DecodeParams {
+  AttentionParams call;
+  DecodeWork work;
+  std::array<void*, 2> pointers() { return {&call, &work}; }
+};
+DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
+                           const int* lengths, void* workspace);
+
+jit::Request decode_request(const DecodeKey& key);
+
+}  // namespace fattn::core::cuda
