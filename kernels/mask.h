@@ -18,13 +18,13 @@ template <int kRowTiles, bool kBegins>
 struct VisibleKeys {
   int end[kRowTiles][2];
   int begin[kBegins ? kRowTiles : 1][2];
-  __device__ __forceinline__ bool sees(int i, int half, int key) const {
-    if constexpr (kBegins)
-      return key < end[i][half] && key >= begin[i][half];
-    else
-      return key < end[i][half];
+  __device__ __forceinline__ bool is_before(int i, int half, int key) const {
+    if constexpr (kBegins) return key < begin[i][half];
+    return false;
   }
-  __device__ __forceinline__ bool operator()(int i, int half, int n, int e) const { return sees(i, half, 8 * n + e); }
+  __device__ __forceinline__ bool operator()(int i, int half, int n, int e) const {
+    return 8 * n + e < end[i][half] && !is_before(i, half, 8 * n + e);
+  }
 };
 
 // For the 16 * kRowTiles rows from `row` and the keys from `key`, whose number `column` is the lane's first column.
