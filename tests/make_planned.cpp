@@ -104,9 +104,6 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   }
 }
 
-<<<<<<< HEAD
-void add_v3_backward(List& list, Problem problem, bool deterministic, Which which) {
-=======
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
 void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most) {
   const cuda::V2Target device = cuda::target_of(arch);
@@ -124,9 +121,7 @@ void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int mo
   }
 }
 
-void add_v3_backward(List& list, DType dtype, int headdim, int headdim_v, bool causal, bool deterministic, Which which) {
-  Problem problem = contiguous(dtype, headdim, headdim_v, causal);
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
+void add_v3_backward(List& list, Problem problem, bool deterministic, Which which) {
   problem.backward = true;
   problem.deterministic = deterministic;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
@@ -239,7 +234,6 @@ int main() {
         add_forward(list, a.capability, wide, true, quick(true));
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
-<<<<<<< HEAD
   // fp32, in no pack; for one architecture of each kind: the others have the tiles of 80, of 90 or of 120.
   for (const int arch : {80, 90, 120})
     for (const bool causal : {false, true}) {
@@ -259,7 +253,6 @@ int main() {
         add_backward(list, arch, unequal, true, false, Which::kFull);
       }
     }
-=======
   for (const Architecture& a : kArchitectures) {
     add_decode(list, a.capability, DType::kBF16, 128, 16, 3);
     add_decode(list, a.capability, DType::kBF16, 128, 64, 1);
@@ -268,7 +261,6 @@ int main() {
     add_decode(list, a.capability, DType::kBF16, 256, 64, 1);
     add_decode(list, a.capability, DType::kF16, 128, 32, 1);
   }
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       const V3Mask mask = causal ? V3Mask::kCausal : V3Mask::kFull;

@@ -5,21 +5,15 @@
 namespace fattn::core {
 namespace {
 
-<<<<<<< HEAD
-constexpr int kWays = 7;
+constexpr int kWays = 8;
 constexpr const char* kWayNames[kWays] = {"backend reference",
                                           "algorithm standard of backend cpu",
                                           "algorithm v2 of backend cpu",
                                           "algorithm standard of backend cuda",
                                           "algorithm v1 of backend cuda",
                                           "algorithm v2 of backend cuda",
-                                          "algorithm v3 of backend cuda"};
-=======
-constexpr int kWays = 6;
-constexpr const char* kWayNames[kWays] = {"backend reference", "algorithm standard of backend cpu", "algorithm v2 of backend cpu",
-                                          "algorithm v2 of backend cuda", "algorithm v3 of backend cuda",
+                                          "algorithm v3 of backend cuda",
                                           "decode of backend cuda"};
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 
 struct Feature {
   const char* name;
@@ -29,23 +23,13 @@ struct Feature {
 
 // A window that hides nothing, or hides what a causal mask does, is none by now.
 constexpr Feature kFeatures[] = {
-<<<<<<< HEAD
-    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, true, true}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true}},
-    {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, false, false}},
-    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, false, false}},
-    {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false, false, false}},
-    {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, false, false}},
-    {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, false, false}},
-=======
-    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, false, false, false}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, false, false, false}},
-    {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, true}},
-    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, false}},
-    {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false, false}},
-    {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, false}},
-    {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, false}},
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, true, true, false}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
+    {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, false, false, true}},
+    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, false, false, false}},
+    {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false, false, false, false}},
+    {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, false, false, false}},
+    {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, false, false, false}},
 };
 
 std::string ways_with(const Feature& feature) {

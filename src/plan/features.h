@@ -9,11 +9,7 @@
 namespace fattn::core {
 
 // A backend with an algorithm.
-<<<<<<< HEAD
-enum class Way { kReference, kCpuStandard, kCpuV2, kCudaStandard, kCudaV1, kCudaV2, kCudaV3 };
-=======
-enum class Way { kReference, kCpuStandard, kCpuV2, kCudaV2, kCudaV3, kCudaDecode };
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
+enum class Way { kReference, kCpuStandard, kCpuV2, kCudaStandard, kCudaV1, kCudaV2, kCudaV3, kCudaDecode };
 
 // Empty if `way` has every feature that the problem uses, else which one it lacks and which ways have it.
 std::string lacks(const Problem& problem, Way way);

@@ -4,12 +4,9 @@
 #include <initializer_list>
 #include <string>
 
-<<<<<<< HEAD
+#include "backend/cuda/decode.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
-=======
-#include "backend/cuda/decode.h"
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
@@ -108,10 +105,7 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.k, "k");
     require(b.v, "v");
   }
-<<<<<<< HEAD
-=======
   if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
@@ -122,8 +116,6 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.dk, "dk");
     require(b.dv, "dv");
   }
-<<<<<<< HEAD
-=======
 }
 
 // Two kernels where the keys are split: the second puts the splits together.
@@ -140,7 +132,6 @@ void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstre
   };
   launch(chosen.key, shape_of(chosen.grid, chosen.tile.threads(), chosen.shared_bytes));
   if (chosen.combine_grid > 0) launch(chosen.combine_key(), shape_of(chosen.combine_grid, kDecodeCombineThreads, 0));
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -163,9 +154,7 @@ void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
 }
 
 void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
-<<<<<<< HEAD
   if (plan.algorithm == Algorithm::kV1) return forward_v1(device, plan, b, stream);
-=======
   if (plan.cuda.kernels->decode.grid > 0) {
     if (cuda::aligned(b.q) && cuda::aligned(b.k) && cuda::aligned(b.v) && cuda::aligned(b.o)) return decode(device, plan, b, stream);
     if (plan.cuda.kernels->forward.grid == 0)
@@ -174,7 +163,6 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
                "problem (",
                lacks(plan.problem, Way::kCudaV2), "); align it"));
   }
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
   if (plan.algorithm == Algorithm::kV3) {
     if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
@@ -337,14 +325,13 @@ void load_cuda_kernels(const Plan& plan) {
   const CudaKernels& chosen = *plan.cuda.kernels;
   if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
   if (!plan.problem.backward) {
-<<<<<<< HEAD
     if (plan.algorithm == Algorithm::kV1) {
       if (chosen.v1_forward.grid > 0) v1_forward_kernel(device, cuda::v1_forward_key(chosen.v1_forward, nullptr, nullptr, nullptr, nullptr));
-=======
+      return;
+    }
     if (chosen.decode.grid > 0) {
       decode_kernel(device, chosen.decode.key);
       if (chosen.decode.combine_grid > 0) decode_kernel(device, chosen.decode.combine_key());
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
       return;
     }
     if (plan.algorithm == Algorithm::kV3) {

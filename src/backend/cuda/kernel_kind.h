@@ -15,15 +15,12 @@ enum class KernelKind : uint32_t {
   kV3Backward = 7,
   kV3BackwardPrepare = 8,
   kV3BackwardFinish = 9,
-<<<<<<< HEAD
+  kDecode = 10,
+  kDecodeCombine = 11,
   kStandardSoftmax = 20,
   kStandardGradient = 21,
   kStandardFinish = 22,
   kV1Forward = 30
-=======
-  kDecode = 10,
-  kDecodeCombine = 11
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 };
 
 }  // namespace fattn::core::cuda

@@ -2,12 +2,9 @@
 
 #include <string>
 
-<<<<<<< HEAD
+#include "backend/cuda/decode.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
-=======
-#include "backend/cuda/decode.h"
->>>>>>> 40f88277f9369e05fb2b421cfbc0265ae00dffda
 #include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
