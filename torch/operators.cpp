@@ -15,26 +15,24 @@ constexpr uint64_t kTorchVersion = (2ULL << 56) | (10ULL << 48);
 // What torch shows where it names the origin of an operator; __FILE__ would be a path of the machine that built this.
 constexpr char kFile[] = "torch/operators.cpp";
 
-struct Choices {
-  double softmax_scale;
-  bool causal;
-  bool deterministic;
-  Backend backend;
-  Algorithm algorithm;
-
-  Options options() const {
-    Options o;
-    o.softmax_scale = softmax_scale;
-    o.causal = causal;
-    o.deterministic = deterministic;
-    o.backend = backend;
-    o.algorithm = algorithm;
-    uint32_t threads = 0;
-    check_torch(torch_get_num_threads(&threads), "reading the number of threads");
-    o.num_threads = static_cast<int>(threads);
-    return o;
-  }
-};
+// The last arguments of every operator, in this order.
+const std::string kOptions =
+    "float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic, int backend, int algorithm";
+Options take_options(Arguments& arguments) {
+  Options o;
+  o.softmax_scale = arguments.number();
+  o.causal = arguments.flag();
+  o.window_left = arguments.integer();
+  o.window_right = arguments.integer();
+  o.softcap = arguments.number();
+  o.deterministic = arguments.flag();
+  o.backend = static_cast<Backend>(arguments.integer());
+  o.algorithm = static_cast<Algorithm>(arguments.integer());
+  uint32_t threads = 0;
+  check_torch(torch_get_num_threads(&threads), "reading the number of threads");
+  o.num_threads = static_cast<int>(threads);
+  return o;
+}
 
 void* current_stream(const Tensor& q) {
   if (!q.on_cuda()) return nullptr;
@@ -47,8 +45,8 @@ void* current_stream(const Tensor& q) {
 // On the current stream, with a workspace of torch's allocator: it may be freed at once, because torch gives memory to later work on the same
 // stream only.
 template <class Tensors>
-void execute(const Tensors& tensors, const Choices& choices, const Tensor& q) {
-  const Plan plan(tensors, choices.options());
+void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
+  const Plan plan(tensors, options);
   const size_t bytes = plan.workspace_bytes();
   const Tensor workspace = Tensor::empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), q);
   plan.execute(tensors, workspace.mutable_data(), bytes, current_stream(q));
@@ -59,7 +57,7 @@ int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float6
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
-  const Choices choices{arguments.number(), arguments.flag(), false, arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+  const Options options = take_options(arguments);
 
   const auto [batch, seqlen_q, nheads, headdim] = shape4("q", q);
   Tensor o = Tensor::empty<4>({batch, seqlen_q, nheads, shape4("v", v)[3]}, q.dtype(), q);
@@ -70,7 +68,7 @@ void forward(StableIValue* stack) {
   tensors.v = input("v", v);
   tensors.o = output("o", o);
   tensors.lse = output("lse", lse);
-  execute(tensors, choices, q);
+  execute(tensors, options, q);
   stack[0] = result(std::move(o));
   stack[1] = result(std::move(lse));
 }
@@ -79,7 +77,7 @@ void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const Choices choices{arguments.number(), arguments.flag(), arguments.flag(), arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+  const Options options = take_options(arguments);
 
   Tensor dq = Tensor::empty(shape4("q", q), q.dtype(), q);
   Tensor dk = Tensor::empty(shape4("k", k), k.dtype(), q);
@@ -94,7 +92,7 @@ void backward(StableIValue* stack) {
   tensors.dq = output("dq", dq);
   tensors.dk = output("dk", dk);
   tensors.dv = output("dv", dv);
-  execute(tensors, choices, q);
+  execute(tensors, options, q);
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
@@ -115,10 +113,8 @@ class Registration {
  public:
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
-    define("forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int backend, int algorithm) -> (Tensor o, Tensor lse)");
-    define(
-        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
-        "int backend, int algorithm) -> (Tensor dq, Tensor dk, Tensor dv)");
+    define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
+    define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ") -> (Tensor dq, Tensor dk, Tensor dv)");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }
@@ -128,7 +124,7 @@ class Registration {
   Registration(const Registration&) = delete;
 
  private:
-  void define(const char* schema) { check_torch(aoti_torch_library_def(schemas_, schema), "defining an operator"); }
+  void define(const std::string& schema) { check_torch(aoti_torch_library_def(schemas_, schema.c_str()), "defining an operator"); }
   static void implement(const char* key, TorchLibraryHandle& library) {
     check_torch(aoti_torch_library_init_impl("fattn", key, kFile, __LINE__, &library), "opening the namespace fattn");
     check_torch(torch_library_impl(library, "forward", boxed<forward>, kTorchVersion), "implementing an operator");

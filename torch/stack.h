@@ -14,10 +14,7 @@ class Arguments {
   Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
   double number() { return take<double>(); }
   bool flag() { return take<bool>(); }
-  template <class Enum>
-  Enum choice() {
-    return static_cast<Enum>(take<int64_t>());
-  }
+  int64_t integer() { return take<int64_t>(); }
 
  private:
   template <class T>

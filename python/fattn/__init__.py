@@ -1,6 +1,6 @@
 """fattn: exact attention (the FlashAttention family) for PyTorch and NumPy, on the CPU and on NVIDIA GPUs.
 
-    o = softmax(softmax_scale * q k^T + mask) v
+    o = softmax(cap(softmax_scale * q k^T) + mask) v        cap(s) = softcap tanh(s / softcap), or s
 
 - `fattn.attention`: torch tensors, with gradients, `torch.compile` and autocast.
 - `fattn.numpy`: `forward` and `backward` on NumPy arrays, DLPack tensors and buffers; needs no torch.

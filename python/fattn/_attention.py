@@ -7,7 +7,7 @@ except ModuleNotFoundError as error:
 
 from . import _abi
 from ._autograd import Attention, AttentionInFunctorch, rows_contiguous, run_forward
-from ._options import choose, is_bhsd
+from ._options import Window, choose, is_bhsd, window_limits
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -23,13 +23,15 @@ def attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores; differentiable in q, k and v.
+    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores; differentiable in q, k and v.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -38,6 +40,9 @@ def attention(
         v: (batch, seqlen_k, nheads_k, headdim_v).
         causal: query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right).
         softmax_scale: 1 / sqrt(headdim) unless given.
+        window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
+            With `causal` right is 0, whatever it says. None: no window.
+        softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
         return_lse: returns the log-sum-exp too.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
@@ -72,6 +77,8 @@ def attention(
     options = (
         max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale,
         causal,
+        *window_limits(window),
+        softcap or 0.0,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         choose("backend", backend, _abi.BACKENDS),
         choose("algorithm", algorithm, _abi.ALGORITHMS),

@@ -9,14 +9,14 @@ from . import _operators
 from ._errors import exception_of_operator
 
 
-# softmax_scale, causal, deterministic, and backend and algorithm as the C ABI numbers them. A plain tuple, because making one costs nothing.
-Options = tuple[float, bool, bool, int, int]
+# softmax_scale, causal, window_left, window_right, softcap, deterministic, and backend and algorithm as the C ABI numbers them. A plain tuple,
+# because making one costs nothing; the operators take them in this order.
+Options = tuple[float, bool, int, int, float, bool, int, int]
 
 
 def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    softmax_scale, causal, _, backend, algorithm = options
     try:
-        return _operators.forward(q, k, v, softmax_scale, causal, backend, algorithm)
+        return _operators.forward(q, k, v, *options)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 

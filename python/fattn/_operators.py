@@ -28,14 +28,14 @@ backward = _namespace.backward.default
 
 
 @torch.library.register_fake("fattn::forward")
-def _(q, k, v, softmax_scale, causal, backend, algorithm):
+def _(q, k, v, *options):
     batch, seqlen_q, nheads, _ = q.shape
     lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     return q.new_empty((batch, seqlen_q, nheads, v.shape[3])), lse
 
 
 @torch.library.register_fake("fattn::backward")
-def _(dout, q, k, v, o, lse, softmax_scale, causal, deterministic, backend, algorithm):
+def _(dout, q, k, v, o, lse, *options):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

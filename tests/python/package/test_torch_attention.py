@@ -36,22 +36,22 @@ def check(case: Case, name: str, got: torch.Tensor) -> None:
 @pytest.mark.parametrize("case", **names(CASES))
 def test_case(case):
     (q, k, v), dout = leaves(case)
-    o, lse = fattn.attention(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale, return_lse=True)
+    o, lse = fattn.attention(q, k, v, return_lse=True, **case.options)
     assert o.dtype == q.dtype and lse.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
     check(case, "o", o)
     check(case, "lse", lse)
     with torch.no_grad():
-        plain = fattn.attention(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+        plain = fattn.attention(q, k, v, **case.options)
     assert torch.equal(plain, o) and plain.grad_fn is None
     o.backward(dout)
     for name, x in (("dq", q), ("dk", k), ("dv", v)):
         check(case, name, x.grad)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradcheck(causal):
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (2, 1)}, {"softcap": 1.5, "softmax_scale": 1.0}])
+def test_gradcheck(options):
     q, k, v = (torch.randn(2, n, h, 5, dtype=torch.float64, requires_grad=True) for n, h in ((6, 4), (7, 2), (7, 2)))
-    assert torch.autograd.gradcheck(lambda *x: fattn.attention(*x, causal=causal, backend="reference"), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: fattn.attention(*x, backend="reference", **options), (q, k, v))
 
 
 def test_gradient_of_some_inputs_only():
@@ -192,6 +192,11 @@ Q = torch.ones(1, 4, 2, 8)
         ((Q[..., :0],) * 3, {}, ValueError, "^headdim of q is 0; allowed: 1 to 576"),
         ((Q.numpy(), Q, Q), {}, TypeError, "^q is a ndarray; it must be a torch.Tensor"),
         ((Q, None, Q), {}, TypeError, "^k is a NoneType"),
+        ((Q, Q, Q), {"window": (-2, 0)}, ValueError, "^window_left is -2; allowed: -1"),
+        ((Q, Q, Q), {"window": (0, 2**63)}, ValueError, r"^window\[1\] is 9223372036854775808, which does not fit into 64 bits"),
+        ((Q, Q, Q), {"window": 4}, ValueError, r"^window is 4; allowed: None, or \(left, right\)"),
+        ((Q, Q, Q), {"softcap": -1.0}, ValueError, "^softcap is -1; allowed: 0"),
+        ((Q, Q, Q), {"window": (1, 0), "algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute a sliding"),
         ((Q, Q, Q), {"softmax_scale": float("inf")}, ValueError, "^softmax_scale is inf; it must be finite"),
         ((Q, Q, Q), {"layout": "bsh"}, ValueError, "^layout is 'bsh'; allowed: 'bshd', 'bhsd'"),
         ((Q, Q, Q), {"backend": "gpu"}, ValueError, "^backend is 'gpu'; allowed: 'auto'"),

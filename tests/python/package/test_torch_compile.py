@@ -20,12 +20,12 @@ def causal(q, k, v):
 
 def test_opcheck():
     q, k, v = inputs(False)
-    options = (0.25, True, 0, 0)
+    options = (0.25, True, 4, -1, 20.0, False, 0, 0)
     torch.library.opcheck(_operators.forward, (q, k, v, *options))
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     torch.library.opcheck(_operators.forward, (*swapped, *options))
     o, lse = _operators.forward(q, k, v, *options)
-    torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, 0.25, True, False, 0, 0))
+    torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, *options))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
