@@ -16,6 +16,14 @@ def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, .
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
+def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            return TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+    name, x = next((name, x) for name, x in tensors.items() if x.dim() != 4)
+    return ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -62,33 +70,21 @@ def attention(
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
-        if x.dim() != 4:
-            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). "
-                             "Add a dimension of 1 where one is missing")
-    if bhsd := is_bhsd(layout):
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
+        raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
         q, k, v = _autocast(device_type, q, k, v)
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    options = (
-        max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale,
-        causal,
-        *window_limits(window),
-        softcap or 0.0,
-        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
-        choose("backend", backend, _abi.BACKENDS),
-        choose("algorithm", algorithm, _abi.ALGORITHMS),
-    )
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    options = softmax_scale, causal, deterministic, is_bhsd(layout)
+    if window is not None or softcap or backend != "auto" or algorithm != "auto":
+        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS))
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, options)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         o, lse = Attention.apply(q, k, v, options)
     else:
         o, lse = run_forward(q, k, v, options)
-    if bhsd:
-        o = o.transpose(1, 2)
     return (o, lse) if return_lse else o

@@ -9,9 +9,8 @@ from . import _operators
 from ._errors import exception_of_operator
 
 
-# softmax_scale, causal, window_left, window_right, softcap, deterministic, and backend and algorithm as the C ABI numbers them. A plain tuple,
-# because making one costs nothing; the operators take them in this order.
-Options = tuple[float, bool, int, int, float, bool, int, int]
+# The last arguments of the operators (torch/operators.cpp), or the first of those, the rest being defaults.
+Options = tuple[float | bool | int | None, ...]
 
 
 def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +29,7 @@ def _run_backward(dout, q, k, v, o, lse, options: Options) -> tuple[torch.Tensor
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 class _Gradients(torch.autograd.Function):
