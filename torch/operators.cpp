@@ -64,15 +64,20 @@ void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
 
+ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd) {
+  ForwardTensors tensors;
+  tensors.q = input("q", q, bhsd);
+  tensors.k = input("k", k, bhsd);
+  tensors.v = input("v", v, bhsd);
+  return tensors;
+}
+
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
   const auto [options, bhsd] = take_choices(arguments);
 
-  ForwardTensors tensors;
-  tensors.q = input("q", q, bhsd);
-  tensors.k = input("k", k, bhsd);
-  tensors.v = input("v", v, bhsd);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
   const int64_t batch = tensors.q.shape(0), seqlen_q = tensors.q.shape(1), nheads = tensors.q.shape(2);
   Tensor o = Tensor::empty4({batch, seqlen_q, nheads, tensors.v.shape(3)}, q.dtype(), q, bhsd);
   Tensor lse = Tensor::empty<3>({batch, nheads, seqlen_q}, lse_dtype(q), q);
@@ -83,12 +88,18 @@ void forward(StableIValue* stack) {
   stack[1] = result(std::move(lse));
 }
 
-void backward(StableIValue* stack) {
+void forward_out(StableIValue* stack) {
   Arguments arguments(stack);
-  const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
-               lse = arguments.tensor();
+  const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
   const auto [options, bhsd] = take_choices(arguments);
 
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  tensors.o = output("o", o, bhsd);
+  tensors.lse = output("lse", lse);
+  execute(tensors, options, q);
+}
+
+BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, bool bhsd) {
   BackwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
@@ -96,6 +107,16 @@ void backward(StableIValue* stack) {
   tensors.o = input("o", o, bhsd);
   tensors.lse = input("lse", lse);
   tensors.dout = input("dout", dout, bhsd);
+  return tensors;
+}
+
+void backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
+               lse = arguments.tensor();
+  const auto [options, bhsd] = take_choices(arguments);
+
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
   Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
   Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
   Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
@@ -106,6 +127,19 @@ void backward(StableIValue* stack) {
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
+}
+
+void backward_out(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
+               lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
+  const auto [options, bhsd] = take_choices(arguments);
+
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  tensors.dq = output("dq", dq, bhsd);
+  tensors.dk = output("dk", dk, bhsd);
+  tensors.dv = output("dv", dv, bhsd);
+  execute(tensors, options, q);
 }
 
 // torch makes a RuntimeError of whatever is thrown; the front makes Python's customary exception of the status in its text.
@@ -125,6 +159,10 @@ class Registration {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
     define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ") -> (Tensor dq, Tensor dk, Tensor dv)");
+    // The same into tensors that are there.
+    define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
+    define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
+           ") -> ()");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }
@@ -137,8 +175,13 @@ class Registration {
   void define(const std::string& schema) { check_torch(aoti_torch_library_def(schemas_, schema.c_str()), "defining an operator"); }
   static void implement(const char* key, TorchLibraryHandle& library) {
     check_torch(aoti_torch_library_init_impl("fattn", key, kFile, __LINE__, &library), "opening the namespace fattn");
-    check_torch(torch_library_impl(library, "forward", boxed<forward>, kTorchVersion), "implementing an operator");
-    check_torch(torch_library_impl(library, "backward", boxed<backward>, kTorchVersion), "implementing an operator");
+    const auto implementation = [&](const char* name, void (*body)(StableIValue*, uint64_t, uint64_t)) {
+      check_torch(torch_library_impl(library, name, body, kTorchVersion), "implementing an operator");
+    };
+    implementation("forward", boxed<forward>);
+    implementation("backward", boxed<backward>);
+    implementation("forward_out", boxed<forward_out>);
+    implementation("backward_out", boxed<backward_out>);
   }
 
   TorchLibraryHandle schemas_ = nullptr, cpu_ = nullptr, cuda_ = nullptr;

@@ -25,6 +25,8 @@ def _load() -> Any:
 _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
+forward_out = _namespace.forward_out.default
+backward_out = _namespace.backward_out.default
 
 
 def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
@@ -44,6 +46,16 @@ def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False
 @torch.library.register_fake("fattn::backward")
 def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
+
+
+@torch.library.register_fake("fattn::forward_out")
+def _(*arguments):
+    return None
+
+
+@torch.library.register_fake("fattn::backward_out")
+def _(*arguments):
+    return None
 
 
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:

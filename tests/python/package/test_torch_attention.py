@@ -14,7 +14,7 @@ import torch
 
 import fattn
 import fattn.numpy
-from attention_cases import CASES, Case, names, prepare
+from attention_cases import CASES, Case, names
 from torch_cases import check, leaves, plain, supported
 
 

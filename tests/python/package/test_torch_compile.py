@@ -31,6 +31,8 @@ def test_opcheck():
     torch.library.opcheck(_operators.forward, (*bhsd, *options))
     o, lse = _operators.forward(*bhsd, *options)
     torch.library.opcheck(_operators.backward, (o, *bhsd, o, lse, *options))
+    torch.library.opcheck(_operators.forward_out, (*bhsd, o.clone(), lse.clone(), *options))
+    torch.library.opcheck(_operators.backward_out, (o, *bhsd, o, lse, *(torch.empty_like(x) for x in bhsd), *options))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
