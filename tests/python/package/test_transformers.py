@@ -6,6 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5")
 
 import fattn.transformers  # noqa: E402
+from fattn import precision  # noqa: E402
 from fattn._compare import Float64  # noqa: E402
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97, "max_position_embeddings": 128}
@@ -248,3 +249,19 @@ def test_without_transformers():
     code = "import sys; sys.modules['transformers'] = None; import fattn.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "ImportError: fattn.transformers needs transformers 5 or later" in done.stderr
+
+
+def test_precision_of_a_model():
+    """A policy at work on a whole model: every module keeps to it, and it learns."""
+    policy = precision.Policy()
+    model = model_of("gpt2", causal_lm=True, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0).train()
+    inputs = inputs_of()
+    wanted = model(**inputs, labels=inputs["input_ids"])
+    with precision.apply(model, policy), precision.Tracker(model, policy) as tracker:
+        got = model(**inputs, labels=inputs["input_ids"])
+        got.loss.backward()
+    assert got.logits.dtype == torch.float32 and type(got) is type(wanted)
+    torch.testing.assert_close(got.logits, wanted.logits, atol=0.5, rtol=0.1)
+    assert all(x.grad.dtype == torch.float32 for x in model.parameters())
+    assert {violation.rule for violation in tracker.violations} <= {"loss"}, tracker.report()
+    assert tracker.check_gradients() == []
