@@ -6,7 +6,7 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionInFunctorch, rows_contiguous, run_forward
+from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, rows_contiguous, run_forward
 from ._options import Window, choose, is_bhsd, window_limits
 
 
@@ -84,7 +84,9 @@ def attention(
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, options)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        o, lse = Attention.apply(q, k, v, options)
+        if not return_lse:
+            return Attention.apply(q, k, v, options)
+        o, lse = AttentionAndLse.apply(q, k, v, options)
     else:
         o, lse = run_forward(q, k, v, options)
     return (o, lse) if return_lse else o

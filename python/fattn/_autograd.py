@@ -57,18 +57,33 @@ def _backward(ctx: Any, dout: torch.Tensor) -> tuple:
 
 
 def _save(ctx: Any, q, k, v, options, o, lse) -> None:
-    ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, o, lse)
     ctx.options = options
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, options) -> (o, lse)."""
+    """(q, k, v, options) -> o."""
 
     @staticmethod
     def forward(ctx, q, k, v, options):
         o, lse = run_forward(q, k, v, options)
         _save(ctx, q, k, v, options, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _backward(ctx, dout)
+
+
+class AttentionAndLse(torch.autograd.Function):
+    """(q, k, v, options) -> (o, lse). A second result costs two microseconds and more, so that it has a function of its own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        o, lse = run_forward(q, k, v, options)
+        _save(ctx, q, k, v, options, o, lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # no zeros for the gradient that lse has not
         return o, lse
 
     @staticmethod
@@ -88,6 +103,7 @@ class AttentionInFunctorch(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _save(ctx, *inputs, *output)
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, dout, _):

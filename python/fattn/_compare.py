@@ -41,18 +41,17 @@ class Comparison:
 
 
 class Float64(TorchFunctionMode):
-    """What a model computes in float32 for safety (softmax, normalisation) stays in float64 if it is; where a float64 mask becomes -inf in float32, rows
-    that see nothing would even be NaN."""
+    """What a model of float64 computes in float32 for safety (softmax, normalisation) is computed in float64; where a mask of float64 becomes -inf in float32,
+    rows that see nothing would even be NaN."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = dict(options or {})
-        if arguments and isinstance(arguments[0], torch.Tensor) and arguments[0].dtype == torch.float64:
-            if function is torch.Tensor.float:
-                return arguments[0]
-            if options.get("dtype") == torch.float32:
-                options["dtype"] = torch.float64
-            if function is torch.Tensor.to:
-                arguments = tuple(torch.float64 if x is torch.float32 else x for x in arguments)
+        if function is torch.Tensor.float:
+            return arguments[0].double()
+        if arguments and isinstance(arguments[0], torch.Tensor) and options.get("dtype") == torch.float32:
+            options["dtype"] = torch.float64
+        if function is torch.Tensor.to:
+            arguments = tuple(torch.float64 if x is torch.float32 else x for x in arguments)
         return function(*arguments, **options)
 
 

@@ -17,6 +17,8 @@ Whatever else fattn cannot compute is an error, as in `fattn.attention`. What to
 `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` asks for flash.
 """
 
+import functools
+import warnings
 from typing import Any
 
 import torch
@@ -111,8 +113,9 @@ class _Handle:
             if key == "CUDA" and not torch.backends.cuda.is_built():
                 continue
             original = torch.library.get_kernel(f"aten::{name}", key).call_boxed
-            self._library.impl(name, lambda keys, *arguments, ours=ours, original=original, **options: ours(original, keys, *arguments, **options), key,
-                               with_keyset=True)
+            with warnings.catch_warnings():  # torch warns that a kernel is replaced, which is what was asked for
+                warnings.simplefilter("ignore", UserWarning)
+                self._library.impl(name, functools.partial(ours, original), key, with_keyset=True)
 
     def remove(self) -> None:
         if self._library is not None:
