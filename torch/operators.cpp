@@ -19,7 +19,8 @@ constexpr char kFile[] = "torch/operators.cpp";
 // The last arguments of every operator, in this order: those that most calls set come first, because torch takes a tenth of a microsecond for each
 // that is given.
 const std::string kOptions =
-    "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float softcap=0., "
+    "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
+    "softcap=0., "
     "int backend=0, int algorithm=0";
 struct Choices {
   Options options;
@@ -99,7 +100,8 @@ void forward_out(StableIValue* stack) {
   execute(tensors, options, q);
 }
 
-BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, bool bhsd) {
+BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                                bool bhsd) {
   BackwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);

@@ -107,8 +107,9 @@ inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* da
     if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});
     if (bhsd) host = host.transposed(1, 2);
   } else {
-    throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has " + std::to_string(dim) +
-                                                 " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(dim) +
+                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }
