@@ -11,8 +11,10 @@ What becomes of transformers' masks:
 - none, causal, causal with a sliding window: fattn's own masks;
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
   of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), its tokens are gathered.
-- any other mask (a 4-dimensional one, chunks, packed sequences, padding inside `torch.compile`, holes in a sliding window): standard attention in torch,
-  which stores the matrix of scores.
+- any other mask (a 4-dimensional one, chunks, packed sequences, holes in a sliding window): torch's `scaled_dot_product_attention` with that mask, or, with softcap or
+  a mask of numbers, standard attention, which stores the matrix of scores;
+- inside `torch.compile` numbers cannot be looked at: fattn computes a prompt without `attention_mask` or window, and all else is left to torch as above, also
+  training (`use_cache=False`), where transformers cannot tell packed sequences from others.
 
 `output_attentions=True` is computed by standard attention too. Dropout of the weights in training, sinks, position biases and paged caches are refused.
 """
@@ -23,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -55,7 +58,13 @@ def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, 
              attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
     """What `attention` is given as its mask, once for all layers: None, which of the keys of the cache are there (batch, up to kv_length), or a mask of
     pairs (batch, 1, q_length, kv_length); true: seen."""
-    if not _is_ours(mask_function) or (attention_mask is not None and torch.compiler.is_compiling()):
+    if torch.compiler.is_compiling():  # nothing can be asked of tensors then, nor of what functions hold
+        if attention_mask is None and q_length == kv_length and mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
+            return None
+        ours = False
+    else:
+        ours = _is_ours(mask_function)
+    if not ours:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return masks.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
     if attention_mask is not None:
@@ -143,6 +152,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         warnings.warn("output_attentions=True: the weights are computed by standard attention, which stores them", stacklevel=2)
     of_pairs = attention_mask is not None and attention_mask.dim() == 4
     holes = attention_mask is not None and not of_pairs and window is not None and not all(whole for _, _, whole in _ranges(attention_mask))
+    if of_pairs and attention_mask.dtype == torch.bool and not softcap and not with_weights:
+        # torch's function with a mask: most of its kernels do not store the scores.
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling).transpose(1, 2).contiguous(), None
     if with_weights or of_pairs or holes:
         o, weights = _standard(query, key, value, attention_mask, causal, scaling, window, softcap)
         return o, weights if with_weights else None
