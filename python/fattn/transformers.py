@@ -48,10 +48,10 @@ def _is_ours(mask_function: Callable) -> bool:
     """Whether the module's own arguments (is_causal, sliding_window) say all that transformers' mask does."""
     if mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
         return True
-    if mask_function.__code__ is not _BOTH:
+    if getattr(mask_function, "__code__", None) is not _BOTH:
         return False
     parts = mask_function.__closure__[0].cell_contents
-    return len(parts) == 2 and parts[0].__code__ is _SLIDING and parts[1] is masks.causal_mask_function
+    return len(parts) == 2 and getattr(parts[0], "__code__", None) is _SLIDING and parts[1] is masks.causal_mask_function
 
 
 def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, mask_function: Callable = masks.causal_mask_function,
