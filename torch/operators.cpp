@@ -169,7 +169,7 @@ class Registration {
     implement("CUDA", cuda_);
   }
   ~Registration() {
-    for (const TorchLibraryHandle library : {cuda_, cpu_, schemas_}) aoti_torch_delete_library_object(library);
+    for (TorchLibraryHandle library : {cuda_, cpu_, schemas_}) aoti_torch_delete_library_object(library);
   }
   Registration(const Registration&) = delete;
 
