@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/venv-package
-requirements=tests/python/requirements.txt
+requirements=tests/python/package/requirements.txt
 
 new_enough() { "$1" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 10))' >/dev/null 2>&1; }
 python=python3 torch_folder=""
@@ -21,7 +21,7 @@ if [ -n "${FATTN_TORCH_PYTHON:-}" ] && [ "$python" != "$FATTN_TORCH_PYTHON" ]; t
 fi
 
 pip() { timeout 1800 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 2 "$@"; }
-made_of="$(command -v "$python") $torch_folder $(cat "$requirements")"
+made_of="$(command -v "$python") $torch_folder $(cat "$requirements" tests/python/requirements.txt)"
 if [ "$made_of" != "$(cat "$venv/made_of" 2>/dev/null)" ]; then
   rm -rf "$venv"
   "$python" -m venv "$venv"

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "fattn/fattn.hpp"
+#include "torch/plans.h"
 #include "torch/stack.h"
 
 namespace fattn::torch {
@@ -15,26 +16,33 @@ constexpr uint64_t kTorchVersion = (2ULL << 56) | (10ULL << 48);
 // What torch shows where it names the origin of an operator; __FILE__ would be a path of the machine that built this.
 constexpr char kFile[] = "torch/operators.cpp";
 
+// The last arguments of every operator, in this order: those that most calls set come first, because torch takes a tenth of a microsecond for each
+// that is given.
+const std::string kOptions =
+    "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
+    "softcap=0., "
+    "int backend=0, int algorithm=0";
 struct Choices {
-  double softmax_scale;
-  bool causal;
-  bool deterministic;
-  Backend backend;
-  Algorithm algorithm;
-
-  Options options() const {
-    Options o;
-    o.softmax_scale = softmax_scale;
-    o.causal = causal;
-    o.deterministic = deterministic;
-    o.backend = backend;
-    o.algorithm = algorithm;
-    uint32_t threads = 0;
-    check_torch(torch_get_num_threads(&threads), "reading the number of threads");
-    o.num_threads = static_cast<int>(threads);
-    return o;
-  }
+  Options options;
+  bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
 };
+Choices take_choices(Arguments& arguments) {
+  Choices choices;
+  Options& o = choices.options;
+  o.softmax_scale = arguments.optional_number();
+  o.causal = arguments.flag();
+  o.deterministic = arguments.flag();
+  choices.bhsd = arguments.flag();
+  o.window_left = arguments.integer();
+  o.window_right = arguments.integer();
+  o.softcap = arguments.number();
+  o.backend = static_cast<Backend>(arguments.integer());
+  o.algorithm = static_cast<Algorithm>(arguments.integer());
+  uint32_t threads = 0;
+  check_torch(torch_get_num_threads(&threads), "reading the number of threads");
+  o.num_threads = static_cast<int>(threads);
+  return choices;
+}
 
 void* current_stream(const Tensor& q) {
   if (!q.on_cuda()) return nullptr;
@@ -47,57 +55,93 @@ void* current_stream(const Tensor& q) {
 // On the current stream, with a workspace of torch's allocator: it may be freed at once, because torch gives memory to later work on the same
 // stream only.
 template <class Tensors>
-void execute(const Tensors& tensors, const Choices& choices, const Tensor& q) {
-  const Plan plan(tensors, choices.options());
-  const size_t bytes = plan.workspace_bytes();
+void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
+  const KnownPlan& known = PlanCache::of_this_thread().get(describe(tensors, options));
+  const size_t bytes = known.workspace_bytes;
+  if (bytes == 0) return known.plan.execute(tensors, nullptr, 0, current_stream(q));
   const Tensor workspace = Tensor::empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), q);
-  plan.execute(tensors, workspace.mutable_data(), bytes, current_stream(q));
+  known.plan.execute(tensors, workspace.mutable_data(), bytes, current_stream(q));
 }
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
 
+ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd) {
+  ForwardTensors tensors;
+  tensors.q = input("q", q, bhsd);
+  tensors.k = input("k", k, bhsd);
+  tensors.v = input("v", v, bhsd);
+  return tensors;
+}
+
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
-  const Choices choices{arguments.number(), arguments.flag(), false, arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+  const auto [options, bhsd] = take_choices(arguments);
 
-  const auto [batch, seqlen_q, nheads, headdim] = shape4("q", q);
-  Tensor o = Tensor::empty<4>({batch, seqlen_q, nheads, shape4("v", v)[3]}, q.dtype(), q);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  const int64_t batch = tensors.q.shape(0), seqlen_q = tensors.q.shape(1), nheads = tensors.q.shape(2);
+  Tensor o = Tensor::empty4({batch, seqlen_q, nheads, tensors.v.shape(3)}, q.dtype(), q, bhsd);
   Tensor lse = Tensor::empty<3>({batch, nheads, seqlen_q}, lse_dtype(q), q);
-  ForwardTensors tensors;
-  tensors.q = input("q", q);
-  tensors.k = input("k", k);
-  tensors.v = input("v", v);
-  tensors.o = output("o", o);
+  tensors.o = output("o", o, bhsd);
   tensors.lse = output("lse", lse);
-  execute(tensors, choices, q);
+  execute(tensors, options, q);
   stack[0] = result(std::move(o));
   stack[1] = result(std::move(lse));
+}
+
+void forward_out(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
+  const auto [options, bhsd] = take_choices(arguments);
+
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  tensors.o = output("o", o, bhsd);
+  tensors.lse = output("lse", lse);
+  execute(tensors, options, q);
+}
+
+BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                                bool bhsd) {
+  BackwardTensors tensors;
+  tensors.q = input("q", q, bhsd);
+  tensors.k = input("k", k, bhsd);
+  tensors.v = input("v", v, bhsd);
+  tensors.o = input("o", o, bhsd);
+  tensors.lse = input("lse", lse);
+  tensors.dout = input("dout", dout, bhsd);
+  return tensors;
 }
 
 void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const Choices choices{arguments.number(), arguments.flag(), arguments.flag(), arguments.choice<Backend>(), arguments.choice<Algorithm>()};
+  const auto [options, bhsd] = take_choices(arguments);
 
-  Tensor dq = Tensor::empty(shape4("q", q), q.dtype(), q);
-  Tensor dk = Tensor::empty(shape4("k", k), k.dtype(), q);
-  Tensor dv = Tensor::empty(shape4("v", v), v.dtype(), q);
-  BackwardTensors tensors;
-  tensors.q = input("q", q);
-  tensors.k = input("k", k);
-  tensors.v = input("v", v);
-  tensors.o = input("o", o);
-  tensors.lse = input("lse", lse);
-  tensors.dout = input("dout", dout);
-  tensors.dq = output("dq", dq);
-  tensors.dk = output("dk", dk);
-  tensors.dv = output("dv", dv);
-  execute(tensors, choices, q);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
+  Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
+  Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
+  tensors.dq = output("dq", dq, bhsd);
+  tensors.dk = output("dk", dk, bhsd);
+  tensors.dv = output("dv", dv, bhsd);
+  execute(tensors, options, q);
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
+}
+
+void backward_out(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
+               lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
+  const auto [options, bhsd] = take_choices(arguments);
+
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  tensors.dq = output("dq", dq, bhsd);
+  tensors.dk = output("dk", dk, bhsd);
+  tensors.dv = output("dv", dv, bhsd);
+  execute(tensors, options, q);
 }
 
 // torch makes a RuntimeError of whatever is thrown; the front makes Python's customary exception of the status in its text.
@@ -115,24 +159,31 @@ class Registration {
  public:
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
-    define("forward(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int backend, int algorithm) -> (Tensor o, Tensor lse)");
-    define(
-        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, float softmax_scale, bool causal, bool deterministic, "
-        "int backend, int algorithm) -> (Tensor dq, Tensor dk, Tensor dv)");
+    define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
+    define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ") -> (Tensor dq, Tensor dk, Tensor dv)");
+    // The same into tensors that are there.
+    define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
+    define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
+           ") -> ()");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }
   ~Registration() {
-    for (const TorchLibraryHandle library : {cuda_, cpu_, schemas_}) aoti_torch_delete_library_object(library);
+    for (TorchLibraryHandle library : {cuda_, cpu_, schemas_}) aoti_torch_delete_library_object(library);
   }
   Registration(const Registration&) = delete;
 
  private:
-  void define(const char* schema) { check_torch(aoti_torch_library_def(schemas_, schema), "defining an operator"); }
+  void define(const std::string& schema) { check_torch(aoti_torch_library_def(schemas_, schema.c_str()), "defining an operator"); }
   static void implement(const char* key, TorchLibraryHandle& library) {
     check_torch(aoti_torch_library_init_impl("fattn", key, kFile, __LINE__, &library), "opening the namespace fattn");
-    check_torch(torch_library_impl(library, "forward", boxed<forward>, kTorchVersion), "implementing an operator");
-    check_torch(torch_library_impl(library, "backward", boxed<backward>, kTorchVersion), "implementing an operator");
+    const auto implementation = [&](const char* name, void (*body)(StableIValue*, uint64_t, uint64_t)) {
+      check_torch(torch_library_impl(library, name, body, kTorchVersion), "implementing an operator");
+    };
+    implementation("forward", boxed<forward>);
+    implementation("backward", boxed<backward>);
+    implementation("forward_out", boxed<forward_out>);
+    implementation("backward_out", boxed<backward_out>);
   }
 
   TorchLibraryHandle schemas_ = nullptr, cpu_ = nullptr, cuda_ = nullptr;

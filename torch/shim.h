@@ -16,7 +16,7 @@ class TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
 
 // An argument or a result of an operator. int, float and bool of the schema are int64_t, double and bool in its lowest bytes, a Tensor is
-// an AtenTensorHandle, whose reference passes to the receiver.
+// an AtenTensorHandle, whose reference passes to the receiver, an optional null or a pointer to the value, which passes likewise.
 using StableIValue = uint64_t;
 
 // Operators. An implementation finds its arguments on the stack and leaves its results there, from the bottom.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
+#include <optional>
 
 #include "torch/tensor.h"
 
@@ -13,11 +15,12 @@ class Arguments {
   explicit Arguments(const StableIValue* stack) : next_(stack) {}
   Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
   double number() { return take<double>(); }
-  bool flag() { return take<bool>(); }
-  template <class Enum>
-  Enum choice() {
-    return static_cast<Enum>(take<int64_t>());
+  std::optional<double> optional_number() {
+    const std::unique_ptr<const StableIValue> value(take<const StableIValue*>());  // torch made it with new, for the receiver
+    return value ? std::optional(Arguments(value.get()).number()) : std::nullopt;
   }
+  bool flag() { return take<bool>(); }
+  int64_t integer() { return take<int64_t>(); }
 
  private:
   template <class T>

@@ -28,17 +28,16 @@ class Tensor {
   // New memory from torch's allocator on the device of `like`, row-major.
   template <size_t N>
   static Tensor empty(const std::array<int64_t, N>& sizes, int32_t dtype, const Tensor& like) {
-    std::array<int64_t, N> strides;
-    int64_t stride = 1;
-    for (size_t i = N; i-- > 0;) {
-      strides[i] = stride;
-      stride *= sizes[i] > 0 ? sizes[i] : 1;
+    return allocated(sizes, row_major(sizes), dtype, like);
+  }
+  // The same, sizes being (batch, seqlen, heads, headdim); `bhsd`: the tensor has heads before seqlen, but lies in memory as without.
+  static Tensor empty4(std::array<int64_t, 4> sizes, int32_t dtype, const Tensor& like, bool bhsd) {
+    std::array<int64_t, 4> strides = row_major(sizes);
+    if (bhsd) {
+      std::swap(sizes[1], sizes[2]);
+      std::swap(strides[1], strides[2]);
     }
-    AtenTensorHandle handle = nullptr;
-    check_torch(
-        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
-        "allocating a tensor");
-    return Tensor(handle);
+    return allocated(sizes, strides, dtype, like);
   }
 
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
@@ -54,6 +53,24 @@ class Tensor {
   const void* data() const { return get<const void*>(torch_get_const_data_ptr, "reading a tensor's address"); }
 
  private:
+  template <size_t N>
+  static std::array<int64_t, N> row_major(const std::array<int64_t, N>& sizes) {
+    std::array<int64_t, N> strides;
+    int64_t stride = 1;
+    for (size_t i = N; i-- > 0;) {
+      strides[i] = stride;
+      stride *= sizes[i] > 0 ? sizes[i] : 1;
+    }
+    return strides;
+  }
+  template <size_t N>
+  static Tensor allocated(const std::array<int64_t, N>& sizes, const std::array<int64_t, N>& strides, int32_t dtype, const Tensor& like) {
+    AtenTensorHandle handle = nullptr;
+    check_torch(
+        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
+        "allocating a tensor");
+    return Tensor(handle);
+  }
   template <class T>
   T get(AOTITorchError (*function)(AtenTensorHandle, T*), const char* what) const {
     T value{};
@@ -74,34 +91,29 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
               std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
 }
 
-// Of everything but lse.
-inline std::array<int64_t, 4> shape4(const char* name, const Tensor& tensor) {
-  if (tensor.dim() != 4)
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(name) + " has " + std::to_string(tensor.dim()) +
-                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
-  const int64_t* n = tensor.sizes();
-  return {n[0], n[1], n[2], n[3]};
-}
+inline std::array<int64_t, 4> shape4(const fattn::Tensor& t) { return {t.shape(0), t.shape(1), t.shape(2), t.shape(3)}; }
 
-// Of an input or an output, which differ in whether torch may have to copy shared memory first. The strides of a tensor without elements
-// reach nothing and mean nothing to torch: it is taken as contiguous.
-inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data) {
+// Of an input or an output, which differ in whether torch may have to copy shared memory first; lse has 3 dimensions, all else 4. The strides of a
+// tensor without elements reach nothing and mean nothing to torch: it is taken as contiguous, as is a last dimension of one element.
+inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data, bool bhsd) {
   const DType dtype = dtype_of(name, tensor);
-  const int64_t* s = tensor.strides();
+  const int64_t *n = tensor.sizes(), *s = tensor.strides();
   fattn::Tensor host;
-  if (tensor.dim() == 3) {
-    const int64_t* n = tensor.sizes();
+  if (const int64_t dim = tensor.dim(); dim == 3) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]});
     if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
-  } else {
-    const auto n = shape4(name, tensor);
+  } else if (dim == 4) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
-    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], s[3]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});
+    if (bhsd) host = host.transposed(1, 2);
+  } else {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(dim) +
+                    " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }
-inline fattn::Tensor input(const char* name, const Tensor& tensor) { return view(name, tensor, tensor.data()); }
-inline fattn::Tensor output(const char* name, const Tensor& tensor) { return view(name, tensor, tensor.mutable_data()); }
+inline fattn::Tensor input(const char* name, const Tensor& tensor, bool bhsd = false) { return view(name, tensor, tensor.data(), bhsd); }
+inline fattn::Tensor output(const char* name, const Tensor& tensor, bool bhsd = false) { return view(name, tensor, tensor.mutable_data(), bhsd); }
 
 }  // namespace fattn::torch

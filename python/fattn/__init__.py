@@ -1,9 +1,12 @@
 """fattn: exact attention (the FlashAttention family) for PyTorch and NumPy, on the CPU and on NVIDIA GPUs.
 
-    o = softmax(softmax_scale * q k^T + mask) v
+    o = softmax(cap(softmax_scale * q k^T) + mask) v        cap(s) = softcap tanh(s / softcap), or s
 
 - `fattn.attention`: torch tensors, with gradients, `torch.compile` and autocast.
 - `fattn.numpy`: `forward` and `backward` on NumPy arrays, DLPack tensors and buffers; needs no torch.
+- `fattn.sdpa`: `torch.nn.functional.scaled_dot_product_attention` by fattn, after `fattn.sdpa.activate()`.
+- `fattn.transformers`: `attn_implementation="fattn"` for the models of transformers, and a comparison with their own attention.
+- `fattn.precision`: dtypes of the parts of a model, what breaks the rules about them, attention on mixed dtypes.
 - `fattn.supported`: whether a problem can run here, and why not; `fattn.info`: what the library found on this machine.
 
 Tensors are (batch, seqlen, heads, headdim), or (batch, heads, seqlen, headdim) with `layout="bhsd"`.

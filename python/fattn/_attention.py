@@ -6,14 +6,22 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionInFunctorch, rows_contiguous, run_forward
-from ._options import choose, is_bhsd
+from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, rows_contiguous, run_forward
+from ._options import Window, choose, is_bhsd, window_limits
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            return TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+    name, x = next((name, x) for name, x in tensors.items() if x.dim() != 4)
+    return ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
 
 
 def attention(
@@ -23,13 +31,15 @@ def attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores; differentiable in q, k and v.
+    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores; differentiable in q, k and v.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -38,6 +48,9 @@ def attention(
         v: (batch, seqlen_k, nheads_k, headdim_v).
         causal: query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right).
         softmax_scale: 1 / sqrt(headdim) unless given.
+        window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
+            With `causal` right is 0, whatever it says. None: no window.
+        softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
         return_lse: returns the log-sum-exp too.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
@@ -57,31 +70,23 @@ def attention(
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
-        if x.dim() != 4:
-            raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). "
-                             "Add a dimension of 1 where one is missing")
-    if bhsd := is_bhsd(layout):
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
+        raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
         q, k, v = _autocast(device_type, q, k, v)
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    options = (
-        max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale,
-        causal,
-        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
-        choose("backend", backend, _abi.BACKENDS),
-        choose("algorithm", algorithm, _abi.ALGORITHMS),
-    )
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    options = softmax_scale, causal, deterministic, is_bhsd(layout)
+    if window is not None or softcap or backend != "auto" or algorithm != "auto":
+        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS))
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, options)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        o, lse = Attention.apply(q, k, v, options)
+        if not return_lse:
+            return Attention.apply(q, k, v, options)
+        o, lse = AttentionAndLse.apply(q, k, v, options)
     else:
         o, lse = run_forward(q, k, v, options)
-    if bhsd:
-        o = o.transpose(1, 2)
     return (o, lse) if return_lse else o

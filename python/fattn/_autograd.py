@@ -9,14 +9,13 @@ from . import _operators
 from ._errors import exception_of_operator
 
 
-# softmax_scale, causal, deterministic, and backend and algorithm as the C ABI numbers them. A plain tuple, because making one costs nothing.
-Options = tuple[float, bool, bool, int, int]
+# The last arguments of the operators (torch/operators.cpp), or the first of those, the rest being defaults.
+Options = tuple[float | bool | int | None, ...]
 
 
 def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    softmax_scale, causal, _, backend, algorithm = options
     try:
-        return _operators.forward(q, k, v, softmax_scale, causal, backend, algorithm)
+        return _operators.forward(q, k, v, *options)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 
@@ -30,7 +29,7 @@ def _run_backward(dout, q, k, v, o, lse, options: Options) -> tuple[torch.Tensor
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 class _Gradients(torch.autograd.Function):
@@ -58,18 +57,33 @@ def _backward(ctx: Any, dout: torch.Tensor) -> tuple:
 
 
 def _save(ctx: Any, q, k, v, options, o, lse) -> None:
-    ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, o, lse)
     ctx.options = options
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, options) -> (o, lse)."""
+    """(q, k, v, options) -> o."""
 
     @staticmethod
     def forward(ctx, q, k, v, options):
         o, lse = run_forward(q, k, v, options)
         _save(ctx, q, k, v, options, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _backward(ctx, dout)
+
+
+class AttentionAndLse(torch.autograd.Function):
+    """(q, k, v, options) -> (o, lse). A second result costs two microseconds and more, so that it has a function of its own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        o, lse = run_forward(q, k, v, options)
+        _save(ctx, q, k, v, options, o, lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # no zeros for the gradient that lse has not
         return o, lse
 
     @staticmethod
@@ -89,6 +103,7 @@ class AttentionInFunctorch(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _save(ctx, *inputs, *output)
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, dout, _):

@@ -25,18 +25,37 @@ def _load() -> Any:
 _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
+forward_out = _namespace.forward_out.default
+backward_out = _namespace.backward_out.default
+
+
+def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
+    """As the operators make their results: in memory always (batch, seqlen, heads, headdim), whatever the order of the dimensions."""
+    swapped = x.transpose(1, 2) if bhsd else x
+    new = x.new_empty((*swapped.shape[:3], headdim))
+    return new.transpose(1, 2) if bhsd else new
 
 
 @torch.library.register_fake("fattn::forward")
-def _(q, k, v, softmax_scale, causal, backend, algorithm):
-    batch, seqlen_q, nheads, _ = q.shape
+def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+    batch, seqlen_q, nheads = (q.transpose(1, 2) if bhsd else q).shape[:3]
     lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return q.new_empty((batch, seqlen_q, nheads, v.shape[3])), lse
+    return _like(q, bhsd, v.shape[3]), lse
 
 
 @torch.library.register_fake("fattn::backward")
-def _(dout, q, k, v, o, lse, softmax_scale, causal, deterministic, backend, algorithm):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+    return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
+
+
+@torch.library.register_fake("fattn::forward_out")
+def _(*arguments):
+    return None
+
+
+@torch.library.register_fake("fattn::backward_out")
+def _(*arguments):
+    return None
 
 
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:

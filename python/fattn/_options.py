@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 
 LAYOUTS = ("bshd", "bhsd")
+Window = tuple[int | None, int | None]
+ALL_KEYS = -1
 
 
 def choose(option: str, value: str, allowed: Mapping[str, int]) -> int:
@@ -11,6 +13,25 @@ def choose(option: str, value: str, allowed: Mapping[str, int]) -> int:
         return allowed[value]
     except (KeyError, TypeError):
         raise ValueError(f"{option} is {value!r}; allowed: {', '.join(map(repr, allowed))}") from None
+
+
+def within(name: str, value: int, bits: int) -> int:
+    """ctypes cuts off what does not fit."""
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{name} is {value}, which does not fit into {bits} bits")
+    return value
+
+
+def window_limits(window: Window | None) -> tuple[int, int]:
+    """(left, right) as the C ABI has them, -1 for no limit; the core checks the numbers."""
+    if window is None:
+        return ALL_KEYS, ALL_KEYS
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window is {window!r}; allowed: None, or (left, right), the keys before and behind a query's own position that it sees, "
+                         "-1 or None for all") from None
+    return within("window[0]", ALL_KEYS if left is None else left, 64), within("window[1]", ALL_KEYS if right is None else right, 64)
 
 
 def is_bhsd(layout: str) -> bool:

@@ -3,18 +3,11 @@
 from collections.abc import Sequence
 
 from . import _abi
-from ._options import choose
+from ._options import Window, choose, window_limits, within
 
 
-def _within(name: str, value: int, bits: int) -> int:
-    """ctypes cuts off what does not fit."""
-    if not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise ValueError(f"{name} is {value}, which does not fit into {bits} bits")
-    return value
-
-
-def describe(*, causal: bool, softmax_scale: float | None, backend: str, algorithm: str, deterministic: bool, num_threads: int,
-             backward: bool) -> _abi.Problem:
+def describe(*, causal: bool, softmax_scale: float | None, window: Window | None, softcap: float | None, backend: str, algorithm: str,
+             deterministic: bool, num_threads: int, backward: bool) -> _abi.Problem:
     problem = _abi.Problem()
     problem.abi_version = _abi.ABI_VERSION
     problem.pass_ = int(backward)
@@ -22,10 +15,13 @@ def describe(*, causal: bool, softmax_scale: float | None, backend: str, algorit
     problem.algorithm = choose("algorithm", algorithm, _abi.ALGORITHMS)
     problem.causal = bool(causal)
     problem.deterministic = bool(deterministic)
-    problem.num_threads = _within("num_threads", num_threads, 32)
+    problem.num_threads = within("num_threads", num_threads, 32)
     if softmax_scale is not None:
         problem.has_softmax_scale = 1
         problem.softmax_scale = softmax_scale
+    problem.has_window = window is not None
+    problem.window_left, problem.window_right = window_limits(window)
+    problem.softcap = softcap or 0.0
     return problem
 
 
@@ -36,8 +32,8 @@ def tensor(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], 
     order = (0, 2, 1, 3) if bhsd and len(shape) == 4 else range(len(shape))
     described = _abi.Tensor(data=data, dtype=dtype, ndim=len(shape))
     for i, j in enumerate(order):
-        described.shape[i] = _within(f"dimension {j} of {name}", shape[j], 64)
-        described.strides[i] = _within(f"the stride of {name} in dimension {j}", strides[j], 64)
+        described.shape[i] = within(f"dimension {j} of {name}", shape[j], 64)
+        described.strides[i] = within(f"the stride of {name} in dimension {j}", strides[j], 64)
     return described
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from . import _abi, _problem
-from ._options import choose, is_bhsd
+from ._options import Window, choose, is_bhsd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,8 @@ def supported(
     backward: bool = False,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
     deterministic: bool = False,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -43,7 +45,7 @@ def supported(
         dtype: "fp32", "fp16", "bf16", "fp64".
         device, device_index: "cpu", or "cuda" and which one.
         backward: asks for the backward pass instead of the forward pass.
-        causal, softmax_scale, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        causal, softmax_scale, window, softcap, deterministic, backend, algorithm, layout: as in `fattn.attention`.
 
     Returns:
         A `Support`, true or false, with the library's reason.
@@ -52,8 +54,8 @@ def supported(
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, backend=backend, algorithm=algorithm, deterministic=deterministic,
-                                num_threads=0, backward=backward)
+    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
+                                deterministic=deterministic, num_threads=0, backward=backward)
     code = choose("dtype", dtype, _abi.DTYPES)
     device_type = choose("device", device, _abi.DEVICES)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _problem
-from ._options import is_bhsd
+from ._options import Window, is_bhsd
 
 __all__ = ["backward", "forward"]
 
@@ -54,13 +54,15 @@ def forward(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """o = softmax(softmax_scale * q k^T + mask) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
+    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
     Args:
         q: (batch, seqlen_q, nheads, headdim).
@@ -68,6 +70,9 @@ def forward(
         v: (batch, seqlen_k, nheads_k, headdim_v).
         causal: query i sees the keys j <= i + seqlen_k - seqlen_q.
         softmax_scale: 1 / sqrt(headdim) unless given.
+        window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
+            With `causal` right is 0, whatever it says. None: no window.
+        softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
@@ -85,8 +90,8 @@ def forward(
         MemoryError: no memory for the workspace.
     """
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, backend=backend, algorithm=algorithm, deterministic=False,
-                                num_threads=num_threads, backward=False)
+    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
+                                deterministic=False, num_threads=num_threads, backward=False)
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         setattr(problem, name, _described(name, x, bhsd))
@@ -110,6 +115,8 @@ def backward(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
@@ -121,7 +128,7 @@ def backward(
         dout: the gradient of o, in its shape and dtype.
         q, k, v: as they were given to `forward`.
         o, lse: as `forward` returned them.
-        causal, softmax_scale, backend, algorithm, layout, num_threads: as in `forward`.
+        causal, softmax_scale, window, softcap, backend, algorithm, layout, num_threads: as in `forward`.
 
     Returns:
         (dq, dk, dv), new arrays in the shapes and the dtype of q, k and v.
@@ -130,8 +137,8 @@ def backward(
         As `forward`.
     """
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, backend=backend, algorithm=algorithm, deterministic=False,
-                                num_threads=num_threads, backward=True)
+    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
+                                deterministic=False, num_threads=num_threads, backward=True)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     for name, x in (inputs | gradients).items():

@@ -24,8 +24,8 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //   256         533 755 810 815; 3 + 2 stages: 526 750 808 815
 //   256 causal  293 606 777 794; in turns at the tensor cores instead of skipping: 277 593 770 792
 //   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
-// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605), causal 2026-11-22, seqlen 1024, 4096, 8192: 358 568 511 (3 x 64, skipping, from 4096 on:
-// 526 488); 192 665 794 (2 x 96: 622 785), causal
+// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128: 265
+// 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal
 // 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
@@ -38,7 +38,9 @@ constexpr V3ForwardRow kRows[] = {
     {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {96, V3Mask::kCausal, 2048, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {3, 96, 3, 2, 2, true, false, 4, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
     {128, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, V3Mask::kCausal, 512, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},

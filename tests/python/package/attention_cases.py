@@ -22,13 +22,24 @@ class Case:
     dtype: str = "float32"
     causal: bool = False
     softmax_scale: float | None = None
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
 
     @property
     def name(self) -> str:
         name = f"{self.dtype}-b{self.batch}-q{self.seqlen_q}-k{self.seqlen_k}-h{self.nheads}_{self.nheads_k}-d{self.headdim}_{self.headdim_v}"
         if self.causal:
             name += "-causal"
-        return name if self.softmax_scale is None else f"{name}-scale{self.softmax_scale:g}"
+        if self.softmax_scale is not None:
+            name += f"-scale{self.softmax_scale:g}"
+        if self.window:
+            name += "-window{}_{}".format(*self.window)
+        return f"{name}-softcap{self.softcap:g}" if self.softcap else name
+
+    @property
+    def options(self) -> dict:
+        """As every front takes them."""
+        return {"causal": self.causal, "softmax_scale": self.softmax_scale, "window": self.window, "softcap": self.softcap}
 
     @property
     def scale(self) -> float:
@@ -54,6 +65,13 @@ SHAPES = [
 CASES = [dataclasses.replace(shape, dtype=dtype, causal=causal)
          for dtype, shape, causal in itertools.product(("float32", "bfloat16", "float16", "float64"), SHAPES, (False, True))]
 CASES += [dataclasses.replace(SHAPES[0], softmax_scale=scale) for scale in (0.0, -0.3, 1.0)]
+CASES += [dataclasses.replace(shape, dtype=dtype, window=window, causal=causal)
+          for dtype, shape, (window, causal) in itertools.product(
+              ("float32", "bfloat16", "float16", "float64"), (SHAPES[1], SHAPES[2], SHAPES[3]),
+              (((8, 5), False), ((20, -1), False), ((-1, 3), False), ((16, 4), True), ((0, 0), False)))]
+CASES += [dataclasses.replace(shape, dtype=dtype, softcap=softcap, softmax_scale=1.0)
+          for dtype, shape, softcap in itertools.product(("float32", "bfloat16", "float16", "float64"), (SHAPES[0], SHAPES[2]), (2.0, 50.0))]
+CASES += [dataclasses.replace(SHAPES[2], dtype=dtype, causal=True, window=(30, 0), softcap=20.0) for dtype in ("float32", "bfloat16")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +98,7 @@ def prepare(case: Case) -> Prepared:
     k = normal(case.seqlen_k, case.nheads_k, case.headdim)
     v = normal(case.seqlen_k, case.nheads_k, case.headdim_v)
     dout = normal(case.seqlen_q, case.nheads, case.headdim_v)
-    options = {"causal": case.causal, "softmax_scale": case.scale}
+    options = case.options | {"softmax_scale": case.scale}
     expected = reference.attention(q, k, v, dout, **options)
     return Prepared(q, k, v, dout, expected, reference.allowed(q, k, v, dout, case.dtype, expected, **options))
 

@@ -32,11 +32,18 @@ def _of_key_heads(x: np.ndarray, nheads_k: int) -> np.ndarray:
     return x.reshape(batch, nheads_k, nheads // nheads_k, seqlen, headdim).sum(axis=2).transpose(0, 2, 1, 3)
 
 
-def _weights(scores: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+def _hidden(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int] | None) -> np.ndarray:
+    """Where a query does not see a key."""
+    i, j = np.indices((seqlen_q, seqlen_k))
+    left, right = window or (-1, -1)
+    distance = j - (i + seqlen_k - seqlen_q)
+    hidden = distance > 0 if causal else (distance > right if right >= 0 else np.zeros((seqlen_q, seqlen_k), bool))
+    return hidden | (-distance > left) if left >= 0 else hidden
+
+
+def _weights(scores: np.ndarray, causal: bool, window: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
     """softmax and log-sum-exp of the scores that the mask leaves."""
-    if causal:
-        i, j = np.indices(scores.shape[2:])
-        scores = np.where(j > i + scores.shape[3] - scores.shape[2], -np.inf, scores)
+    scores = np.where(_hidden(*scores.shape[2:], causal, window), -np.inf, scores)
     highest = scores.max(axis=3, keepdims=True, initial=-np.inf)
     highest = np.where(np.isfinite(highest), highest, 0)
     terms = np.exp(scores - highest)
@@ -46,15 +53,21 @@ def _weights(scores: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     return terms / np.where(total > 0, total, 1), lse
 
 
-def attention(q, k, v, dout, *, causal: bool, softmax_scale: float, store: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> Results:
+def attention(q, k, v, dout, *, causal: bool, softmax_scale: float, window: tuple[int, int] | None = None, softcap: float = 0.0,
+              store: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> Results:
     """Forward and backward; `store` rounds every matrix that standard attention keeps in memory."""
     nheads_k = k.shape[2]
     group = q.shape[2] // nheads_k
     q, k, v, dout = _heads_first(q), _heads_first(k, group), _heads_first(v, group), _heads_first(dout)
-    p, lse = _weights(store(q @ k.swapaxes(2, 3) * softmax_scale), causal)
+    scores = store(q @ k.swapaxes(2, 3) * softmax_scale)
+    if softcap:
+        scores = store(softcap * np.tanh(scores / softcap))
+    p, lse = _weights(scores, causal, window)
     p = store(p)
     o = store(p @ v)
     ds = store(p * (store(dout @ v.swapaxes(2, 3)) - (o * dout).sum(axis=3, keepdims=True)))
+    if softcap:
+        ds = store(ds * (1 - (scores / softcap) ** 2))
     return Results(
         o=o.transpose(0, 2, 1, 3),
         lse=lse,
@@ -64,25 +77,26 @@ def attention(q, k, v, dout, *, causal: bool, softmax_scale: float, store: Calla
     )
 
 
-def _standard(q, k, v, dout, dtype: str, causal: bool, softmax_scale: float) -> Results:
+def _standard(q, k, v, dout, dtype: str, *, softmax_scale: float, softcap: float, **mask) -> Results:
     """Computed in the dtype; the 16-bit ones sum in a wider one and round what they store."""
     if dtype in ("float16", "bfloat16"):
-        return attention(q, k, v, dout, causal=causal, softmax_scale=softmax_scale, store=lambda x: x.astype(NUMPY[dtype]).astype(x.dtype))
-    return attention(*(x.astype(dtype) for x in (q, k, v, dout)), causal=causal, softmax_scale=NUMPY[dtype](softmax_scale))
+        return attention(q, k, v, dout, softmax_scale=softmax_scale, softcap=softcap, store=lambda x: x.astype(NUMPY[dtype]).astype(x.dtype), **mask)
+    return attention(*(x.astype(dtype) for x in (q, k, v, dout)), softmax_scale=NUMPY[dtype](softmax_scale), softcap=NUMPY[dtype](softcap), **mask)
 
 
 def _largest(x: np.ndarray) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0))
 
 
-def _floors(q, k, v, dout, dtype: str, causal: bool, softmax_scale: float) -> Results:
+def _floors(q, k, v, dout, dtype: str, *, softmax_scale: float, softcap: float, **mask) -> Results:
     """What the last places of the sums inside make of a result, which standard attention may miss by luck, and does with so few elements:
     one unit of a score for o, lse and dv, one of dP and one of rowsum(o dout) for dq and dk (testing/check.h)."""
     nheads_k = k.shape[2]
     group = q.shape[2] // nheads_k
     scale, sums = abs(softmax_scale), EPSILON["float64" if dtype == "float64" else "float32"]
     q, k, v, dout = _heads_first(q), _heads_first(k, group), _heads_first(v, group), _heads_first(dout)
-    p, _ = _weights(q @ k.swapaxes(2, 3) * softmax_scale, causal)
+    scores = q @ k.swapaxes(2, 3) * softmax_scale
+    p, _ = _weights(softcap * np.tanh(scores / softcap) if softcap else scores, **mask)
     score = sums * _largest(abs(q) @ abs(k).swapaxes(2, 3)) * scale
     dp = 2 * sums * _largest(abs(dout) @ abs(v).swapaxes(2, 3)) * scale
     weight = EPSILON[dtype] / 8 if dtype in ("float16", "bfloat16") else 0
@@ -95,10 +109,10 @@ def _floors(q, k, v, dout, dtype: str, causal: bool, softmax_scale: float) -> Re
     )
 
 
-def allowed(q, k, v, dout, dtype: str, expected: Results, *, causal: bool, softmax_scale: float) -> Results:
-    """The largest error allowed in each result."""
-    standard = _standard(q, k, v, dout, dtype, causal, softmax_scale)
-    floors = _floors(q, k, v, dout, dtype, causal, softmax_scale)
+def allowed(q, k, v, dout, dtype: str, expected: Results, **options) -> Results:
+    """The largest error allowed in each result; options as `attention` takes them."""
+    standard = _standard(q, k, v, dout, dtype, **options)
+    floors = _floors(q, k, v, dout, dtype, **options)
     bounds = {}
     for name, factor in (("o", 2), ("lse", 2), ("dq", 3), ("dk", 3), ("dv", 3)):
         wanted, usual = getattr(expected, name), getattr(standard, name)

@@ -27,10 +27,9 @@ def check(case: Case, o, lse, gradients) -> None:
 def test_case(case):
     q, k, v, dout = inputs_of(case)
     before = [x.copy() for x in (q, k, v, dout)]
-    options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
-    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **case.options)
     assert o.dtype == q.dtype and lse.dtype == (np.float64 if case.dtype == "float64" else np.float32)
-    check(case, o, lse, fattn.numpy.backward(dout, q, k, v, o, lse, **options))
+    check(case, o, lse, fattn.numpy.backward(dout, q, k, v, o, lse, **case.options))
     for x, y in zip((q, k, v, dout), before):
         assert np.array_equal(x, y), "an input was written"
 
@@ -127,6 +126,12 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         ((Q.astype(">f4"), Q, Q), {}, TypeError, "q has the dtype >f4; allowed: float32"),
         ((Q.tolist(), Q, Q), {}, TypeError, "q is a list that NumPy cannot view"),
         ((None, Q, Q), {}, TypeError, "q is a NoneType that NumPy cannot view"),
+        ((Q, Q, Q), {"window": (-2, 0)}, ValueError, "window_left is -2; allowed: -1"),
+        ((Q, Q, Q), {"window": (0, 2**63)}, ValueError, r"window\[1\] is 9223372036854775808, which does not fit into 64 bits"),
+        ((Q, Q, Q), {"window": 4}, ValueError, r"window is 4; allowed: None, or \(left, right\)"),
+        ((Q, Q, Q), {"window": (1, 2, 3)}, ValueError, r"window is \(1, 2, 3\); allowed"),
+        ((Q, Q, Q), {"softcap": -1.0}, ValueError, "softcap is -1; allowed: 0"),
+        ((Q, Q, Q), {"softcap": 3.0, "algorithm": "standard"}, NotImplementedError, "algorithm standard of backend cpu does not compute softcap"),
         ((Q, Q, Q), {"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan; it must be finite"),
         ((Q, Q, Q), {"layout": "sbhd"}, ValueError, "layout is 'sbhd'; allowed: 'bshd', 'bhsd'"),
         ((Q, Q, Q), {"backend": "tpu"}, ValueError, "backend is 'tpu'; allowed: 'auto', 'reference', 'cpu', 'cuda'"),

@@ -115,11 +115,3 @@ def test_names():
         fattn.atention
     x = np.ones((1, 3, 1, 8), np.float32)
     assert fattn.numpy.forward(x, x, x).shape == x.shape
-
-
-def test_readme():
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    for block in blocks:
-        done = python(block)
-        assert done.returncode == 0, done.stderr

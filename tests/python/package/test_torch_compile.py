@@ -20,12 +20,19 @@ def causal(q, k, v):
 
 def test_opcheck():
     q, k, v = inputs(False)
-    options = (0.25, True, 0, 0)
-    torch.library.opcheck(_operators.forward, (q, k, v, *options))
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    torch.library.opcheck(_operators.forward, (*swapped, *options))
-    o, lse = _operators.forward(q, k, v, *options)
-    torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, 0.25, True, False, 0, 0))
+    bhsd = [x.transpose(1, 2) for x in (q, k, v)]
+    for options in ((), (0.25, True, False, False, 4, -1, 20.0, 0, 0)):
+        torch.library.opcheck(_operators.forward, (q, k, v, *options))
+        torch.library.opcheck(_operators.forward, (*swapped, *options))
+        o, lse = _operators.forward(q, k, v, *options)
+        torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, *options))
+    options = (None, True, False, True)
+    torch.library.opcheck(_operators.forward, (*bhsd, *options))
+    o, lse = _operators.forward(*bhsd, *options)
+    torch.library.opcheck(_operators.backward, (o, *bhsd, o, lse, *options))
+    torch.library.opcheck(_operators.forward_out, (*bhsd, o.clone(), lse.clone(), *options))
+    torch.library.opcheck(_operators.backward_out, (o, *bhsd, o, lse, *(torch.empty_like(x) for x in bhsd), *options))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

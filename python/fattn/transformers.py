@@ -1,0 +1,169 @@
+"""Attention of transformers' models by fattn (transformers 5 and later):
+
+    import fattn.transformers
+    model = AutoModel.from_pretrained(name, attn_implementation="fattn")     # or, of a model that is there:
+    model.set_attn_implementation("fattn")
+
+All models whose attention goes through transformers' AttentionInterface: GPT-2, BERT, Llama, Mistral, Gemma 2, ... Weights and dtypes stay as they are.
+
+What becomes of transformers' masks:
+
+- none, causal, causal with a sliding window: fattn's own masks;
+- padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
+  of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), its tokens are gathered.
+- any other mask (a 4-dimensional one, chunks, packed sequences, holes in a sliding window): torch's `scaled_dot_product_attention` with that mask, or, with softcap or
+  a mask of numbers, standard attention, which stores the matrix of scores;
+- inside `torch.compile` numbers cannot be looked at: fattn computes a prompt without `attention_mask` or window, and all else is left to torch as above, also
+  training (`use_cache=False`), where transformers cannot tell packed sequences from others.
+
+`output_attentions=True` is computed by standard attention too. Dropout of the weights in training, sinks, position biases and paged caches are refused.
+"""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import masking_utils as masks
+except ImportError as error:
+    raise ImportError(f"fattn.transformers needs transformers 5 or later: {error}") from error
+
+from ._attention import attention as _attention
+from ._compare import Comparison, compare
+
+__all__ = ["NAME", "Comparison", "compare"]
+
+NAME = "fattn"
+
+_BOTH = masks.and_masks(masks.causal_mask_function).__code__
+_SLIDING = masks.sliding_window_overlay(1).__code__
+
+
+def _is_ours(mask_function: Callable) -> bool:
+    """Whether the module's own arguments (is_causal, sliding_window) say all that transformers' mask does."""
+    if mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
+        return True
+    if getattr(mask_function, "__code__", None) is not _BOTH:
+        return False
+    parts = mask_function.__closure__[0].cell_contents
+    return len(parts) == 2 and getattr(parts[0], "__code__", None) is _SLIDING and parts[1] is masks.causal_mask_function
+
+
+def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, mask_function: Callable = masks.causal_mask_function,
+             attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
+    """What `attention` is given as its mask, once for all layers: None, which of the keys of the cache are there (batch, up to kv_length), or a mask of
+    pairs (batch, 1, q_length, kv_length); true: seen."""
+    if torch.compiler.is_compiling():  # nothing can be asked of tensors then, nor of what functions hold
+        if attention_mask is None and q_length == kv_length and mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
+            return None
+        ours = False
+    else:
+        ours = _is_ours(mask_function)
+    if not ours:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return masks.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
+    if attention_mask is not None:
+        attention_mask = attention_mask[:, -kv_length:]  # what a window's cache keeps; `generate` may have cut it before
+    if mask_function is not masks.bidirectional_mask_function:
+        filled = int(q_offset) + q_length - kv_offset  # a static cache is longer
+        if filled < kv_length:
+            return torch.ones(batch_size, filled, dtype=torch.bool, device=options.get("device")) if attention_mask is None else attention_mask[:, :filled]
+    return None if attention_mask is None or (attention_mask.shape[1] == kv_length and attention_mask.all()) else attention_mask
+
+
+def _ranges(mask: torch.Tensor) -> list[tuple[int, int, bool]]:
+    """Of each sequence the range [begin, end) of the keys that are there, and whether all in it are. Asked once for all layers: it waits for the device."""
+    known = getattr(mask, "_fattn_ranges", None)
+    if known is None:
+        there = mask.to(torch.int32)
+        begin, end, count = there.argmax(1), mask.shape[1] - there.flip(1).argmax(1), there.sum(1)
+        known = [(begin, end if count else begin, count in (0, end - begin)) for begin, end, count in torch.stack([begin, end, count], 1).tolist()]
+        mask._fattn_ranges = known
+    return known
+
+
+def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, causal: bool, options: dict[str, Any]) -> torch.Tensor:
+    """(batch, seqlen_q, heads, headdim_v) of (batch, heads, seqlen, headdim) and the keys that are there. With a causal mask the queries are the last tokens."""
+    ranges, seqlen_q = _ranges(mask), q.shape[2]
+    before = mask.shape[1] - seqlen_q  # tokens in the cache before the first query
+    parts = []
+    for (begin, end, whole), group in itertools.groupby(range(len(ranges)), key=lambda b: ranges[b]):
+        batch = list(group)
+        for b in [slice(batch[0], batch[-1] + 1)] if whole else [slice(b, b + 1) for b in batch]:
+            if whole:
+                keys = slice(begin, end)
+                rows = slice(max(begin - before, 0), max(end - before, 0)) if causal else slice(0, seqlen_q)
+            else:
+                keys = mask[b.start].nonzero()[:, 0]
+                rows = keys[keys >= before] - before if causal else slice(0, seqlen_q)
+            o = _attention(q[b, :, rows], k[b, :, keys], v[b, :, keys], causal=causal, layout="bhsd", **options).transpose(1, 2)
+            if o.shape[1] < seqlen_q:
+                part = o.new_zeros(o.shape[0], seqlen_q, *o.shape[2:])
+                part[:, rows] = o
+                o = part
+            parts.append(o)
+    return torch.cat(parts)
+
+
+def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, softmax_scale: float | None,
+              window: tuple[int, int] | None, softcap: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """o (batch, seqlen_q, heads, headdim_v) and the weights, with softmax in float32 at least. A mask of pairs says all, one of keys is joined by the others."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is None or mask.dim() == 2:
+        distance = torch.arange(seqlen_k, device=q.device) - torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
+        seen = torch.ones_like(distance, dtype=torch.bool)
+        if causal:
+            seen &= distance <= 0
+        if window is not None:
+            seen &= (-distance <= window[0]) & ((distance <= window[1]) | (window[1] < 0))
+        mask = seen if mask is None else seen & mask[:, None, None, :]
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0.0).to(q.dtype)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+              dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
+              softcap: float | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As transformers calls its attention: query (batch, heads, seqlen, headdim), key and value with their own number of heads. Returns
+    (batch, seqlen, heads, headdim) and, if `output_attentions` asks for them, the weights."""
+    for name, what in (("s_aux", "attention sinks"), ("position_bias", "a position bias"), ("cache", "a paged cache")):
+        if options.get(name) is not None:
+            raise NotImplementedError(f"attn_implementation='fattn' does not compute {what} ({name}); take 'eager' or 'sdpa' for this model")
+    if dropout > 0:
+        raise NotImplementedError(f"attn_implementation='fattn' does not compute dropout of the weights (it is {dropout}); set the model's attention dropout to 0 "
+                                  "(GPT-2: config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window = None if sliding_window is None else (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
+    if attention_mask is not None and attention_mask.dim() == 2:  # a static cache is longer than what is in it
+        key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
+
+    with_weights = bool(options.get("output_attentions"))
+    if with_weights:
+        warnings.warn("output_attentions=True: the weights are computed by standard attention, which stores them", stacklevel=2)
+    of_pairs = attention_mask is not None and attention_mask.dim() == 4
+    holes = attention_mask is not None and not of_pairs and window is not None and not all(whole for _, _, whole in _ranges(attention_mask))
+    if of_pairs and attention_mask.dtype == torch.bool and not softcap and not with_weights:
+        # torch's function with a mask: most of its kernels do not store the scores.
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling).transpose(1, 2).contiguous(), None
+    if with_weights or of_pairs or holes:
+        o, weights = _standard(query, key, value, attention_mask, causal, scaling, window, softcap)
+        return o, weights if with_weights else None
+    arguments = {"softmax_scale": scaling, "window": window, "softcap": softcap}
+    if attention_mask is not None:
+        return _padded(query, key, value, attention_mask, causal, arguments), None
+    return _attention(query, key, value, causal=causal, layout="bhsd", **arguments).transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, mask_for)

@@ -1,0 +1,105 @@
+"""torch.nn.functional.scaled_dot_product_attention through fattn.sdpa: what fattn takes over, what stays with torch, eager and compiled."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fattn.sdpa
+from fattn import _operators
+from torch_cases import check, leaves, plain
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """fattn is active; the list grows with every pass that it computes."""
+    seen = []
+    for name in ("forward_out", "backward_out"):
+        operator = getattr(_operators, name)
+        monkeypatch.setattr(_operators, name, lambda *arguments, name=name, operator=operator: (seen.append(name), operator(*arguments)))
+    fattn.sdpa.activate()
+    yield seen
+    fattn.sdpa.deactivate()
+
+
+def heads_first(tensors) -> list[torch.Tensor]:
+    return [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in tensors]
+
+
+def flash(q, k, v, **options) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+CASES = [{}, {"causal": True}, {"softmax_scale": 0.3}, {"nheads": 4, "causal": True}, {"seqlen_k": 65}, {"batch": 2, "headdim": 64, "headdim_v": 64}]
+
+
+@pytest.mark.parametrize("stored", ["bhsd", "bshd", "packed"])
+@pytest.mark.parametrize("options", CASES)
+def test_case(options, stored, device, calls):
+    case = plain(device, **options)
+    (q, k, v), dout = leaves(case, device)
+    if stored == "bhsd":
+        q, k, v = heads_first((q, k, v))
+    elif stored == "bshd":
+        q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v))
+    else:  # as slices of a wider row
+        q, k, v = (torch.cat([x, x], dim=3).detach().transpose(1, 2)[..., : x.shape[3]].requires_grad_() for x in (q, k, v))
+    o = flash(q, k, v, is_causal=case.causal, scale=case.softmax_scale, enable_gqa=case.nheads != case.nheads_k)
+    o.backward(dout.transpose(1, 2))
+    assert calls == ["forward_out", "backward_out"]
+    for name, x in (("o", o), ("dq", q.grad), ("dk", k.grad), ("dv", v.grad)):
+        check(case, name, x.transpose(1, 2))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("bhsd", [False, True])
+def test_compiled(backend, bhsd, device, calls):
+    case = plain(device, batch=2, headdim=64, headdim_v=64, causal=True)
+    (q, k, v), dout = leaves(case, device)
+    q, k, v = heads_first((q, k, v)) if bhsd else (x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v))
+    torch._dynamo.reset()
+    o = torch.compile(lambda *x: flash(*x, is_causal=True), backend=backend, fullgraph=True)(q, k, v)
+    o.backward(dout.transpose(1, 2))
+    assert calls == ["forward_out", "backward_out"]
+    for name, x in (("o", o), ("dq", q.grad), ("dk", k.grad), ("dv", v.grad)):
+        check(case, name, x.transpose(1, 2))
+
+
+def test_what_stays_with_torch(calls):
+    q, k, v = heads_first(leaves(plain("cpu", seqlen_k=40), "cpu")[0])
+    mask = torch.randn(33, 40)
+    for options in ({"attn_mask": mask}, {"is_causal": True}, {"dropout_p": 0.5}):
+        torch.manual_seed(0)
+        with_fattn = F.scaled_dot_product_attention(q, k, v, **options)
+        with_fattn.sum().backward()
+        fattn.sdpa.deactivate()
+        torch.manual_seed(0)
+        torch.testing.assert_close(with_fattn, F.scaled_dot_product_attention(q, k, v, **options))
+        fattn.sdpa.activate()
+    F.scaled_dot_product_attention(*(x.detach().double() for x in (q, k, v)))
+    assert calls == []
+
+
+def test_activated_twice_and_taken_back(calls):
+    q, k, v = heads_first(leaves(plain("cpu"), "cpu")[0])
+    for times in (1, 2):
+        torch.nn.attention.activate_flash_attention_impl("fattn")
+        flash(q, k, v)
+        assert len(calls) == times
+    for _ in range(2):
+        fattn.sdpa.deactivate()
+        flash(q, k, v)
+        assert len(calls) == 2
+
+
+def test_modules_of_torch(calls):
+    """MultiheadAttention and a transformer layer, in training."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 10, 32)
+    y = layer(x)
+    y.sum().backward()
+    assert calls == ["forward_out", "backward_out"]
+    fattn.sdpa.deactivate()
+    torch.testing.assert_close(y, layer(x))

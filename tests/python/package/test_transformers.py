@@ -1,0 +1,277 @@
+"""attn_implementation="fattn" on small random models of transformers: equal to eager, with padding, caches, generation, training, compiled."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+import fattn.transformers  # noqa: E402
+from fattn import precision  # noqa: E402
+from fattn._compare import Float64  # noqa: E402
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97, "max_position_embeddings": 128}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED = {**SMALL, **TOKENS, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+def config_of(name: str):
+    if name == "gpt2":
+        return transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=97, n_positions=128, **TOKENS)
+    if name == "bert":
+        return transformers.BertConfig(**SMALL, intermediate_size=96, pad_token_id=0)
+    if name == "llama":
+        return transformers.LlamaConfig(**GROUPED)
+    if name == "mistral":
+        return transformers.MistralConfig(**GROUPED, sliding_window=7)
+    if name == "gemma2":
+        return transformers.Gemma2Config(**GROUPED, head_dim=32, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=4)
+    return transformers.Qwen3Config(**GROUPED, head_dim=32)
+
+
+NAMES = ["gpt2", "bert", "llama", "mistral", "gemma2", "qwen3"]
+CAUSAL = [name for name in NAMES if name != "bert"]
+
+
+def model_of(name: str, causal_lm: bool = False, device: str = "cpu", dtype: torch.dtype = torch.float32, **options):
+    torch.manual_seed(0)
+    config = config_of(name)
+    for key, value in options.items():
+        setattr(config, key, value)
+    kind = transformers.AutoModelForCausalLM if causal_lm else transformers.AutoModel
+    model = kind.from_config(config, attn_implementation="fattn").eval()
+    for parameter in model.parameters():  # scores large enough that a mask, the cap and the scale matter
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.15)
+    return model.to(device, dtype)
+
+
+def inputs_of(padding: str = "none", device: str = "cpu", seqlen: int = 23) -> dict:
+    torch.manual_seed(1)
+    inputs = {"input_ids": torch.randint(3, 97, (4, seqlen))}
+    if padding != "none":
+        mask = torch.ones(4, seqlen, dtype=torch.long)
+        for b, n in ((0, 5), (1, 5), (3, seqlen - 1)):  # two of the same length
+            mask[b, :n] = 0
+        inputs["attention_mask"] = mask if padding == "left" else mask.flip(1)
+    return {name: x.to(device) for name, x in inputs.items()}
+
+
+def dtype_on(device: str) -> torch.dtype:
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def computed(device: str, name: str) -> bool:
+    """Windows and softcap are asked of the library, all else must be computed."""
+    options = {"mistral": {"window": (6, 0)}, "gemma2": {"window": (6, 0), "softcap": 2.0}}.get(name, {})
+    return bool(fattn.supported((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often fattn, and how often standard attention was called by the adapter."""
+    counts = {"_attention": 0, "_standard": 0}
+    for function in counts:
+        original = getattr(fattn.transformers, function)
+
+        def counted(*arguments, function=function, original=original, **options):
+            counts[function] += 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(fattn.transformers, function, counted)
+    return counts
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_to_eager(name, padding, device, calls, capsys):
+    model = model_of(name, device=device, dtype=dtype_on(device))
+    weights = {key: x.clone() for key, x in model.state_dict().items()}
+    if not computed(device, name):
+        with pytest.raises(NotImplementedError):
+            model(**inputs_of(padding, device))
+        return
+    result = fattn.transformers.compare(model, inputs_of(padding, device), repeat=1)
+    assert result.passed, str(result)
+    assert calls["_attention"] > 0 and calls["_standard"] == 0
+    assert model.config._attn_implementation == "fattn"
+    assert all(torch.equal(x, weights[key]) for key, x in model.state_dict().items())
+    assert "times as fast; the outputs agree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_and_gradients_in_float64(name, padding):
+    """Where rounding hides nothing: what a wrong mask does is far above 1e-9."""
+    model = model_of(name, dtype=torch.float64)
+    inputs = inputs_of(padding)
+    counts = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    outputs, gradients = [], []
+    for implementation in ("eager", "fattn"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        with Float64():
+            outputs.append(model(**inputs)[0][counts])
+        outputs[-1].square().sum().backward()
+        gradients.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-9, atol=1e-9)
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(y, x, rtol=1e-7, atol=1e-7 * float(x.abs().max()) + 1e-12)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generate(name, padding, cache, calls):
+    """Longer than the windows."""
+    model = model_of(name, causal_lm=True, dtype=torch.float64)
+    inputs = inputs_of(padding, seqlen=9)
+    results = []
+    for implementation in ("eager", "fattn"):
+        model.set_attn_implementation(implementation)
+        options = {"max_new_tokens": 12, "do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+        if cache == "static":
+            options["cache_implementation"] = "static"
+        with Float64():
+            results.append(model.generate(**inputs, **options, output_logits=True, return_dict_in_generate=True))
+    for x, y in zip(results[0].logits, results[1].logits, strict=True):
+        torch.testing.assert_close(y, x, rtol=1e-9, atol=1e-9)
+    assert torch.equal(results[0].sequences, results[1].sequences)
+    assert calls["_attention"] > 0
+
+
+def test_tokens_in_steps():
+    """A prompt in two parts: queries behind a cache."""
+    model = model_of("llama", causal_lm=True, dtype=torch.float64)
+    tokens = inputs_of()["input_ids"]
+    whole = model(tokens).logits
+    first = model(tokens[:, :10], use_cache=True)
+    second = model(tokens[:, 10:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(second, whole[:, 10:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_holes(name, calls):
+    """Prompts padded on the right, then tokens that see them: no range of keys."""
+    model = model_of(name, causal_lm=True, dtype=torch.float64)
+    prompt, more = inputs_of("right"), inputs_of(seqlen=4)["input_ids"]
+    mask = torch.cat([prompt["attention_mask"], torch.ones_like(more)], dim=1)
+    logits = []
+    for implementation in ("eager", "fattn"):
+        model.set_attn_implementation(implementation)
+        with Float64(), torch.no_grad():
+            cache = model(**prompt, use_cache=True).past_key_values
+            calls.update(_attention=0, _standard=0)
+            logits.append(model(more, attention_mask=mask, past_key_values=cache).logits)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-9, atol=1e-9)
+    assert calls["_standard"] == {"mistral": 2, "gemma2": 1}.get(name, 0)  # in windows
+
+
+def packed_positions() -> dict:
+    return {"use_cache": False, "input_ids": inputs_of()["input_ids"][:1], "position_ids": torch.cat([torch.arange(9), torch.arange(14)])[None]}
+
+
+def mask_of_pairs() -> dict:
+    seen = torch.ones(23, 23, dtype=torch.bool).tril() & (torch.arange(23) % 3 != 1)
+    seen |= torch.eye(23, dtype=torch.bool)
+    return {**inputs_of(), "attention_mask": torch.zeros(23, 23, dtype=torch.float64).masked_fill(~seen, -1e300)[None, None].expand(4, 1, 23, 23)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("inputs", [packed_positions, mask_of_pairs])
+def test_other_masks_are_left_to_torch(inputs, name, calls):
+    model = model_of(name, dtype=torch.float64)
+    if name == "gemma2":
+        model.config.sliding_window = 30
+    with Float64():
+        got = model(**inputs())[0]
+        assert calls["_attention"] == 0
+        model.set_attn_implementation("eager")
+        wanted = model(**inputs())[0]
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_are_asked_for():
+    model = model_of("bert", dtype=torch.float64)
+    inputs = inputs_of("left")
+    with pytest.warns(UserWarning, match="output_attentions=True: the weights are computed by standard attention"):
+        got = model(**inputs, output_attentions=True)
+    model.set_attn_implementation("eager")
+    wanted = model(**inputs, output_attentions=True)
+    counts = inputs["attention_mask"].bool()
+    torch.testing.assert_close(got[0][counts], wanted[0][counts])
+    assert len(got.attentions) == len(wanted.attentions) == 2
+    for x, y in zip(got.attentions, wanted.attentions):
+        torch.testing.assert_close(x.transpose(1, 2)[counts], y.transpose(1, 2)[counts])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_training_learns_as_eager_does(name):
+    losses = []
+    for implementation in ("eager", "fattn"):
+        dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if name == "gpt2" else {"attention_dropout": 0.0}
+        model = model_of(name, causal_lm=True, **dropout).train()
+        model.set_attn_implementation(implementation)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        inputs = inputs_of()
+        for _ in range(5):
+            loss = model(**inputs, labels=inputs["input_ids"]).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[4] < losses[0]
+    assert losses[:5] == pytest.approx(losses[5:], rel=1e-3)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+def test_compiled_without_a_break(name, use_cache, padding, calls):
+    """fattn computes a prompt without padding; the masks that transformers makes else are left to torch."""
+    model = model_of(name, dtype=torch.float64)
+    inputs = {**inputs_of(padding), "use_cache": use_cache}
+    counts = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = model(**inputs)[0][counts]
+        calls.update(_attention=0)
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0][counts]
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    if name != "mistral" and use_cache and padding == "none":
+        assert calls["_attention"] == 2
+
+
+def test_refused():
+    model = model_of("gpt2", causal_lm=True).train()
+    with pytest.raises(NotImplementedError, match=r"dropout of the weights \(it is 0.1\); set the model's attention dropout to 0"):
+        model(**inputs_of())
+    with pytest.raises(ValueError, match="the model is in training mode"):
+        fattn.transformers.compare(model, inputs_of())
+    module = torch.nn.Module()
+    x = torch.ones(1, 2, 3, 8)
+    with pytest.raises(NotImplementedError, match="attention sinks"):
+        fattn.transformers.attention(module, x, x, x, None, s_aux=torch.zeros(2))
+
+
+def test_without_transformers():
+    import subprocess
+    import sys
+
+    code = "import sys; sys.modules['transformers'] = None; import fattn.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "ImportError: fattn.transformers needs transformers 5 or later" in done.stderr
+
+
+def test_precision_of_a_model():
+    """A policy at work on a whole model: every module keeps to it, and it learns."""
+    policy = precision.Policy()
+    model = model_of("gpt2", causal_lm=True, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0).train()
+    inputs = inputs_of()
+    wanted = model(**inputs, labels=inputs["input_ids"])
+    with precision.apply(model, policy), precision.Tracker(model, policy) as tracker:
+        got = model(**inputs, labels=inputs["input_ids"])
+        got.loss.backward()
+    assert got.logits.dtype == torch.float32 and type(got) is type(wanted)
+    torch.testing.assert_close(got.logits, wanted.logits, atol=0.5, rtol=0.1)
+    assert all(x.grad.dtype == torch.float32 for x in model.parameters())
+    assert {violation.rule for violation in tracker.violations} <= {"loss"}, tracker.report()
+    assert tracker.check_gradients() == []

@@ -1,0 +1,40 @@
+"""The table of cases as torch tensors on a device."""
+
+import numpy as np
+import torch
+
+import fattn
+from attention_cases import Case, prepare
+from attention_reference import judge
+
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+
+
+def plain(device: str, **options) -> Case:
+    """A case of the dtype that the device computes in, unless one is given."""
+    return Case(**{"dtype": "float32" if device == "cpu" else "bfloat16"} | options)
+
+
+def tensor(x: np.ndarray, dtype: str, device: str, **options) -> torch.Tensor:
+    return torch.tensor(np.asarray(x, np.float64), dtype=getattr(torch, dtype), device=device, **options)
+
+
+def leaves(case: Case, device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k, v that ask for gradients, and dout."""
+    prepared = prepare(case)
+    return [tensor(x, case.dtype, device, requires_grad=True) for x in (prepared.q, prepared.k, prepared.v)], tensor(prepared.dout, case.dtype, device)
+
+
+def check(case: Case, name: str, got: torch.Tensor) -> None:
+    prepared = prepare(case)
+    judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
+
+
+def supported(case: Case, device: str) -> fattn.Support:
+    """What the library says about the case. Everything must be computed on the CPU, and on a GPU at least both masks in 16 bits."""
+    prepared = prepare(case)
+    shapes = [x.shape for x in (prepared.q, prepared.k, prepared.v)]
+    support = fattn.supported(*shapes, dtype=SHORT[case.dtype], device=device, **case.options)
+    must = device == "cpu" or (case.dtype in ("float16", "bfloat16") and not case.window and not case.softcap)
+    assert support or not must, support.reason
+    return support
