@@ -95,8 +95,8 @@ bool decode_can(const Problem& p, const DecodeTarget& target) {
   if (p.backward || p.empty() || p.seqlen_k == 0 || target.device.level < 80 || !lacks(p, Way::kCudaDecode).empty()) return false;
   if ((p.dtype != DType::kF16 && p.dtype != DType::kBF16) || p.seqlen_q > kMaxSeqlen || p.seqlen_k > kMaxSeqlen) return false;
   if (p.headdim % 8 != 0 || p.headdim_v % 8 != 0 || p.headdim > 256 || p.headdim_v > 256) return false;
-  if (!aligned(p.q, p.batch, p.seqlen_q, p.nheads) || !aligned(p.o, p.batch, p.seqlen_q, p.nheads) ||
-      !aligned(p.k, p.batch, p.seqlen_k, p.nheads_k) || !aligned(p.v, p.batch, p.seqlen_k, p.nheads_k))
+  if (!aligned(p.q, p.batch, p.seqlen_q, p.nheads, p.dtype) || !aligned(p.o, p.batch, p.seqlen_q, p.nheads, p.dtype) ||
+      !aligned(p.k, p.batch, p.seqlen_k, p.nheads_k, p.dtype) || !aligned(p.v, p.batch, p.seqlen_k, p.nheads_k, p.dtype))
     return false;
   if (rows_of(p) > kMaxSeqlen || p.batch * p.nheads_k > kMaxGrid / kMostSplits / rows_of(p)) return false;
   return std::any_of(std::begin(kRows), std::end(kRows),
@@ -159,7 +159,7 @@ DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const
   params.call.v = v;
   params.call.o = o;
   params.call.lse = lse;
-  set_forward_scale(params.call, problem.softmax_scale);
+  set_forward_scale(params.call, problem.softmax_scale, 0);
   params.work.lengths = lengths;
   params.work.length_stride = problem.seqused_k_stride;
   params.work.rows = plan.rows;

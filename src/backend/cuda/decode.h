@@ -76,7 +76,7 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
 
 // The parameters of both kernels, and where they are, in order.
 struct DecodeParams {
-  AttentionParams call;
+  FeatureParams call;  // the kernels are told its AttentionParams
   DecodeWork work;
   std::array<void*, 2> pointers() { return {&call, &work}; }
 };
