@@ -93,7 +93,7 @@ class Forward {
 
   // sum = p v. kCareful: rows that do not see the whole block, and Inf or NaN among its values, which must reach those that see them alone.
   template <bool kCareful>
-  __device__ void weigh_values(const float (&s)[1][kKeyTiles][4], const VisibleKeys<1>& visible, float (&sum)[1][kOutTiles][4]) const {
+  __device__ void weigh_values(const float (&s)[1][kKeyTiles][4], const VisibleKeys<1, false>& visible, float (&sum)[1][kOutTiles][4]) const {
     const unsigned v_address = tile::fragment_address<TileV>(tile_v, 0, lane);
 #pragma unroll
     for (int chunk = 0; chunk < kBlockN / 16; ++chunk) {
@@ -161,7 +161,7 @@ class Forward {
     }
     float s[1][kKeyTiles][4];
     scores(row, s);
-    const VisibleKeys<1> visible = visible_keys<1>(mask, row, key, lane / 4, lane % 4 * 2);
+    const VisibleKeys<1, false> visible = visible_keys<1, false>(mask, row, key, lane / 4, lane % 4 * 2);
     if (!whole) {
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n)
@@ -208,7 +208,7 @@ class Forward {
 #pragma unroll
     for (int n = 0; n < kOutTiles; ++n) sum[0][n][0] = sum[0][n][1] = sum[0][n][2] = sum[0][n][3] = 0;
     if (nonfinite && !whole) [[unlikely]]
-      weigh_values<true>(s, visible_keys<1>(mask, row, key, lane / 4, 0), sum);
+      weigh_values<true>(s, visible_keys<1, false>(mask, row, key, lane / 4, 0), sum);
     else
       weigh_values<false>(s, visible, sum);
 
