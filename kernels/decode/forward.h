@@ -170,7 +170,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
     team_sync();
     const int key = at * Spec::kBlockN;
     const auto visible_from = [&](int column) {
-      VisibleKeys<Spec::kRowTiles> visible;
+      VisibleKeys<Spec::kRowTiles, false> visible;
 #pragma unroll
       for (int i = 0; i < Spec::kRowTiles; ++i) {
 #pragma unroll

@@ -46,7 +46,7 @@ struct WarpState {
 
 // The addresses are this lane's in the stage. settle() is called when the references include these keys, before their values are read.
 template <class Spec, class Settle>
-__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles>& visible,
+__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles, false>& visible,
                                      const Settle& settle) {
   using TileK = typename Shape<Spec>::TileK;
   using TileV = typename Shape<Spec>::TileV;

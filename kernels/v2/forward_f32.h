@@ -385,7 +385,7 @@ class ForwardF32 {
     };
     int j = blocks.end - 1;
 #pragma unroll 1
-    for (; j >= min(blocks.whole, blocks.end - 1) && j >= 0; --j) compute_block(tile::Constant<1>{}, j);
+    for (; j >= min(blocks.whole_end, blocks.end - 1) && j >= 0; --j) compute_block(tile::Constant<1>{}, j);
 #pragma unroll 1
     for (; j >= 0; --j) compute_block(tile::Constant<0>{}, j);
     finish(mask);
