@@ -94,7 +94,13 @@ cublasLtHandle cublaslt_handle(CudaDevice& device) {
   const CudaCurrent scope = device.current();
   const std::lock_guard lock(handles.mutex);
   cublasLtHandle& handle = handles.by_device[device.index()];
-  if (!handle) cublas_check(cublaslt().create(&handle), "creating its state for the device");
+  if (!handle) {
+    const cublasStatus status = cublaslt().create(&handle);
+    if (status == kCublasNotInitialized)
+      throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor,
+                                                " does not start on the device: its CUDA runtime and the driver do not go together; use algorithm v2"));
+    cublas_check(status, "creating its state for the device");
+  }
   return handle;
 }
 

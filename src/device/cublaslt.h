@@ -13,6 +13,7 @@ namespace fattn::core {
 
 using cublasStatus = int;
 inline constexpr cublasStatus kCublasSuccess = 0;
+inline constexpr cublasStatus kCublasNotInitialized = 1;
 inline constexpr cublasStatus kCublasAllocFailed = 3;
 inline constexpr cublasStatus kCublasArchMismatch = 8;
 inline constexpr cublasStatus kCublasNotSupported = 15;

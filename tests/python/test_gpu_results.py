@@ -13,7 +13,7 @@ spec.loader.exec_module(gpu_results)
 
 
 def record(**changes):
-    row = {"headdim": 64, "causal": True, "seqlen_q": 512, "pass": "fwd", "batch": 2, "nheads": 3, "dtype": "bf16", "status": "ok", "kernel": "k",
+    row = {"headdim": 64, "causal": True, "seqlen_q": 512, "seqlen_k": 512, "pass": "fwd", "batch": 2, "nheads": 3, "dtype": "bf16", "status": "ok", "kernel": "k",
            "version": "1", "flops_nominal": 1e9}
     rows = [
         {**row, "provider": "fattn", "algorithm": "v2", "time_turn_medians_s": [1e-3, 2e-3]},
@@ -21,6 +21,7 @@ def record(**changes):
         {**row, "provider": "torch-sdpa", "algorithm": "flash", "time_turn_medians_s": [1.0, 1.0]},
         {**row, "provider": "fattn", "algorithm": "v2", "dtype": "fp16", "time_turn_medians_s": [1.0]},
         {**row, "provider": "torch-sdpa", "algorithm": "cudnn", "status": "unsupported"},
+        {**row, "provider": "fattn", "algorithm": "v2", "seqlen_q": 1, "time_turn_medians_s": [1.0]},
     ]
     environment = {"date": "2026-01-01T00:00:00Z", "gpus": [{"name": "NVIDIA H200"}]}
     return {"command": "suite", "complete": True, "environment": environment, "rows": rows, **changes}
