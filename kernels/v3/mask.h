@@ -21,9 +21,7 @@ struct CausalMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, int row) {
     return core::Mask32{p.seqlen_q, p.seqlen_k, true}.visible_end(row);
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) {
-    return core::Mask32{p.seqlen_q, p.seqlen_k, true}.first_row(key);
-  }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return max(0, key - p.seqlen_k + p.seqlen_q); }
 };
 
 // With a beginning or an end or both. Rows behind the last, which a tile may have, see what the last sees: a row that sees nothing costs more.
