@@ -113,15 +113,16 @@ TEST(CasesSmall, AreAFewHundredWithUniqueNames) {
 
 // What a target is not to compute, it refuses, or it is a problem in disguise that it can compute: never another result.
 TEST(CasesSmall, WhatIsNotComputedIsRefused) {
-  size_t refused = 0;
+  size_t asked = 0, refused = 0;
   for (const Target& target : all_targets())
     for (const Case& c : all_cases()) {
       if (is_to_compute(target, c) || c.flops() > 1e6 || !why_unavailable(target, c.dtype).empty()) continue;
+      ++asked;
       const CaseResult result = run_case(c, target);
       if (!result.skipped.empty()) ++refused;
       EXPECT_TRUE(result.passed() || result.skipped.find("does not compute") != std::string::npos) << c.name << ": " << result.summary();
     }
-  EXPECT_GT(refused, 0u);
+  EXPECT_TRUE(refused > 0 || asked == 0) << "of " << asked;  // none is asked where there is no OpenBLAS
 }
 
 // A bound that is infinite, or NaN, would let anything pass.
