@@ -5,13 +5,10 @@
 // compared with algorithm v3's or, where there is none, the forward kernel's of v2; then it is timed by replays of a graph of launches over copies of
 // the keys and values that are more than the L2 cache holds. The record has the time of each, the fastest first, and what the planner chooses.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,6 +19,7 @@
 #include "jit/jit.h"
 #include "jit/kernel_table.h"
 #include "problem/problem.h"
+#include "tune_record.h"
 
 namespace {
 
@@ -46,13 +44,6 @@ struct Arguments {
   std::string json;
 };
 
-std::vector<int> numbers_in(const std::string& text) {
-  std::vector<int> all;
-  std::istringstream in(text);
-  for (std::string one; std::getline(in, one, ',');) all.push_back(std::atoi(one.c_str()));
-  return all;
-}
-
 bool parse(int argc, char** argv, Arguments& to) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
@@ -62,9 +53,9 @@ bool parse(int argc, char** argv, Arguments& to) {
     }
     bool known = true;
     if (flag == "--headdim")
-      to.headdims = numbers_in(value);
+      to.headdims = test::numbers_in(value);
     else if (flag == "--group")
-      to.groups = numbers_in(value);
+      to.groups = test::numbers_in(value);
     else if (flag == "--nheads-k")
       to.nheads_k = std::clamp(std::atoi(value.c_str()), 1, 1024);
     else if (flag == "--rounds")
@@ -262,36 +253,20 @@ class Search {
   const device::Stream stream_;
 };
 
-void write_whole(const std::string& path, const ordered_json& record) {
-  const std::string temporary = path + ".new";
-  {
-    std::ofstream out(temporary);
-    out << record.dump(1) << "\n";
-    out.flush();
-    if (!out) throw std::runtime_error("cannot write " + temporary);
-  }
-  std::filesystem::rename(temporary, path);
-}
-
 int search_all(const Arguments& arguments) {
   std::string reason;
   if (core::cuda_device_count(&reason) == 0) throw std::runtime_error(reason);
   const core::CudaDeviceInfo& gpu = core::cuda_device(0).info();
   if (gpu.capability() != 90)
     throw std::runtime_error("the kernels are compared with algorithm v3's, for compute capability 9.0; " + gpu.name + " is another");
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  ordered_json record = {{"command", "tune_decode"},           {"date", date},    {"gpu", gpu.name},
-                         {"library_version", fattn_version()}, {"dtype", "bf16"}, {"rounds", arguments.rounds},
-                         {"problems", ordered_json::array()}};
+  ordered_json record = test::record_of_search("tune_decode", gpu.name, arguments.rounds);
   for (const int headdim : arguments.headdims)
     for (const int group : arguments.groups)
       for (const auto& [batch, seqlen] : {std::pair{1, 1024}, {1, 8192}, {1, 65536}, {4, 2048}, {16, 8192}, {64, 4096}, {128, 8192}}) {
         std::printf("headdim %d, %d/%d heads, batch %d, seqlen_k %d\n", headdim, arguments.nheads_k * group, arguments.nheads_k, batch, seqlen);
         record["problems"].push_back(Search(headdim, group, arguments.nheads_k, batch, seqlen).run(arguments.rounds));
         std::fflush(stdout);
-        if (!arguments.json.empty()) write_whole(arguments.json, record);  // after each, so that nothing is lost
+        if (!arguments.json.empty()) test::write_whole(arguments.json, record);  // after each, so that nothing is lost
       }
   return 0;
 }

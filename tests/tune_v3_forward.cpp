@@ -11,9 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -28,6 +25,7 @@
 #include "jit/kernel_table.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
+#include "tune_record.h"
 
 namespace {
 
@@ -63,13 +61,6 @@ struct Arguments {
   std::string json;
 };
 
-std::vector<int> numbers_in(const std::string& text) {
-  std::vector<int> all;
-  std::istringstream in(text);
-  for (std::string one; std::getline(in, one, ',');) all.push_back(std::atoi(one.c_str()));
-  return all;
-}
-
 bool parse(int argc, char** argv, Arguments& to) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
@@ -79,9 +70,9 @@ bool parse(int argc, char** argv, Arguments& to) {
       continue;
     }
     if (flag == "--headdim")
-      to.headdims = numbers_in(value);
+      to.headdims = test::numbers_in(value);
     else if (flag == "--seqlen")
-      to.seqlens = numbers_in(value);
+      to.seqlens = test::numbers_in(value);
     else if (flag == "--mask" && (value == "full" || value == "causal"))
       to.masks = {value == "causal"};
     else if (flag == "--window-left")
@@ -379,35 +370,19 @@ class Search {
   const device::Stream stream_;
 };
 
-void write_whole(const std::string& path, const ordered_json& record) {
-  const std::string temporary = path + ".new";
-  {
-    std::ofstream out(temporary);
-    out << record.dump(1) << "\n";
-    out.flush();
-    if (!out) throw std::runtime_error("cannot write " + temporary);
-  }
-  std::filesystem::rename(temporary, path);
-}
-
 int search_all(const Arguments& arguments) {
   std::string reason;
   if (fattn::core::cuda_device_count(&reason) == 0) throw std::runtime_error(reason);
   const CudaDeviceInfo& gpu = cuda_device(0).info();
   if (gpu.capability() != v3::kV3Arch) throw std::runtime_error("algorithm v3 is for compute capability 9.0; " + gpu.name + " is another");
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  ordered_json record = {{"command", "tune_v3_forward"},       {"date", date},    {"gpu", gpu.name},
-                         {"library_version", fattn_version()}, {"dtype", "bf16"}, {"rounds", arguments.rounds},
-                         {"problems", ordered_json::array()}};
+  ordered_json record = test::record_of_search("tune_v3_forward", gpu.name, arguments.rounds);
   for (const int headdim : arguments.headdims)
     for (const bool causal : arguments.masks)
       for (const int seqlen : arguments.seqlens) {
         std::printf("headdim %d%s, seqlen %d\n", headdim, causal ? " causal" : "", seqlen);
         record["problems"].push_back(Search(arguments, headdim, seqlen, causal).run(arguments.rounds));
         std::fflush(stdout);
-        if (!arguments.json.empty()) write_whole(arguments.json, record);  // after each, so that nothing is lost
+        if (!arguments.json.empty()) test::write_whole(arguments.json, record);  // after each, so that nothing is lost
       }
   return 0;
 }

@@ -6,10 +6,10 @@
 #include <queue>
 #include <vector>
 
+#include "backend/cuda/v2_common.h"
+
 namespace fattn::core::cuda {
 namespace {
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // Steps of each tile of a head, in the order in which they are taken: that of the last queries first.
 std::vector<int> steps_of(const V3Turns& turns) {
