@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
@@ -34,6 +35,15 @@ template <PairFeatures kPair>
 __device__ __forceinline__ int keys_of(const AttentionParams& p, int batch) {
   if constexpr (kPair.lengths) return max(given_length(p, batch), 0);
   return p.seqlen_k;
+}
+
+// The mask of a specialisation with windows, for an entry that has `seqlen_k` keys.
+template <PairFeatures kPair>
+__device__ __forceinline__ core::Mask32 window_mask_of(const AttentionParams& p, [[maybe_unused]] int seqlen_k) {
+  if constexpr (kPair.lengths)
+    return window_mask(p, seqlen_k);
+  else
+    return window_mask(p);
 }
 
 // What is in the place of 0 where sums begin: NaN in a batch entry whose length is out of range.

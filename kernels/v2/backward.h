@@ -139,7 +139,7 @@ class Backward {
     first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
     if constexpr (kWindow) {
       constexpr int kNoLimit = 1 << 30;
-      const core::Mask32 mask = window_mask(p, seqlen_k());
+      const core::Mask32 mask = window_mask_of<kPair>(p, seqlen_k());
       diagonal = mask.ends() ? mask.diagonal() - 1 : kNoLimit;
       left_diagonal = mask.begins() ? mask.left_diagonal() : -kNoLimit;
       first_block = mask.first_row(first_key) / kBlockM;
@@ -149,7 +149,7 @@ class Backward {
 
   // How many blocks of lower keys add to dq of this block of queries.
   __device__ int nth_key_block(int query_block) const {
-    if constexpr (kWindow) return key_block - window_mask(p, seqlen_k()).visible_begin(query_block * kBlockM) / kBlockN;
+    if constexpr (kWindow) return key_block - window_mask_of<kPair>(p, seqlen_k()).visible_begin(query_block * kBlockM) / kBlockN;
     return key_block;
   }
 

@@ -99,6 +99,18 @@ struct StepPairs<Spec, true> {
   }
 };
 
+// VisibleKeys without the pairs that bias or mask hide, of a lane whose first row and key are these.
+template <class Spec>
+struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
+  const Terms<kPairOf<Spec>, typename Spec::Element>& terms;
+  int row, first_key, seqlen_q;
+  // Asked of keys before the row's end alone.
+  __device__ __forceinline__ bool is_before(int i, int half, int key) const {
+    return VisibleKeys<Spec::kRowTiles, Spec::kWindow>::is_before(i, half, key) ||
+           !terms.sees(min(row + 16 * i + 8 * half, seqlen_q - 1), first_key + key);
+  }
+};
+
 // One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
 // key is visible, and the reference is good unless the sums of the weights say that it is not.
 template <class Spec, int kStepN, bool kExact, class Visible>
@@ -324,7 +336,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
   const core::Mask32 mask = [&] {
     if constexpr (Spec::kWindow)
-      return window_mask(p, seqlen_k);
+      return window_mask_of<kPairOf<Spec>>(p, seqlen_k);
     else
       return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
   }();
@@ -441,11 +453,9 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     const auto [warp, lane] = ptx::thread_place();
     const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
     if constexpr (kPairOf<Spec>.hides()) {
-      const int row = place.row + warp * Shape::kWarpRows;
-      const auto sees = [&](int i, int half, int n, int e) {
-        return visible(i, half, n, e) && terms.sees(min(row + 16 * i + 8 * half + lane / 4, p.seqlen_q - 1), j * Spec::kBlockN + 8 * n + e);
-      };
-      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, sees, lane);
+      const int row = place.row + warp * Shape::kWarpRows + lane / 4;
+      const SeenPairs<Spec> seen{visible, terms, row, j * Spec::kBlockN, p.seqlen_q};
+      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, seen, lane);
     } else {
       add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
     }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_nonfinite(float (&o)[kRowTiles][kOutTiles][4
       for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if (visible(i, half, 0, key)) {
+          if (key < visible.end[i][half] && !visible.is_before(i, half, key)) {
             o[i][n][2 * half] += low;
             o[i][n][2 * half + 1] += high;
           }
