@@ -28,7 +28,7 @@ bool gpu_computes_scores(const Target& target, const Case& c) {
   const bool dbias = c.backward && c.bias != Pairs::kNone, pairs = c.bias != Pairs::kNone || c.mask != Pairs::kNone;
   if (dbias && (c.softcap != 0 || (target.deterministic && c.bias != Pairs::kAll && c.bias != Pairs::kExpanded))) return false;
   const bool lengths_alone = !pairs && c.alibi == Alibi::kNone && c.p_dropout == 0;
-  return lengths_alone ? target.algorithm != Algorithm::kV3 || !c.backward
+  return lengths_alone ? target.algorithm != Algorithm::kV3 || (!c.backward && c.softcap == 0)
                        : target.algorithm != Algorithm::kV3 && (target.cuda_level != 75 || !c.backward);
 }
 

@@ -331,7 +331,7 @@ int main() {
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
     }
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
-    for (const V3Score score : {V3Score::kPlain, V3Score::kSigned, V3Score::kCapped})
+    for (const V3Score score : {V3Score::kPlain, V3Score::kSigned})
       for (const int headdim : {64, 96, 128, 192, 256}) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, true);
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})

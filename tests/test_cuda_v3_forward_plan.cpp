@@ -244,6 +244,9 @@ TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
   EXPECT_TRUE(has("v3::EntryMask") && has("PairParams call") && has("kPair = {.lengths = true, .alibi = false")) << source();
   p.causal = true;
   EXPECT_TRUE(has("v3::CausalMask") && has(".lengths = true")) << source();
+  p.softcap = 9;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("with softcap"), std::string::npos);
+  p.softcap = 0;
   p.has_alibi = true;
   EXPECT_NE(v3_forward_refusal(p, kH200).find("ALiBi"), std::string::npos);
 }
