@@ -112,6 +112,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     key.width = headdim, key.width_v = headdim_v;
     key.mask = mask;
     key.score = score;
+    if (lengths && !its.takes_lengths()) continue;
     key.row = static_cast<int32_t>(row);
     key.pair = cuda::pair_bits({.lengths = lengths});
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);

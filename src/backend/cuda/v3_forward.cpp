@@ -165,6 +165,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   if (row < 0)
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
+  if (problem.has_seqused_k && !kRows[row].takes_lengths())
+    return "algorithm v3's tile for the problem has no registers for lengths of the batch's entries (seqused_k); algorithm v2 has them";
   const int64_t tiles = row_tiles_of(problem, kRows[row].tile);
   // Tiles are counted in 32 bits, some turns of the grid beyond the last.
   if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
