@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "testing/numbers.h"
 #include "testing/random.h"
@@ -62,10 +64,28 @@ void place_packed(std::vector<TensorBlock>& blocks, const Case& c, int64_t guard
   v = block.place((c.nheads + c.nheads_k) * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
 }
 
-Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stddev) {
+// The first n numbers of a stream, or more. Drawing takes most of the time of tests that repeat a shape, so what was drawn is kept, up to 64 MiB;
+// each thread has its own.
+const Dense& drawn(uint64_t seed, uint64_t stream, size_t n) {
+  thread_local std::map<std::pair<uint64_t, uint64_t>, Dense> kept;
+  thread_local size_t count = 0;
+  const std::pair key(seed, stream);
+  if (const auto found = kept.find(key); found != kept.end() && found->second.size() >= n) return found->second;
+  if (count > (size_t{64} << 20) / sizeof(double)) {
+    kept.clear();
+    count = 0;
+  }
+  Dense& x = kept[key];
   const Random random(seed, stream);
+  count += n - x.size();
+  for (size_t i = x.size(); i < n; ++i) x.push_back(random.normal(i));
+  return x;
+}
+
+Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stddev) {
+  const Dense& standard = drawn(seed, stream, static_cast<size_t>(n));
   Dense x(static_cast<size_t>(n));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = mean + stddev * random.normal(i);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = mean + stddev * standard[i];
   return x;
 }
 
