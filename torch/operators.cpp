@@ -5,6 +5,7 @@
 
 #include "fattn/fattn.hpp"
 #include "torch/plans.h"
+#include "torch/scores.h"
 #include "torch/stack.h"
 
 namespace fattn::torch {
@@ -21,10 +22,12 @@ constexpr char kFile[] = "torch/operators.cpp";
 const std::string kOptions =
     "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
     "softcap=0., "
-    "int backend=0, int algorithm=0";
+    "int backend=0, int algorithm=0, float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, "
+    "Tensor? dropout_state=None";
 struct Choices {
   Options options;
   bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
+  Scores scores;
 };
 Choices take_choices(Arguments& arguments) {
   Choices choices;
@@ -38,6 +41,8 @@ Choices take_choices(Arguments& arguments) {
   o.softcap = arguments.number();
   o.backend = static_cast<Backend>(arguments.integer());
   o.algorithm = static_cast<Algorithm>(arguments.integer());
+  o.p_dropout = arguments.number();
+  choices.scores.take(arguments);
   uint32_t threads = 0;
   check_torch(torch_get_num_threads(&threads), "reading the number of threads");
   o.num_threads = static_cast<int>(threads);
@@ -65,20 +70,21 @@ void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
 
-ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd) {
+ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd, const Scores& scores) {
   ForwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
   tensors.v = input("v", v, bhsd);
+  tensors.scores = scores.views();
   return tensors;
 }
 
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices(arguments);
 
-  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd, scores);
   const int64_t batch = tensors.q.shape(0), seqlen_q = tensors.q.shape(1), nheads = tensors.q.shape(2);
   Tensor o = Tensor::empty4({batch, seqlen_q, nheads, tensors.v.shape(3)}, q.dtype(), q, bhsd);
   Tensor lse = Tensor::empty<3>({batch, nheads, seqlen_q}, lse_dtype(q), q);
@@ -92,16 +98,16 @@ void forward(StableIValue* stack) {
 void forward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices(arguments);
 
-  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd, scores);
   tensors.o = output("o", o, bhsd);
   tensors.lse = output("lse", lse);
   execute(tensors, options, q);
 }
 
 BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                                bool bhsd) {
+                                bool bhsd, const Scores& scores) {
   BackwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
@@ -109,35 +115,45 @@ BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tenso
   tensors.o = input("o", o, bhsd);
   tensors.lse = input("lse", lse);
   tensors.dout = input("dout", dout, bhsd);
+  tensors.scores = scores.views();
   return tensors;
 }
 
+// `with_dbias`: the gradient of bias is a fourth result, in its shape and dtype.
+template <bool with_dbias>
 void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices(arguments);
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd, scores);
   Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
   Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
   Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
+  std::optional<Tensor> dbias;
+  if constexpr (with_dbias) {
+    if (!scores.bias) throw Error(ErrorCode::kInvalidArgument, "bias is absent; backward_with_dbias gives its gradient, backward the others");
+    dbias.emplace(Tensor::empty<4>(shape4(tensors.scores.bias), scores.bias->dtype(), q));
+    tensors.dbias = beside("dbias", *dbias, dbias->mutable_data(), tensors.scores.bias.dtype());
+  }
   execute(tensors, options, q);
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
+  if constexpr (with_dbias) stack[3] = result(std::move(*dbias));
 }
 
 void backward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices(arguments);
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd, scores);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
@@ -160,7 +176,9 @@ class Registration {
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
-    define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ") -> (Tensor dq, Tensor dk, Tensor dv)");
+    const std::string inputs = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ")";
+    define("backward" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv)");
+    define("backward_with_dbias" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
     // The same into tensors that are there.
     define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
     define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
@@ -181,7 +199,8 @@ class Registration {
       check_torch(torch_library_impl(library, name, body, kTorchVersion), "implementing an operator");
     };
     implementation("forward", boxed<forward>);
-    implementation("backward", boxed<backward>);
+    implementation("backward", boxed<backward<false>>);
+    implementation("backward_with_dbias", boxed<backward<true>>);
     implementation("forward_out", boxed<forward_out>);
     implementation("backward_out", boxed<backward_out>);
   }

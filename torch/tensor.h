@@ -1,6 +1,7 @@
 // An owned torch tensor, and the view of it that fattn takes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
@@ -110,6 +111,23 @@ inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* da
     throw Error(ErrorCode::kInvalidArgument,
                 std::string(name) + " has " + std::to_string(dim) +
                     " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
+  }
+  return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
+}
+// Of what stands beside q, k and v: `dtype` as fattn has it, 1 to 4 dimensions in their own order, of which the core checks the number. Strides as in `view`.
+inline fattn::Tensor beside(const char* name, const Tensor& tensor, const void* data, DType dtype) {
+  const int64_t *n = tensor.sizes(), *s = tensor.strides();
+  const int64_t dim = tensor.dim();
+  const bool elements = std::find(n, n + dim, 0) == n + dim;
+  fattn::Tensor host;
+  switch (dim) {
+    case 1: host = elements ? fattn::Tensor(data, dtype, {n[0]}, {s[0]}) : fattn::Tensor(data, dtype, {n[0]}); break;
+    case 2: host = elements ? fattn::Tensor(data, dtype, {n[0], n[1]}, {s[0], s[1]}) : fattn::Tensor(data, dtype, {n[0], n[1]}); break;
+    case 4:
+      host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
+      if (elements) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});
+      break;
+    default: throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has " + std::to_string(dim) + " dimensions; allowed: 1, 2 or 4");
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }

@@ -9,6 +9,7 @@ ABI_VERSION = 4
 PACKAGE = Path(__file__).parent
 
 DTYPES = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
+INT32, UINT8, INT64 = 5, 6, 7  # of what stands beside q, k and v
 DEVICES = {"cpu": 0, "cuda": 1}
 BACKENDS = {"auto": 0, "reference": 1, "cpu": 2, "cuda": 3}
 ALGORITHMS = {"auto": 0, "standard": 1, "v2": 2, "v3": 3, "v1": 4}

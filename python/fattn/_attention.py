@@ -6,8 +6,10 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, rows_contiguous, run_forward
+from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, run_forward
+from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
+from ._scores import NONE, prepare
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -33,13 +35,20 @@ def attention(
     softmax_scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    seqused_k: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_state: torch.Tensor | None = None,
     return_lse: bool = False,
+    return_dropout_state: bool = False,
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores; differentiable in q, k and v.
+) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -51,7 +60,17 @@ def attention(
         window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
             With `causal` right is 0, whatever it says. None: no window.
         softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
+        seqused_k: (batch), int32 or int64: batch entry b has the keys [0, seqused_k[b]) only, and causal masks, windows and ALiBi align with the last of them.
+            On the CPU a length outside of [0, seqlen_k] is an error.
+        alibi_slopes: (nheads) or (batch, nheads): adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
+        bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key. Its gradient
+            has its shape.
+        mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
+        dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
+        dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend. None: from torch's
+            generator of the device, so that `torch.manual_seed` repeats it. Without dropout it is not looked at.
         return_lse: returns the log-sum-exp too.
+        return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
         backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).
@@ -61,11 +80,11 @@ def attention(
 
     Returns:
         o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
-        With `return_lse` (o, lse), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
+        With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
         is), which has no gradient. A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: q, k or v is no tensor.
+        TypeError: a tensor is none.
         ValueError: shapes, dtypes, devices or options that do not fit together.
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
@@ -78,15 +97,27 @@ def attention(
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    options = softmax_scale, causal, deterministic, is_bhsd(layout)
-    if window is not None or softcap or backend != "auto" or algorithm != "auto":
-        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS))
+    bhsd = is_bhsd(layout)
+    options = softmax_scale, causal, deterministic, bhsd
+    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p:
+        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
+    scores = None
+    if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
+        scores = prepare(q, k, bhsd, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
+        bias = scores.bias
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
-        o, lse = AttentionInFunctorch.apply(q, k, v, options)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        if not return_lse:
-            return Attention.apply(q, k, v, options)
-        o, lse = AttentionAndLse.apply(q, k, v, options)
+        o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)):
+        if scores is not None:
+            o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
+        elif return_lse:
+            o, lse = AttentionAndLse.apply(q, k, v, options)
+        else:
+            o = Attention.apply(q, k, v, options)
+            return (o, None) if return_dropout_state else o
     else:
-        o, lse = run_forward(q, k, v, options)
+        o, lse = run_forward(q, k, v, options, scores)
+    if return_dropout_state:
+        state = scores and scores.dropout_state
+        return (o, lse, state) if return_lse else (o, state)
     return (o, lse) if return_lse else o

@@ -1,5 +1,5 @@
-"""Differentiates the operators. Without gradients the front calls the operator itself; with them this function, which is cheap; inside
-torch.func its twin, which torch.func needs and which costs more."""
+"""Differentiates the operators. Without gradients the front calls the operator itself; with them a function, which is cheap where q, k and v are
+all that there is; inside torch.func a twin, which torch.func needs and which costs more."""
 
 from typing import Any
 
@@ -7,29 +7,31 @@ import torch
 
 from . import _operators
 from ._errors import exception_of_operator
+from ._operators import OPTIONS, rows_contiguous
+from ._scores import NONE, Scores
 
-
-# The last arguments of the operators (torch/operators.cpp), or the first of those, the rest being defaults.
+# The options of the operators, or the first of those, the rest being defaults.
 Options = tuple[float | bool | int | None, ...]
+_BIAS = Scores._fields.index("bias")
 
 
-def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+def run_forward(q, k, v, options: Options, scores: Scores | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        return _operators.forward(q, k, v, *options)
+        if scores is None:
+            return _operators.forward(q, k, v, *options)
+        return _operators.forward(q, k, v, *options, *OPTIONS[len(options) :], *scores)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 
 
-def _run_backward(dout, q, k, v, o, lse, options: Options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _run_backward(dout, q, k, v, o, lse, scores: Scores, options: Options, with_dbias: bool) -> tuple[torch.Tensor, ...]:
+    operator = _operators.backward_with_dbias if with_dbias else _operators.backward
+    if scores is not NONE:
+        options += (*OPTIONS[len(options) :], *scores)
     try:
-        return _operators.backward(dout, q, k, v, o, lse, *options)
+        return operator(dout, q, k, v, o, lse, *options)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
-
-
-def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
-    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 class _Gradients(torch.autograd.Function):
@@ -38,8 +40,9 @@ class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, q, k, v, o, lse, options):
-        return _run_backward(dout, q, k, v, o, lse, options)
+    def forward(dout, q, k, v, o, lse, *rest):
+        *scores, options, with_dbias = rest
+        return _run_backward(dout, q, k, v, o, lse, tuple(scores), options, with_dbias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -50,14 +53,16 @@ class _Gradients(torch.autograd.Function):
         raise NotImplementedError("fattn.attention has no second derivative; differentiate it once, or take standard attention where you need two")
 
 
-def _backward(ctx: Any, dout: torch.Tensor) -> tuple:
-    inputs = (rows_contiguous(dout), *ctx.saved_tensors, ctx.options)
-    gradients = _Gradients.apply(*inputs) if torch.is_grad_enabled() else _run_backward(*inputs)
-    return *gradients, None
+def _backward(ctx: Any, dout: torch.Tensor | None, with_dbias: bool = False) -> tuple[torch.Tensor, ...]:
+    q, k, v, o, lse, *scores = ctx.saved_tensors
+    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), q, k, v, o, lse
+    if torch.is_grad_enabled():
+        return _Gradients.apply(*inputs, *(scores or NONE), ctx.options, with_dbias)
+    return _run_backward(*inputs, scores or NONE, ctx.options, with_dbias)
 
 
-def _save(ctx: Any, q, k, v, options, o, lse) -> None:
-    ctx.save_for_backward(q, k, v, o, lse)
+def _save(ctx: Any, q, k, v, options, o, lse, *scores) -> None:
+    ctx.save_for_backward(q, k, v, o, lse, *scores)
     ctx.options = options
 
 
@@ -72,7 +77,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        return _backward(ctx, dout)
+        return *_backward(ctx, dout), None
 
 
 class AttentionAndLse(torch.autograd.Function):
@@ -88,7 +93,30 @@ class AttentionAndLse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, _):
-        return _backward(ctx, dout)
+        return *_backward(ctx, dout), None
+
+
+def _backward_with_scores(ctx: Any, dout: torch.Tensor | None) -> tuple:
+    with_dbias = ctx.needs_input_grad[3 + _BIAS]
+    dq, dk, dv, *dbias = _backward(ctx, dout, with_dbias)
+    return dq, dk, dv, *NONE._replace(bias=dbias[0] if with_dbias else None), None
+
+
+class AttentionWithScores(torch.autograd.Function):
+    """(q, k, v, *Scores, options) -> (o, lse)."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *rest):
+        *scores, options = rest
+        o, lse = run_forward(q, k, v, options, scores)
+        _save(ctx, q, k, v, options, o, lse, *scores)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, dout, _):
+        return _backward_with_scores(ctx, dout)
 
 
 class AttentionInFunctorch(torch.autograd.Function):
@@ -97,14 +125,16 @@ class AttentionInFunctorch(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, options):
-        return run_forward(q, k, v, options)
+    def forward(q, k, v, *rest):
+        *scores, options = rest
+        return run_forward(q, k, v, options, scores)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _save(ctx, *inputs, *output)
+        q, k, v, *scores, options = inputs
+        _save(ctx, q, k, v, options, *output, *scores)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, dout, _):
-        return _backward(ctx, dout)
+        return _backward_with_scores(ctx, dout)

@@ -25,8 +25,19 @@ def _load() -> Any:
 _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
+backward_with_dbias = _namespace.backward_with_dbias.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
+
+
+# Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
+# The tensors of _scores.Scores follow.
+OPTIONS = (None, False, False, False, -1, -1, 0.0, 0, 0, 0.0)
+
+
+def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
@@ -48,6 +59,12 @@ def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=Fal
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
 
 
+@torch.library.register_fake("fattn::backward_with_dbias")
+def _(dout, q, k, v, o, lse, *options):
+    bhsd, bias = options[3], options[len(OPTIONS) + 2]
+    return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
+
+
 @torch.library.register_fake("fattn::forward_out")
 def _(*arguments):
     return None
@@ -61,12 +78,24 @@ def _(*arguments):
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:
     """The dimension that vmap adds, folded into the batch; a tensor that has none is the same for every entry."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.reshape(size * x.shape[1], *x.shape[2:])
+    return rows_contiguous(x.reshape(size * x.shape[1], *x.shape[2:]))
 
 
-def _batched(operator: Any) -> Any:
+def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> tuple[torch.Tensor, ...]:
+    """What depends on a place in the batch, as the numbers of dropout, or may have no batch, as a bias, cannot be folded into it."""
+    results = []
+    for i in range(size):
+        entry = [x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]
+        results.append(operator(*(rows_contiguous(x) if isinstance(x, torch.Tensor) else x for x in entry)))
+    return tuple(torch.stack(x) for x in zip(*results))
+
+
+def _batched(operator: Any, ntensors: int) -> Any:
     def rule(info, in_dims, *arguments):
-        size = info.batch_size
+        size, scores = info.batch_size, arguments[ntensors + len(OPTIONS) :]
+        if any(x is not None for x in scores[1:]):  # all but seqused_k
+            outputs = _one_by_one(operator, size, in_dims, arguments)
+            return outputs, (0,) * len(outputs)
         folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]
         outputs = operator(*folded)
         return tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in outputs), (0,) * len(outputs)
@@ -74,5 +103,6 @@ def _batched(operator: Any) -> Any:
     return rule
 
 
-torch.library.register_vmap("fattn::forward", _batched(forward))
-torch.library.register_vmap("fattn::backward", _batched(backward))
+torch.library.register_vmap("fattn::forward", _batched(forward, 3))
+torch.library.register_vmap("fattn::backward", _batched(backward, 6))
+torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))

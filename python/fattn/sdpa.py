@@ -25,7 +25,7 @@ import torch
 import torch.nn.attention
 
 from . import _operators
-from ._autograd import rows_contiguous
+from ._operators import rows_contiguous
 from ._errors import exception_of_operator
 
 __all__ = ["activate", "deactivate"]
