@@ -100,11 +100,11 @@ struct Held {
 
 // Everything that a run reads and writes. A tensor without a name is absent.
 struct Tensors {
-  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias;
+  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias, dlse;
   bool bhsd = false;
 
   bool backward() const { return !dout.name.empty(); }
-  std::vector<Held*> inputs() { return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask}); }
+  std::vector<Held*> inputs() { return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask, &dlse}); }
   std::vector<Held*> outputs() { return backward() ? present({&o, &lse, &dq, &dk, &dv, &dbias}) : std::vector<Held*>{&o, &lse}; }
   static std::vector<Held*> present(std::initializer_list<Held*> all) {
     std::vector<Held*> some;
@@ -119,7 +119,7 @@ struct Tensors {
   }
   BackwardTensors backward_views(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias)};
+    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias), at(dlse)};
   }
   ScoreTensors scores(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
@@ -171,6 +171,8 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
   for (const auto& [held, name] :
        {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"}, std::pair{&t.mask, "mask"}})
     if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
+
+  if (const safetensors::TensorEntry* entry = file.find("dlse"); entry && t.backward()) t.dlse = describe(*entry, false);
 
   const int64_t batch = t.q.shape[0], seqlen_q = t.q.shape[bhsd ? 2 : 1], nheads = t.q.shape[bhsd ? 1 : 2];
   t.o.shape = t.q.shape;
@@ -244,7 +246,8 @@ int run(const RunFlags& flags, Json& record) {
   }
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
-      fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask\n", printable(other.name, 200));
+      fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask and, with do, dlse\n",
+                 printable(other.name, 200));
 
   if (flags.p_dropout > 0) {
     t.dropout_state.name = "dropout_state";
@@ -394,7 +397,9 @@ void add_run(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<RunFlags>();
   command
       ->add_option("--input", flags->input,
-                   "Safetensors file with q, k, v, for gradients do (the gradient of o), and any of seqused_k, alibi_slopes, bias, mask")
+                   "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of seqused_k, "
+                   "alibi_slopes, bias, "
+                   "mask")
       ->type_name("FILE")
       ->required();
   command
@@ -435,7 +440,8 @@ void add_run(CLI::App& app, int& exit_code) {
       "heads of q is a multiple of heads of k and v (GQA, MQA).\n\n"
       "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only. alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the\n"
       "distance to the query's own position. bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
-      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n\n"
+      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n"
+      "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n\n"
       "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
 }

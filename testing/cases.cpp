@@ -415,6 +415,42 @@ void add_dropout(Table& table) {
   }
 }
 
+// A gradient of lse: with rows that see nothing, in every layout, with everything else that a score depends on, and with NaN and Inf.
+void add_lse_gradients(Table& table) {
+  const auto add = [&](Case c) {
+    c.dlse = true;
+    table.add_both_masks(c);
+  };
+  add(shape(2, 70, 150, 4, 2, 64));
+  add(shape(2, 150, 97, 2, 2, 40));
+  add(shape(1, 3, 700, 4, 1, 32));
+  add(shape(1, 65, 1300, 2, 1, 128));
+  add(shape(2, 5, 0, 2, 1, 16));
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
+    Case c = shape(3, 65, 65, 4, 2, 32);
+    c.layout = layout;
+    add(c);
+  }
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    add(c);
+  }
+  Case c = shape(3, 90, 130, 4, 2, 64);
+  c.window_left = 40;
+  c.window_right = 9;
+  add(c);
+  c.softcap = 4;
+  c.softmax_scale = -0.2;
+  add(c);
+  c.key_lengths = true;
+  c.p_dropout = 0.2;
+  c.alibi = Alibi::kHeads;
+  c.bias = Pairs::kHeads;
+  c.mask = Pairs::kOne;
+  add(c);
+}
+
 }  // namespace
 
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
@@ -455,6 +491,7 @@ const std::vector<Case>& all_cases() {
       add_alibi(table);
       add_pairs(table);
       add_dropout(table);
+      add_lse_gradients(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -481,6 +518,7 @@ std::string name_of(const Case& c) {
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);
   if (!c.want_lse) name << "-nolse";
+  if (c.dlse) name << "-dlse";
   if (!c.backward) name << "-fwd";
   return name.str();
 }

@@ -63,6 +63,7 @@ struct Case {
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;
   bool want_lse = true;
+  bool dlse = false;     // backward with a gradient of lse; NaN in rows without keys
   bool backward = true;  // false: forward only
   uint64_t seed = 1;
 

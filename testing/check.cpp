@@ -138,7 +138,8 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
 
 // Of the backward pass: dq, dk, dv and, if it is there, dbias. The oracle is given the same o and lse as the pass that is judged.
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options) {
-  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias);
+  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias),
+                dlse = widen(t.dlse);
   Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size()), dbias(static_cast<size_t>(t.dbias.size()));
   const auto like = [](Dense& to, const Tensor& from) {
     return Tensor(to.data(), DType::kF64, {from.shape(0), from.shape(1), from.shape(2), from.shape(3)});
@@ -155,9 +156,11 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   oracle.dv = like(dv, t.v);
   oracle.scores = oracle_scores(t.scores, bias);
   if (t.dbias) oracle.dbias = like(dbias, t.dbias);
+  oracle.dlse = dlse.view;
   backward(oracle, oracle_options(options));
   ModelShape model = model_shape(t.q, t.k, t.v, t.scores, options);
   model.dbias = t.dbias;
+  model.dlse = dlse.values;
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
   const DType dtype = t.q.dtype();
   const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
@@ -244,10 +247,16 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   d.saved = make_forward(c);
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
+  if (c.dlse) {  // of a row without keys it is never looked at
+    Dense dlse = read(d.inputs.dlse);
+    for (size_t i = 0; i < dlse.size(); ++i)
+      if (d.forward[1].values[i] == -kInfinity) dlse[i] = std::numeric_limits<double>::quiet_NaN();
+    write(d.inputs.dlse, dlse);
+  }
   CaseGradients shapes = make_gradients(c);
-  d.backward = expect_backward(
-      {d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv, d.inputs.scores, shapes.dbias},
-      options);
+  d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv,
+                                d.inputs.scores, shapes.dbias, d.inputs.dlse},
+                               options);
 }
 
 CaseResult PreparedCase::run(const Target& target) const {
@@ -256,7 +265,7 @@ CaseResult PreparedCase::run(const Target& target) const {
   CaseResult result;
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
-    std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout)};
+    std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout), read(d.inputs.dlse)};
     scores_at(d.inputs.scores, [&](const Tensor& t) {
       all.push_back(read(t));
       return t;
@@ -307,9 +316,9 @@ CaseResult PreparedCase::run(const Target& target) const {
     attempt("backward", [&] {
       const CaseGradients out = make_gradients(d.c);
       const auto tensors = [&](const auto& at) {
-        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k), at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
-                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
-                               at(out.dbias)};
+        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k),   at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
+                               at(d.inputs.dout), at(out.dq),       at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
+                               at(out.dbias),     at(d.inputs.dlse)};
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));

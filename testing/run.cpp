@@ -40,7 +40,8 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   const ScoreTensors scores = scores_at(in.scores, at);
   forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}, scores}, options);
   if (c.backward)
-    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias)},
+    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias),
+              at(in.dlse)},
              options);
   if (on_device) mirror.fetch();
   Outputs result;

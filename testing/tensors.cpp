@@ -98,6 +98,15 @@ Tensor place_pairs(std::vector<TensorBlock>& blocks, const Case& c, Pairs pairs,
   return blocks.emplace_back(dtype, c.batch * batch, guard, fill).place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {batch, head, row, 1});
 }
 
+// The gradient of lse, whose strides need not be those of lse: heads lie beside each other in kBhsd, and kPadded has gaps.
+Tensor place_dlse(std::vector<TensorBlock>& blocks, const Case& c) {
+  const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const int64_t step = c.layout == Layout::kPadded ? 3 : 1, batch = c.nheads * c.seqlen_q * step;
+  TensorBlock& block = blocks.emplace_back(dtype, c.batch * batch, 0, TensorBlock::kUnwritten);
+  if (c.layout == Layout::kBhsd) return block.place(0, {c.batch, c.nheads, c.seqlen_q}, {batch, 1, c.nheads});
+  return block.place(0, {c.batch, c.nheads, c.seqlen_q}, {batch, c.seqlen_q * step, step});
+}
+
 ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
   constexpr unsigned char kFill = TensorBlock::kUnwritten;
   ScoreTensors s;
@@ -203,7 +212,7 @@ CaseInputs make_inputs(const Case& c) {
       v_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, o_shape{c.batch, c.seqlen_q, c.nheads, c.headdim_v};
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(9);
+  in.blocks.reserve(10);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
@@ -213,6 +222,7 @@ CaseInputs make_inputs(const Case& c) {
     in.v = place_rows(in.blocks, c, c.layout, v_shape, 0, kNan);
   }
   in.dout = place_rows(in.blocks, c, q_layout, o_shape, 0, kNan);
+  if (c.dlse) in.dlse = place_dlse(in.blocks, c);
   in.scores = make_scores(c, in.blocks);
 
   const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : 1.0, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
@@ -252,6 +262,7 @@ CaseInputs make_inputs(const Case& c) {
   write(in.k, k);
   write(in.v, v);
   write(in.dout, dout);
+  if (c.dlse) write(in.dlse, normal(c.seed, 9, in.dlse.size(), 0, stddev));
   return in;
 }
 

@@ -293,6 +293,7 @@ struct GoodScores {
   float slopes[kBatch * kNheads] = {};
   std::vector<float> pairs = std::vector<float>(kBatch * kNheads * kSeqlenQ * kSeqlenK, 0.5f), gradient = pairs;
   std::vector<uint8_t> seen = std::vector<uint8_t>(pairs.size(), 1);
+  float dlse[kBatch * kNheads * kSeqlenQ] = {};
   int64_t state[2] = {1, 2};
   void give(fattn_problem& p) {
     p.seqused_k = Tensor(lengths, DType::kI32, {kBatch}).raw();
@@ -301,7 +302,9 @@ struct GoodScores {
     p.mask = Tensor(seen.data(), DType::kU8, {kBatch, kNheads, kSeqlenQ, kSeqlenK}).raw();
     p.dropout_state = Tensor(state, DType::kI64, {2}).raw();
     p.p_dropout = 0.5;
-    if (p.pass == FATTN_BACKWARD) p.dbias = Tensor(gradient.data(), DType::kF32, {1, kNheads, kSeqlenQ, kSeqlenK}).raw();
+    if (p.pass != FATTN_BACKWARD) return;
+    p.dlse = Tensor(dlse, DType::kF32, {kBatch, kNheads, kSeqlenQ}).raw();
+    p.dbias = Tensor(gradient.data(), DType::kF32, {1, kNheads, kSeqlenQ, kSeqlenK}).raw();
   }
 };
 const Named kScoreNames[] = {{"seqused_k", &fattn_problem::seqused_k}, {"alibi_slopes", &fattn_problem::alibi_slopes},
@@ -387,6 +390,33 @@ TEST(InvalidSmall, GradientOfABias) {
   b.problem.dbias.data = scores.gradient.data();
   b.problem.dbias.strides[1] = 0;
   expect_invalid(b.problem, {"dbias is an output whose strides reach one element by two indices"});
+}
+TEST(InvalidSmall, GradientOfLse) {
+  GoodScores scores;
+  const fattn_tensor dlse = Tensor(scores.dlse, DType::kF32, {kBatch, kNheads, kSeqlenQ}).raw();
+  Good forward;
+  forward.problem.dlse = dlse;
+  expect_invalid(forward.problem, {"dlse is an input of the backward pass only"});
+  for (Backend backend : {Backend::kReference, Backend::kCpu}) {
+    const Good good(true, backend);
+    const auto spoiled = [&](const std::function<void(fattn_tensor&)>& spoil) {
+      fattn_problem p = good.problem;
+      p.dlse = dlse;
+      EXPECT_EQ(fattn_execute(&p), FATTN_OK) << fattn_last_error();
+      spoil(p.dlse);
+      return p;
+    };
+    expect_invalid(spoiled([](fattn_tensor& t) { t.dtype = FATTN_BF16; }), {"dlse is bf16", "must be fp32"});
+    expect_invalid(spoiled([](fattn_tensor& t) { t.ndim = 2; }), {"dlse has 2 dimensions", "(batch, heads, seqlen_q)"});
+    expect_invalid(spoiled([](fattn_tensor& t) { --t.shape[2]; }), {"dlse has the shape (2, 4, 5)", "expected (2, 4, 6)"});
+    expect_invalid(spoiled([](fattn_tensor& t) { t.strides[0] = -1; }), {"dlse has the stride -1"});
+    expect_invalid(spoiled([](fattn_tensor& t) { t.device_type = FATTN_DEVICE_CUDA; }), {"dlse is on CUDA device 0 but q is on the CPU"});
+    expect_invalid(spoiled([](fattn_tensor& t) { t.data = nullptr; }), {"dlse is a null pointer"});
+    expect_invalid(spoiled([](fattn_tensor& t) { t.data = static_cast<char*>(t.data) + 2; }), {"dlse points to", "not aligned"});
+    expect_invalid(spoiled([&](fattn_tensor& t) { t.data = good.problem.dq.data; }), {"dq", "dlse", "overlaps"});
+    fattn_problem expanded = spoiled([](fattn_tensor& t) { t.strides[0] = t.strides[1] = t.strides[2] = 0; });
+    EXPECT_EQ(fattn_execute(&expanded), FATTN_OK) << fattn_last_error();
+  }
 }
 TEST(InvalidSmall, KeyLengths) {
   for (Backend backend : {Backend::kReference, Backend::kCpu})

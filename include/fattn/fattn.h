@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 4u
+#define FATTN_ABI_VERSION 5u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -123,6 +123,8 @@ typedef struct fattn_problem {
   fattn_tensor dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend */
   fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
                          over every dimension of 1; it needs not bias's shape, and is there without bias too */
+  fattn_tensor dlse;  /* backward: optional input, the gradient of lse, of lse's shape and dtype, any strides; absent: 0. Not looked at in rows
+                         that see no key */
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */
@@ -137,6 +139,7 @@ typedef struct fattn_buffers {
   void *dq, *dk, *dv;
   const void *seqused_k, *alibi_slopes, *bias, *mask, *dropout_state; /* what they point to may change from call to call */
   void* dbias;
+  const void* dlse;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */

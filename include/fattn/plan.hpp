@@ -53,6 +53,7 @@ class Plan {
     b.dv = t.dv.data();
     point_to(t.scores, b);
     b.dbias = t.dbias.data();
+    b.dlse = t.dlse.data();
     check(fattn_plan_execute(raw_.get(), &b));
   }
 

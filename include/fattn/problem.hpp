@@ -41,11 +41,11 @@ struct ForwardTensors {
 };
 
 // o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
-// summed over each of batch, heads and queries where its shape is 1.
+// summed over each of batch, heads and queries where its shape is 1. dlse, the gradient of lse, of its shape and dtype, may be absent, which is 0.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
   ScoreTensors scores = {};
-  Tensor dbias = {};
+  Tensor dbias = {}, dlse = {};
 };
 
 namespace detail {
@@ -106,6 +106,7 @@ inline fattn_problem describe(const BackwardTensors& t, const Options& options) 
   p.dv = t.dv.raw();
   detail::describe(t.scores, p);
   p.dbias = t.dbias.raw();
+  p.dlse = t.dlse.raw();
   return p;
 }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ._errors import exception_of
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 PACKAGE = Path(__file__).parent
 
 DTYPES = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
@@ -59,7 +59,7 @@ class Problem(_Sized):
         ("softcap", ctypes.c_double),
         ("p_dropout", ctypes.c_double),
         *((name, Tensor) for name in ("q", "k", "v", "o", "lse", "weights", "dout", "dq", "dk", "dv")),
-        *((name, Tensor) for name in ("seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "dbias")),
+        *((name, Tensor) for name in ("seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "dbias", "dlse")),
     ]
 
 

@@ -16,7 +16,7 @@ Cost cost_of(const Problem& p) {
   const double q = rows_q * static_cast<double>(p.headdim) * element, o = rows_q * static_cast<double>(p.headdim_v) * element;
   const double k = rows_k * static_cast<double>(p.headdim) * element, v = rows_k * static_cast<double>(p.headdim_v) * element;
   const double lse = rows_q * (p.dtype == DType::kF64 ? 8.0 : 4.0);
-  cost.bytes = p.backward ? 2 * (q + k + v + o) + lse : q + k + v + o + (p.want_lse ? lse : 0.0);
+  cost.bytes = p.backward ? 2 * (q + k + v + o) + (p.has_dlse ? 2 * lse : lse) : q + k + v + o + (p.want_lse ? lse : 0.0);
   if (p.want_weights) cost.bytes += heads * all_pairs * element;
   for (const PairTensor* t : {&p.bias, &p.pair_mask, &p.dbias})
     cost.bytes += static_cast<double>(t->batch) * static_cast<double>(t->heads) * static_cast<double>(t->rows) * static_cast<double>(p.seqlen_k) *

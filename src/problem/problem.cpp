@@ -162,6 +162,18 @@ PairTensor pair_tensor(const char* name, const fattn_tensor& t, const Problem& p
   return {true, static_cast<DType>(t.dtype), t.shape[0], t.shape[1], t.shape[2], {stride(0), stride(2), stride(1)}};
 }
 
+// lse, dlse.
+Strides lse_strides(const char* name, const fattn_tensor& t, const fattn_tensor& q, const Problem& p, bool output) {
+  check_tensor(name, t, 3, "(batch, heads, seqlen_q)", output);
+  check_same_device(name, t, q);
+  const int32_t wanted = q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+  if (t.dtype != wanted)
+    invalid(text(name, " is ", name_of(static_cast<DType>(t.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ", name_of(p.dtype),
+                 " tensors"));
+  check_shape(name, t, {p.batch, p.nheads, p.seqlen_q, 0}, "(batch, nheads, seqlen_q)");
+  return {t.strides[0], t.strides[2], t.strides[1]};
+}
+
 void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p) {
   if (t.dtype != FATTN_F32 && t.dtype != static_cast<int32_t>(p.dtype))
     invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
@@ -204,6 +216,11 @@ void set_scores(const fattn_problem& g, Problem& p) {
     check_bias_dtype("dbias", g.dbias, p);
     check_same_device("dbias", g.dbias, g.q);
     p.dbias = pair_tensor("dbias", g.dbias, p, true);
+  }
+  if (g.dlse.ndim != 0) {
+    if (!p.backward) invalid("dlse is an input of the backward pass only; leave it absent in a forward problem");
+    p.dlse = lse_strides("dlse", g.dlse, g.q, p, false);
+    p.has_dlse = true;
   }
   constexpr double kSteps = 65536;
   if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
@@ -278,15 +295,8 @@ Problem validate(const fattn_problem& g) {
   p.o = row_strides(g.o);
 
   if (g.lse.ndim != 0 || backward) {
-    check_tensor("lse", g.lse, 3, "(batch, heads, seqlen_q)", !backward);
-    check_same_device("lse", g.lse, g.q);
-    const int32_t wanted = g.q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    if (g.lse.dtype != wanted)
-      invalid(text("lse is ", name_of(static_cast<DType>(g.lse.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ",
-                   name_of(p.dtype), " tensors"));
-    check_shape("lse", g.lse, {p.batch, p.nheads, p.seqlen_q, 0}, "(batch, nheads, seqlen_q)");
+    p.lse = lse_strides("lse", g.lse, g.q, p, !backward);
     p.want_lse = true;
-    p.lse = {g.lse.strides[0], g.lse.strides[2], g.lse.strides[1]};
   }
   if (g.weights.ndim != 0) {
     if (backward) invalid("weights are an output of the forward pass only; leave them absent in a backward problem");
@@ -352,15 +362,17 @@ Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t h
 }  // namespace
 
 void validate_buffers(const Problem& p, const fattn_buffers& b) {
-  std::array<Operand, 16> operands{};
+  std::array<Operand, 20> operands{};
   size_t n = 0;
   const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) { operands[n++] = {name, data, extent, output}; };
   add("q", b.q, rows_extent(p, p.q, p.seqlen_q, p.nheads, p.headdim), false);
   add("k", b.k, rows_extent(p, p.k, p.seqlen_k, p.nheads_k, p.headdim), false);
   add("v", b.v, rows_extent(p, p.v, p.seqlen_k, p.nheads_k, p.headdim_v), false);
   add("o", b.o, rows_extent(p, p.o, p.seqlen_q, p.nheads, p.headdim_v), !p.backward);
-  if (p.want_lse)
-    add("lse", b.lse, {3, {p.batch, p.nheads, p.seqlen_q}, {p.lse.batch, p.lse.head, p.lse.row}, p.dtype == DType::kF64 ? 8 : 4}, !p.backward);
+  const auto add_lse = [&](const char* name, const void* data, const Strides& s, bool output) {
+    add(name, data, {3, {p.batch, p.nheads, p.seqlen_q}, {s.batch, s.head, s.row}, p.dtype == DType::kF64 ? 8 : 4}, output);
+  };
+  if (p.want_lse) add_lse("lse", b.lse, p.lse, !p.backward);
   if (p.want_weights) {
     const int64_t* s = p.weights_strides;
     add("weights", b.weights, {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))},
@@ -386,6 +398,7 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
   add_pairs("bias", b.bias, p.bias, false);
   add_pairs("mask", b.mask, p.pair_mask, false);
   add_pairs("dbias", b.dbias, p.dbias, true);
+  if (p.has_dlse) add_lse("dlse", b.dlse, p.dlse, false);
   if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
 
   for (size_t i = 0; i < n; ++i) {

@@ -42,8 +42,8 @@ struct Problem {
   bool deterministic = false;
   int cuda_level = 0;
 
-  bool want_lse = false, want_weights = false;
-  Strides q, k, v, o, lse, dout, dq, dk, dv;
+  bool want_lse = false, want_weights = false, has_dlse = false;
+  Strides q, k, v, o, lse, dout, dq, dk, dv, dlse;
   int64_t weights_strides[4] = {};  // batch, head, query, key
   bool has_seqused_k = false, has_alibi = false;
   int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0;

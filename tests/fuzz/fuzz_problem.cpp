@@ -164,6 +164,7 @@ fattn_problem problem(Bytes& in) {
   if (scores / 16 % 2) p.dropout_state = tensor(in, FATTN_I64, {2});
   p.p_dropout = in.mostly(scores / 32 % 2 * 0.25);
   if (p.pass == FATTN_BACKWARD && scores / 64 % 2) p.dbias = pairs(in.byte() % 2 ? FATTN_F32 : dtype);
+  if (p.pass == FATTN_BACKWARD && scores / 128 % 2) p.dlse = tensor(in, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, {batch, nheads, seqlen_q});
   return p;
 }
 
@@ -195,7 +196,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   Memory memory;
   for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes, &p.bias, &p.mask,
-                          &p.dropout_state, &p.dbias})
+                          &p.dropout_state, &p.dbias, &p.dlse})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
   bool lengths_fit = true;

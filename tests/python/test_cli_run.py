@@ -117,6 +117,17 @@ def test_what_scores_depend_on(fattn, tmp_path, layout):
     assert_close(got, expected, 3e-6)
 
 
+def test_gradient_of_lse(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(13))
+    batch, seqlen_q, heads, headdim = tensors["q"].shape
+    dlse = np.random.default_rng(14).standard_normal((batch, heads, seqlen_q)).astype(np.float32)
+    # d lse_i / d s_ij = p_ij, so that dq_i = scale dlse_i sum_j p_ij k_j: attention whose values are its keys.
+    got = run(fattn, tmp_path, tensors | {"do": np.zeros_like(tensors["do"]), "dlse": dlse}, "--verify")
+    keys = attention(tensors["q"], tensors["k"], tensors["k"], False)["o"]
+    expected = dlse.swapaxes(1, 2)[..., None] * keys / np.sqrt(headdim)
+    assert np.abs(got["dq"] - expected).max() < 2e-6 and not got["dv"].any()
+
+
 def test_dropout_is_its_seed(fattn, tmp_path):
     tensors = inputs(np.random.default_rng(12))
     o = [run(fattn, tmp_path, tensors, "--dropout", "0.4", "--dropout-seed", seed, "--verify")["o"] for seed in ("7", "7", "8")]

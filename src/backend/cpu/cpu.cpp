@@ -297,6 +297,15 @@ void decode(const Call& call) {
   });
 }
 
+// Of the rows [begin, end). An empty row has no gradient, whatever dlse says: its P is 0, and 0 times a NaN of dlse would be NaN.
+void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_t end, float* delta) {
+  const Problem& p = call.p;
+  const auto* dlse = static_cast<const float*>(call.b.dlse) + n * p.dlse.batch + h * p.dlse.head;
+  const auto* lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+  for (int64_t row = begin; row < end; ++row)
+    if (lse[row * p.lse.row] != -std::numeric_limits<float>::infinity()) delta[row] -= dlse[row * p.dlse.row];
+}
+
 void backward(const Call& call) {
   const Problem& p = call.p;
   // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim).
@@ -322,7 +331,7 @@ void backward(const Call& call) {
   const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
   run_tasks(call.plan, dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
-  // delta = rowsum(o * dout), and zeros where dq accumulates.
+  // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   const int64_t blocks = (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta;
   run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
@@ -330,6 +339,7 @@ void backward(const Call& call) {
     call.kernels.row_dots(call.dtype, at(static_cast<const void*>(call.b.o), n * p.o.batch + h * p.o.head + begin * p.o.row, call.element), p.o.row,
                           at(call.b.dout, n * p.dout.batch + h * p.dout.head + begin * p.dout.row, call.element), p.dout.row, end - begin,
                           static_cast<int>(p.headdim_v), delta + (n * p.nheads + h) * p.seqlen_q + begin, 1);
+    if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + (n * p.nheads + h) * p.seqlen_q);
     for (int64_t split = 0; split < call.c.splits; ++split)
       for (int64_t row = begin; row < end; ++row)
         std::fill_n(dq_base + split * dq_split + n * dq.batch + h * dq.head + row * dq.row, p.headdim, 0.0f);

@@ -197,7 +197,8 @@ void backward(const Problem& p, const fattn_buffers& b) {
           const Vector o = row(b.o, p.dtype, p.o, n, i, h, p.headdim_v);
           const Vector dout = row(b.dout, p.dtype, p.dout, n, i, h, p.headdim_v);
           const double lse = load(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head);
-          const double delta = dot(o, dout);
+          const double dlse = p.has_dlse ? load(b.dlse, lse_dtype, n * p.dlse.batch + i * p.dlse.row + h * p.dlse.head) : 0.0;
+          const double delta = dot(o, dout) - dlse;  // dlse_i p_ij is what lse adds to ds_ij
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
           const bool empty = lse == -std::numeric_limits<double>::infinity();
           for (const Seen& s : head.seen(q, k, i)) {
