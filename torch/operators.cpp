@@ -107,7 +107,7 @@ void forward_out(StableIValue* stack) {
 }
 
 BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                                bool bhsd, const Scores& scores) {
+                                const std::optional<Tensor>& dlse, bool bhsd, const Scores& scores) {
   BackwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
@@ -115,6 +115,7 @@ BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tenso
   tensors.o = input("o", o, bhsd);
   tensors.lse = input("lse", lse);
   tensors.dout = input("dout", dout, bhsd);
+  if (dlse) tensors.dlse = input("dlse", *dlse);
   tensors.scores = scores.views();
   return tensors;
 }
@@ -126,8 +127,9 @@ void backward(StableIValue* stack) {
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
   const auto [options, bhsd, scores] = take_choices(arguments);
+  const std::optional<Tensor> dlse = arguments.optional_tensor();
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd, scores);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
   Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
   Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
   Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
@@ -152,8 +154,9 @@ void backward_out(StableIValue* stack) {
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
   const auto [options, bhsd, scores] = take_choices(arguments);
+  const std::optional<Tensor> dlse = arguments.optional_tensor();
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd, scores);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
@@ -176,13 +179,13 @@ class Registration {
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
-    const std::string inputs = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ")";
+    const std::string inputs = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ", Tensor? dlse=None)";
     define("backward" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv)");
     define("backward_with_dbias" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
     // The same into tensors that are there.
     define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
     define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
-           ") -> ()");
+           ", Tensor? dlse=None) -> ()");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }

@@ -63,6 +63,23 @@ class Problem(_Sized):
     ]
 
 
+class PlanInfo(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("backend", _i32),
+        ("algorithm", _i32),
+        ("cpu_isa", _i32),
+        ("num_threads", _i32),
+        ("cuda_level", _i32),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("flops", ctypes.c_double),
+        ("flops_nominal", ctypes.c_double),
+        ("bytes", ctypes.c_double),
+        ("kernel", ctypes.c_char_p),
+        ("why", ctypes.c_char_p),
+    ]
+
+
 class CpuInfo(_Sized):
     _fields_ = [
         ("struct_size", _u32),
@@ -149,6 +166,8 @@ def _load() -> ctypes.CDLL:
     for name, *arguments in (
         ("execute", ctypes.POINTER(Problem)),
         ("supported", ctypes.POINTER(Problem), ctypes.c_char_p, ctypes.c_size_t),
+        ("plan_create", ctypes.POINTER(Problem), ctypes.POINTER(ctypes.c_void_p)),
+        ("plan_query", ctypes.c_void_p, ctypes.POINTER(PlanInfo)),
         ("query_cpu", ctypes.POINTER(CpuInfo)),
         ("query_library", _i32, ctypes.POINTER(LibraryInfo)),
         ("query_environment", _i32, ctypes.POINTER(EnvInfo)),
@@ -158,6 +177,7 @@ def _load() -> ctypes.CDLL:
     ):
         function = getattr(library, f"fattn_{name}")
         function.restype, function.argtypes = _i32, arguments
+    library.fattn_plan_destroy.restype, library.fattn_plan_destroy.argtypes = None, [ctypes.c_void_p]
     return library
 
 

@@ -10,6 +10,7 @@ from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, Attenti
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._scores import NONE, prepare
+from ._sinks import join
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -41,6 +42,7 @@ def attention(
     mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_state: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
     deterministic: bool | None = None,
@@ -48,7 +50,8 @@ def attention(
     algorithm: str = "auto",
     layout: str = "bshd",
 ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias.
+    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias,
+    and so is the log-sum-exp.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -69,6 +72,8 @@ def attention(
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
         dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend. None: from torch's
             generator of the device, so that `torch.manual_seed` repeats it. Without dropout it is not looked at.
+        sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. o is made without
+            them, then multiplied by sigmoid(lse - sink), which rounds it once more in 16 bits; lse counts them.
         return_lse: returns the log-sum-exp too.
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
@@ -81,7 +86,7 @@ def attention(
     Returns:
         o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
         With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
-        is), which has no gradient. A row that sees no key has o = 0 and lse = -inf.
+        is). A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
         TypeError: a tensor is none.
@@ -105,18 +110,21 @@ def attention(
     if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
         scores = prepare(q, k, bhsd, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
         bias = scores.bias
+    needs_lse = return_lse or sinks is not None
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)):
         if scores is not None:
             o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
-        elif return_lse:
+        elif needs_lse:
             o, lse = AttentionAndLse.apply(q, k, v, options)
         else:
             o = Attention.apply(q, k, v, options)
             return (o, None) if return_dropout_state else o
     else:
         o, lse = run_forward(q, k, v, options, scores)
+    if sinks is not None:
+        o, lse = join(o, lse, sinks, bhsd)
     if return_dropout_state:
         state = scores and scores.dropout_state
         return (o, lse, state) if return_lse else (o, state)

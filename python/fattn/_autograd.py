@@ -24,10 +24,10 @@ def run_forward(q, k, v, options: Options, scores: Scores | None = None) -> tupl
         raise exception_of_operator(error) from None
 
 
-def _run_backward(dout, q, k, v, o, lse, scores: Scores, options: Options, with_dbias: bool) -> tuple[torch.Tensor, ...]:
+def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, options: Options, with_dbias: bool) -> tuple[torch.Tensor, ...]:
     operator = _operators.backward_with_dbias if with_dbias else _operators.backward
-    if scores is not NONE:
-        options += (*OPTIONS[len(options) :], *scores)
+    if dlse is not None or scores is not NONE:
+        options += (*OPTIONS[len(options) :], *scores, dlse)
     try:
         return operator(dout, q, k, v, o, lse, *options)
     except RuntimeError as error:
@@ -40,9 +40,9 @@ class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, q, k, v, o, lse, *rest):
+    def forward(dout, dlse, q, k, v, o, lse, *rest):
         *scores, options, with_dbias = rest
-        return _run_backward(dout, q, k, v, o, lse, tuple(scores), options, with_dbias)
+        return _run_backward(dout, dlse, q, k, v, o, lse, tuple(scores), options, with_dbias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -53,9 +53,9 @@ class _Gradients(torch.autograd.Function):
         raise NotImplementedError("fattn.attention has no second derivative; differentiate it once, or take standard attention where you need two")
 
 
-def _backward(ctx: Any, dout: torch.Tensor | None, with_dbias: bool = False) -> tuple[torch.Tensor, ...]:
+def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, with_dbias: bool = False) -> tuple[torch.Tensor, ...]:
     q, k, v, o, lse, *scores = ctx.saved_tensors
-    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), q, k, v, o, lse
+    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), dlse, q, k, v, o, lse
     if torch.is_grad_enabled():
         return _Gradients.apply(*inputs, *(scores or NONE), ctx.options, with_dbias)
     return _run_backward(*inputs, scores or NONE, ctx.options, with_dbias)
@@ -87,18 +87,17 @@ class AttentionAndLse(torch.autograd.Function):
     def forward(ctx, q, k, v, options):
         o, lse = run_forward(q, k, v, options)
         _save(ctx, q, k, v, options, o, lse)
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # no zeros for the gradient that lse has not
+        ctx.set_materialize_grads(False)  # no zeros for the gradient of what was not used
         return o, lse
 
     @staticmethod
-    def backward(ctx, dout, _):
-        return *_backward(ctx, dout), None
+    def backward(ctx, dout, dlse):
+        return *_backward(ctx, dout, dlse), None
 
 
-def _backward_with_scores(ctx: Any, dout: torch.Tensor | None) -> tuple:
+def _backward_with_scores(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
     with_dbias = ctx.needs_input_grad[3 + _BIAS]
-    dq, dk, dv, *dbias = _backward(ctx, dout, with_dbias)
+    dq, dk, dv, *dbias = _backward(ctx, dout, dlse, with_dbias)
     return dq, dk, dv, *NONE._replace(bias=dbias[0] if with_dbias else None), None
 
 
@@ -110,13 +109,12 @@ class AttentionWithScores(torch.autograd.Function):
         *scores, options = rest
         o, lse = run_forward(q, k, v, options, scores)
         _save(ctx, q, k, v, options, o, lse, *scores)
-        ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    def backward(ctx, dout, _):
-        return _backward_with_scores(ctx, dout)
+    def backward(ctx, dout, dlse):
+        return _backward_with_scores(ctx, dout, dlse)
 
 
 class AttentionInFunctorch(torch.autograd.Function):
@@ -133,8 +131,8 @@ class AttentionInFunctorch(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         q, k, v, *scores, options = inputs
         _save(ctx, q, k, v, options, *output, *scores)
-        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, dout, _):
-        return _backward_with_scores(ctx, dout)
+    def backward(ctx, dout, dlse):
+        return _backward_with_scores(ctx, dout, dlse)

@@ -31,7 +31,7 @@ backward_out = _namespace.backward_out.default
 
 
 # Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
-# The tensors of _scores.Scores follow.
+# The tensors of _scores.Scores follow, and in a backward pass the gradient of lse.
 OPTIONS = (None, False, False, False, -1, -1, 0.0, 0, 0, 0.0)
 
 

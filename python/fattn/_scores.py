@@ -23,7 +23,7 @@ def new_dropout_state(device: torch.device) -> torch.Tensor:
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
-def _of_pairs(name: str, x: torch.Tensor, seqlen_k: int) -> torch.Tensor:
+def of_pairs(name: str, x: torch.Tensor, seqlen_k: int) -> torch.Tensor:
     """(batch or 1, nheads or 1, seqlen_q or 1, seqlen_k) of what broadcasts to it."""
     if x.dim() > 4:
         raise ValueError(f"{name} has {x.dim()} dimensions; allowed: up to 4, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k) or the last of those")
@@ -49,11 +49,11 @@ def prepare(q: torch.Tensor, k: torch.Tensor, bhsd: bool, seqused_k: torch.Tenso
             alibi_slopes = alibi_slopes.float()
     seqlen_k = k.shape[2 if bhsd else 1]
     if bias is not None:
-        bias = _of_pairs("bias", bias, seqlen_k)
+        bias = of_pairs("bias", bias, seqlen_k)
         if bias.dtype != q.dtype and bias.dtype in (torch.float16, torch.bfloat16):
             bias = bias.float()
     if mask is not None:
-        mask = _of_pairs("mask", mask, seqlen_k)
+        mask = of_pairs("mask", mask, seqlen_k)
     if not dropout_p:
         dropout_state = None
     elif dropout_state is None:

@@ -174,6 +174,7 @@ def backward(
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
+    dlse: Any = None,
     return_dbias: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
@@ -184,6 +185,7 @@ def backward(
         o, lse: as `forward` returned them.
         causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, backend, algorithm, layout, num_threads: as in
             `forward`.
+        dlse: the gradient of lse, in its shape and dtype; None: 0.
         return_dbias: returns the gradient of bias too.
 
     Returns:
@@ -198,6 +200,8 @@ def backward(
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
+    if dlse is not None:
+        inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
         setattr(problem, name, _described(name, x, bhsd))
     arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,

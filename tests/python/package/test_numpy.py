@@ -49,6 +49,17 @@ def test_scores(case):
         judge("dbias", dbias, prepare(case).expected, prepare(case).allowed)
 
 
+def test_gradient_of_lse():
+    """With dout 0 and dlse 1 the gradients are those of the sum of lse: dv is 0, and dq the mean of the keys by weight."""
+    q, k, v, dout = inputs_of(Case())
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True)
+    dq, _, dv = fattn.numpy.backward(np.zeros_like(dout), q, k, v, o, lse, dlse=np.ones_like(lse))
+    mean = fattn.numpy.forward(q, k, k) * 32**-0.5
+    assert np.abs(dq - mean).max() < 1e-5 and not dv.any()
+    with pytest.raises(ValueError, match="dlse has the shape"):
+        fattn.numpy.backward(dout, q, k, v, o, lse, dlse=lse[:, :, :3])
+
+
 def test_biases_and_masks_broadcast():
     q, k, v, _ = inputs_of(Case(batch=2, seqlen_k=40))
     random = np.random.default_rng(0)
