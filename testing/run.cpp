@@ -17,6 +17,10 @@ Options options_of(const Case& c, const Target& target) {
   options.softcap = c.softcap;
   options.p_dropout = c.p_dropout;
   options.softmax_scale = c.softmax_scale;
+  if (c.varlen) {
+    options.max_seqlen_q = c.seqlen_q;
+    options.max_seqlen_k = c.seqlen_k;
+  }
   options.backend = target.backend;
   options.algorithm = target.algorithm;
   options.cpu_isa = target.isa;

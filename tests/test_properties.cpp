@@ -504,6 +504,8 @@ TEST(OracleSmall, GradientsAgreeWithFiniteDifferences) {
     for (const Case& c : {plain, causal, featured(capped(windowed(causal, 3, -1), 2))}) {
       cases.push_back(c);
       cases.back().dlse = true;
+      cases.push_back(cases.back());
+      cases.back().varlen = true;
     }
   }
   for (Case c : cases) {

@@ -72,6 +72,8 @@ class Plan {
     b.bias = t.bias.data();
     b.mask = t.mask.data();
     b.dropout_state = t.dropout_state.data();
+    b.cu_seqlens_q = t.cu_seqlens_q.data();
+    b.cu_seqlens_k = t.cu_seqlens_k.data();
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

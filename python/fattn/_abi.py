@@ -60,6 +60,9 @@ class Problem(_Sized):
         ("p_dropout", ctypes.c_double),
         *((name, Tensor) for name in ("q", "k", "v", "o", "lse", "weights", "dout", "dq", "dk", "dv")),
         *((name, Tensor) for name in ("seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "dbias", "dlse")),
+        *((name, Tensor) for name in ("cu_seqlens_q", "cu_seqlens_k")),
+        ("max_seqlen_q", _i64),
+        ("max_seqlen_k", _i64),
     ]
 
 
