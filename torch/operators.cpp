@@ -2,6 +2,7 @@
 // no autograd; python/fattn has that, the fakes and the front. Layout and meaning of every tensor: include/fattn/fattn.h.
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "fattn/fattn.hpp"
 #include "torch/plans.h"
@@ -24,11 +25,13 @@ const std::string kOptions =
     "softcap=0., "
     "int backend=0, int algorithm=0, float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, "
     "Tensor? dropout_state=None";
+const std::string kPacked = ", Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 struct Choices {
   Options options;
   bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
   Scores scores;
 };
+template <bool packed = false>
 Choices take_choices(Arguments& arguments) {
   Choices choices;
   Options& o = choices.options;
@@ -43,6 +46,11 @@ Choices take_choices(Arguments& arguments) {
   o.algorithm = static_cast<Algorithm>(arguments.integer());
   o.p_dropout = arguments.number();
   choices.scores.take(arguments);
+  if constexpr (packed) {
+    choices.scores.take_packed(arguments);
+    o.max_seqlen_q = arguments.integer();
+    o.max_seqlen_k = arguments.integer();
+  }
   uint32_t threads = 0;
   check_torch(torch_get_num_threads(&threads), "reading the number of threads");
   o.num_threads = static_cast<int>(threads);
@@ -95,6 +103,23 @@ void forward(StableIValue* stack) {
   stack[1] = result(std::move(lse));
 }
 
+// Packed sequences: q, k, v, o and their gradients have 3 dimensions, lse 2.
+void forward_varlen(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  const auto [options, bhsd, scores] = take_choices<true>(arguments);
+
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd, scores);
+  const int64_t total_q = tensors.q.shape(0), nheads = tensors.q.shape(1);
+  Tensor o = Tensor::empty<3>({total_q, nheads, tensors.v.shape(2)}, q.dtype(), q);
+  Tensor lse = Tensor::empty<2>({nheads, total_q}, lse_dtype(q), q);
+  tensors.o = output("o", o);
+  tensors.lse = output("lse", lse);
+  execute(tensors, options, q);
+  stack[0] = result(std::move(o));
+  stack[1] = result(std::move(lse));
+}
+
 void forward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
@@ -121,18 +146,20 @@ BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tenso
 }
 
 // `with_dbias`: the gradient of bias is a fourth result, in its shape and dtype.
-template <bool with_dbias>
+template <bool packed, bool with_dbias>
 void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const auto [options, bhsd, scores] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices<packed>(arguments);
   const std::optional<Tensor> dlse = arguments.optional_tensor();
 
   BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
-  Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
-  Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
-  Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
+  const auto gradient = [&q, bhsd = bhsd](const fattn::Tensor& of, int32_t dtype) {
+    if constexpr (packed) return Tensor::empty<3>({of.shape(0), of.shape(1), of.shape(2)}, dtype, q);
+    return Tensor::empty4(shape4(of), dtype, q, bhsd);
+  };
+  Tensor dq = gradient(tensors.q, q.dtype()), dk = gradient(tensors.k, k.dtype()), dv = gradient(tensors.v, v.dtype());
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
@@ -179,9 +206,12 @@ class Registration {
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
     define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
-    const std::string inputs = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ", Tensor? dlse=None)";
-    define("backward" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv)");
-    define("backward_with_dbias" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
+    define("forward_varlen(Tensor q, Tensor k, Tensor v, " + kOptions + kPacked + ") -> (Tensor o, Tensor lse)");
+    for (const auto& [name, packed] : {std::pair<std::string, std::string>{"backward", ""}, {"backward_varlen", kPacked}}) {
+      const std::string inputs = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + packed + ", Tensor? dlse=None)";
+      define(name + inputs + " -> (Tensor dq, Tensor dk, Tensor dv)");
+      define(name + "_with_dbias" + inputs + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
+    }
     // The same into tensors that are there.
     define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
     define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
@@ -202,8 +232,11 @@ class Registration {
       check_torch(torch_library_impl(library, name, body, kTorchVersion), "implementing an operator");
     };
     implementation("forward", boxed<forward>);
-    implementation("backward", boxed<backward<false>>);
-    implementation("backward_with_dbias", boxed<backward<true>>);
+    implementation("forward_varlen", boxed<forward_varlen>);
+    implementation("backward", boxed<backward<false, false>>);
+    implementation("backward_with_dbias", boxed<backward<false, true>>);
+    implementation("backward_varlen", boxed<backward<true, false>>);
+    implementation("backward_varlen_with_dbias", boxed<backward<true, true>>);
     implementation("forward_out", boxed<forward_out>);
     implementation("backward_out", boxed<backward_out>);
   }

@@ -94,15 +94,19 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
 
 inline std::array<int64_t, 4> shape4(const fattn::Tensor& t) { return {t.shape(0), t.shape(1), t.shape(2), t.shape(3)}; }
 
-// Of an input or an output, which differ in whether torch may have to copy shared memory first; lse has 3 dimensions, all else 4. The strides of a
-// tensor without elements reach nothing and mean nothing to torch: it is taken as contiguous, as is a last dimension of one element.
+// Of an input or an output, which differ in whether torch may have to copy shared memory first. lse has 3 dimensions, all else 4; of packed sequences
+// 2 and 3. The strides of a tensor without elements reach nothing and mean nothing to torch: it is taken as contiguous, as is a last dimension
+// of one element.
 inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data, bool bhsd) {
   const DType dtype = dtype_of(name, tensor);
   const int64_t *n = tensor.sizes(), *s = tensor.strides();
   fattn::Tensor host;
-  if (const int64_t dim = tensor.dim(); dim == 3) {
+  if (const int64_t dim = tensor.dim(); dim == 2) {
+    host = fattn::Tensor(data, dtype, {n[0], n[1]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1]}, {s[0], s[1]});
+  } else if (dim == 3) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]});
-    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], n[2] == 1 ? 1 : s[2]});
   } else if (dim == 4) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
     if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});

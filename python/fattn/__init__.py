@@ -3,7 +3,8 @@
     o = softmax(cap(softmax_scale * q k^T) + mask) v        cap(s) = softcap tanh(s / softcap), or s
 
 - `fattn.attention`: torch tensors, with gradients, `torch.compile` and autocast.
-- `fattn.attention_qkvpacked`, `fattn.attention_kvpacked`: the same on views of one tensor; `fattn.with_kvcache`: with a cache that grows.
+- `fattn.attention_varlen`: the same on sequences of unequal lengths behind each other;
+  `fattn.attention_qkvpacked`, `fattn.attention_kvpacked`: the same on views of one tensor; `fattn.with_kvcache`: with a cache that grows.
 - `fattn.numpy`: `forward` and `backward` on NumPy arrays, DLPack tensors and buffers; needs no torch.
 - `fattn.sdpa`: `torch.nn.functional.scaled_dot_product_attention` by fattn, after `fattn.sdpa.activate()`.
 - `fattn.transformers`: `attn_implementation="fattn"` for the models of transformers, and a comparison with their own attention.
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from ._attention import attention
     from ._kvcache import with_kvcache
     from ._packed import attention_kvpacked, attention_qkvpacked
+    from ._varlen import attention_varlen
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "info", "plan", "supported", "warmup", "with_kvcache"]
+__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "info", "plan", "supported", "warmup",
+           "with_kvcache"]
 __version__ = _version()
 
-_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "with_kvcache": "_kvcache"}
+_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen", "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from ._scores import NONE, prepare
 from ._sinks import join
 
 
-def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -98,7 +98,7 @@ def attention(
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
-        q, k, v = _autocast(device_type, q, k, v)
+        q, k, v = autocast(device_type, q, k, v)
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -108,7 +108,7 @@ def attention(
         options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
     scores = None
     if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
-        scores = prepare(q, k, bhsd, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
+        scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
         bias = scores.bias
     needs_lse = return_lse or sinks is not None
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():

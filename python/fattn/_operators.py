@@ -26,6 +26,9 @@ _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
 backward_with_dbias = _namespace.backward_with_dbias.default
+forward_varlen = _namespace.forward_varlen.default
+backward_varlen = _namespace.backward_varlen.default
+backward_varlen_with_dbias = _namespace.backward_varlen_with_dbias.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
 
@@ -63,6 +66,23 @@ def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=Fal
 def _(dout, q, k, v, o, lse, *options):
     bhsd, bias = options[3], options[len(OPTIONS) + 2]
     return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
+
+
+@torch.library.register_fake("fattn::forward_varlen")
+def _(q, k, v, *options, **packed):
+    total_q, nheads, _ = q.shape
+    lse = q.new_empty((nheads, total_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return q.new_empty((total_q, nheads, v.shape[2])), lse
+
+
+@torch.library.register_fake("fattn::backward_varlen")
+def _(dout, q, k, v, o, lse, *options, **packed):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+@torch.library.register_fake("fattn::backward_varlen_with_dbias")
+def _(dout, q, k, v, o, lse, *options, **packed):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, options[len(OPTIONS) + 2]))
 
 
 @torch.library.register_fake("fattn::forward_out")

@@ -18,6 +18,15 @@ class Scores(NamedTuple):
 NONE = Scores()
 
 
+class Sequences(NamedTuple):
+    """Packed sequences: (batch + 1), int32, where each begins, and the most rows of one."""
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
 def new_dropout_state(device: torch.device) -> torch.Tensor:
     """Seed and offset from torch's generator of the device: torch.manual_seed repeats them, and checkpointing does."""
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
@@ -34,20 +43,24 @@ def of_pairs(name: str, x: torch.Tensor, seqlen_k: int) -> torch.Tensor:
     return rows_contiguous(x)
 
 
-def prepare(q: torch.Tensor, k: torch.Tensor, bhsd: bool, seqused_k: torch.Tensor | None, alibi_slopes: torch.Tensor | None, bias: torch.Tensor | None,
+def as_int32(x: torch.Tensor) -> torch.Tensor:
+    """What does not fit stays outside of what is allowed."""
+    return x.clamp(-1, 2**31 - 1).to(torch.int32) if x.dtype == torch.int64 else x
+
+
+def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alibi_slopes: torch.Tensor | None, bias: torch.Tensor | None,
             mask: torch.Tensor | None, dropout_p: float, dropout_state: torch.Tensor | None) -> Scores:
     given = {"seqused_k": seqused_k, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "dropout_state": dropout_state}
     for name, x in given.items():
         if x is not None and not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor or None")
-    if seqused_k is not None and seqused_k.dtype == torch.int64:
-        seqused_k = seqused_k.clamp(-1, 2**31 - 1).to(torch.int32)  # what does not fit stays outside of what is allowed
+    if seqused_k is not None:
+        seqused_k = as_int32(seqused_k)
     if alibi_slopes is not None:
         if alibi_slopes.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("alibi_slopes asks for a gradient, which is not computed; detach it, or pass slope * distance as bias, which has one")
         if alibi_slopes.dtype in (torch.float16, torch.bfloat16):
             alibi_slopes = alibi_slopes.float()
-    seqlen_k = k.shape[2 if bhsd else 1]
     if bias is not None:
         bias = of_pairs("bias", bias, seqlen_k)
         if bias.dtype != q.dtype and bias.dtype in (torch.float16, torch.bfloat16):
