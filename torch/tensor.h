@@ -118,7 +118,8 @@ inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* da
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }
-// Of what stands beside q, k and v: `dtype` as fattn has it, 1 to 4 dimensions in their own order, of which the core checks the number. Strides as in `view`.
+// Of what stands beside q, k and v: `dtype` as fattn has it, 1 to 4 dimensions in their own order, of which the core checks the number. Strides as in
+// `view`.
 inline fattn::Tensor beside(const char* name, const Tensor& tensor, const void* data, DType dtype) {
   const int64_t *n = tensor.sizes(), *s = tensor.strides();
   const int64_t dim = tensor.dim();

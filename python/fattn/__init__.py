@@ -9,7 +9,8 @@
 - `fattn.sdpa`: `torch.nn.functional.scaled_dot_product_attention` by fattn, after `fattn.sdpa.activate()`.
 - `fattn.transformers`: `attn_implementation="fattn"` for the models of transformers, and a comparison with their own attention.
 - `fattn.precision`: dtypes of the parts of a model, what breaks the rules about them, attention on mixed dtypes.
-- `fattn.supported`: whether a problem can run here, and why not; `fattn.plan`: how; `fattn.warmup`: its kernels made ahead; `fattn.info`: what the library found on this machine.
+- `fattn.supported`: whether a problem can run here, and why not; `fattn.plan`: how; `fattn.warmup`: its kernels made ahead; `fattn.info`: what the library
+  found on this machine.
 
 Tensors are (batch, seqlen, heads, headdim), or (batch, heads, seqlen, headdim) with `layout="bhsd"`.
 """
@@ -32,7 +33,8 @@ __all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvp
            "with_kvcache"]
 __version__ = _version()
 
-_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen", "with_kvcache": "_kvcache"}
+_OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen",
+             "with_kvcache": "_kvcache"}
 
 
 def __getattr__(name: str) -> Any:

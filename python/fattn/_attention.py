@@ -40,7 +40,7 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     dropout_state: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
@@ -85,8 +85,8 @@ def attention(
 
     Returns:
         o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
-        With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
-        is). A row that sees no key has o = 0 and lse = -inf.
+        With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state); lse (batch, nheads, seqlen_q) is the natural logarithm of
+        the sum of exponentials, in float32 (float64 if q is). A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
         TypeError: a tensor is none.
@@ -99,30 +99,40 @@ def attention(
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
         q, k, v = autocast(device_type, q, k, v)
-    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    bhsd = is_bhsd(layout)
-    options = softmax_scale, causal, deterministic, bhsd
-    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p:
-        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    bhsd = layout == "bhsd" or is_bhsd(layout)
     scores = None
     if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
         scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
         bias = scores.bias
-    needs_lse = return_lse or sinks is not None
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
-        o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)):
-        if scores is not None:
-            o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
-        elif needs_lse:
-            o, lse = AttentionAndLse.apply(q, k, v, options)
-        else:
-            o = Attention.apply(q, k, v, options)
-            return (o, None) if return_dropout_state else o
+    in_functorch = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+    needs_grad = in_functorch or (
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
+    if deterministic is None:  # matters in a backward pass only
+        deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
+    # As few as say it: the operator takes a third of a microsecond for each.
+    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p:
+        options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
+                   choose("algorithm", algorithm, _abi.ALGORITHMS))
+        if dropout_p:
+            options += (dropout_p,)
+    elif bhsd or deterministic:
+        options = softmax_scale, causal, deterministic, bhsd
+    elif causal or softmax_scale is not None:
+        options = softmax_scale, causal
     else:
+        options = ()
+    if not needs_grad:
         o, lse = run_forward(q, k, v, options, scores)
+    elif in_functorch:
+        o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
+    elif scores is not None:
+        o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
+    elif return_lse or sinks is not None:
+        o, lse = AttentionAndLse.apply(q, k, v, options)
+    else:
+        o, lse = Attention.apply(q, k, v, options), None
     if sinks is not None:
         o, lse = join(o, lse, sinks, bhsd)
     if return_dropout_state:

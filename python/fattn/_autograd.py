@@ -22,7 +22,7 @@ def run_forward(q, k, v, options: Options, scores: Scores | None = None, sequenc
             return _operators.forward_varlen(q, k, v, *options, *OPTIONS[len(options) :], *scores, *sequences)
         if scores is None:
             return _operators.forward(q, k, v, *options)
-        return _operators.forward(q, k, v, *options, *OPTIONS[len(options) :], *scores)
+        return _operators.forward_with_scores(q, k, v, *options, *OPTIONS[len(options) :], *scores)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 
@@ -31,10 +31,11 @@ def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequen
     if sequences is not None:
         operator = _operators.backward_varlen_with_dbias if with_dbias else _operators.backward_varlen
         options += (*OPTIONS[len(options) :], *scores, *sequences, dlse)
+    elif dlse is not None or scores is not NONE:
+        operator = _operators.backward_with_dbias if with_dbias else _operators.backward_with_scores
+        options += (*OPTIONS[len(options) :], *scores, dlse)
     else:
-        operator = _operators.backward_with_dbias if with_dbias else _operators.backward
-        if dlse is not None or scores is not NONE:
-            options += (*OPTIONS[len(options) :], *scores, dlse)
+        operator = _operators.backward
     try:
         return operator(dout, q, k, v, o, lse, *options)
     except RuntimeError as error:

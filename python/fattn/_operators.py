@@ -25,6 +25,8 @@ def _load() -> Any:
 _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
+forward_with_scores = _namespace.forward_with_scores.default
+backward_with_scores = _namespace.backward_with_scores.default
 backward_with_dbias = _namespace.backward_with_dbias.default
 forward_varlen = _namespace.forward_varlen.default
 backward_varlen = _namespace.backward_varlen.default
@@ -34,8 +36,10 @@ backward_out = _namespace.backward_out.default
 
 
 # Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
-# The tensors of _scores.Scores follow, and in a backward pass the gradient of lse.
-OPTIONS = (None, False, False, False, -1, -1, 0.0, 0, 0, 0.0)
+# `forward` and `backward` take all but the last, the probability of dropout; the others have it, then the tensors of _scores.Scores, what Sequences has if they
+# are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
+# variable first, and compile twice.
+OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
 
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -50,6 +54,7 @@ def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
     return new.transpose(1, 2) if bhsd else new
 
 
+@torch.library.register_fake("fattn::forward_with_scores")
 @torch.library.register_fake("fattn::forward")
 def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
     batch, seqlen_q, nheads = (q.transpose(1, 2) if bhsd else q).shape[:3]
@@ -57,6 +62,7 @@ def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False
     return _like(q, bhsd, v.shape[3]), lse
 
 
+@torch.library.register_fake("fattn::backward_with_scores")
 @torch.library.register_fake("fattn::backward")
 def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
@@ -125,4 +131,6 @@ def _batched(operator: Any, ntensors: int) -> Any:
 
 torch.library.register_vmap("fattn::forward", _batched(forward, 3))
 torch.library.register_vmap("fattn::backward", _batched(backward, 6))
+torch.library.register_vmap("fattn::forward_with_scores", _batched(forward_with_scores, 3))
+torch.library.register_vmap("fattn::backward_with_scores", _batched(backward_with_scores, 6))
 torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))

@@ -34,7 +34,7 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     dropout_state: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,

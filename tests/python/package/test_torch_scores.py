@@ -118,9 +118,9 @@ def small(requires_grad: bool = False) -> list[torch.Tensor]:
 def test_opcheck():
     q, k, v = small()
     arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *everything().values())
-    torch.library.opcheck(_operators.forward, (q, k, v, *arguments))
-    o, lse = _operators.forward(q, k, v, *arguments)
-    torch.library.opcheck(_operators.backward, (o, q, k, v, o, lse, *arguments))
+    torch.library.opcheck(_operators.forward_with_scores, (q, k, v, *arguments))
+    o, lse = _operators.forward_with_scores(q, k, v, *arguments)
+    torch.library.opcheck(_operators.backward_with_scores, (o, q, k, v, o, lse, *arguments))
     torch.library.opcheck(_operators.backward_with_dbias, (o, q, k, v, o, lse, *arguments))
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     torch.library.opcheck(_operators.forward_out, (q, k, v, o.clone(), lse.clone(), *arguments))
