@@ -36,8 +36,7 @@ def test_opcheck():
     torch.library.opcheck(_operators.backward_out, (o, *bhsd, o, lse, *(torch.empty_like(x) for x in bhsd), *options))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize(("backend", "layout"), [("eager", "bshd"), ("aot_eager", "bhsd"), ("inductor", "bshd")])
 def test_compile_without_a_break(backend, layout):
     def loss(q, k, v):
         if layout == "bhsd":

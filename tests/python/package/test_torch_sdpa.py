@@ -52,8 +52,7 @@ def test_case(options, stored, device, calls):
         check(case, name, x.transpose(1, 2))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("bhsd", [False, True])
+@pytest.mark.parametrize(("backend", "bhsd"), [("aot_eager", True), ("inductor", False)])
 def test_compiled(backend, bhsd, device, calls):
     case = plain(device, batch=2, headdim=64, headdim_v=64, causal=True)
     (q, k, v), dout = leaves(case, device)
