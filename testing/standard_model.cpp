@@ -255,6 +255,11 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
             delta += o_row[d] * dout_row[d];
             delta_terms += std::fabs(o_row[d] * dout_row[d]);
           }
+          if (!s.dlse.empty()) {
+            const Real row_dlse = static_cast<Real>(s.dlse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
+            delta -= row_dlse;
+            delta_terms += std::fabs(row_dlse);
+          }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP
           for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j] * kept[j]) - delta));

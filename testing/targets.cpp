@@ -22,7 +22,9 @@ std::string name_of(const Target& target) {
 
 bool is_to_compute(const Target& target, const Case& c) {
   const bool scores = c.has_scores(), window = c.window_left != -1 || c.window_right != -1 || c.softcap != 0;
-  return (!scores && !window) || target.backend == Backend::kReference || (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) ||
+  if (c.dlse && target.backend == Backend::kCuda) return false;
+  return (!scores && !window) || target.backend == Backend::kReference ||
+         (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) ||
          (!scores && target.backend == Backend::kCuda && target.algorithm != Algorithm::kV1);
 }
 

@@ -8,11 +8,11 @@
 
 #include "fattn/fattn.hpp"
 
-// Sizes and offsets of version 4 on LP64 platforms. A change here is a new ABI version.
+// Sizes and offsets of version 5 on LP64 platforms. A change here is a new ABI version.
 static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
               offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
 static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
-static_assert(sizeof(fattn_problem) == 1504 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
+static_assert(sizeof(fattn_problem) == 1784 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
               offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 &&
               offsetof(fattn_problem, deterministic) == 44 && offsetof(fattn_problem, cuda_level) == 48 &&
               offsetof(fattn_problem, has_window) == 52 && offsetof(fattn_problem, executor) == 56 && offsetof(fattn_problem, window_left) == 64 &&
@@ -21,10 +21,12 @@ static_assert(sizeof(fattn_problem) == 1504 && offsetof(fattn_problem, pass) == 
               offsetof(fattn_problem, weights) == 536 && offsetof(fattn_problem, dout) == 624 && offsetof(fattn_problem, dq) == 712 &&
               offsetof(fattn_problem, dv) == 888 && offsetof(fattn_problem, seqused_k) == 976 && offsetof(fattn_problem, alibi_slopes) == 1064 &&
               offsetof(fattn_problem, bias) == 1152 && offsetof(fattn_problem, mask) == 1240 && offsetof(fattn_problem, dropout_state) == 1328 &&
-              offsetof(fattn_problem, dbias) == 1416);
-static_assert(sizeof(fattn_buffers) == 160 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
+              offsetof(fattn_problem, dbias) == 1416 && offsetof(fattn_problem, dlse) == 1504 && offsetof(fattn_problem, cu_seqlens_q) == 1592 &&
+              offsetof(fattn_problem, max_seqlen_q) == 1768);
+static_assert(sizeof(fattn_buffers) == 184 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
               offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, seqused_k) == 88 && offsetof(fattn_buffers, dbias) == 128 &&
-              offsetof(fattn_buffers, workspace) == 136 && offsetof(fattn_buffers, workspace_bytes) == 144 && offsetof(fattn_buffers, stream) == 152);
+              offsetof(fattn_buffers, dlse) == 136 && offsetof(fattn_buffers, cu_seqlens_q) == 144 && offsetof(fattn_buffers, workspace) == 160 &&
+              offsetof(fattn_buffers, workspace_bytes) == 168 && offsetof(fattn_buffers, stream) == 176);
 static_assert(sizeof(fattn_plan_info) == 72 && offsetof(fattn_plan_info, cuda_level) == 20 && offsetof(fattn_plan_info, workspace_bytes) == 24 &&
               offsetof(fattn_plan_info, flops) == 32 && offsetof(fattn_plan_info, kernel) == 56);
 static_assert(sizeof(fattn_cpu_info) == 224 && offsetof(fattn_cpu_info, l1d_bytes) == 24 && offsetof(fattn_cpu_info, vendor) == 64 &&
@@ -33,7 +35,7 @@ static_assert(sizeof(fattn_library_info) == 1192 && offsetof(fattn_library_info,
 static_assert(sizeof(fattn_env_info) == 808 && offsetof(fattn_env_info, value) == 296);
 static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory_bytes) == 48 && offsetof(fattn_cuda_info, name) == 64 &&
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
-static_assert(FATTN_ABI_VERSION == 4);
+static_assert(FATTN_ABI_VERSION == 5);
 
 namespace fattn {
 namespace {

@@ -46,6 +46,8 @@ Case random_case(DType dtype, uint64_t n) {
   if (one_in(4)) c.inputs = kInputs[below(6)];
   constexpr Layout kLayouts[] = {Layout::kBhsd, Layout::kExpanded, Layout::kPadded};
   if (one_in(3)) c.layout = kLayouts[below(3)];
+  c.dlse = one_in(3);
+  c.varlen = one_in(4);
   c.name = name_of(c);
   return c;
 }

@@ -174,6 +174,9 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     b.mask = p.mask.data;
     b.dropout_state = p.dropout_state.data;
     b.dbias = p.dbias.data;
+    b.dlse = p.dlse.data;
+    b.cu_seqlens_q = p.cu_seqlens_q.data;
+    b.cu_seqlens_k = p.cu_seqlens_k.data;
     b.workspace = workspace.get();
     b.workspace_bytes = plan.workspace_bytes;
     fattn::core::load(plan);

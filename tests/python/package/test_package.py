@@ -40,7 +40,7 @@ def test_structs_are_those_of_the_header(tmp_path):
     """The library refuses another size; this holds every offset against the C compiler's."""
     from fattn import _abi
 
-    structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
+    structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_plan_info": _abi.PlanInfo, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
                "fattn_env_info": _abi.EnvInfo, "fattn_cuda_info": _abi.CudaInfo, "fattn_cache_info": _abi.CacheInfo}
     lines, expected = [], []
     for name, struct in structs.items():
@@ -82,6 +82,30 @@ def test_supported(backward, layout):
         fattn.supported((2**64, *q[1:]), k, v, **options)
 
 
+def test_supported_and_plan_of_what_scores_depend_on():
+    q, k = (2, 5, 4, 8), (2, 7, 2, 8)
+    features = [{"seqused_k": True}, {"alibi_slopes": True}, {"bias": (1, 4, 5, 7)}, {"mask": (2, 1, 1, 7)}, {"dropout_p": 0.5}]
+    for options in (*features, {key: value for x in features for key, value in x.items()}):
+        for backward in (False, True):
+            assert fattn.supported(q, k, backward=backward, **options)
+            no = fattn.supported(q, k, backward=backward, algorithm="standard", **options)
+            assert not no and "algorithm standard of backend cpu does not compute" in no.reason
+    with pytest.raises(ValueError, match=r"mask has the shape \(2, 1, 1, 6\)"):
+        fattn.supported(q, k, mask=(2, 1, 1, 6))
+
+
+def test_plan_and_warmup():
+    forward, backward = fattn.warmup((2, 5, 4, 8), (2, 7, 2, 8), causal=True, num_threads=1)
+    assert (forward.backend, forward.algorithm, forward.num_threads) == ("cpu", "v2", 1)
+    assert forward.kernel and forward.why and forward.flops == 2 * 16 * 2 * 4 * (3 + 4 + 5 + 6 + 7) and backward.flops == 2.5 * forward.flops
+    assert fattn.plan((2, 5, 4, 8), (2, 7, 2, 8), dtype="fp64").backend == "reference"
+    assert len(fattn.warmup((2, 5, 4, 8), (2, 7, 2, 8), backward=False)) == 1
+    with pytest.raises(NotImplementedError, match="cuda"):
+        fattn.plan((2, 5, 4, 8), (2, 7, 2, 8), backend="cuda")
+    with pytest.raises(ValueError, match="nheads is 4 and nheads_k is 3"):
+        fattn.warmup((2, 5, 4, 8), (2, 7, 3, 8))
+
+
 def test_command():
     program = pathlib.Path(sysconfig.get_path("scripts"), "fattn")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
@@ -110,7 +134,7 @@ def test_torch_that_is_too_old():
 
 
 def test_names():
-    assert set(fattn.__all__) <= set(dir(fattn)) | {"attention"}
+    assert all(callable(getattr(fattn, name)) for name in fattn.__all__)
     with pytest.raises(AttributeError, match="module 'fattn' has no attribute 'atention'"):
         fattn.atention
     x = np.ones((1, 3, 1, 8), np.float32)
