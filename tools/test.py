@@ -83,7 +83,8 @@ def stages(jobs, long):
         ),
         Stage(
             "package",
-            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+            # With the flags of the stage `build`, so that ccache has the library's objects.
+            f"SKBUILD_CMAKE_DEFINE=FATTN_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
             "tools/package_venv.sh\n"
             'build/venv-package/bin/python -m pytest tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
