@@ -56,6 +56,47 @@ def heavy_and_light(build, jobs, whole):
     return f"status=0\n{light.rstrip()} || status=1\n{heavy.rstrip()} || status=1\nexit $status\n"
 
 
+def package_tests(which, jobs):
+    """The wheel with another torch and another Python; the models of transformers and the examples are left to the stage `package`."""
+    return Stage(
+        f"package-{which}",
+        f"compgen -G 'build/wheel/fattn-*.whl' >/dev/null || CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+        f"tools/package_venv.sh {which}\n"
+        f"build/venv-package-{which}/bin/python -m pytest tests/python/package -q --ignore tests/python/package/test_transformers.py "
+        '--ignore tests/python/package/test_examples.py --junitxml="$REPORTS/pytest.xml"\n',
+        count_pytest,
+        7200,
+    )
+
+
+def package_stages(jobs):
+    """What `make test-all` does with wheels beside the stage `package`."""
+    return [
+        package_tests("oldest", jobs),
+        package_tests("newest", jobs),
+        Stage(
+            "package-aarch64",
+            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --arch aarch64\n"
+            "tools/arm64_python.sh\n"
+            # No test that starts Python or the command: without binfmt the kernel runs no programs of another processor.
+            "PYTHONPATH=build/arm64/site qemu-aarch64 -L build/arm64/root build/arm64/root/usr/bin/python3 -m pytest -q -p no:cacheprovider "
+            "tests/python/package/test_numpy.py "
+            + " ".join(f"tests/python/package/test_package.py::test_{test}" for test in ("info", "supported", "names", "runs_with_old_systems"))
+            + ' --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            7200,
+        ),
+        Stage(
+            "package-pack",
+            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --pack\n"
+            "tools/package_venv.sh\n"
+            'build/venv-package/bin/python -m pytest tests/python/package/test_package.py -q --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            7200,
+        ),
+    ]
+
+
 def stages(jobs, long):
     build = f"cmake --build %s --parallel {jobs}\n"
     fuzz_s = 600 if long else 30
@@ -85,12 +126,14 @@ def stages(jobs, long):
         ),
         Stage(
             "package",
-            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+            # With the flags of the stage `build`, so that ccache has the library's objects.
+            f"SKBUILD_CMAKE_DEFINE=FATTN_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
             "tools/package_venv.sh\n"
             'build/venv-package/bin/python -m pytest tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,
         ),
+        *(package_stages(jobs) if long else []),
         Stage(
             "kernels",
             "status=0\n"

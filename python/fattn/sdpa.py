@@ -143,6 +143,10 @@ class _Handle:
                 warnings.simplefilter("ignore", UserWarning)
                 self._library.impl(name, functools.partial(ours, original), key, with_keyset=True)
 
+    @property
+    def at_work(self) -> bool:
+        return self._library is not None
+
     def remove(self) -> None:
         if self._library is not None:
             self._library._destroy()
@@ -163,6 +167,8 @@ def _register() -> _Handle:
 def activate() -> None:
     """From now on `F.scaled_dot_product_attention` is computed by fattn, where the rules above say so, in every thread."""
     torch.nn.attention.activate_flash_attention_impl(NAME)
+    if _last is None or not _last.at_work:  # torch 2.10 takes for active what was taken back
+        _register()
 
 
 def deactivate() -> None:
