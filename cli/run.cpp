@@ -101,12 +101,15 @@ struct Held {
 
 // Everything that a run reads and writes. A tensor without a name is absent.
 struct Tensors {
-  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias, dlse, cu_seqlens_q, cu_seqlens_k;
+  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias, dlse, cu_seqlens_q, cu_seqlens_k, document_q,
+      document_k;
   bool bhsd = false;
 
   bool packed() const { return !cu_seqlens_q.name.empty() || !cu_seqlens_k.name.empty(); }
   bool backward() const { return !dout.name.empty(); }
-  std::vector<Held*> inputs() { return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask, &dlse, &cu_seqlens_q, &cu_seqlens_k}); }
+  std::vector<Held*> inputs() {
+    return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask, &dlse, &cu_seqlens_q, &cu_seqlens_k, &document_q, &document_k});
+  }
   std::vector<Held*> outputs() { return backward() ? present({&o, &lse, &dq, &dk, &dv, &dbias}) : std::vector<Held*>{&o, &lse}; }
   static std::vector<Held*> present(std::initializer_list<Held*> all) {
     std::vector<Held*> some;
@@ -125,7 +128,8 @@ struct Tensors {
   }
   ScoreTensors scores(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(seqused_k), at(alibi_slopes), at(bias), at(mask), at(dropout_state), at(cu_seqlens_q), at(cu_seqlens_k)};
+    return {at(seqused_k),    at(alibi_slopes), at(bias),       at(mask),      at(dropout_state),
+            at(cu_seqlens_q), at(cu_seqlens_k), at(document_q), at(document_k)};
   }
 };
 
@@ -194,8 +198,8 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
     *held = describe(*entry, true, packed);
   }
   if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry, true, packed);
-  for (const auto& [held, name] :
-       {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"}, std::pair{&t.mask, "mask"}})
+  for (const auto& [held, name] : {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"},
+                                   std::pair{&t.mask, "mask"}, std::pair{&t.document_q, "document_q"}, std::pair{&t.document_k, "document_k"}})
     if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
 
   if (const safetensors::TensorEntry* entry = file.find("dlse"); entry && t.backward()) t.dlse = describe(*entry, false);
@@ -275,7 +279,8 @@ int run(const RunFlags& flags, Json& record) {
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
       fmt::print(text,
-                 "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k and, with do, dlse\n",
+                 "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, document_k "
+                 "and, with do, dlse\n",
                  printable(other.name, 200));
 
   if (flags.p_dropout > 0) {
@@ -432,7 +437,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command
       ->add_option("--input", flags->input,
                    "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of seqused_k, "
-                   "alibi_slopes, bias, mask, cu_seqlens_q and cu_seqlens_k")
+                   "alibi_slopes, bias, mask, cu_seqlens_q and cu_seqlens_k, document_q and document_k")
       ->type_name("FILE")
       ->required();
   command
@@ -476,7 +481,8 @@ void add_run(CLI::App& app, int& exit_code) {
       "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n"
       "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
       "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends. q, k, v, do are (rows, heads,\n"
-      "headdim) then, lse is (heads, rows), and bias and mask have the lengths of the longest sequences.\n\n"
+      "headdim) then, lse is (heads, rows), and bias and mask have the lengths of the longest sequences.\n"
+      "document_q (batch, seqlen_q) and document_k (batch, seqlen_k), I32, packed (rows): a query sees the keys of its own document's id only.\n\n"
       "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
 }

@@ -457,6 +457,47 @@ void add_lse_gradients(Table& table) {
   add(c);
 }
 
+// Documents: blocks of one, of several and without a common one; in decode; with NaN and Inf in other documents.
+void add_documents(Table& table) {
+  for (Documents documents : {Documents::kSorted, Documents::kAny}) {
+    const auto add = [&](Case c) {
+      c.documents = documents;
+      table.add_both_masks(c);
+    };
+    for (Case c : {shape(3, 70, 150, 2, 1, 64), shape(2, 400, 400, 2, 2, 40), shape(1, 65, 1300, 2, 1, 64), shape(2, 257, 96, 2, 2, 128)}) add(c);
+    add(decoding(1, 1300, 8, 2, 64));
+    add(decoding(5, 700, 4, 1, 72));
+    Case c = shape(5, 120, 190, 4, 2, 32);
+    c.varlen = true;
+    add(c);
+    c.window_left = 40;
+    c.window_right = 9;
+    c.key_lengths = true;
+    add(c);
+    c.softcap = 4;
+    c.dlse = true;
+    add(c);
+    c.p_dropout = 0.2;
+    add(c);
+    c.alibi = Alibi::kHeads;
+    c.bias = Pairs::kHeads;
+    c.mask = Pairs::kOne;
+    add(c);
+    c.backward = false;
+    c.seqlen_q = 3;
+    add(c);
+    for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+      c = shape(2, 150, 210, 2, 1, 64);
+      c.inputs = inputs;
+      add(c);
+      if (inputs == Inputs::kNanGradient) continue;
+      c.seqlen_q = 4;
+      c.backward = false;
+      add(c);
+    }
+  }
+}
+
 // Packed sequences: empty ones, with everything else that a score depends on, in decode, with NaN and Inf that belong to other sequences.
 void add_packed_sequences(Table& table) {
   const auto add = [&](Case c) {
@@ -514,7 +555,8 @@ void add_packed_sequences(Table& table) {
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
 
 bool Case::has_scores() const {
-  return varlen || key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone || p_dropout > 0;
+  return varlen || documents != Documents::kNone || key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone ||
+         p_dropout > 0;
 }
 
 bool Case::meant_nonfinite() const {
@@ -553,6 +595,7 @@ const std::vector<Case>& all_cases() {
       add_dropout(table);
       add_lse_gradients(table);
       add_packed_sequences(table);
+      add_documents(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -584,6 +627,7 @@ std::string name_of(const Case& c) {
   if (c.varlen) name << "-varlen";
   if (c.key_lengths) name << "-lengths";
   if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
+  if (c.documents != Documents::kNone) name << (c.documents == Documents::kSorted ? "-documents" : "-documents_any");
   if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "");
   if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask);
   if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;

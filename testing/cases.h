@@ -47,6 +47,9 @@ enum class Pairs {
 
 enum class Alibi { kNone, kHeads, kBatchHeads };  // slopes of (nheads), of (batch, nheads)
 
+// Ids of documents: none; runs of rows, as packed documents have them; any, of a few.
+enum class Documents { kNone, kSorted, kAny };
+
 struct Case {
   std::string name;  // unique; made from what follows
   int64_t batch = 1, seqlen_q = 64, seqlen_k = 64, nheads = 1, nheads_k = 1, headdim = 64, headdim_v = 64;
@@ -57,6 +60,7 @@ struct Case {
   bool varlen = false;                          // packed sequences, of which seqlen_q and seqlen_k are the longest; not with kPacked or kExpanded
   bool key_lengths = false;                     // batch entries have fewer keys: none, all, and numbers between
   Alibi alibi = Alibi::kNone;
+  Documents documents = Documents::kNone;
   Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
   bool bias_fp32 = false;                          // else of dtype
   double p_dropout = 0;

@@ -45,6 +45,11 @@ ScoreTensors scores_of(const ScoreTensors& s, const OneSequence& one, int64_t nh
     of_one.alibi_slopes = Tensor(at(t, one.index * t.stride(0)), DType::kF32, {1, t.shape(1)}, {t.stride(0), t.stride(1)});
   of_one.bias = pairs_of(s.bias, one);
   of_one.mask = pairs_of(s.mask, one);
+  const auto ids_of = [](const Tensor& t, int64_t begin, int64_t rows) {
+    return t ? Tensor(at(t, begin * t.stride(0)), DType::kI32, {1, rows}) : Tensor();
+  };
+  of_one.document_q = ids_of(s.document_q, one.q_begin, one.seqlen_q);
+  of_one.document_k = ids_of(s.document_k, one.k_begin, one.seqlen_k);
   if (s.dropout_state) {
     const auto* given = static_cast<const int64_t*>(s.dropout_state.data());
     state[0] = given[0];

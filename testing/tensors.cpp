@@ -160,6 +160,27 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     write(s.cu_seqlens_q, Dense(first_query.begin(), first_query.end()));
     write(s.cu_seqlens_k, Dense(first_key.begin(), first_key.end()));
   }
+  if (c.documents != Documents::kNone) {
+    const auto ids_of = [&](bool keys) {
+      const RowsShape rows = rows_of(c, keys, 1, 1);
+      const Tensor ids = place(blocks, DType::kI32, {rows.batch, rows.seqlen}, 0, kFill);
+      Dense values(static_cast<size_t>(ids.size()));
+      double id = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double x = numbers(keys ? 13 : 12).uniform(i);
+        if (rows.seqlen > 0 && i % static_cast<size_t>(rows.seqlen) == 0) id = -2;
+        // Runs of some 60 keys and as long a part of the queries; or the least, the largest and two between.
+        id += x * 60 * static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_q, 1)) <
+              static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_k, 1));
+        const double any[] = {-2147483648.0, -1, 0, 2147483647.0};
+        values[i] = c.documents == Documents::kSorted ? id : any[static_cast<size_t>(x * 4)];
+      }
+      write(ids, values);
+      return c.varlen ? Tensor(ids.data(), DType::kI32, {rows.seqlen}) : ids;
+    };
+    s.document_q = ids_of(false);
+    s.document_k = ids_of(true);
+  }
   if (c.alibi != Alibi::kNone) {
     s.alibi_slopes =
         c.alibi == Alibi::kHeads ? place(blocks, DType::kF32, {c.nheads}, 0, kFill) : place(blocks, DType::kF32, {c.batch, c.nheads}, 0, kFill);
@@ -255,7 +276,7 @@ CaseInputs make_inputs(const Case& c) {
                   v_shape = rows_of(c, true, c.nheads_k, c.headdim_v), o_shape = rows_of(c, false, c.nheads, c.headdim_v);
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(12);
+  in.blocks.reserve(14);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);

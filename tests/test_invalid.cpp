@@ -513,18 +513,57 @@ TEST(InvalidSmall, PackedSequences) {
   g.problem.algorithm = FATTN_ALGORITHM_STANDARD;
   expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"algorithm standard of backend cpu does not compute packed sequences", "backend reference"});
 }
+TEST(InvalidSmall, Documents) {
+  std::vector<int32_t> ids(64);
+  for (Backend backend : {Backend::kReference, Backend::kCpu})
+    for (bool backward : {false, true}) {
+      const auto spoiled = [&](const std::function<void(fattn_problem&)>& spoil, std::initializer_list<std::string> words) {
+        Good g(backward, backend);
+        g.problem.document_q = Tensor(ids.data(), DType::kI32, {kBatch, kSeqlenQ}).raw();
+        g.problem.document_k = Tensor(ids.data(), DType::kI32, {kBatch, kSeqlenK}).raw();
+        EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+        spoil(g.problem);
+        expect_invalid(g.problem, words);
+      };
+      spoiled([](fattn_problem& p) { p.document_k.ndim = 0; }, {"document_k is absent, and document_q is not"});
+      spoiled([](fattn_problem& p) { p.document_q.ndim = 0; }, {"document_q is absent, and document_k is not"});
+      spoiled([](fattn_problem& p) { p.document_q.dtype = FATTN_I64; }, {"document_q has the dtype 7", "int32"});
+      spoiled([](fattn_problem& p) { p.document_k.ndim = 1; }, {"document_k has 1 dimensions; allowed: 2 (batch, seqlen)"});
+      spoiled([](fattn_problem& p) { ++p.document_k.shape[1]; }, {"document_k has the shape (2, 9)", "expected (2, 8)"});
+      spoiled([](fattn_problem& p) { p.document_q.strides[1] = 2; }, {"document_q has the stride 2 in its last dimension"});
+      spoiled([](fattn_problem& p) { p.document_q.strides[0] = -1; }, {"document_q has the stride -1"});
+      spoiled([](fattn_problem& p) { p.document_q.data = nullptr; }, {"document_q is a null pointer"});
+      spoiled([](fattn_problem& p) { p.document_k.data = static_cast<char*>(p.document_k.data) + 1; }, {"document_k points to", "not aligned"});
+      spoiled([](fattn_problem& p) { p.document_k.device_type = FATTN_DEVICE_CUDA; }, {"document_k is on CUDA device 0"});
+      spoiled([&](fattn_problem& p) { p.document_k.data = (backward ? p.dq : p.o).data; }, {"document_k", "overlaps"});
+      GoodSequences g(backward, backend);
+      g.problem.document_q = Tensor(ids.data(), DType::kI32, {8}).raw();
+      g.problem.document_k = Tensor(ids.data(), DType::kI32, {9}).raw();
+      EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+      g.problem.document_k.shape[0] = 8;
+      expect_invalid(g.problem, {"document_k has the shape (8)", "expected (9)"});
+    }
+  Good g(false, Backend::kCpu);
+  g.problem.algorithm = FATTN_ALGORITHM_STANDARD;
+  g.problem.document_q = Tensor(ids.data(), DType::kI32, {kBatch, kSeqlenQ}).raw();
+  g.problem.document_k = Tensor(ids.data(), DType::kI32, {kBatch, kSeqlenK}).raw();
+  expect_error(g.problem, FATTN_ERROR_UNSUPPORTED, {"algorithm standard of backend cpu does not compute documents", "backend reference"});
+}
 // A plan is for any lengths within its limits.
 TEST(InvalidSmall, PackedSequencesMayChangeBetweenCalls) {
   GoodSequences g(false, Backend::kCpu);
   const Plan plan(g.problem);
   fattn_problem p = g.problem;
+  ScoreTensors scores;
+  scores.cu_seqlens_q = Tensor(g.first_query, DType::kI32, {3});
+  scores.cu_seqlens_k = Tensor(g.first_key, DType::kI32, {3});
   const ForwardTensors all{Tensor(p.q.data, DType::kF32, {8, kNheads, kHeaddim}),
                            Tensor(p.k.data, DType::kF32, {9, kNheadsK, kHeaddim}),
                            Tensor(p.v.data, DType::kF32, {9, kNheadsK, kHeaddimV}),
                            Tensor(p.o.data, DType::kF32, {8, kNheads, kHeaddimV}),
                            Tensor(p.lse.data, DType::kF32, {kNheads, 8}),
                            {},
-                           {{}, {}, {}, {}, {}, Tensor(g.first_query, DType::kI32, {3}), Tensor(g.first_key, DType::kI32, {3})}};
+                           scores};
   std::vector<float> workspace(plan.workspace_bytes() / sizeof(float) + 16);
   float* aligned = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64 / sizeof(float);
   for (const auto& [first, keys] : {std::pair{4, 5}, std::pair{0, 0}, std::pair{3, 2}, std::pair{4, 4}}) {

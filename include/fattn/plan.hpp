@@ -74,6 +74,8 @@ class Plan {
     b.dropout_state = t.dropout_state.data();
     b.cu_seqlens_q = t.cu_seqlens_q.data();
     b.cu_seqlens_k = t.cu_seqlens_k.data();
+    b.document_q = t.document_q.data();
+    b.document_k = t.document_k.data();
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

@@ -34,6 +34,8 @@ struct ScoreTensors {
   // (batch + 1) of kI32: where each of the packed sequences begins; with Options::max_seqlen_q and max_seqlen_k. q is (total_q, nheads, headdim)
   // then, k and v (total_k, ...), o (total_q, ...), lse (nheads, total_q).
   Tensor cu_seqlens_q, cu_seqlens_k;
+  // (batch, seqlen_q) and (batch, seqlen_k), or (total_q) and (total_k), of kI32: a query sees the keys of its own document's id only.
+  Tensor document_q, document_k;
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -84,6 +86,8 @@ inline void describe(const ScoreTensors& t, fattn_problem& p) {
   p.dropout_state = t.dropout_state.raw();
   p.cu_seqlens_q = t.cu_seqlens_q.raw();
   p.cu_seqlens_k = t.cu_seqlens_k.raw();
+  p.document_q = t.document_q.raw();
+  p.document_k = t.document_k.raw();
 }
 }  // namespace detail
 

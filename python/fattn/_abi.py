@@ -63,6 +63,7 @@ class Problem(_Sized):
         *((name, Tensor) for name in ("cu_seqlens_q", "cu_seqlens_k")),
         ("max_seqlen_q", _i64),
         ("max_seqlen_k", _i64),
+        *((name, Tensor) for name in ("document_q", "document_k")),
     ]
 
 

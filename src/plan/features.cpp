@@ -1,5 +1,7 @@
 #include "plan/features.h"
 
+#include <iterator>
+
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -25,6 +27,7 @@ struct Feature {
 constexpr Feature kFeatures[] = {
     {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, true, true, false}},
     {"packed sequences (cu_seqlens_q, cu_seqlens_k)", [](const Problem& p) { return p.packed; }, {true, false, true, false, false, false, false, false}},
+    {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, false, false, false, false, false}},
     {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
     {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, false, false, true}},
     {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, false, false, false}},
@@ -49,5 +52,9 @@ std::string lacks(const Problem& problem, Way way) {
       return text(kWayNames[static_cast<int>(way)], " does not compute ", feature.name, "; what does: ", ways_with(feature));
   return "";
 }
+
+int feature_count() { return static_cast<int>(std::size(kFeatures)); }
+int way_count() { return kWays; }
+FeatureCell feature_cell(int feature, int way) { return {kFeatures[feature].name, kWayNames[way], kFeatures[feature].has[way]}; }
 
 }  // namespace fattn::core

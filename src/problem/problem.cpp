@@ -188,6 +188,28 @@ void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p)
     invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
 }
 
+// Ids of documents.
+void set_documents(const fattn_problem& g, Problem& p) {
+  const bool has_q = g.document_q.ndim != 0, has_k = g.document_k.ndim != 0;
+  if (!has_q && !has_k) return;
+  if (has_q != has_k)
+    invalid(text(has_q ? "document_k" : "document_q", " is absent, and ", has_q ? "document_q" : "document_k",
+                 " is not; give the ids of queries and of keys, or neither"));
+  p.has_documents = true;
+  const auto stride_of = [&](const char* name, const fattn_tensor& t, int64_t seqlen, int64_t total) {
+    check_dtype(name, t, FATTN_I32, "");
+    check_view(name, t, p.packed ? 1 : 2, p.packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)", false);
+    check_same_device(name, t, g.q);
+    check_shape(name, t, p.packed ? std::array{total, int64_t{0}, int64_t{0}, int64_t{0}} : std::array{p.batch, seqlen, int64_t{0}, int64_t{0}},
+                "an id for every row");
+    if (t.shape[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
+      invalid(text(name, " has the stride ", t.strides[t.ndim - 1], " in its last dimension; it must be 1. Make that dimension contiguous"));
+    return p.packed ? 0 : t.strides[0];
+  };
+  p.document_q_stride = stride_of("document_q", g.document_q, p.seqlen_q, p.total_q);
+  p.document_k_stride = stride_of("document_k", g.document_k, p.seqlen_k, p.total_k);
+}
+
 // What a score depends on beside q and k.
 void set_scores(const fattn_problem& g, Problem& p) {
   if (g.seqused_k.ndim != 0) {
@@ -231,6 +253,7 @@ void set_scores(const fattn_problem& g, Problem& p) {
     p.dlse = lse_strides("dlse", g.dlse, g.q, p, false);
     p.has_dlse = true;
   }
+  set_documents(g, p);
   constexpr double kSteps = 65536;
   if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
   if (g.p_dropout > 0) {
@@ -465,6 +488,13 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
   add_pairs("mask", b.mask, p.pair_mask, false);
   add_pairs("dbias", b.dbias, p.dbias, true);
   if (p.has_dlse) add_lse("dlse", b.dlse, p.dlse, false);
+  const auto add_documents = [&](const char* name, const void* data, int64_t stride, int64_t seqlen, int64_t total) {
+    add(name, data, p.packed ? Extent{1, {total}, {1}, 4} : Extent{2, {p.batch, seqlen}, {stride, 1}, 4}, false);
+  };
+  if (p.has_documents) {
+    add_documents("document_q", b.document_q, p.document_q_stride, p.seqlen_q, p.total_q);
+    add_documents("document_k", b.document_k, p.document_k_stride, p.seqlen_k, p.total_k);
+  }
   if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
 
   for (size_t i = 0; i < n; ++i) {

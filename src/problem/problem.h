@@ -50,11 +50,12 @@ struct Problem {
   bool deterministic = false;
   int cuda_level = 0;
 
-  bool want_lse = false, want_weights = false, has_dlse = false;
+  bool want_lse = false, want_weights = false, has_dlse = false, has_documents = false;
   Strides q, k, v, o, lse, dout, dq, dk, dv, dlse;
   int64_t weights_strides[4] = {};  // batch, head, query, key
   bool has_seqused_k = false, has_alibi = false;
   int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0, cu_seqlens_q_stride = 0, cu_seqlens_k_stride = 0;
+  int64_t document_q_stride = 0, document_k_stride = 0;  // between batch entries
   PairTensor bias, pair_mask, dbias;
 
   int64_t group() const { return nheads / nheads_k; }  // query heads that share a key head

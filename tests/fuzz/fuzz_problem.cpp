@@ -174,6 +174,10 @@ fattn_problem problem(Bytes& in) {
     p.dk = keys(headdim);
     p.dv = keys(headdim_v);
   }
+  if (in.byte() % 4 == 3) {
+    p.document_q = packed ? tensor(in, FATTN_I32, {batch * seqlen_q}) : tensor(in, FATTN_I32, {batch, seqlen_q});
+    p.document_k = packed ? tensor(in, FATTN_I32, {batch * seqlen_k}) : tensor(in, FATTN_I32, {batch, seqlen_k});
+  }
   const uint8_t scores = in.byte();
   const auto pairs = [&](int32_t of) {
     const uint8_t one = in.byte();
@@ -217,8 +221,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tiny(p) || info.workspace_bytes > size_t{1} << 28) return 0;
 
   Memory memory;
-  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes, &p.bias, &p.mask,
-                          &p.dropout_state, &p.dbias, &p.dlse, &p.cu_seqlens_q, &p.cu_seqlens_k})
+  for (fattn_tensor* t : {&p.q,
+                          &p.k,
+                          &p.v,
+                          &p.o,
+                          &p.lse,
+                          &p.weights,
+                          &p.dout,
+                          &p.dq,
+                          &p.dk,
+                          &p.dv,
+                          &p.seqused_k,
+                          &p.alibi_slopes,
+                          &p.bias,
+                          &p.mask,
+                          &p.dropout_state,
+                          &p.dbias,
+                          &p.dlse,
+                          &p.cu_seqlens_q,
+                          &p.cu_seqlens_k,
+                          &p.document_q,
+                          &p.document_k})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
   const bool packed = p.cu_seqlens_q.ndim == 1;

@@ -149,6 +149,17 @@ def test_packed_sequences(fattn, tmp_path, causal):
     fattn("run", "--input", tmp_path / "in.safetensors", "--output", tmp_path / "out.safetensors", "--layout", "bhsd", status=2)
 
 
+def test_documents(fattn, tmp_path):
+    rng = np.random.default_rng(16)
+    tensors = inputs(rng, seqlen_q=40, seqlen_k=60)
+    ids = {"document_q": rng.integers(-1, 2, (2, 40)).astype(np.int32), "document_k": np.sort(rng.integers(-1, 2, (2, 60)).astype(np.int32))}
+    got = run(fattn, tmp_path, tensors | ids, "--verify")
+    hidden = ids["document_q"][:, None, :, None] != ids["document_k"][:, None, None, :]
+    expected = attention(tensors["q"], tensors["k"], tensors["v"], False, dout=tensors["do"], added=np.where(hidden, -np.inf, 0.0))
+    del expected["dadded"]
+    assert_close(got, expected, 2e-6)
+
+
 def test_dropout_is_its_seed(fattn, tmp_path):
     tensors = inputs(np.random.default_rng(12))
     o = [run(fattn, tmp_path, tensors, "--dropout", "0.4", "--dropout-seed", seed, "--verify")["o"] for seed in ("7", "7", "8")]

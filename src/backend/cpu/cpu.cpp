@@ -107,7 +107,7 @@ Workspace lay_out(const Plan& plan) {
                           static_cast<int>(p.headdim),
                           static_cast<int>(p.headdim_v),
                           c.heads,
-                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given};
+                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents};
   Workspace w;
   Layout layout;
   size_t scratch = 0;
@@ -192,6 +192,10 @@ struct Call {
     in.mask = static_cast<const uint8_t*>(head_of(p.pair_mask, b.mask));
     in.mask_stride = p.pair_mask.strides.row;
     in.mask_head_stride = p.pair_mask.strides.head;
+    if (p.has_documents) {
+      in.document_q = at(static_cast<const int32_t*>(b.document_q), n * p.document_q_stride + s.q_begin);
+      in.document_k = at(static_cast<const int32_t*>(b.document_k), n * p.document_k_stride + s.k_begin);
+    }
     in.shift = s.keys - s.seqlen_q;
     in.dropout_below = p.dropout_below;
     in.dropout_scale = static_cast<float>(p.dropout_scale());

@@ -94,6 +94,9 @@ class Head {
     const Mask mask = p_.mask(at_);
     std::vector<Seen> all;
     for (int64_t j = mask.visible_begin(i); j < mask.visible_end(i); ++j) {
+      if (p_.has_documents &&
+          id_of(b_.document_q, p_.document_q_stride, at_.q_begin + i) != id_of(b_.document_k, p_.document_k_stride, at_.k_begin + j))
+        continue;
       if (p_.pair_mask.given && static_cast<const uint8_t*>(b_.mask)[at(p_.pair_mask, i, j)] == 0) continue;
       const double bias = p_.bias.given ? load(b_.bias, p_.bias.dtype, at(p_.bias, i, j)) : 0.0;
       if (bias == -std::numeric_limits<double>::infinity()) continue;  // hides, as a mask does
@@ -107,6 +110,7 @@ class Head {
   int64_t at(const PairTensor& t, int64_t i, int64_t j) const { return n_ * t.strides.batch + h_ * t.strides.head + i * t.strides.row + j; }
 
  private:
+  int32_t id_of(const void* ids, int64_t stride, int64_t row) const { return static_cast<const int32_t*>(ids)[n_ * stride + row]; }
   double alibi(int64_t i, int64_t j) const {
     if (!p_.has_alibi) return 0;
     const double slope = static_cast<const float*>(b_.alibi_slopes)[n_ * p_.alibi_batch_stride + h_ * p_.alibi_head_stride];
