@@ -42,7 +42,10 @@ Case random_case(DType dtype, uint64_t n) {
   c.bias_fp32 = c.bias != Pairs::kNone && one_in(2);
   c.mask = static_cast<Pairs>(one_in(2) ? below(6) : 0);
   if (one_in(2)) c.p_dropout = 0.9 * random.uniform(drawn++);
-  constexpr Inputs kInputs[] = {Inputs::kHugeLogits, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
+  // Not huge logits: where few rows have weights that are near a tie, those alone make the largest error, and two right computations differ by any
+  // factor there. (fp32, 300 seeds of one small combination: 5 to 8 % beyond twice the error of standard attention, none with N(0, 1).) The table of
+  // cases has them, in larger tensors.
+  constexpr Inputs kInputs[] = {Inputs::kNormal, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
   if (one_in(4)) c.inputs = kInputs[below(6)];
   constexpr Layout kLayouts[] = {Layout::kBhsd, Layout::kExpanded, Layout::kPadded};
   if (one_in(3)) c.layout = kLayouts[below(3)];
