@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -100,11 +101,15 @@ struct Held {
 
 // Everything that a run reads and writes. A tensor without a name is absent.
 struct Tensors {
-  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias;
+  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias, dlse, cu_seqlens_q, cu_seqlens_k, document_q,
+      document_k;
   bool bhsd = false;
 
+  bool packed() const { return !cu_seqlens_q.name.empty() || !cu_seqlens_k.name.empty(); }
   bool backward() const { return !dout.name.empty(); }
-  std::vector<Held*> inputs() { return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask}); }
+  std::vector<Held*> inputs() {
+    return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask, &dlse, &cu_seqlens_q, &cu_seqlens_k, &document_q, &document_k});
+  }
   std::vector<Held*> outputs() { return backward() ? present({&o, &lse, &dq, &dk, &dv, &dbias}) : std::vector<Held*>{&o, &lse}; }
   static std::vector<Held*> present(std::initializer_list<Held*> all) {
     std::vector<Held*> some;
@@ -119,23 +124,42 @@ struct Tensors {
   }
   BackwardTensors backward_views(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias)};
+    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias), at(dlse)};
   }
   ScoreTensors scores(int device) const {
     const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(seqused_k), at(alibi_slopes), at(bias), at(mask), at(dropout_state)};
+    return {at(seqused_k),    at(alibi_slopes), at(bias),       at(mask),      at(dropout_state),
+            at(cu_seqlens_q), at(cu_seqlens_k), at(document_q), at(document_k)};
   }
 };
 
+// The most rows that one of packed sequences has. What their beginnings may be, the library says.
+int64_t longest(const Held& cu_seqlens) {
+  if (cu_seqlens.dtype != DType::kI32 || cu_seqlens.shape.size() != 1) return 0;
+  int64_t most = 0;
+  int32_t first = 0;
+  for (int64_t n = 0; n < cu_seqlens.shape[0]; ++n) {
+    int32_t next = 0;
+    std::memcpy(&next, static_cast<const char*>(static_cast<const void*>(cu_seqlens.data.get())) + n * 4, sizeof next);
+    if (n > 0) most = std::max(most, static_cast<int64_t>(next) - first);
+    first = next;
+  }
+  return std::min<int64_t>(most, std::numeric_limits<int32_t>::max());
+}
+
 // One of q, k, v, do or, not `rows`, of what scores depend on beside them, whose shapes the library checks.
-Held describe(const safetensors::TensorEntry& entry, bool rows = true) {
+Held describe(const safetensors::TensorEntry& entry, bool rows = true, bool packed = false) {
   Held held;
   held.name = entry.name;
   held.shape = entry.shape;
   held.rows = rows;
   if (!rows && (entry.shape.empty() || entry.shape.size() > 4))
     throw std::runtime_error(fmt::format("tensor '{}' has the shape {}; one to four dimensions are allowed", entry.name, show(entry.shape)));
-  if (rows && entry.shape.size() != 4)
+  if (rows && packed && entry.shape.size() != 3)
+    throw std::runtime_error(fmt::format(
+        "tensor '{}' has the shape {}; with cu_seqlens_q and cu_seqlens_k it needs three dimensions: rows of all sequences, heads, headdim",
+        entry.name, show(entry.shape)));
+  if (rows && !packed && entry.shape.size() != 4)
     throw std::runtime_error(
         fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)", entry.name,
                     show(entry.shape)));
@@ -157,6 +181,12 @@ Held describe(const safetensors::TensorEntry& entry, bool rows = true) {
 Tensors describe(const safetensors::Reader& file, bool bhsd) {
   Tensors t;
   t.bhsd = bhsd;
+  for (const auto& [held, name] : {std::pair{&t.cu_seqlens_q, "cu_seqlens_q"}, std::pair{&t.cu_seqlens_k, "cu_seqlens_k"}})
+    if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
+  const bool packed = t.packed();
+  if (packed && bhsd)
+    throw std::runtime_error(
+        "the input has packed sequences (cu_seqlens_q, cu_seqlens_k), whose tensors are (rows, heads, headdim); leave --layout out");
   for (const auto& [held, name] : {std::pair{&t.q, "q"}, std::pair{&t.k, "k"}, std::pair{&t.v, "v"}}) {
     const safetensors::TensorEntry* entry = file.find(name);
     if (!entry) {
@@ -165,17 +195,21 @@ Tensors describe(const safetensors::Reader& file, bool bhsd) {
       throw std::runtime_error(fmt::format("the input has no tensor '{}'; it needs q, k, v and, for gradients, do. It holds: {}", name,
                                            names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
     }
-    *held = describe(*entry);
+    *held = describe(*entry, true, packed);
   }
-  if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry);
-  for (const auto& [held, name] :
-       {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"}, std::pair{&t.mask, "mask"}})
+  if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry, true, packed);
+  for (const auto& [held, name] : {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"},
+                                   std::pair{&t.mask, "mask"}, std::pair{&t.document_q, "document_q"}, std::pair{&t.document_k, "document_k"}})
     if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
 
-  const int64_t batch = t.q.shape[0], seqlen_q = t.q.shape[bhsd ? 2 : 1], nheads = t.q.shape[bhsd ? 1 : 2];
+  if (const safetensors::TensorEntry* entry = file.find("dlse"); entry && t.backward()) t.dlse = describe(*entry, false);
+
   t.o.shape = t.q.shape;
-  t.o.shape[3] = t.v.shape[3];
-  t.lse.shape = {batch, nheads, seqlen_q};
+  t.o.shape.back() = t.v.shape.back();
+  if (packed)
+    t.lse.shape = {t.q.shape[1], t.q.shape[0]};
+  else
+    t.lse.shape = {t.q.shape[0], t.q.shape[bhsd ? 1 : 2], t.q.shape[bhsd ? 2 : 1]};
   t.o.dtype = t.q.dtype;
   t.lse.dtype = t.q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   for (const auto& [gradient, of] : {std::pair{&t.dq, &t.q}, std::pair{&t.dk, &t.k}, std::pair{&t.dv, &t.v}}) {
@@ -244,7 +278,10 @@ int run(const RunFlags& flags, Json& record) {
   }
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
-      fmt::print(text, "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask\n", printable(other.name, 200));
+      fmt::print(text,
+                 "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, document_k "
+                 "and, with do, dlse\n",
+                 printable(other.name, 200));
 
   if (flags.p_dropout > 0) {
     t.dropout_state.name = "dropout_state";
@@ -254,7 +291,12 @@ int run(const RunFlags& flags, Json& record) {
     const int64_t state[] = {flags.dropout_seed, flags.dropout_offset};
     std::memcpy(t.dropout_state.data.get(), state, sizeof state);
   }
-  const Options options = flags.options();
+  Options options = flags.options();
+  if (t.packed()) {
+    for (Held* held : Tensors::present({&t.cu_seqlens_q, &t.cu_seqlens_k})) held->data = file.read(*file.find(held->name));
+    options.max_seqlen_q = longest(t.cu_seqlens_q);
+    options.max_seqlen_k = longest(t.cu_seqlens_k);
+  }
   const int device = flags.target.on_cuda() ? flags.target.device_index() : -1;
   const Plan forward(t.forward_views(device), options);
   std::optional<Plan> backward;
@@ -394,7 +436,8 @@ void add_run(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<RunFlags>();
   command
       ->add_option("--input", flags->input,
-                   "Safetensors file with q, k, v, for gradients do (the gradient of o), and any of seqused_k, alibi_slopes, bias, mask")
+                   "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of seqused_k, "
+                   "alibi_slopes, bias, mask, cu_seqlens_q and cu_seqlens_k, document_q and document_k")
       ->type_name("FILE")
       ->required();
   command
@@ -435,7 +478,11 @@ void add_run(CLI::App& app, int& exit_code) {
       "heads of q is a multiple of heads of k and v (GQA, MQA).\n\n"
       "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only. alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the\n"
       "distance to the query's own position. bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
-      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n\n"
+      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n"
+      "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
+      "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends. q, k, v, do are (rows, heads,\n"
+      "headdim) then, lse is (heads, rows), and bias and mask have the lengths of the longest sequences.\n"
+      "document_q (batch, seqlen_q) and document_k (batch, seqlen_k), I32, packed (rows): a query sees the keys of its own document's id only.\n\n"
       "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
 }

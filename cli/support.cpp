@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/json_output.h"
@@ -72,17 +73,29 @@ constexpr Feature kFeatures[] = {
        options.p_dropout = 0.1;
        scores.dropout_state = Tensor(nullptr, DType::kI64, {2});
      }},
+    {"documents",
+     [](Options&, ScoreTensors& scores) {
+       scores.document_q = scores.document_k = Tensor(nullptr, DType::kI32, {1, 64});
+     }},
+    {"packed",  // one sequence of 64 rows
+     [](Options& options, ScoreTensors& scores) {
+       options.max_seqlen_q = options.max_seqlen_k = 64;
+       scores.cu_seqlens_q = scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {2});
+     }},
 };
 
 Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const Feature* feature = nullptr) {
   const auto at = [&](const Tensor& t) { return way.device == Device::kCpu || !t ? t : t.on(way.device, way.index, nullptr); };
-  const Tensor x = at(Tensor(nullptr, dtype, {1, 64, 2, headdim}));
-  const Tensor lse = at(Tensor(nullptr, dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64}));
   Options options = way.options;
   options.causal = true;
   ScoreTensors s;
   if (feature) feature->use(options, s);
-  s = {at(s.seqused_k), at(s.alibi_slopes), at(s.bias), at(s.mask), at(s.dropout_state)};
+  s = {at(s.seqused_k),    at(s.alibi_slopes), at(s.bias),       at(s.mask),      at(s.dropout_state),
+       at(s.cu_seqlens_q), at(s.cu_seqlens_k), at(s.document_q), at(s.document_k)};
+  const bool packed = static_cast<bool>(s.cu_seqlens_q);
+  const DType lse_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const Tensor x = at(packed ? Tensor(nullptr, dtype, {64, 2, headdim}) : Tensor(nullptr, dtype, {1, 64, 2, headdim}));
+  const Tensor lse = at(packed ? Tensor(nullptr, lse_dtype, {2, 64}) : Tensor(nullptr, lse_dtype, {1, 2, 64}));
   return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x, s, s.bias}, options)
                             : describe(ForwardTensors{x, x, x, x, lse, {}, s}, options));
 }
@@ -98,7 +111,8 @@ int64_t largest_headdim(const Way& way, DType dtype, bool backward, std::string&
 }
 
 Json as_json() {
-  Json json = {{"fattn_support", 1}, {"backends", Json::array()}, {"features", Json::array()}, {"gpu_architectures", Json::array()}};
+  Json json = {
+      {"fattn_support", 1}, {"backends", Json::array()}, {"features", Json::array()}, {"table", Json::array()}, {"gpu_architectures", Json::array()}};
   for (const Way& way : ways())
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
       for (const bool backward : {false, true}) {
@@ -119,6 +133,11 @@ Json as_json() {
                                   {"supported", answer.ok},
                                   {"reason", answer.ok ? Json(nullptr) : Json(printable(answer.reason, 600))}});
     }
+  for (const std::vector<fattn_feature_info>& row : features()) {
+    Json ways = Json::object();
+    for (const fattn_feature_info& cell : row) ways[cell.way] = cell.supported != 0;
+    json["table"].push_back({{"feature", row.front().feature}, {"ways", std::move(ways)}});
+  }
   for (const fattn_architecture_info& a : architectures())
     json["gpu_architectures"].push_back(
         {{"capability", a.capability}, {"name", a.name}, {"executed_on", *a.executed_on ? Json(a.executed_on) : Json(nullptr)}});
@@ -141,6 +160,13 @@ void print(const Json& json) {
     if (!row["supported"].get<bool>()) features.note(row["reason"].get<std::string>());
   }
   features.print(stdout);
+  fmt::print("\nOptions of attention, on every machine\n");
+  for (const Json& row : json["table"]) {
+    std::string ways;
+    for (const auto& [way, has] : row["ways"].items())
+      if (has.get<bool>()) ways += (ways.empty() ? "" : "; ") + way;
+    fmt::print("  {}: {}\n", row["feature"].get<std::string>(), ways);
+  }
   std::string reason;
   if (cuda::count(&reason) == 0) fmt::print("\ncuda: {}\n", printable(reason, 600));
   for (const fattn_library_info& library : libraries())

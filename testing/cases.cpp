@@ -314,6 +314,12 @@ void add_key_lengths(Table& table) {
     c.window_right = 11;
     table.add(c);
   }
+  Case chunk = shape(6, 1, 1312, 4, 2, 64);  // a window of as many keys as a chunk of decode, at any place among the blocks of random numbers
+  chunk.backward = false;
+  chunk.key_lengths = true;
+  chunk.window_left = 255;
+  chunk.p_dropout = 0.1;
+  table.add(chunk);
   for (Inputs inputs : {Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanQuery, Inputs::kMinusInfKeys}) {
     Case c = shape(4, 70, 150, 2, 1, 64);
     c.key_lengths = true;
@@ -415,11 +421,143 @@ void add_dropout(Table& table) {
   }
 }
 
+// A gradient of lse: with rows that see nothing, in every layout, with everything else that a score depends on, and with NaN and Inf.
+void add_lse_gradients(Table& table) {
+  const auto add = [&](Case c) {
+    c.dlse = true;
+    table.add_both_masks(c);
+  };
+  add(shape(2, 70, 150, 4, 2, 64));
+  add(shape(2, 150, 97, 2, 2, 40));
+  add(shape(1, 3, 700, 4, 1, 32));
+  add(shape(1, 65, 1300, 2, 1, 128));
+  add(shape(2, 5, 0, 2, 1, 16));
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
+    Case c = shape(3, 65, 65, 4, 2, 32);
+    c.layout = layout;
+    add(c);
+  }
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    add(c);
+  }
+  Case c = shape(3, 90, 130, 4, 2, 64);
+  c.window_left = 40;
+  c.window_right = 9;
+  add(c);
+  c.softcap = 4;
+  c.softmax_scale = -0.2;
+  add(c);
+  c.key_lengths = true;
+  c.p_dropout = 0.2;
+  c.alibi = Alibi::kHeads;
+  c.bias = Pairs::kHeads;
+  c.mask = Pairs::kOne;
+  add(c);
+}
+
+// Documents: blocks of one, of several and without a common one; in decode; with NaN and Inf in other documents.
+void add_documents(Table& table) {
+  for (Documents documents : {Documents::kSorted, Documents::kAny}) {
+    const auto add = [&](Case c) {
+      c.documents = documents;
+      table.add_both_masks(c);
+    };
+    for (Case c : {shape(3, 70, 150, 2, 1, 64), shape(2, 400, 400, 2, 2, 40), shape(1, 65, 1300, 2, 1, 64), shape(2, 257, 96, 2, 2, 128)}) add(c);
+    add(decoding(1, 1300, 8, 2, 64));
+    add(decoding(5, 700, 4, 1, 72));
+    Case c = shape(5, 120, 190, 4, 2, 32);
+    c.varlen = true;
+    add(c);
+    c.window_left = 40;
+    c.window_right = 9;
+    c.key_lengths = true;
+    add(c);
+    c.softcap = 4;
+    c.dlse = true;
+    add(c);
+    c.p_dropout = 0.2;
+    add(c);
+    c.alibi = Alibi::kHeads;
+    c.bias = Pairs::kHeads;
+    c.mask = Pairs::kOne;
+    add(c);
+    c.backward = false;
+    c.seqlen_q = 3;
+    add(c);
+    for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+      c = shape(2, 150, 210, 2, 1, 64);
+      c.inputs = inputs;
+      add(c);
+      if (inputs == Inputs::kNanGradient) continue;
+      c.seqlen_q = 4;
+      c.backward = false;
+      add(c);
+    }
+  }
+}
+
+// Packed sequences: empty ones, with everything else that a score depends on, in decode, with NaN and Inf that belong to other sequences.
+void add_packed_sequences(Table& table) {
+  const auto add = [&](Case c) {
+    c.varlen = true;
+    table.add_both_masks(c);
+  };
+  for (Case c : {shape(5, 70, 150, 2, 1, 64), shape(6, 300, 130, 2, 2, 40), shape(9, 97, 97, 4, 2, 32), shape(1, 65, 65, 2, 2, 128)}) add(c);
+  add(shape(3, 20, 1300, 4, 2, 64));  // several super-blocks of keys
+  add(shape(0, 5, 7, 2, 1, 16));
+  for (Case c : {shape(7, 1, 1300, 8, 2, 64), shape(5, 6, 700, 4, 1, 72), shape(6, 3, 900, 6, 3, 40)}) {  // decode
+    c.backward = false;
+    add(c);
+    c.window_left = 255;
+    c.p_dropout = 0.3;
+    add(c);
+    c.key_lengths = true;
+    c.alibi = Alibi::kBatchHeads;
+    c.bias = Pairs::kAll;
+    add(c);
+  }
+  for (Layout layout : {Layout::kBhsd, Layout::kPadded}) {
+    Case c = shape(5, 65, 97, 4, 2, 32);
+    c.layout = layout;
+    c.dlse = true;
+    add(c);
+  }
+  for (Pairs pairs : {Pairs::kAll, Pairs::kHeads, Pairs::kOne, Pairs::kKeys, Pairs::kExpanded}) {
+    Case c = shape(5, 90, 130, 4, 2, 32);
+    c.bias = pairs;
+    c.bias_fp32 = pairs == Pairs::kOne;
+    c.mask = pairs;
+    add(c);
+  }
+  Case c = shape(6, 120, 190, 4, 2, 64);
+  c.window_left = 40;
+  c.window_right = 9;
+  add(c);
+  c.key_lengths = true;
+  c.softcap = 4;
+  c.alibi = Alibi::kHeads;
+  c.p_dropout = 0.2;
+  c.dlse = true;
+  add(c);
+  for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient}) {
+    c = shape(5, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    add(c);
+    c.key_lengths = true;
+    add(c);
+  }
+}
+
 }  // namespace
 
 double Case::scale() const { return softmax_scale.value_or(1.0 / std::sqrt(static_cast<double>(headdim))); }
 
-bool Case::has_scores() const { return key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone || p_dropout > 0; }
+bool Case::has_scores() const {
+  return varlen || documents != Documents::kNone || key_lengths || alibi != Alibi::kNone || bias != Pairs::kNone || mask != Pairs::kNone ||
+         p_dropout > 0;
+}
 
 bool Case::meant_nonfinite() const {
   return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient ||
@@ -455,12 +593,26 @@ const std::vector<Case>& all_cases() {
       add_alibi(table);
       add_pairs(table);
       add_dropout(table);
+      add_lse_gradients(table);
+      add_packed_sequences(table);
+      add_documents(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
     return all;
   }();
   return cases;
+}
+
+std::vector<int64_t> cu_seqlens(const Case& c, bool keys) {
+  const Random random(c.seed, keys ? 11 : 10);
+  const int64_t longest = keys ? c.seqlen_k : c.seqlen_q;
+  std::vector<int64_t> first{0};
+  for (int64_t n = 0; n < c.batch; ++n) {
+    const auto some = static_cast<int64_t>(random.uniform(static_cast<uint64_t>(n)) * static_cast<double>(longest + 1));
+    first.push_back(first.back() + (n == 0 ? longest : n == (keys ? 3 : 2) ? 0 : some));
+  }
+  return first;
 }
 
 std::string name_of(const Case& c) {
@@ -472,8 +624,10 @@ std::string name_of(const Case& c) {
   if (c.causal) name << "-causal";
   if (c.window_left != -1 || c.window_right != -1) name << "-window" << c.window_left << "_" << c.window_right;
   if (c.softcap != 0) name << "-softcap" << c.softcap;
+  if (c.varlen) name << "-varlen";
   if (c.key_lengths) name << "-lengths";
   if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
+  if (c.documents != Documents::kNone) name << (c.documents == Documents::kSorted ? "-documents" : "-documents_any");
   if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "");
   if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask);
   if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
@@ -481,6 +635,7 @@ std::string name_of(const Case& c) {
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);
   if (c.inputs != Inputs::kNormal) name << "-" << name_of(c.inputs);
   if (!c.want_lse) name << "-nolse";
+  if (c.dlse) name << "-dlse";
   if (!c.backward) name << "-fwd";
   return name.str();
 }

@@ -47,6 +47,9 @@ enum class Pairs {
 
 enum class Alibi { kNone, kHeads, kBatchHeads };  // slopes of (nheads), of (batch, nheads)
 
+// Ids of documents: none; runs of rows, as packed documents have them; any, of a few.
+enum class Documents { kNone, kSorted, kAny };
+
 struct Case {
   std::string name;  // unique; made from what follows
   int64_t batch = 1, seqlen_q = 64, seqlen_k = 64, nheads = 1, nheads_k = 1, headdim = 64, headdim_v = 64;
@@ -54,8 +57,10 @@ struct Case {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit
   double softcap = 0;                           // 0: none
+  bool varlen = false;                          // packed sequences, of which seqlen_q and seqlen_k are the longest; not with kPacked or kExpanded
   bool key_lengths = false;                     // batch entries have fewer keys: none, all, and numbers between
   Alibi alibi = Alibi::kNone;
+  Documents documents = Documents::kNone;
   Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
   bool bias_fp32 = false;                          // else of dtype
   double p_dropout = 0;
@@ -63,6 +68,7 @@ struct Case {
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;
   bool want_lse = true;
+  bool dlse = false;     // backward with a gradient of lse; NaN in rows without keys
   bool backward = true;  // false: forward only
   uint64_t seed = 1;
 
@@ -72,6 +78,11 @@ struct Case {
   double flops() const;                         // of the passes that run
   bool small() const { return flops() < 1e7; }  // quick enough for the float64 oracle under a sanitizer
 };
+
+// Where each of a case's packed sequences begins and the last one ends: in q, or in k and v. The first has the full length, among the others are
+// empty ones; their tensors have `kRowsBehind` rows more.
+constexpr int64_t kRowsBehind = 3;
+std::vector<int64_t> cu_seqlens(const Case& c, bool keys);
 
 // A few hundred cases. The order is by dtype, then by what a case is about.
 const std::vector<Case>& all_cases();

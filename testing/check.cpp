@@ -9,6 +9,7 @@
 #include "testing/device_mirror.h"
 #include "testing/numbers.h"
 #include "testing/run.h"
+#include "testing/sequences.h"
 #include "testing/standard_model.h"
 #include "testing/tensors.h"
 
@@ -116,8 +117,73 @@ ScoreTensors oracle_scores(const ScoreTensors& scores, const Widened& bias) {
 // An eighth of a unit in the last place of a weight near 1, for the dtypes that have fewer digits than lse.
 double weight_rounding(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? ulp(dtype, 1.0) / 8 : 0.0; }
 
+std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options);
+std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options);
+
+// Numbers of some rows, to their place among `total` of `heads` each.
+void put_rows(Dense& to, const Dense& from, int64_t begin, int64_t row) {
+  std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(begin * row));
+}
+
+// Of packed sequences: each is expected to be what it is alone. Rows of none are empty.
+std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+  const int64_t total = q.shape(0), nheads = q.shape(1), width = nheads * v.shape(2);
+  std::vector<Expected> all{{"o", Dense(static_cast<size_t>(total * width), 0.0), 0},
+                            {"lse", Dense(static_cast<size_t>(total * nheads), -kInfinity), 0}};
+  for (const OneSequence& one : sequences_of(scores)) {
+    int64_t state[2];
+    const std::vector<Expected> alone =
+        expect_forward(queries_of(q, one), keys_of(k, one), keys_of(v, one), scores_of(scores, one, nheads, state), options);
+    put_rows(all[0].values, alone[0].values, one.q_begin, width);
+    for (int64_t h = 0; h < nheads; ++h)
+      for (int64_t i = 0; i < one.seqlen_q; ++i)
+        all[1].values[static_cast<size_t>(h * total + one.q_begin + i)] = alone[1].values[static_cast<size_t>(h * one.seqlen_q + i)];
+    for (size_t i = 0; i < all.size(); ++i) all[i].allowed = std::max(all[i].allowed, alone[i].allowed);
+  }
+  return all;
+}
+std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Options& options) {
+  const auto zeros = [](const Tensor& of) { return Dense(static_cast<size_t>(of.size()), 0.0); };
+  const int64_t q_row = t.q.shape(1) * t.q.shape(2), k_row = t.k.shape(1) * t.k.shape(2), v_row = t.v.shape(1) * t.v.shape(2);
+  std::vector<Expected> all{{"dq", zeros(t.dq), 0}, {"dk", zeros(t.dk), 0}, {"dv", zeros(t.dv), 0}};
+  if (t.dbias) all.push_back({"dbias", zeros(t.dbias), 0});
+  for (const OneSequence& one : sequences_of(t.scores)) {
+    int64_t state[2];
+    BackwardTensors alone;
+    alone.q = queries_of(t.q, one);
+    alone.k = keys_of(t.k, one);
+    alone.v = keys_of(t.v, one);
+    alone.o = queries_of(t.o, one);
+    alone.lse = lse_of(t.lse, one);
+    alone.dout = queries_of(t.dout, one);
+    alone.dq = queries_of(t.dq, one);
+    alone.dk = keys_of(t.dk, one);
+    alone.dv = keys_of(t.dv, one);
+    alone.scores = scores_of(t.scores, one, t.q.shape(1), state);
+    alone.dbias = pairs_of(t.dbias, one);
+    alone.dlse = lse_of(t.dlse, one);
+    const std::vector<Expected> expected = expect_backward(alone, options);
+    put_rows(all[0].values, expected[0].values, one.q_begin, q_row);
+    put_rows(all[1].values, expected[1].values, one.k_begin, k_row);
+    put_rows(all[2].values, expected[2].values, one.k_begin, v_row);
+    for (size_t i = 0; i < 3; ++i) all[i].allowed = std::max(all[i].allowed, expected[i].allowed);
+    if (!t.dbias) continue;
+    const int64_t heads = t.dbias.shape(1), rows = t.dbias.shape(2), keys = t.dbias.shape(3), own = alone.dbias.shape(2);
+    const int64_t entry = t.dbias.shape(0) > 1 ? one.index : 0;
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < own; ++i)
+        for (int64_t j = 0; j < one.seqlen_k; ++j)
+          all[3].values[static_cast<size_t>(((entry * heads + h) * rows + i) * keys + j)] +=
+              expected[3].values[static_cast<size_t>((h * own + i) * one.seqlen_k + j)];
+    const double allowed = expected[3].allowed;  // sums of sequences have the errors of all of them
+    all[3].allowed = t.dbias.shape(0) > 1 ? std::max(all[3].allowed, allowed) : all[3].allowed + allowed;
+  }
+  return all;
+}
+
 // Of the forward pass: o, lse.
 std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
+  if (scores.cu_seqlens_q) return expect_packed_forward(q, k, v, scores, options);
   const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias);
   Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));
   ForwardTensors oracle;
@@ -138,7 +204,9 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
 
 // Of the backward pass: dq, dk, dv and, if it is there, dbias. The oracle is given the same o and lse as the pass that is judged.
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options) {
-  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias);
+  if (t.scores.cu_seqlens_q) return expect_packed_backward(t, options);
+  const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias),
+                dlse = widen(t.dlse);
   Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size()), dbias(static_cast<size_t>(t.dbias.size()));
   const auto like = [](Dense& to, const Tensor& from) {
     return Tensor(to.data(), DType::kF64, {from.shape(0), from.shape(1), from.shape(2), from.shape(3)});
@@ -155,9 +223,11 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   oracle.dv = like(dv, t.v);
   oracle.scores = oracle_scores(t.scores, bias);
   if (t.dbias) oracle.dbias = like(dbias, t.dbias);
+  oracle.dlse = dlse.view;
   backward(oracle, oracle_options(options));
   ModelShape model = model_shape(t.q, t.k, t.v, t.scores, options);
   model.dbias = t.dbias;
+  model.dlse = dlse.values;
   const ModelBackward standard = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
   const DType dtype = t.q.dtype();
   const DType sums = dtype == DType::kF64 ? DType::kF64 : DType::kF32;  // of the accumulators
@@ -244,10 +314,16 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   d.saved = make_forward(c);
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
+  if (c.dlse) {  // of a row without keys it is never looked at
+    Dense dlse = read(d.inputs.dlse);
+    for (size_t i = 0; i < dlse.size(); ++i)
+      if (d.forward[1].values[i] == -kInfinity) dlse[i] = std::numeric_limits<double>::quiet_NaN();
+    write(d.inputs.dlse, dlse);
+  }
   CaseGradients shapes = make_gradients(c);
-  d.backward = expect_backward(
-      {d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv, d.inputs.scores, shapes.dbias},
-      options);
+  d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv,
+                                d.inputs.scores, shapes.dbias, d.inputs.dlse},
+                               options);
 }
 
 CaseResult PreparedCase::run(const Target& target) const {
@@ -256,7 +332,7 @@ CaseResult PreparedCase::run(const Target& target) const {
   CaseResult result;
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
-    std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout)};
+    std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout), read(d.inputs.dlse)};
     scores_at(d.inputs.scores, [&](const Tensor& t) {
       all.push_back(read(t));
       return t;
@@ -307,9 +383,9 @@ CaseResult PreparedCase::run(const Target& target) const {
     attempt("backward", [&] {
       const CaseGradients out = make_gradients(d.c);
       const auto tensors = [&](const auto& at) {
-        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k), at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
-                               at(d.inputs.dout), at(out.dq),     at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
-                               at(out.dbias)};
+        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k),   at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
+                               at(d.inputs.dout), at(out.dq),       at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
+                               at(out.dbias),     at(d.inputs.dlse)};
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));

@@ -17,6 +17,10 @@ Options options_of(const Case& c, const Target& target) {
   options.softcap = c.softcap;
   options.p_dropout = c.p_dropout;
   options.softmax_scale = c.softmax_scale;
+  if (c.varlen) {
+    options.max_seqlen_q = c.seqlen_q;
+    options.max_seqlen_k = c.seqlen_k;
+  }
   options.backend = target.backend;
   options.algorithm = target.algorithm;
   options.cpu_isa = target.isa;
@@ -40,7 +44,8 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   const ScoreTensors scores = scores_at(in.scores, at);
   forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}, scores}, options);
   if (c.backward)
-    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias)},
+    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias),
+              at(in.dlse)},
              options);
   if (on_device) mirror.fetch();
   Outputs result;

@@ -97,7 +97,8 @@ template <class Real>
 void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, std::vector<Real>& scores) {
   constexpr double kHidden = -std::numeric_limits<double>::infinity();
   const ScoreTensors& t = s.scores;
-  if (!t.alibi_slopes && !t.bias && !t.mask) return;
+  if (!t.alibi_slopes && !t.bias && !t.mask && !t.document_q) return;
+  const auto id_of = [&](const Tensor& ids, int64_t row) { return load(DType::kI32, ids.data(), b * ids.stride(0) + row); };
   for (size_t n = 0; n < scores.size(); ++n) {
     const int64_t j = first + static_cast<int64_t>(n);
     Real& x = scores[n];
@@ -107,7 +108,8 @@ void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
       x = rounded<Real>(s.dtype, x - rounded<Real>(s.dtype, static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
     }
     const double bias = t.bias ? load(t.bias.dtype(), t.bias.data(), pair_index(t.bias, b, h, i, j)) : 0;
-    const bool seen = !t.mask || load(DType::kU8, t.mask.data(), pair_index(t.mask, b, h, i, j)) != 0;
+    const bool seen = (!t.mask || load(DType::kU8, t.mask.data(), pair_index(t.mask, b, h, i, j)) != 0) &&
+                      (!t.document_q || id_of(t.document_q, i) == id_of(t.document_k, j));
     x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded<Real>(s.dtype, x + static_cast<Real>(bias));
   }
 }
@@ -254,6 +256,11 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           for (int64_t d = 0; d < s.headdim_v; ++d) {
             delta += o_row[d] * dout_row[d];
             delta_terms += std::fabs(o_row[d] * dout_row[d]);
+          }
+          if (!s.dlse.empty()) {
+            const Real row_dlse = static_cast<Real>(s.dlse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
+            delta -= row_dlse;
+            delta_terms += std::fabs(row_dlse);
           }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP

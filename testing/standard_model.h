@@ -6,6 +6,7 @@
 //   P = round(exp(S - lse))            dP = round(dout v^T)     dS = round(P (dP - rowsum(o dout)))     (lse and o as given)
 //   with softcap dS = round(dS (1 - (S / softcap)^2)), S before what follows
 //   what is added to scores: S = round(S + alibi + bias), -Inf where a pair is hidden; dbias is the sum of round(P (dP - rowsum(o dout)))
+//   with dlse rowsum(o dout) - dlse takes the place of rowsum(o dout)
 //   dropout: P = round(P kept) and dP = round(kept dP), with kept 0 or 1 / (1 - p_dropout); the softmax gradient takes P from before
 //   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
@@ -26,6 +27,7 @@ struct ModelShape {
   ScoreTensors scores = {};  // in host memory, as they are given
   double p_dropout = 0;
   Tensor dbias = {};                  // whose shape says what its gradient is summed over; absent: none is made
+  Dense dlse = {};                    // the gradient of lse; empty: absent
   int64_t keys(int64_t batch) const;  // that a batch entry has
   // Row i sees the keys [visible_begin(i), visible_end(i)).
   int64_t visible_begin(int64_t batch, int64_t row) const;
@@ -43,7 +45,7 @@ ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Den
 struct ModelBackward {
   Dense dq, dk, dv, dbias;
   double score_terms = 0;                           // |softmax_scale| sum |q| |k|, and |lse|
-  double dp_terms = 0;                              // sum |dout| |v|, and sum |o| |dout|
+  double dp_terms = 0;                              // sum |dout| |v|, and sum |o| |dout| + |dlse|
   double k_terms = 0, q_terms = 0, dout_terms = 0;  // sum p |k| of a row; sum p |q| and sum p |dout| of a key
   double p_terms = 0;                               // sum p of an element of dbias
 };

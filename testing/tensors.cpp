@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "testing/numbers.h"
 #include "testing/random.h"
@@ -62,10 +64,28 @@ void place_packed(std::vector<TensorBlock>& blocks, const Case& c, int64_t guard
   v = block.place((c.nheads + c.nheads_k) * d, {c.batch, c.seqlen_k, c.nheads_k, d}, {batch, row, d, 1});
 }
 
-Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stddev) {
+// The first n numbers of a stream, or more. Drawing takes most of the time of tests that repeat a shape, so what was drawn is kept, up to 64 MiB;
+// each thread has its own.
+const Dense& drawn(uint64_t seed, uint64_t stream, size_t n) {
+  thread_local std::map<std::pair<uint64_t, uint64_t>, Dense> kept;
+  thread_local size_t count = 0;
+  const std::pair key(seed, stream);
+  if (const auto found = kept.find(key); found != kept.end() && found->second.size() >= n) return found->second;
+  if (count > (size_t{64} << 20) / sizeof(double)) {
+    kept.clear();
+    count = 0;
+  }
+  Dense& x = kept[key];
   const Random random(seed, stream);
+  count += n - x.size();
+  for (size_t i = x.size(); i < n; ++i) x.push_back(random.normal(i));
+  return x;
+}
+
+Dense normal(uint64_t seed, uint64_t stream, int64_t n, double mean, double stddev) {
+  const Dense& standard = drawn(seed, stream, static_cast<size_t>(n));
   Dense x(static_cast<size_t>(n));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = mean + stddev * random.normal(i);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = mean + stddev * standard[i];
   return x;
 }
 
@@ -79,6 +99,18 @@ Tensor place(std::vector<TensorBlock>& blocks, DType dtype, std::initializer_lis
     case 2: return block.place(0, shape, {s[0], s[1]});
     default: return block.place(0, shape, {s[0], s[1], s[2], s[3]});
   }
+}
+
+// Rows of a case's tensors; of packed sequences they are one batch entry.
+RowsShape rows_of(const Case& c, bool keys, int64_t heads, int64_t headdim) {
+  if (c.varlen) return {1, cu_seqlens(c, keys).back() + kRowsBehind, heads, headdim};
+  return {c.batch, keys ? c.seqlen_k : c.seqlen_q, heads, headdim};
+}
+// As the library wants it: without the batch entry, of packed sequences.
+Tensor as_given(const Case& c, const Tensor& t) {
+  if (!c.varlen) return t;
+  if (t.ndim() == 3) return Tensor(t.data(), t.dtype(), {t.shape(1), t.shape(2)}, {t.stride(1), t.stride(2)});
+  return Tensor(t.data(), t.dtype(), {t.shape(1), t.shape(2), t.shape(3)}, {t.stride(1), t.stride(2), t.stride(3)});
 }
 
 // A bias, mask or dbias. Rows of whole ones are a few elements apart.
@@ -98,16 +130,56 @@ Tensor place_pairs(std::vector<TensorBlock>& blocks, const Case& c, Pairs pairs,
   return blocks.emplace_back(dtype, c.batch * batch, guard, fill).place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {batch, head, row, 1});
 }
 
+// The gradient of lse, whose strides need not be those of lse: heads lie beside each other in kBhsd, and kPadded has gaps.
+Tensor place_dlse(std::vector<TensorBlock>& blocks, const Case& c) {
+  const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const RowsShape s = rows_of(c, false, c.nheads, 1);
+  const int64_t step = c.layout == Layout::kPadded ? 3 : 1, batch = c.nheads * s.seqlen * step;
+  TensorBlock& block = blocks.emplace_back(dtype, s.batch * batch, 0, TensorBlock::kUnwritten);
+  if (c.layout == Layout::kBhsd) return as_given(c, block.place(0, {s.batch, c.nheads, s.seqlen}, {batch, 1, c.nheads}));
+  return as_given(c, block.place(0, {s.batch, c.nheads, s.seqlen}, {batch, s.seqlen * step, step}));
+}
+
 ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
   constexpr unsigned char kFill = TensorBlock::kUnwritten;
   ScoreTensors s;
   const auto numbers = [&](uint64_t stream) { return Random(c.seed, stream); };
+  const std::vector<int64_t> first_key = cu_seqlens(c, true), first_query = cu_seqlens(c, false);
   if (c.key_lengths) {
     s.seqused_k = place(blocks, DType::kI32, {c.batch}, 0, kFill);
     Dense lengths(static_cast<size_t>(c.batch));
-    for (size_t n = 0; n < lengths.size(); ++n)
-      lengths[n] = n == 1 ? static_cast<double>(c.seqlen_k) : n == 2 ? 0 : std::floor(numbers(4).uniform(n) * static_cast<double>(c.seqlen_k));
+    for (size_t n = 0; n < lengths.size(); ++n) {
+      const auto most = static_cast<double>(c.varlen ? first_key[n + 1] - first_key[n] : c.seqlen_k);
+      lengths[n] = n == 1 ? most : n == 2 ? 0 : std::floor(numbers(4).uniform(n) * most);
+    }
     write(s.seqused_k, lengths);
+  }
+  if (c.varlen) {
+    s.cu_seqlens_q = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
+    s.cu_seqlens_k = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
+    write(s.cu_seqlens_q, Dense(first_query.begin(), first_query.end()));
+    write(s.cu_seqlens_k, Dense(first_key.begin(), first_key.end()));
+  }
+  if (c.documents != Documents::kNone) {
+    const auto ids_of = [&](bool keys) {
+      const RowsShape rows = rows_of(c, keys, 1, 1);
+      const Tensor ids = place(blocks, DType::kI32, {rows.batch, rows.seqlen}, 0, kFill);
+      Dense values(static_cast<size_t>(ids.size()));
+      double id = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double x = numbers(keys ? 13 : 12).uniform(i);
+        if (rows.seqlen > 0 && i % static_cast<size_t>(rows.seqlen) == 0) id = -2;
+        // Runs of some 60 keys and as long a part of the queries; or the least, the largest and two between.
+        id += x * 60 * static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_q, 1)) <
+              static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_k, 1));
+        const double any[] = {-2147483648.0, -1, 0, 2147483647.0};
+        values[i] = c.documents == Documents::kSorted ? id : any[static_cast<size_t>(x * 4)];
+      }
+      write(ids, values);
+      return c.varlen ? Tensor(ids.data(), DType::kI32, {rows.seqlen}) : ids;
+    };
+    s.document_q = ids_of(false);
+    s.document_k = ids_of(true);
   }
   if (c.alibi != Alibi::kNone) {
     s.alibi_slopes =
@@ -165,8 +237,9 @@ Widened widen(const Tensor& t) {
   Widened w;
   w.values = read(t);
   if (t.ndim() == 0) return w;
-  w.view = t.ndim() == 3 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2)})
-                         : Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2), t.shape(3)});
+  w.view = t.ndim() == 2   ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1)})
+           : t.ndim() == 3 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2)})
+                           : Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2), t.shape(3)});
   return w;
 }
 
@@ -199,20 +272,22 @@ std::string TensorBlock::damage() const {
 
 CaseInputs make_inputs(const Case& c) {
   CaseInputs in;
-  const RowsShape q_shape{c.batch, c.seqlen_q, c.nheads, c.headdim}, k_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim},
-      v_shape{c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, o_shape{c.batch, c.seqlen_q, c.nheads, c.headdim_v};
+  const RowsShape q_shape = rows_of(c, false, c.nheads, c.headdim), k_shape = rows_of(c, true, c.nheads_k, c.headdim),
+                  v_shape = rows_of(c, true, c.nheads_k, c.headdim_v), o_shape = rows_of(c, false, c.nheads, c.headdim_v);
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(9);
+  in.blocks.reserve(14);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
   } else {
-    in.q = place_rows(in.blocks, c, q_layout, q_shape, 0, kNan);
-    in.k = place_rows(in.blocks, c, c.layout, k_shape, 0, kNan);
-    in.v = place_rows(in.blocks, c, c.layout, v_shape, 0, kNan);
+    const Layout k_layout = c.varlen ? q_layout : c.layout;
+    in.q = as_given(c, place_rows(in.blocks, c, q_layout, q_shape, 0, kNan));
+    in.k = as_given(c, place_rows(in.blocks, c, k_layout, k_shape, 0, kNan));
+    in.v = as_given(c, place_rows(in.blocks, c, k_layout, v_shape, 0, kNan));
   }
-  in.dout = place_rows(in.blocks, c, q_layout, o_shape, 0, kNan);
+  in.dout = as_given(c, place_rows(in.blocks, c, q_layout, o_shape, 0, kNan));
+  if (c.dlse) in.dlse = place_dlse(in.blocks, c);
   in.scores = make_scores(c, in.blocks);
 
   const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : 1.0, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
@@ -252,6 +327,7 @@ CaseInputs make_inputs(const Case& c) {
   write(in.k, k);
   write(in.v, v);
   write(in.dout, dout);
+  if (c.dlse) write(in.dlse, normal(c.seed, 9, in.dlse.size(), 0, stddev));
   return in;
 }
 
@@ -259,11 +335,12 @@ CaseForward make_forward(const Case& c) {
   CaseForward out;
   out.blocks.reserve(2);
   const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
-  out.o = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_q, c.nheads, c.headdim_v}, kGuardElements, TensorBlock::kCanary);
+  const RowsShape s = rows_of(c, false, c.nheads, c.headdim_v);
+  out.o = as_given(c, place_rows(out.blocks, c, layout, s, kGuardElements, TensorBlock::kCanary));
   const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const int64_t row = c.layout == Layout::kPadded ? 2 : 1, head = c.seqlen_q * row + (c.layout == Layout::kPadded ? 1 : 0);
-  TensorBlock& block = out.blocks.emplace_back(dtype, c.batch * c.nheads * head, kGuardElements, TensorBlock::kCanary);
-  out.lse = block.place(0, {c.batch, c.nheads, c.seqlen_q}, {c.nheads * head, head, row});
+  const int64_t row = c.layout == Layout::kPadded ? 2 : 1, head = s.seqlen * row + (c.layout == Layout::kPadded ? 1 : 0);
+  TensorBlock& block = out.blocks.emplace_back(dtype, s.batch * c.nheads * head, kGuardElements, TensorBlock::kCanary);
+  out.lse = as_given(c, block.place(0, {s.batch, c.nheads, s.seqlen}, {c.nheads * head, head, row}));
   return out;
 }
 
@@ -279,9 +356,12 @@ CaseGradients make_gradients(const Case& c) {
     return out;
   }
   const Layout layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
-  out.dq = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_q, c.nheads, c.headdim}, kGuardElements, kCanary);
-  out.dk = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_k, c.nheads_k, c.headdim}, kGuardElements, kCanary);
-  out.dv = place_rows(out.blocks, c, layout, {c.batch, c.seqlen_k, c.nheads_k, c.headdim_v}, kGuardElements, kCanary);
+  const auto rows = [&](bool keys, int64_t heads, int64_t headdim) {
+    return as_given(c, place_rows(out.blocks, c, layout, rows_of(c, keys, heads, headdim), kGuardElements, kCanary));
+  };
+  out.dq = rows(false, c.nheads, c.headdim);
+  out.dk = rows(true, c.nheads_k, c.headdim);
+  out.dv = rows(true, c.nheads_k, c.headdim_v);
   return out;
 }
 

@@ -53,7 +53,7 @@ class TensorBlock {
 
 // q, k, v, dout and what else scores depend on, filled, in the case's layout. What lies between their elements is NaN.
 struct CaseInputs {
-  Tensor q, k, v, dout;
+  Tensor q, k, v, dout, dlse;
   ScoreTensors scores;
   std::vector<TensorBlock> blocks;
 };

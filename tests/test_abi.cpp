@@ -8,11 +8,11 @@
 
 #include "fattn/fattn.hpp"
 
-// Sizes and offsets of version 4 on LP64 platforms. A change here is a new ABI version.
+// Sizes and offsets of version 5 on LP64 platforms. A change here is a new ABI version.
 static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
               offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
 static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
-static_assert(sizeof(fattn_problem) == 1504 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
+static_assert(sizeof(fattn_problem) == 1960 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
               offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 &&
               offsetof(fattn_problem, deterministic) == 44 && offsetof(fattn_problem, cuda_level) == 48 &&
               offsetof(fattn_problem, has_window) == 52 && offsetof(fattn_problem, executor) == 56 && offsetof(fattn_problem, window_left) == 64 &&
@@ -21,10 +21,12 @@ static_assert(sizeof(fattn_problem) == 1504 && offsetof(fattn_problem, pass) == 
               offsetof(fattn_problem, weights) == 536 && offsetof(fattn_problem, dout) == 624 && offsetof(fattn_problem, dq) == 712 &&
               offsetof(fattn_problem, dv) == 888 && offsetof(fattn_problem, seqused_k) == 976 && offsetof(fattn_problem, alibi_slopes) == 1064 &&
               offsetof(fattn_problem, bias) == 1152 && offsetof(fattn_problem, mask) == 1240 && offsetof(fattn_problem, dropout_state) == 1328 &&
-              offsetof(fattn_problem, dbias) == 1416);
-static_assert(sizeof(fattn_buffers) == 160 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
+              offsetof(fattn_problem, dbias) == 1416 && offsetof(fattn_problem, dlse) == 1504 && offsetof(fattn_problem, cu_seqlens_q) == 1592 &&
+              offsetof(fattn_problem, max_seqlen_q) == 1768 && offsetof(fattn_problem, document_q) == 1784);
+static_assert(sizeof(fattn_buffers) == 200 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
               offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, seqused_k) == 88 && offsetof(fattn_buffers, dbias) == 128 &&
-              offsetof(fattn_buffers, workspace) == 136 && offsetof(fattn_buffers, workspace_bytes) == 144 && offsetof(fattn_buffers, stream) == 152);
+              offsetof(fattn_buffers, dlse) == 136 && offsetof(fattn_buffers, cu_seqlens_q) == 144 && offsetof(fattn_buffers, document_q) == 160 &&
+              offsetof(fattn_buffers, workspace) == 176 && offsetof(fattn_buffers, workspace_bytes) == 184 && offsetof(fattn_buffers, stream) == 192);
 static_assert(sizeof(fattn_plan_info) == 72 && offsetof(fattn_plan_info, cuda_level) == 20 && offsetof(fattn_plan_info, workspace_bytes) == 24 &&
               offsetof(fattn_plan_info, flops) == 32 && offsetof(fattn_plan_info, kernel) == 56);
 static_assert(sizeof(fattn_cpu_info) == 224 && offsetof(fattn_cpu_info, l1d_bytes) == 24 && offsetof(fattn_cpu_info, vendor) == 64 &&
@@ -33,7 +35,8 @@ static_assert(sizeof(fattn_library_info) == 1192 && offsetof(fattn_library_info,
 static_assert(sizeof(fattn_env_info) == 808 && offsetof(fattn_env_info, value) == 296);
 static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory_bytes) == 48 && offsetof(fattn_cuda_info, name) == 64 &&
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
-static_assert(FATTN_ABI_VERSION == 4);
+static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, feature) == 8 && offsetof(fattn_feature_info, way) == 104);
+static_assert(FATTN_ABI_VERSION == 5);
 
 namespace fattn {
 namespace {
@@ -158,6 +161,35 @@ TEST(AbiSmall, QueriesEndWithAnError) {
   EXPECT_GE(cpu.usable_threads, 1);
   EXPECT_GE(cpu.logical_cpus, cpu.usable_threads);
   EXPECT_TRUE(available(cpu, static_cast<Isa>(cpu.isa_default)));
+}
+
+// The table is whole, and the library refuses what it says is missing.
+TEST(AbiSmall, SupportTable) {
+  const std::vector<std::vector<fattn_feature_info>> table = features();
+  ASSERT_GE(table.size(), 10u);
+  for (const auto& row : table) {
+    ASSERT_EQ(row.size(), table[0].size());
+    EXPECT_EQ(std::string(row[0].way), "backend reference");
+    EXPECT_EQ(row[0].supported, 1) << row[0].feature;  // the oracle has everything
+    for (size_t way = 0; way < row.size(); ++way) {
+      EXPECT_STREQ(row[way].feature, row[0].feature);
+      EXPECT_STREQ(row[way].way, table[0][way].way);
+    }
+  }
+  Attention a;
+  Options options;
+  options.backend = Backend::kCpu;
+  options.algorithm = Algorithm::kStandard;
+  options.softcap = 1;
+  for (const auto& row : table)
+    if (std::string(row[0].feature) == "softcap") {
+      EXPECT_EQ(static_cast<bool>(supported(describe(a.tensors(), options))), row[1].supported == 1);
+    }
+  fattn_feature_info info{};
+  EXPECT_EQ(fattn_query_feature(0, 0, &info), FATTN_ERROR_ABI);
+  info.struct_size = sizeof info;
+  EXPECT_EQ(fattn_query_feature(-1, 0, &info), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fattn_last_error()).find("feature -1 of way 0; allowed: 0 to"), std::string::npos) << fattn_last_error();
 }
 
 TEST(AbiSmall, PlanInfoIsFilled) {

@@ -125,12 +125,12 @@ TEST(CasesSmall, WhatIsNotComputedIsRefused) {
   EXPECT_TRUE(refused > 0 || asked == 0) << "of " << asked;  // none is asked where there is no OpenBLAS
 }
 
-// A bound that is infinite, or NaN, would let anything pass.
+// A bound that is infinite, or NaN, would let anything pass. Only where there are no sequences at all it is 0: rows of none are exact.
 TEST(CasesSmall, BoundsAreNumbers) {
   for (const Case& c : all_cases()) {
     if (!c.small() || c.flops() > 2e6) continue;
     for (const TensorVerdict& v : run_case(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}).tensors)
-      EXPECT_TRUE(std::isfinite(v.allowed) && v.allowed > 0) << c.name << " " << v.tensor << " " << v.allowed;
+      EXPECT_TRUE(std::isfinite(v.allowed) && (v.allowed > 0 || c.batch == 0)) << c.name << " " << v.tensor << " " << v.allowed;
   }
 }
 

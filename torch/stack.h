@@ -15,14 +15,19 @@ class Arguments {
   explicit Arguments(const StableIValue* stack) : next_(stack) {}
   Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
   double number() { return take<double>(); }
-  std::optional<double> optional_number() {
-    const std::unique_ptr<const StableIValue> value(take<const StableIValue*>());  // torch made it with new, for the receiver
-    return value ? std::optional(Arguments(value.get()).number()) : std::nullopt;
-  }
+  std::optional<double> optional_number() { return optional(&Arguments::number); }
+  std::optional<Tensor> optional_tensor() { return optional(&Arguments::tensor); }
   bool flag() { return take<bool>(); }
   int64_t integer() { return take<int64_t>(); }
 
  private:
+  template <class T>
+  std::optional<T> optional(T (Arguments::*read)()) {
+    const std::unique_ptr<const StableIValue> value(take<const StableIValue*>());  // torch made it with new, for the receiver
+    if (!value) return std::nullopt;
+    Arguments inner(value.get());
+    return (inner.*read)();
+  }
   template <class T>
   T take() {
     T value;

@@ -1,6 +1,7 @@
 // An owned torch tensor, and the view of it that fattn takes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
@@ -93,15 +94,19 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
 
 inline std::array<int64_t, 4> shape4(const fattn::Tensor& t) { return {t.shape(0), t.shape(1), t.shape(2), t.shape(3)}; }
 
-// Of an input or an output, which differ in whether torch may have to copy shared memory first; lse has 3 dimensions, all else 4. The strides of a
-// tensor without elements reach nothing and mean nothing to torch: it is taken as contiguous, as is a last dimension of one element.
+// Of an input or an output, which differ in whether torch may have to copy shared memory first. lse has 3 dimensions, all else 4; of packed sequences
+// 2 and 3. The strides of a tensor without elements reach nothing and mean nothing to torch: it is taken as contiguous, as is a last dimension
+// of one element.
 inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data, bool bhsd) {
   const DType dtype = dtype_of(name, tensor);
   const int64_t *n = tensor.sizes(), *s = tensor.strides();
   fattn::Tensor host;
-  if (const int64_t dim = tensor.dim(); dim == 3) {
+  if (const int64_t dim = tensor.dim(); dim == 2) {
+    host = fattn::Tensor(data, dtype, {n[0], n[1]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1]}, {s[0], s[1]});
+  } else if (dim == 3) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]});
-    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], s[2]});
+    if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2]}, {s[0], s[1], n[2] == 1 ? 1 : s[2]});
   } else if (dim == 4) {
     host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
     if (host.size() > 0) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});
@@ -110,6 +115,24 @@ inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* da
     throw Error(ErrorCode::kInvalidArgument,
                 std::string(name) + " has " + std::to_string(dim) +
                     " dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing");
+  }
+  return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
+}
+// Of what stands beside q, k and v: `dtype` as fattn has it, 1 to 4 dimensions in their own order, of which the core checks the number. Strides as in
+// `view`.
+inline fattn::Tensor beside(const char* name, const Tensor& tensor, const void* data, DType dtype) {
+  const int64_t *n = tensor.sizes(), *s = tensor.strides();
+  const int64_t dim = tensor.dim();
+  const bool elements = std::find(n, n + dim, 0) == n + dim;
+  fattn::Tensor host;
+  switch (dim) {
+    case 1: host = elements ? fattn::Tensor(data, dtype, {n[0]}, {s[0]}) : fattn::Tensor(data, dtype, {n[0]}); break;
+    case 2: host = elements ? fattn::Tensor(data, dtype, {n[0], n[1]}, {s[0], s[1]}) : fattn::Tensor(data, dtype, {n[0], n[1]}); break;
+    case 4:
+      host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]});
+      if (elements) host = fattn::Tensor(data, dtype, {n[0], n[1], n[2], n[3]}, {s[0], s[1], s[2], n[3] == 1 ? 1 : s[3]});
+      break;
+    default: throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has " + std::to_string(dim) + " dimensions; allowed: 1, 2 or 4");
   }
   return tensor.on_cuda() ? host.on(Device::kCuda, tensor.device_index(), data) : host;
 }

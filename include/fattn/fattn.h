@@ -10,6 +10,11 @@
  * cap(s) = softcap tanh(s / softcap), or s. With seqused_k, seqlen_k is each batch entry's own in all of this. docs/NUMERICS.md says what is computed
  * to the last bit.
  *
+ * Packed sequences of unequal lengths: with cu_seqlens_q and cu_seqlens_k q is (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim or
+ * headdim_v), o (total_q, nheads, headdim_v), lse (nheads, total_q), gradients likewise. Batch entry b has the rows [cu_seqlens_q[b],
+ * cu_seqlens_q[b + 1]) of q and [cu_seqlens_k[b], cu_seqlens_k[b + 1]) of k and v, and everything else is as if it were alone: its seqlen_q and
+ * seqlen_k are those lengths, its queries, keys, biases and dropped weights are counted from its own first row.
+ *
  * Every struct that may grow begins with its size; set it to sizeof(the struct) and zero the rest, which selects the
  * defaults (`fattn_problem p = {.struct_size = sizeof p, .abi_version = FATTN_ABI_VERSION};`).
  * Every function is safe to call from several threads at once. A failed call leaves its outputs unspecified and the
@@ -21,7 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 4u
+#define FATTN_ABI_VERSION 5u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -123,6 +128,15 @@ typedef struct fattn_problem {
   fattn_tensor dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend */
   fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
                          over every dimension of 1; it needs not bias's shape, and is there without bias too */
+  fattn_tensor dlse;  /* backward: optional input, the gradient of lse, of lse's shape and dtype, any strides; absent: 0. Not looked at in rows
+                         that see no key */
+  /* (batch + 1), I32: the first rows of the packed sequences, 0 first, ascending; rows behind the last one belong to none: they are as rows that see
+     nothing, and keys that no query sees. Both or none. What they hold may change from call to call of a plan. */
+  fattn_tensor cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k; /* with them: the most rows of a sequence, 0 to 2^31 - 1; bias, mask and dbias have these lengths. Else 0 */
+  /* (batch, seqlen_q) and (batch, seqlen_k), of packed sequences (total_q) and (total_k), I32, rows side by side: ids of documents. A query sees the
+     keys of its own id only (that masks do not hide); masks and distances are those of the whole sequences. Sorted ids cost least. Both or none. */
+  fattn_tensor document_q, document_k;
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */
@@ -137,6 +151,7 @@ typedef struct fattn_buffers {
   void *dq, *dk, *dv;
   const void *seqused_k, *alibi_slopes, *bias, *mask, *dropout_state; /* what they point to may change from call to call */
   void* dbias;
+  const void *dlse, *cu_seqlens_q, *cu_seqlens_k, *document_q, *document_k;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */
@@ -250,6 +265,15 @@ typedef struct fattn_architecture_info {
   char executed_on[128]; /* a device on which its kernels were run and checked; empty: they are compiled by the tests, but were never run */
 } fattn_architecture_info;
 
+/* A cell of the support table: whether a way to compute has an option of attention. What else a way needs (a dtype, a headdim, a device),
+ * fattn_supported says of a problem. */
+typedef struct fattn_feature_info {
+  uint32_t struct_size; /* sizeof(fattn_feature_info) */
+  int32_t supported;    /* 0 or 1 */
+  char feature[96];     /* "softcap" */
+  char way[64];         /* "algorithm v2 of backend cpu" */
+} fattn_feature_info;
+
 typedef struct fattn_plan fattn_plan;
 
 FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
@@ -281,6 +305,7 @@ FATTN_API fattn_status fattn_query_environment(int32_t index, fattn_env_info* in
 
 /* index counts from 0; FATTN_ERROR_INVALID_ARGUMENT past the end. */
 FATTN_API fattn_status fattn_query_architecture(int32_t index, fattn_architecture_info* info);
+FATTN_API fattn_status fattn_query_feature(int32_t feature, int32_t way, fattn_feature_info* info); /* the same on every machine */
 
 /* CUDA devices, for programs that have no CUDA toolkit: what there is, memory, streams, events, graphs. Attention needs none
  * of it: a program with its own CUDA runtime passes its own pointers and streams. The device's primary context is used, the

@@ -53,6 +53,7 @@ class Plan {
     b.dv = t.dv.data();
     point_to(t.scores, b);
     b.dbias = t.dbias.data();
+    b.dlse = t.dlse.data();
     check(fattn_plan_execute(raw_.get(), &b));
   }
 
@@ -71,6 +72,10 @@ class Plan {
     b.bias = t.bias.data();
     b.mask = t.mask.data();
     b.dropout_state = t.dropout_state.data();
+    b.cu_seqlens_q = t.cu_seqlens_q.data();
+    b.cu_seqlens_k = t.cu_seqlens_k.data();
+    b.document_q = t.document_q.data();
+    b.document_k = t.document_k.data();
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

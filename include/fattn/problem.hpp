@@ -11,9 +11,10 @@ struct Options {
   bool causal = false;  // bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q
   // Sliding window: query i sees the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right; -1 is no limit.
   int64_t window_left = -1, window_right = -1;
-  std::optional<double> softmax_scale;  // default 1 / sqrt(headdim)
-  double softcap = 0;                   // > 0: scaled scores s become softcap * tanh(s / softcap)
-  double p_dropout = 0;                 // > 0: weights become 0 with this probability, the others are divided by 1 - p_dropout
+  std::optional<double> softmax_scale;         // default 1 / sqrt(headdim)
+  double softcap = 0;                          // > 0: scaled scores s become softcap * tanh(s / softcap)
+  double p_dropout = 0;                        // > 0: weights become 0 with this probability, the others are divided by 1 - p_dropout
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // of packed sequences (ScoreTensors::cu_seqlens_q): the most rows that one has
   Backend backend = Backend::kAuto;
   Algorithm algorithm = Algorithm::kAuto;
   Isa cpu_isa = Isa::kAuto;
@@ -30,6 +31,11 @@ struct ScoreTensors {
   Tensor bias;           // added to scores, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); -Inf hides
   Tensor mask;           // the same shape, kU8: 0 hides
   Tensor dropout_state;  // (2) of kI64: seed and offset; with Options::p_dropout
+  // (batch + 1) of kI32: where each of the packed sequences begins; with Options::max_seqlen_q and max_seqlen_k. q is (total_q, nheads, headdim)
+  // then, k and v (total_k, ...), o (total_q, ...), lse (nheads, total_q).
+  Tensor cu_seqlens_q, cu_seqlens_k;
+  // (batch, seqlen_q) and (batch, seqlen_k), or (total_q) and (total_k), of kI32: a query sees the keys of its own document's id only.
+  Tensor document_q, document_k;
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -41,11 +47,11 @@ struct ForwardTensors {
 };
 
 // o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
-// summed over each of batch, heads and queries where its shape is 1.
+// summed over each of batch, heads and queries where its shape is 1. dlse, the gradient of lse, of its shape and dtype, may be absent, which is 0.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
   ScoreTensors scores = {};
-  Tensor dbias = {};
+  Tensor dbias = {}, dlse = {};
 };
 
 namespace detail {
@@ -66,6 +72,8 @@ inline fattn_problem describe(const Options& options) {
   p.window_right = options.window_right;
   p.softcap = options.softcap;
   p.p_dropout = options.p_dropout;
+  p.max_seqlen_q = options.max_seqlen_q;
+  p.max_seqlen_k = options.max_seqlen_k;
   p.deterministic = options.deterministic ? 1 : 0;
   p.cuda_level = options.cuda_level;
   return p;
@@ -76,6 +84,10 @@ inline void describe(const ScoreTensors& t, fattn_problem& p) {
   p.bias = t.bias.raw();
   p.mask = t.mask.raw();
   p.dropout_state = t.dropout_state.raw();
+  p.cu_seqlens_q = t.cu_seqlens_q.raw();
+  p.cu_seqlens_k = t.cu_seqlens_k.raw();
+  p.document_q = t.document_q.raw();
+  p.document_k = t.document_k.raw();
 }
 }  // namespace detail
 
@@ -106,6 +118,7 @@ inline fattn_problem describe(const BackwardTensors& t, const Options& options) 
   p.dv = t.dv.raw();
   detail::describe(t.scores, p);
   p.dbias = t.dbias.raw();
+  p.dlse = t.dlse.raw();
   return p;
 }
 

@@ -46,4 +46,20 @@ inline std::vector<fattn_architecture_info> architectures() {
   }
 }
 
+// The support table, row by row.
+inline std::vector<std::vector<fattn_feature_info>> features() {
+  std::vector<std::vector<fattn_feature_info>> rows;
+  for (int32_t feature = 0;; ++feature) {
+    std::vector<fattn_feature_info> row;
+    for (int32_t way = 0;; ++way) {
+      fattn_feature_info info{};
+      info.struct_size = sizeof info;
+      if (fattn_query_feature(feature, way, &info) != FATTN_OK) break;
+      row.push_back(info);
+    }
+    if (row.empty()) return rows;
+    rows.push_back(row);
+  }
+}
+
 }  // namespace fattn

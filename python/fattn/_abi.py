@@ -5,10 +5,11 @@ from pathlib import Path
 
 from ._errors import exception_of
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 PACKAGE = Path(__file__).parent
 
 DTYPES = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
+INT32, UINT8, INT64 = 5, 6, 7  # of what stands beside q, k and v
 DEVICES = {"cpu": 0, "cuda": 1}
 BACKENDS = {"auto": 0, "reference": 1, "cpu": 2, "cuda": 3}
 ALGORITHMS = {"auto": 0, "standard": 1, "v2": 2, "v3": 3, "v1": 4}
@@ -58,7 +59,28 @@ class Problem(_Sized):
         ("softcap", ctypes.c_double),
         ("p_dropout", ctypes.c_double),
         *((name, Tensor) for name in ("q", "k", "v", "o", "lse", "weights", "dout", "dq", "dk", "dv")),
-        *((name, Tensor) for name in ("seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "dbias")),
+        *((name, Tensor) for name in ("seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "dbias", "dlse")),
+        *((name, Tensor) for name in ("cu_seqlens_q", "cu_seqlens_k")),
+        ("max_seqlen_q", _i64),
+        ("max_seqlen_k", _i64),
+        *((name, Tensor) for name in ("document_q", "document_k")),
+    ]
+
+
+class PlanInfo(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("backend", _i32),
+        ("algorithm", _i32),
+        ("cpu_isa", _i32),
+        ("num_threads", _i32),
+        ("cuda_level", _i32),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("flops", ctypes.c_double),
+        ("flops_nominal", ctypes.c_double),
+        ("bytes", ctypes.c_double),
+        ("kernel", ctypes.c_char_p),
+        ("why", ctypes.c_char_p),
     ]
 
 
@@ -148,6 +170,8 @@ def _load() -> ctypes.CDLL:
     for name, *arguments in (
         ("execute", ctypes.POINTER(Problem)),
         ("supported", ctypes.POINTER(Problem), ctypes.c_char_p, ctypes.c_size_t),
+        ("plan_create", ctypes.POINTER(Problem), ctypes.POINTER(ctypes.c_void_p)),
+        ("plan_query", ctypes.c_void_p, ctypes.POINTER(PlanInfo)),
         ("query_cpu", ctypes.POINTER(CpuInfo)),
         ("query_library", _i32, ctypes.POINTER(LibraryInfo)),
         ("query_environment", _i32, ctypes.POINTER(EnvInfo)),
@@ -157,6 +181,7 @@ def _load() -> ctypes.CDLL:
     ):
         function = getattr(library, f"fattn_{name}")
         function.restype, function.argtypes = _i32, arguments
+    library.fattn_plan_destroy.restype, library.fattn_plan_destroy.argtypes = None, [ctypes.c_void_p]
     return library
 
 

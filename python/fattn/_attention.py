@@ -6,11 +6,14 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, rows_contiguous, run_forward
+from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, run_forward
+from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
+from ._scores import NONE, prepare
+from ._sinks import join
 
 
-def _autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -33,13 +36,22 @@ def attention(
     softmax_scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    seqused_k: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0,
+    dropout_state: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
+    return_dropout_state: bool = False,
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores; differentiable in q, k and v.
+) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias,
+    and so is the log-sum-exp.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -51,7 +63,19 @@ def attention(
         window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
             With `causal` right is 0, whatever it says. None: no window.
         softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
+        seqused_k: (batch), int32 or int64: batch entry b has the keys [0, seqused_k[b]) only, and causal masks, windows and ALiBi align with the last of them.
+            On the CPU a length outside of [0, seqlen_k] is an error.
+        alibi_slopes: (nheads) or (batch, nheads): adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
+        bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key. Its gradient
+            has its shape.
+        mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
+        dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
+        dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend. None: from torch's
+            generator of the device, so that `torch.manual_seed` repeats it. Without dropout it is not looked at.
+        sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. o is made without
+            them, then multiplied by sigmoid(lse - sink), which rounds it once more in 16 bits; lse counts them.
         return_lse: returns the log-sum-exp too.
+        return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
         backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).
@@ -61,11 +85,11 @@ def attention(
 
     Returns:
         o (batch, seqlen_q, nheads, headdim_v) in q's dtype (autocast's inside `torch.autocast`); with "bhsd" a view with that order of dimensions.
-        With `return_lse` (o, lse), lse (batch, nheads, seqlen_q) the natural logarithm of the sum of exponentials in float32 (float64 if q
-        is), which has no gradient. A row that sees no key has o = 0 and lse = -inf.
+        With `return_lse` (o, lse) and with `return_dropout_state` (o, state) or (o, lse, state); lse (batch, nheads, seqlen_q) is the natural logarithm of
+        the sum of exponentials, in float32 (float64 if q is). A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: q, k or v is no tensor.
+        TypeError: a tensor is none.
         ValueError: shapes, dtypes, devices or options that do not fit together.
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
@@ -74,19 +98,44 @@ def attention(
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
-        q, k, v = _autocast(device_type, q, k, v)
-    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    options = softmax_scale, causal, deterministic, is_bhsd(layout)
-    if window is not None or softcap or backend != "auto" or algorithm != "auto":
-        options += (*window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS), choose("algorithm", algorithm, _abi.ALGORITHMS))
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
-        o, lse = AttentionInFunctorch.apply(q, k, v, options)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        if not return_lse:
-            return Attention.apply(q, k, v, options)
+        q, k, v = autocast(device_type, q, k, v)
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    bhsd = layout == "bhsd" or is_bhsd(layout)
+    scores = None
+    if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
+        scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
+        bias = scores.bias
+    in_functorch = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+    needs_grad = in_functorch or (
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
+    if deterministic is None:  # matters in a backward pass only
+        deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
+    # As few as say it: the operator takes a third of a microsecond for each.
+    if window is not None or softcap or backend != "auto" or algorithm != "auto" or dropout_p:
+        options = (softmax_scale, causal, deterministic, bhsd, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
+                   choose("algorithm", algorithm, _abi.ALGORITHMS))
+        if dropout_p:
+            options += (dropout_p,)
+    elif bhsd or deterministic:
+        options = softmax_scale, causal, deterministic, bhsd
+    elif causal or softmax_scale is not None:
+        options = softmax_scale, causal
+    else:
+        options = ()
+    if not needs_grad:
+        o, lse = run_forward(q, k, v, options, scores)
+    elif in_functorch:
+        o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
+    elif scores is not None:
+        o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
+    elif return_lse or sinks is not None:
         o, lse = AttentionAndLse.apply(q, k, v, options)
     else:
-        o, lse = run_forward(q, k, v, options)
+        o, lse = Attention.apply(q, k, v, options), None
+    if sinks is not None:
+        o, lse = join(o, lse, sinks, bhsd)
+    if return_dropout_state:
+        state = scores and scores.dropout_state
+        return (o, lse, state) if return_lse else (o, state)
     return (o, lse) if return_lse else o

@@ -1,35 +1,45 @@
-"""Differentiates the operators. Without gradients the front calls the operator itself; with them this function, which is cheap; inside
-torch.func its twin, which torch.func needs and which costs more."""
+"""Differentiates the operators. Without gradients the front calls the operator itself; with them a function, which is cheap where q, k and v are
+all that there is; inside torch.func a twin, which torch.func needs and which costs more."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import _operators
 from ._errors import exception_of_operator
+from ._operators import OPTIONS, rows_contiguous
+from ._scores import NONE, Scores, Sequences
 
-
-# The last arguments of the operators (torch/operators.cpp), or the first of those, the rest being defaults.
+# The options of the operators, or the first of those, the rest being defaults.
 Options = tuple[float | bool | int | None, ...]
+_BIAS = Scores._fields.index("bias")
 
 
-def run_forward(q, k, v, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+def run_forward(q, k, v, options: Options, scores: Scores | None = None, sequences: Sequences | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        return _operators.forward(q, k, v, *options)
+        if sequences is not None:
+            return _operators.forward_varlen(q, k, v, *options, *OPTIONS[len(options) :], *scores, *sequences)
+        if scores is None:
+            return _operators.forward(q, k, v, *options)
+        return _operators.forward_with_scores(q, k, v, *options, *OPTIONS[len(options) :], *scores)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
 
 
-def _run_backward(dout, q, k, v, o, lse, options: Options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences | None, options: Options, with_dbias: bool) -> tuple[torch.Tensor, ...]:
+    if sequences is not None:
+        operator = _operators.backward_varlen_with_dbias if with_dbias else _operators.backward_varlen
+        options += (*OPTIONS[len(options) :], *scores, *sequences, dlse)
+    elif dlse is not None or scores is not NONE:
+        operator = _operators.backward_with_dbias if with_dbias else _operators.backward_with_scores
+        options += (*OPTIONS[len(options) :], *scores, dlse)
+    else:
+        operator = _operators.backward
     try:
-        return _operators.backward(dout, q, k, v, o, lse, *options)
+        return operator(dout, q, k, v, o, lse, *options)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
-
-
-def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
-    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 class _Gradients(torch.autograd.Function):
@@ -38,8 +48,9 @@ class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, q, k, v, o, lse, options):
-        return _run_backward(dout, q, k, v, o, lse, options)
+    def forward(dout, dlse, q, k, v, o, lse, *rest):
+        *tensors, longest, options, with_dbias = rest
+        return _run_backward(dout, dlse, q, k, v, o, lse, *_parts(tensors, longest), options, with_dbias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -50,15 +61,24 @@ class _Gradients(torch.autograd.Function):
         raise NotImplementedError("fattn.attention has no second derivative; differentiate it once, or take standard attention where you need two")
 
 
-def _backward(ctx: Any, dout: torch.Tensor) -> tuple:
-    inputs = (rows_contiguous(dout), *ctx.saved_tensors, ctx.options)
-    gradients = _Gradients.apply(*inputs) if torch.is_grad_enabled() else _run_backward(*inputs)
-    return *gradients, None
+def _parts(tensors: Sequence[torch.Tensor | None], longest: tuple[int, int] | None) -> tuple[Scores, Sequences | None]:
+    """Of what was saved beside q, k, v, o and lse: nothing, the scores, or those and where packed sequences begin."""
+    count = len(Scores._fields)
+    return Scores(*tensors[:count]) if tensors else NONE, None if longest is None else Sequences(*tensors[count:], *longest)
 
 
-def _save(ctx: Any, q, k, v, options, o, lse) -> None:
-    ctx.save_for_backward(q, k, v, o, lse)
+def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, with_dbias: bool = False) -> tuple[torch.Tensor, ...]:
+    q, k, v, o, lse, *tensors = ctx.saved_tensors
+    inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), dlse, q, k, v, o, lse
+    if torch.is_grad_enabled():
+        return _Gradients.apply(*inputs, *tensors, ctx.longest, ctx.options, with_dbias)
+    return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, with_dbias)
+
+
+def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int] | None = None) -> None:
+    ctx.save_for_backward(q, k, v, o, lse, *tensors)
     ctx.options = options
+    ctx.longest = longest
 
 
 class Attention(torch.autograd.Function):
@@ -72,7 +92,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        return _backward(ctx, dout)
+        return *_backward(ctx, dout), None
 
 
 class AttentionAndLse(torch.autograd.Function):
@@ -82,13 +102,45 @@ class AttentionAndLse(torch.autograd.Function):
     def forward(ctx, q, k, v, options):
         o, lse = run_forward(q, k, v, options)
         _save(ctx, q, k, v, options, o, lse)
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # no zeros for the gradient that lse has not
+        ctx.set_materialize_grads(False)  # no zeros for the gradient of what was not used
         return o, lse
 
     @staticmethod
-    def backward(ctx, dout, _):
-        return _backward(ctx, dout)
+    def backward(ctx, dout, dlse):
+        return *_backward(ctx, dout, dlse), None
+
+
+def _inputs(rest: Sequence) -> tuple[tuple, tuple[Scores, Sequences | None]]:
+    """What is behind q, k and v: the tensors of scores and sequences, the longest sequences and the options; and the former as they are called."""
+    *tensors, options = rest
+    longest = None
+    if len(tensors) > len(Scores._fields):
+        *tensors, max_seqlen_q, max_seqlen_k = tensors
+        longest = max_seqlen_q, max_seqlen_k
+    return (tensors, longest, options), _parts(tensors, longest)
+
+
+def _backward_with_scores(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
+    with_dbias = ctx.needs_input_grad[3 + _BIAS]
+    dq, dk, dv, *dbias = _backward(ctx, dout, dlse, with_dbias)
+    none = (None,) * (1 if ctx.longest is None else 5)
+    return dq, dk, dv, *NONE._replace(bias=dbias[0] if with_dbias else None), *none
+
+
+class AttentionWithScores(torch.autograd.Function):
+    """(q, k, v, *Scores, *Sequences or none, options) -> (o, lse)."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *rest):
+        (tensors, longest, options), (scores, sequences) = _inputs(rest)
+        o, lse = run_forward(q, k, v, options, scores, sequences)
+        _save(ctx, q, k, v, options, o, lse, *tensors, longest=longest)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return _backward_with_scores(ctx, dout, dlse)
 
 
 class AttentionInFunctorch(torch.autograd.Function):
@@ -97,14 +149,17 @@ class AttentionInFunctorch(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, options):
-        return run_forward(q, k, v, options)
+    def forward(q, k, v, *rest):
+        (_, _, options), parts = _inputs(rest)
+        return run_forward(q, k, v, options, *parts)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _save(ctx, *inputs, *output)
-        ctx.mark_non_differentiable(output[1])
+        q, k, v, *rest = inputs
+        (tensors, longest, options), _ = _inputs(rest)
+        _save(ctx, q, k, v, options, *output, *tensors, longest=longest)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, dout, _):
-        return _backward(ctx, dout)
+    def backward(ctx, dout, dlse):
+        return _backward_with_scores(ctx, dout, dlse)

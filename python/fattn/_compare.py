@@ -52,7 +52,15 @@ class Float64(TorchFunctionMode):
             options["dtype"] = torch.float64
         if function is torch.Tensor.to:
             arguments = tuple(torch.float64 if x is torch.float32 else x for x in arguments)
+        if function is getattr(torch, "_grouped_mm", None) and arguments[0].dtype == torch.float64:
+            return _grouped_mm(arguments[0], arguments[1], options["offs"])
         return function(*arguments, **options)
+
+
+def _grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """As torch's, which has no float64: the rows of each group times its matrix. Mixtures of experts are made of it."""
+    bounds = [0, *ends.tolist()]
+    return torch.cat([rows[begin:end] @ matrix for begin, end, matrix in zip(bounds, bounds[1:], matrices)])
 
 
 def _outputs(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:

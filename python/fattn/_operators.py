@@ -25,8 +25,26 @@ def _load() -> Any:
 _namespace = _load()
 forward = _namespace.forward.default
 backward = _namespace.backward.default
+forward_with_scores = _namespace.forward_with_scores.default
+backward_with_scores = _namespace.backward_with_scores.default
+backward_with_dbias = _namespace.backward_with_dbias.default
+forward_varlen = _namespace.forward_varlen.default
+backward_varlen = _namespace.backward_varlen.default
+backward_varlen_with_dbias = _namespace.backward_varlen_with_dbias.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
+
+
+# Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
+# `forward` and `backward` take all but the last, the probability of dropout; the others have it, then the tensors of _scores.Scores, what Sequences has if they
+# are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
+# variable first, and compile twice.
+OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
+
+
+def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The core takes any strides with a contiguous last dimension; the gradient of a sum, for one, has strides of 0."""
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
@@ -36,6 +54,7 @@ def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
     return new.transpose(1, 2) if bhsd else new
 
 
+@torch.library.register_fake("fattn::forward_with_scores")
 @torch.library.register_fake("fattn::forward")
 def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
     batch, seqlen_q, nheads = (q.transpose(1, 2) if bhsd else q).shape[:3]
@@ -43,9 +62,33 @@ def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False
     return _like(q, bhsd, v.shape[3]), lse
 
 
+@torch.library.register_fake("fattn::backward_with_scores")
 @torch.library.register_fake("fattn::backward")
 def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
+
+
+@torch.library.register_fake("fattn::backward_with_dbias")
+def _(dout, q, k, v, o, lse, *options):
+    bhsd, bias = options[3], options[len(OPTIONS) + 2]
+    return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
+
+
+@torch.library.register_fake("fattn::forward_varlen")
+def _(q, k, v, *options, **packed):
+    total_q, nheads, _ = q.shape
+    lse = q.new_empty((nheads, total_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return q.new_empty((total_q, nheads, v.shape[2])), lse
+
+
+@torch.library.register_fake("fattn::backward_varlen")
+def _(dout, q, k, v, o, lse, *options, **packed):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+@torch.library.register_fake("fattn::backward_varlen_with_dbias")
+def _(dout, q, k, v, o, lse, *options, **packed):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, options[len(OPTIONS) + 2]))
 
 
 @torch.library.register_fake("fattn::forward_out")
@@ -61,12 +104,24 @@ def _(*arguments):
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:
     """The dimension that vmap adds, folded into the batch; a tensor that has none is the same for every entry."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.reshape(size * x.shape[1], *x.shape[2:])
+    return rows_contiguous(x.reshape(size * x.shape[1], *x.shape[2:]))
 
 
-def _batched(operator: Any) -> Any:
+def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> tuple[torch.Tensor, ...]:
+    """What depends on a place in the batch, as the numbers of dropout, or may have no batch, as a bias, cannot be folded into it."""
+    results = []
+    for i in range(size):
+        entry = [x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]
+        results.append(operator(*(rows_contiguous(x) if isinstance(x, torch.Tensor) else x for x in entry)))
+    return tuple(torch.stack(x) for x in zip(*results))
+
+
+def _batched(operator: Any, ntensors: int) -> Any:
     def rule(info, in_dims, *arguments):
-        size = info.batch_size
+        size, scores = info.batch_size, arguments[ntensors + len(OPTIONS) :]
+        if any(x is not None for x in scores[1:]):  # all but seqused_k
+            outputs = _one_by_one(operator, size, in_dims, arguments)
+            return outputs, (0,) * len(outputs)
         folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]
         outputs = operator(*folded)
         return tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in outputs), (0,) * len(outputs)
@@ -74,5 +129,8 @@ def _batched(operator: Any) -> Any:
     return rule
 
 
-torch.library.register_vmap("fattn::forward", _batched(forward))
-torch.library.register_vmap("fattn::backward", _batched(backward))
+torch.library.register_vmap("fattn::forward", _batched(forward, 3))
+torch.library.register_vmap("fattn::backward", _batched(backward, 6))
+torch.library.register_vmap("fattn::forward_with_scores", _batched(forward_with_scores, 3))
+torch.library.register_vmap("fattn::backward_with_scores", _batched(backward_with_scores, 6))
+torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))

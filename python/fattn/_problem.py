@@ -7,7 +7,7 @@ from ._options import Window, choose, window_limits, within
 
 
 def describe(*, causal: bool, softmax_scale: float | None, window: Window | None, softcap: float | None, backend: str, algorithm: str,
-             deterministic: bool, num_threads: int, backward: bool) -> _abi.Problem:
+             deterministic: bool, num_threads: int, backward: bool, dropout_p: float = 0.0) -> _abi.Problem:
     problem = _abi.Problem()
     problem.abi_version = _abi.ABI_VERSION
     problem.pass_ = int(backward)
@@ -22,6 +22,7 @@ def describe(*, causal: bool, softmax_scale: float | None, window: Window | None
     problem.has_window = window is not None
     problem.window_left, problem.window_right = window_limits(window)
     problem.softcap = softcap or 0.0
+    problem.p_dropout = dropout_p
     return problem
 
 
@@ -34,6 +35,17 @@ def tensor(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], 
     for i, j in enumerate(order):
         described.shape[i] = within(f"dimension {j} of {name}", shape[j], 64)
         described.strides[i] = within(f"the stride of {name} in dimension {j}", strides[j], 64)
+    return described
+
+
+def beside(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], data: int | None = None) -> _abi.Tensor:
+    """Of what stands beside q, k and v: any number of dimensions up to 4 (which the core checks), in their own order."""
+    if not 1 <= len(shape) <= 4:
+        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 1 to 4")
+    described = _abi.Tensor(data=data, dtype=dtype, ndim=len(shape))
+    for i in range(len(shape)):
+        described.shape[i] = within(f"dimension {i} of {name}", shape[i], 64)
+        described.strides[i] = within(f"the stride of {name} in dimension {i}", strides[i], 64)
     return described
 
 

@@ -4,8 +4,9 @@ import ctypes
 import dataclasses
 from collections.abc import Sequence
 
-from . import _abi, _problem
-from ._options import Window, choose, is_bhsd
+from . import _abi
+from ._options import Window
+from ._shapes import of_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ def supported(
     softmax_scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    seqused_k: bool = False,
+    alibi_slopes: bool = False,
+    bias: Sequence[int] | None = None,
+    mask: Sequence[int] | None = None,
+    dropout_p: float = 0.0,
     deterministic: bool = False,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -45,7 +51,9 @@ def supported(
         dtype: "fp32", "fp16", "bf16", "fp64".
         device, device_index: "cpu", or "cuda" and which one.
         backward: asks for the backward pass instead of the forward pass.
-        causal, softmax_scale, window, softcap, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        seqused_k, alibi_slopes: whether there are such tensors.
+        bias, mask: their shapes, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); `backward` asks for the gradient of the bias too.
 
     Returns:
         A `Support`, true or false, with the library's reason.
@@ -53,28 +61,9 @@ def supported(
     Raises:
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
-    bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=deterministic, num_threads=0, backward=backward)
-    code = choose("dtype", dtype, _abi.DTYPES)
-    device_type = choose("device", device, _abi.DEVICES)
-
-    def place(name: str, shape: Sequence[int], dtype: int = code) -> None:
-        described = _problem.tensor(name, shape, dtype, _problem.row_major(shape), bhsd=bhsd)
-        described.device_type, described.device_index = device_type, device_index
-        setattr(problem, name, described)
-
-    v = k if v is None else v
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        place(name, shape)
-    o = (*q[:3], *v[3:])
-    place("o", o)
-    if backward:
-        for name, shape in (("dout", o), ("dq", q), ("dk", k), ("dv", v)):
-            place(name, shape)
-        batch, *middle = q[:3]
-        place("lse", (batch, *(middle if bhsd else reversed(middle))), _abi.DTYPES["fp64" if dtype == "fp64" else "fp32"])
-
+    problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
+                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_p=dropout_p,
+                        deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout)
     reason = ctypes.create_string_buffer(1024)
     status = _abi.library.fattn_supported(problem, reason, len(reason))
     text = reason.value.decode(errors="replace")

@@ -42,6 +42,39 @@ def _described(name: str, x: np.ndarray, bhsd: bool) -> _abi.Tensor:
     return _problem.tensor(name, x.shape, dtype, strides, bhsd=bhsd, data=x.__array_interface__["data"][0])
 
 
+def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
+    """(batch or 1, nheads or 1, seqlen_q or 1, seqlen_k) of what broadcasts to it."""
+    x = _array(name, x)
+    if x.ndim > 4:
+        raise ValueError(f"{name} has {x.ndim} dimensions; allowed: up to 4, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k) or the last of those")
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    if x.shape[3] == 1 and seqlen_k != 1:
+        x = np.broadcast_to(x, (*x.shape[:3], seqlen_k))
+    return x if x.shape[3] < 2 or x.strides[3] == x.itemsize else np.ascontiguousarray(x)
+
+
+def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool, **given: Any) -> dict[str, np.ndarray]:
+    """What a score depends on beside q and k. Returns the arrays, some of which are copies, and must live as long as the problem."""
+    arrays = {name: x for name, x in given.items() if x is not None}
+    for name, x in arrays.items():
+        if name in ("bias", "mask"):
+            x = _of_pairs(name, x, k.shape[2 if bhsd else 1])
+        else:
+            x = np.ascontiguousarray(_array(name, x))
+        dtypes = {"seqused_k": {"int32": _abi.INT32}, "alibi_slopes": {"float32": _abi.DTYPES["fp32"]}, "mask": {"bool": _abi.UINT8, "uint8": _abi.UINT8},
+                  "dropout_state": {"int64": _abi.INT64}}.get(name) or {key: _abi.DTYPES[value] for key, value in _DTYPES.items()}
+        if name == "seqused_k" and x.dtype == np.int64:
+            x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
+        if x.dtype.name not in dtypes or not x.dtype.isnative:
+            raise TypeError(f"{name} has the dtype {x.dtype}; allowed: {', '.join(dtypes)} in native byte order. Convert it with astype")
+        if any(stride % x.itemsize for stride in x.strides):
+            x = x.copy()
+        arrays[name] = x
+        strides = [stride // x.itemsize for stride in x.strides] if x.size else _problem.row_major(x.shape)
+        setattr(problem, name, _problem.beside(name, x.shape, dtypes[x.dtype.name], strides, x.__array_interface__["data"][0]))
+    return arrays
+
+
 def _lse_shape(q: np.ndarray, bhsd: bool) -> tuple[int, ...]:
     batch, *middle = q.shape[:3]
     return (batch, *(middle if bhsd else reversed(middle)))
@@ -56,13 +89,19 @@ def forward(
     softmax_scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    seqused_k: Any = None,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    dropout_state: Any = None,
     return_lse: bool = False,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """o = softmax(cap(softmax_scale * q k^T) + mask) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
+    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
     Args:
         q: (batch, seqlen_q, nheads, headdim).
@@ -73,6 +112,12 @@ def forward(
         window: (left, right): query i sees the keys j with -left <= j - (i + seqlen_k - seqlen_q) <= right; None or -1 is no limit on that side.
             With `causal` right is 0, whatever it says. None: no window.
         softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
+        seqused_k: (batch), int32 or int64: batch entry b has the keys [0, seqused_k[b]) only, and causal masks, windows and ALiBi align with the last of them.
+        alibi_slopes: (nheads) or (batch, nheads), float32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
+        bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key.
+        mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
+        dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p.
+        dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
@@ -91,10 +136,11 @@ def forward(
     """
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=False, num_threads=num_threads, backward=False)
+                                deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         setattr(problem, name, _described(name, x, bhsd))
+    arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state)
     o = np.empty(q.shape[:3] + v.shape[3:], q.dtype)
     problem.o = _described("o", o, bhsd)
     lse = None
@@ -102,6 +148,7 @@ def forward(
         lse = np.empty(_lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
         problem.lse = _described("lse", lse, bhsd)
     _abi.check(_abi.library.fattn_execute(problem))
+    del arrays
     return (o, lse) if return_lse else o
 
 
@@ -117,31 +164,55 @@ def backward(
     softmax_scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    seqused_k: Any = None,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    dropout_state: Any = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    dlse: Any = None,
+    return_dbias: bool = False,
+) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
 
     Args:
         dout: the gradient of o, in its shape and dtype.
         q, k, v: as they were given to `forward`.
         o, lse: as `forward` returned them.
-        causal, softmax_scale, window, softcap, backend, algorithm, layout, num_threads: as in `forward`.
+        causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, backend, algorithm, layout, num_threads: as in
+            `forward`.
+        dlse: the gradient of lse, in its shape and dtype; None: 0.
+        return_dbias: returns the gradient of bias too.
 
     Returns:
-        (dq, dk, dv), new arrays in the shapes and the dtype of q, k and v.
+        (dq, dk, dv), new arrays in the shapes and the dtype of q, k and v; with `return_dbias` (dq, dk, dv, dbias), dbias with the dtype of bias and its
+        shape with dimensions of 1 put before, summed over every dimension that is 1; a last dimension that is broadcast has all keys.
 
     Raises:
         As `forward`.
     """
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=False, num_threads=num_threads, backward=True)
+                                deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
+    if dlse is not None:
+        inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
         setattr(problem, name, _described(name, x, bhsd))
+    arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
+                         dropout_state=dropout_state)
+    dbias = None
+    if return_dbias:
+        if bias is None:
+            raise ValueError("return_dbias asks for the gradient of bias, and bias is absent; give the bias of the forward pass")
+        dbias = np.empty(arrays["bias"].shape, arrays["bias"].dtype)
+        problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])
     _abi.check(_abi.library.fattn_execute(problem))
-    return gradients["dq"], gradients["dk"], gradients["dv"]
+    del arrays
+    results = gradients["dq"], gradients["dk"], gradients["dv"]
+    return results if dbias is None else (*results, dbias)

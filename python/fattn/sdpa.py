@@ -6,15 +6,16 @@
 or `torch.nn.attention.activate_flash_attention_impl("fattn")` after the import; `deactivate` (in torch 2.11 and later also
 `torch.nn.attention.restore_flash_attention_impl`) takes it back.
 
-fattn computes what torch gives to its flash backend: on CUDA fp16 and bf16 without a mask, on the CPU all dtypes. Of that, torch's own kernels still compute
+fattn computes what torch gives to its flash backend: on CUDA fp16 and bf16 without a mask, on the CPU all dtypes, with masks (`attn_mask`) of either kind. On the CPU
+it computes what torch else gives to its math backend because of dropout (`dropout_p`) or a mask that asks for a gradient, too. Of that, torch's own kernels still compute
 
-- dropout (`dropout_p` above 0),
-- a mask (`attn_mask`, on the CPU),
 - `is_causal` with unequal lengths, which torch aligns to the top left and fattn to the bottom right,
-- float64.
+- float64,
+- dropout on CUDA.
 
-Whatever else fattn cannot compute is an error, as in `fattn.attention`. What torch gives to another backend (math, efficient, cuDNN) stays there;
-`torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` asks for flash.
+Dropout takes its seed from torch's generator, but other numbers than torch's own. Whatever else fattn cannot compute is an error, as in `fattn.attention`. What torch
+gives to another backend (math, efficient, cuDNN) stays there; `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` asks for flash, and where it is not
+allowed fattn computes nothing.
 """
 
 import functools
@@ -25,16 +26,18 @@ import torch
 import torch.nn.attention
 
 from . import _operators
-from ._autograd import rows_contiguous
+from ._attention import attention
 from ._errors import exception_of_operator
+from ._operators import OPTIONS, rows_contiguous
+from ._scores import Scores, of_pairs
 
 __all__ = ["activate", "deactivate"]
 
 NAME = "fattn"
 
 
-def _is_ours(q: torch.Tensor, k: torch.Tensor, dropout_p: float, is_causal: bool, attn_mask: torch.Tensor | None = None) -> bool:
-    return dropout_p == 0 and attn_mask is None and not (is_causal and q.shape[2] != k.shape[2]) and q.dtype != torch.float64
+def _is_ours(q: torch.Tensor, k: torch.Tensor, dropout_p: float, is_causal: bool) -> bool:
+    return dropout_p == 0 and not (is_causal and q.shape[2] != k.shape[2]) and q.dtype != torch.float64
 
 
 def _run(operator: Any, *arguments: Any) -> None:
@@ -44,10 +47,18 @@ def _run(operator: Any, *arguments: Any) -> None:
         raise exception_of_operator(error) from None
 
 
-def _backward(dout, q, k, v, o, lse, is_causal, scale, gradients) -> tuple[torch.Tensor, ...]:
+def _options(k: torch.Tensor, is_causal: bool, scale: float | None, deterministic: bool, attn_mask: torch.Tensor | None = None) -> tuple:
+    options = scale, is_causal, deterministic, True
+    if attn_mask is None:
+        return options
+    pairs = of_pairs("attn_mask", attn_mask, k.shape[2])
+    return *options, *OPTIONS[len(options) :], *(Scores(mask=pairs) if pairs.dtype == torch.bool else Scores(bias=pairs))
+
+
+def _backward(dout, q, k, v, o, lse, is_causal, scale, gradients, attn_mask=None) -> tuple[torch.Tensor, ...]:
     # Of all tensors only dout may have rows that are not contiguous.
     deterministic = torch.are_deterministic_algorithms_enabled()
-    _run(_operators.backward_out, rows_contiguous(dout), q, k, v, o, lse, *gradients, scale, is_causal, deterministic, True)
+    _run(_operators.backward_out, rows_contiguous(dout), q, k, v, o, lse, *gradients, *_options(k, is_causal, scale, deterministic, attn_mask))
     return gradients
 
 
@@ -63,19 +74,32 @@ def _like(q: torch.Tensor, headdim: int) -> torch.Tensor:
 
 
 def _cpu_forward(original, keys, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    if not _is_ours(q, k, dropout_p, is_causal, attn_mask):
+    if not _is_ours(q, k, dropout_p, is_causal):
         return original(keys, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     batch, nheads, seqlen_q, _ = q.shape
     o, lse = torch.empty_like(q), q.new_empty((batch, seqlen_q, nheads), dtype=torch.float32).transpose(1, 2)
-    _run(_operators.forward_out, q, k, v, o, lse, scale, is_causal, False, True)
+    _run(_operators.forward_out, q, k, v, o, lse, *_options(k, is_causal, scale, False, attn_mask))
     return o, lse
 
 
 def _cpu_backward(original, keys, dout, q, k, v, o, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
-    if not _is_ours(q, k, dropout_p, is_causal, attn_mask):
+    if not _is_ours(q, k, dropout_p, is_causal):
         return original(keys, dout, q, k, v, o, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     gradients = tuple(torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device) for x in (q, k, v))
-    return _backward(dout, q, k, v, o, lse, is_causal, scale, gradients)
+    return _backward(dout, q, k, v, o, lse, is_causal, scale, gradients, attn_mask)
+
+
+def _math(original, keys, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, dropout_mask=None, *, scale=None, enable_gqa=False):
+    """torch's function for what no other kernel of its own computes, which is differentiated piece by piece. Of its two results
+    scaled_dot_product_attention takes the first; the weights are not there."""
+    heads_fit = q.dim() == k.dim() == v.dim() == 4 and (enable_gqa or q.shape[1] == k.shape[1]) and q.shape[0] == k.shape[0]
+    needed = dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad)
+    if not (needed and heads_fit and dropout_mask is None and _is_ours(q, k, 0, is_causal) and torch.backends.cuda.flash_sdp_enabled()
+            and not (is_causal and attn_mask is not None)):
+        return original(keys, q, k, v, attn_mask, dropout_p, is_causal, dropout_mask, scale=scale, enable_gqa=enable_gqa)
+    pairs = {} if attn_mask is None else {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
+    o = attention(q, k, v, causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, layout="bhsd", **pairs)
+    return o, q.new_empty((0,))
 
 
 def _cuda_forward(original, keys, q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
@@ -99,6 +123,8 @@ def _cuda_backward(original, keys, dout, q, k, v, o, lse, cum_seq_q, cum_seq_k, 
 _KERNELS = (
     ("_scaled_dot_product_flash_attention_for_cpu", "CPU", _cpu_forward),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", "CPU", _cpu_backward),
+    ("_scaled_dot_product_attention_math", "AutogradCPU", _math),
+    ("_scaled_dot_product_attention_math", "CPU", _math),
     ("_scaled_dot_product_flash_attention", "CUDA", _cuda_forward),
     ("_scaled_dot_product_flash_attention_backward", "CUDA", _cuda_backward),
 )
@@ -116,6 +142,10 @@ class _Handle:
             with warnings.catch_warnings():  # torch warns that a kernel is replaced, which is what was asked for
                 warnings.simplefilter("ignore", UserWarning)
                 self._library.impl(name, functools.partial(ours, original), key, with_keyset=True)
+
+    @property
+    def at_work(self) -> bool:
+        return self._library is not None
 
     def remove(self) -> None:
         if self._library is not None:
@@ -137,6 +167,8 @@ def _register() -> _Handle:
 def activate() -> None:
     """From now on `F.scaled_dot_product_attention` is computed by fattn, where the rules above say so, in every thread."""
     torch.nn.attention.activate_flash_attention_impl(NAME)
+    if _last is None or not _last.at_work:  # torch 2.10 takes for active what was taken back
+        _register()
 
 
 def deactivate() -> None:

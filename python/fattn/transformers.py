@@ -4,21 +4,25 @@
     model = AutoModel.from_pretrained(name, attn_implementation="fattn")     # or, of a model that is there:
     model.set_attn_implementation("fattn")
 
-All models whose attention goes through transformers' AttentionInterface: GPT-2, BERT, Llama, Mistral, Gemma 2, ... Weights and dtypes stay as they are.
+All models whose attention goes through transformers' AttentionInterface: GPT-2, BERT, Llama, Mistral, Gemma 2, GPT-OSS, ... Weights and dtypes stay as they are.
+Dropout of the weights in training and sinks are computed.
 
 What becomes of transformers' masks:
 
 - none, causal, causal with a sliding window: fattn's own masks;
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
-  of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), its tokens are gathered.
-- any other mask (a 4-dimensional one, chunks, packed sequences, holes in a sliding window): torch's `scaled_dot_product_attention` with that mask, or, with softcap or
-  a mask of numbers, standard attention, which stores the matrix of scores;
-- inside `torch.compile` numbers cannot be looked at: fattn computes a prompt without `attention_mask` or window, and all else is left to torch as above, also
-  training (`use_cache=False`), where transformers cannot tell packed sequences from others.
+  of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), the mask itself is given to fattn;
+- packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call for each sequence; with `position_ids` that start again, a mask as below;
+- any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
+- inside `torch.compile` numbers cannot be looked at: every mask but that of a prompt without `attention_mask` or window is given to fattn whole.
 
-`output_attentions=True` is computed by standard attention too. Dropout of the weights in training, sinks, position biases and paged caches are refused.
+Where a device computes no masks (`fattn.supported`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
+of numbers, standard attention, which stores the matrix of scores; holes are gathered.
+
+`output_attentions=True` is computed by standard attention too. Position biases and paged caches are refused.
 """
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -35,6 +39,7 @@ except ImportError as error:
 
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
+from ._support import supported
 
 __all__ = ["NAME", "Comparison", "compare"]
 
@@ -76,6 +81,29 @@ def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, 
     return None if attention_mask is None or (attention_mask.shape[1] == kv_length and attention_mask.all()) else attention_mask
 
 
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+
+
+@functools.cache
+def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: int, headdim_v: int, backward: bool) -> bool:
+    """Whether the library computes masks, biases or dropout there."""
+    options = {"mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)}, "dropout": {"dropout_p": 0.5}}[feature]
+    q, v = (1, 1, 1, headdim), (1, 1, 1, headdim_v)
+    return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
+
+
+@torch.compiler.assume_constant_result
+def _computed(*arguments: Any) -> bool:
+    return _asked(*arguments)
+
+
+def _can(feature: str, q: torch.Tensor, v: torch.Tensor) -> bool:
+    if q.dtype not in _SHORT or q.device.type not in ("cpu", "cuda"):
+        return q.device.type == "meta"
+    backward = torch.is_grad_enabled() and q.requires_grad
+    return _computed(feature, q.device.type, q.device.index or 0, q.dtype, q.shape[3], v.shape[3], backward)
+
+
 def _ranges(mask: torch.Tensor) -> list[tuple[int, int, bool]]:
     """Of each sequence the range [begin, end) of the keys that are there, and whether all in it are. Asked once for all layers: it waits for the device."""
     known = getattr(mask, "_fattn_ranges", None)
@@ -110,8 +138,23 @@ def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     return torch.cat(parts)
 
 
+def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None, causal: bool,
+            options: dict[str, Any]) -> torch.Tensor:
+    """(1, tokens, heads, headdim_v) of sequences behind each other, (1, heads, tokens, headdim)."""
+    if q.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences are one row of tokens, a batch of 1")
+    ends_q = cu_seqlens_q.tolist()
+    ends_k = ends_q if cu_seqlens_k is None else cu_seqlens_k.tolist()
+    if len(ends_q) != len(ends_k) or ends_q[-1] != q.shape[2] or ends_k[-1] != k.shape[2]:
+        raise ValueError(f"cu_seq_lens_q ends with {ends_q[-1]} and cu_seq_lens_k with {ends_k[-1]} ({len(ends_q)} and {len(ends_k)} numbers); expected as many in "
+                         f"both, and {q.shape[2]} and {k.shape[2]} at the end, the tokens of query and key")
+    sequences = zip(itertools.pairwise(ends_q), itertools.pairwise(ends_k))
+    parts = [_attention(q[:, :, i:j], k[:, :, m:n], v[:, :, m:n], causal=causal, layout="bhsd", **options) for (i, j), (m, n) in sequences]
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
 def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, softmax_scale: float | None,
-              window: tuple[int, int] | None, softcap: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+              window: tuple[int, int] | None, softcap: float | None, sinks: torch.Tensor | None = None, dropout_p: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
     """o (batch, seqlen_q, heads, headdim_v) and the weights, with softmax in float32 at least. A mask of pairs says all, one of keys is joined by the others."""
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -127,42 +170,60 @@ def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
             seen &= (-distance <= window[0]) & ((distance <= window[1]) | (window[1] < 0))
         mask = seen if mask is None else seen & mask[:, None, None, :]
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0.0).to(q.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    weights = F.dropout(weights, dropout_p)
     return (weights @ v).transpose(1, 2).contiguous(), weights
 
 
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
               dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
-              softcap: float | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+              softcap: float | None = None, s_aux: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As transformers calls its attention: query (batch, heads, seqlen, headdim), key and value with their own number of heads. Returns
     (batch, seqlen, heads, headdim) and, if `output_attentions` asks for them, the weights."""
-    for name, what in (("s_aux", "attention sinks"), ("position_bias", "a position bias"), ("cache", "a paged cache")):
+    for name, what in (("position_bias", "a position bias"), ("cache", "a paged cache")):
         if options.get(name) is not None:
             raise NotImplementedError(f"attn_implementation='fattn' does not compute {what} ({name}); take 'eager' or 'sdpa' for this model")
-    if dropout > 0:
-        raise NotImplementedError(f"attn_implementation='fattn' does not compute dropout of the weights (it is {dropout}); set the model's attention dropout to 0 "
-                                  "(GPT-2: config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = None if sliding_window is None else (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    if attention_mask is not None and attention_mask.dim() == 2:  # a static cache is longer than what is in it
-        key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
+    mask = attention_mask
+    if mask is not None and mask.dim() == 2:  # a static cache is longer than what is in it
+        key, value = key[:, :, : mask.shape[1]], value[:, :, : mask.shape[1]]
+    of_pairs = mask is not None and mask.dim() == 4
+    if of_pairs:
+        mask = mask[..., : key.shape[2]]
 
-    with_weights = bool(options.get("output_attentions"))
-    if with_weights:
+    if options.get("output_attentions"):
         warnings.warn("output_attentions=True: the weights are computed by standard attention, which stores them", stacklevel=2)
-    of_pairs = attention_mask is not None and attention_mask.dim() == 4
-    holes = attention_mask is not None and not of_pairs and window is not None and not all(whole for _, _, whole in _ranges(attention_mask))
-    if of_pairs and attention_mask.dtype == torch.bool and not softcap and not with_weights:
+        return _standard(query, key, value, mask, causal, scaling, window, softcap, s_aux, dropout)
+    arguments = {"softmax_scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux, "dropout_p": dropout}
+    if dropout > 0 and not _can("dropout", query, value):
+        raise NotImplementedError(f"dropout of the weights (it is {dropout}) is not computed on {query.device}; set the model's attention dropout to 0 (GPT-2: "
+                                  "config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
+    lengths = options.get("cu_seq_lens_q")
+    if lengths is not None and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
+        return _packed(query, key, value, lengths, options.get("cu_seq_lens_k"), causal, arguments), None
+    if mask is None:
+        return _attention(query, key, value, causal=causal, layout="bhsd", **arguments).transpose(1, 2), None
+    if of_pairs:
+        kind = "mask" if mask.dtype == torch.bool else "bias"
+        if _can(kind, query, value):
+            arguments["window"] = None  # the mask has it
+            return _attention(query, key, value, layout="bhsd", **{kind: mask}, **arguments).transpose(1, 2), None
+        if kind == "bias" or softcap or s_aux is not None or dropout > 0:
+            return _standard(query, key, value, mask, causal, scaling, window, softcap, s_aux, dropout)[0], None
         # torch's function with a mask: most of its kernels do not store the scores.
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling).transpose(1, 2).contiguous(), None
-    if with_weights or of_pairs or holes:
-        o, weights = _standard(query, key, value, attention_mask, causal, scaling, window, softcap)
-        return o, weights if with_weights else None
-    arguments = {"softmax_scale": scaling, "window": window, "softcap": softcap}
-    if attention_mask is not None:
-        return _padded(query, key, value, attention_mask, causal, arguments), None
-    return _attention(query, key, value, causal=causal, layout="bhsd", **arguments).transpose(1, 2), None
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).transpose(1, 2).contiguous(), None
+    if not all(whole for _, _, whole in _ranges(mask)):
+        if _can("mask", query, value):
+            return _attention(query, key, value, causal=causal, layout="bhsd", mask=mask[:, None, None].bool(), **arguments).transpose(1, 2), None
+        if window is not None:
+            return _standard(query, key, value, mask, causal, scaling, window, softcap, s_aux, dropout)[0], None
+    return _padded(query, key, value, mask, causal, arguments), None
 
 
 AttentionInterface.register(NAME, attention)

@@ -13,6 +13,7 @@
 #include "device/libraries.h"
 #include "jit/nvrtc.h"
 #include "plan/architectures.h"
+#include "plan/features.h"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -174,6 +175,11 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     b.mask = p.mask.data;
     b.dropout_state = p.dropout_state.data;
     b.dbias = p.dbias.data;
+    b.dlse = p.dlse.data;
+    b.cu_seqlens_q = p.cu_seqlens_q.data;
+    b.cu_seqlens_k = p.cu_seqlens_k.data;
+    b.document_q = p.document_q.data;
+    b.document_k = p.document_k.data;
     b.workspace = workspace.get();
     b.workspace_bytes = plan.workspace_bytes;
     fattn::core::load(plan);
@@ -224,6 +230,19 @@ fattn_status fattn_query_architecture(int32_t index, fattn_architecture_info* in
     out.capability = a.capability;
     copy(out.name, a.name);
     copy(out.executed_on, a.executed_on);
+  });
+}
+
+fattn_status fattn_query_feature(int32_t feature, int32_t way, fattn_feature_info* info) {
+  return guarded([&] {
+    fattn_feature_info& out = sized(info, "info");
+    const int features = fattn::core::feature_count(), ways = fattn::core::way_count();
+    if (feature < 0 || feature >= features || way < 0 || way >= ways)
+      throw Error(ErrorCode::kInvalidArgument, text("feature ", feature, " of way ", way, "; allowed: 0 to ", features - 1, " of 0 to ", ways - 1));
+    const fattn::core::FeatureCell cell = fattn::core::feature_cell(feature, way);
+    out.supported = cell.has ? 1 : 0;
+    copy(out.feature, cell.feature);
+    copy(out.way, cell.way);
   });
 }
 

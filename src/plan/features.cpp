@@ -1,5 +1,7 @@
 #include "plan/features.h"
 
+#include <iterator>
+
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -23,19 +25,16 @@ struct Feature {
 
 // A window that hides nothing, or hides what a causal mask does, is none by now.
 constexpr Feature kFeatures[] = {
-    {"a sliding window (window_left, window_right)",
-     [](const Problem& p) { return p.windowed(); },
-     {true, false, true, true, false, true, true, false}},
+    {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, true, true, false}},
+    {"packed sequences (cu_seqlens_q, cu_seqlens_k)", [](const Problem& p) { return p.packed; }, {true, false, true, false, false, false, false, false}},
+    {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, false, false, false, false, false}},
     {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
-    {"lengths of the batch's entries (seqused_k)",
-     [](const Problem& p) { return p.has_seqused_k; },
-     {true, false, true, false, false, true, true, true}},
+    {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, true, true, true}},
     {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, true, false, false}},
-    {"a bias, or its gradient (bias, dbias)",
-     [](const Problem& p) { return p.bias.given || p.dbias.given; },
-     {true, false, true, false, false, true, false, false}},
+    {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false, true, false, false}},
     {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, true, false, false}},
     {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, true, false, false}},
+    {"the gradient of lse (dlse)", [](const Problem& p) { return p.has_dlse; }, {true, true, true, false, false, false, false, false}},
 };
 
 std::string ways_with(const Feature& feature) {
@@ -53,5 +52,9 @@ std::string lacks(const Problem& problem, Way way) {
       return text(kWayNames[static_cast<int>(way)], " does not compute ", feature.name, "; what does: ", ways_with(feature));
   return "";
 }
+
+int feature_count() { return static_cast<int>(std::size(kFeatures)); }
+int way_count() { return kWays; }
+FeatureCell feature_cell(int feature, int way) { return {kFeatures[feature].name, kWayNames[way], kFeatures[feature].has[way]}; }
 
 }  // namespace fattn::core

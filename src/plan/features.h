@@ -14,4 +14,13 @@ enum class Way { kReference, kCpuStandard, kCpuV2, kCudaStandard, kCudaV1, kCuda
 // Empty if `way` has every feature that the problem uses, else which one it lacks and which ways have it.
 std::string lacks(const Problem& problem, Way way);
 
+// The table itself.
+struct FeatureCell {
+  const char *feature, *way;
+  bool has;
+};
+int feature_count();
+int way_count();
+FeatureCell feature_cell(int feature, int way);
+
 }  // namespace fattn::core

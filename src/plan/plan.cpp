@@ -58,7 +58,8 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   const int64_t tiles = ceil_div(p.seqlen_q, kTile);
   const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
   const int64_t most = amx ? 8 : 4;  // AMX packs V anew for every task
-  const int64_t per_task = std::clamp<int64_t>(p.batch * p.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
+  const int64_t all_tiles = p.packed ? p.nheads * ceil_div(p.total_q, kTile) : p.batch * p.nheads * tiles;
+  const int64_t per_task = std::clamp<int64_t>(all_tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
   plan.block_k = amx ? std::clamp<int64_t>(ceil_div(p.seqlen_k, 128) * 128, 128, 1024) : 96;
 }
@@ -69,8 +70,11 @@ constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
 void split_decode(const Problem& p, CpuPlan& plan) {
   plan.path = CpuPlan::Path::kDecode;
   plan.rows = p.group() * p.seqlen_q;
-  const int64_t keys = p.seqlen_k - first_key_of_decode(p.mask(), p);
-  const int64_t wanted = ceil_div(p.batch * p.nheads_k * keys, 2 * kTasksWanted);
+  int64_t keys = p.seqlen_k - first_key_of_decode(p.mask(), p);
+  // A shorter batch entry may begin deeper in a block of random numbers, and go through more of what it does not see.
+  if (p.dropout_below > 0 && p.mask().begins() && (p.packed || p.has_seqused_k)) keys = std::min(p.seqlen_k, keys + kDropoutBlock - 1);
+  const int64_t entries = p.packed && p.seqlen_k > 0 ? std::clamp<int64_t>(p.total_k / p.seqlen_k, 1, std::max<int64_t>(p.batch, 1)) : p.batch;
+  const int64_t wanted = ceil_div(entries * p.nheads_k * keys, 2 * kTasksWanted);
   plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
   plan.splits = std::max<int64_t>(1, ceil_div(keys, plan.task_k));
   plan.block_k = 32;
@@ -93,7 +97,11 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   const int64_t width = std::max(p.headdim, p.headdim_v);
   plan.task_k = std::clamp<int64_t>(640 * 1024 / 16 / width / plan.block_k * plan.block_k, plan.block_k, 6 * plan.block_k);
   // Key heads are independent; where they are few, up to 8 partial dq are summed at the end, in a fixed order.
-  const int64_t units = p.backward_units(), blocks = ceil_div(p.seqlen_k, plan.task_k);
+  int64_t units = p.backward_units();
+  // Of packed sequences one may have most of the rows: as many count as the longest has room for.
+  if (p.packed && !p.shares_dbias_of_batch() && p.seqlen_k > 0)
+    units = std::min(units, ceil_div(p.total_k, p.seqlen_k) * (units / std::max<int64_t>(p.batch, 1)));
+  const int64_t blocks = ceil_div(p.seqlen_k, plan.task_k);
   plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
 }
 
@@ -103,7 +111,7 @@ constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: al
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
   // The AMX kernels have masks that end, but none that begin, and no other scores than scaled ones. (Decode has no AMX kernel of its own.)
-  const bool inputs = p.softcap > 0 || p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given;
+  const bool inputs = p.softcap > 0 || p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents;
   const bool beyond_amx = c.isa == Isa::kAmx && p.dtype == DType::kBF16 && (p.mask().begins() || inputs);
   if (beyond_amx) c.isa = Isa::kAvx512Bf16;
   if (p.backward)
@@ -126,7 +134,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
       break;
   }
-  if (beyond_amx) plan.why += "; amx has no kernels for window_left, softcap, ALiBi, bias, mask and dropout";
+  if (beyond_amx) plan.why += "; amx has no kernels for window_left, softcap, ALiBi, bias, mask, documents and dropout";
 }
 
 Backend choose_backend(const Problem& p) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -60,10 +61,12 @@ void check_tensor(const char* name, const fattn_tensor& t, int ndim, const char*
   check_view(name, t, ndim, dimensions, output);
 }
 
-void check_rows(const char* name, const fattn_tensor& t, bool output) {
-  check_tensor(name, t, 4, "(batch, seqlen, heads, headdim)", output);
-  if (t.shape[3] > 1 && t.strides[3] != 1)
-    invalid(text(name, " has the stride ", t.strides[3], " in its last dimension (headdim); it must be 1. Make that dimension contiguous"));
+void check_rows(const char* name, const fattn_tensor& t, bool packed, bool output) {
+  const int last = packed ? 2 : 3;
+  check_tensor(name, t, last + 1,
+               packed ? "(total, heads, headdim) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen, heads, headdim)", output);
+  if (t.shape[last] > 1 && t.strides[last] != 1)
+    invalid(text(name, " has the stride ", t.strides[last], " in its last dimension (headdim); it must be 1. Make that dimension contiguous"));
 }
 
 void check_shape(const char* name, const fattn_tensor& t, std::array<int64_t, 4> wanted, const char* because) {
@@ -90,8 +93,9 @@ void check_same_device(const char* name, const fattn_tensor& t, const fattn_tens
 
 // A stride along a dimension of one element reaches nothing, but kernels may form addresses with it: there it becomes that of an aligned row.
 Strides row_strides(const fattn_tensor& t) {
-  const auto stride = [&](int i) { return t.shape[i] > 1 ? t.strides[i] : (t.shape[3] + 7) / 8 * 8; };
-  return {stride(0), stride(1), stride(2)};
+  const int last = t.ndim - 1;
+  const auto stride = [&](int i) { return t.shape[i] > 1 ? t.strides[i] : (t.shape[last] + 7) / 8 * 8; };
+  return {last == 3 ? stride(0) : 0, stride(last - 2), stride(last - 1)};
 }
 
 template <class Range>
@@ -162,9 +166,48 @@ PairTensor pair_tensor(const char* name, const fattn_tensor& t, const Problem& p
   return {true, static_cast<DType>(t.dtype), t.shape[0], t.shape[1], t.shape[2], {stride(0), stride(2), stride(1)}};
 }
 
+// lse, dlse.
+Strides lse_strides(const char* name, const fattn_tensor& t, const fattn_tensor& q, const Problem& p, bool output) {
+  check_tensor(name, t, p.packed ? 2 : 3, p.packed ? "(heads, total_q) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, heads, seqlen_q)",
+               output);
+  check_same_device(name, t, q);
+  const int32_t wanted = q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+  if (t.dtype != wanted)
+    invalid(text(name, " is ", name_of(static_cast<DType>(t.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ", name_of(p.dtype),
+                 " tensors"));
+  if (p.packed) {
+    check_shape(name, t, {p.nheads, p.total_q, 0, 0}, "(nheads, total_q)");
+    return {0, t.strides[1], t.strides[0]};
+  }
+  check_shape(name, t, {p.batch, p.nheads, p.seqlen_q, 0}, "(batch, nheads, seqlen_q)");
+  return {t.strides[0], t.strides[2], t.strides[1]};
+}
+
 void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p) {
   if (t.dtype != FATTN_F32 && t.dtype != static_cast<int32_t>(p.dtype))
     invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
+}
+
+// Ids of documents.
+void set_documents(const fattn_problem& g, Problem& p) {
+  const bool has_q = g.document_q.ndim != 0, has_k = g.document_k.ndim != 0;
+  if (!has_q && !has_k) return;
+  if (has_q != has_k)
+    invalid(text(has_q ? "document_k" : "document_q", " is absent, and ", has_q ? "document_q" : "document_k",
+                 " is not; give the ids of queries and of keys, or neither"));
+  p.has_documents = true;
+  const auto stride_of = [&](const char* name, const fattn_tensor& t, int64_t seqlen, int64_t total) {
+    check_dtype(name, t, FATTN_I32, "");
+    check_view(name, t, p.packed ? 1 : 2, p.packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)", false);
+    check_same_device(name, t, g.q);
+    check_shape(name, t, p.packed ? std::array{total, int64_t{0}, int64_t{0}, int64_t{0}} : std::array{p.batch, seqlen, int64_t{0}, int64_t{0}},
+                "an id for every row");
+    if (t.shape[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
+      invalid(text(name, " has the stride ", t.strides[t.ndim - 1], " in its last dimension; it must be 1. Make that dimension contiguous"));
+    return p.packed ? 0 : t.strides[0];
+  };
+  p.document_q_stride = stride_of("document_q", g.document_q, p.seqlen_q, p.total_q);
+  p.document_k_stride = stride_of("document_k", g.document_k, p.seqlen_k, p.total_k);
 }
 
 // What a score depends on beside q and k.
@@ -205,6 +248,12 @@ void set_scores(const fattn_problem& g, Problem& p) {
     check_same_device("dbias", g.dbias, g.q);
     p.dbias = pair_tensor("dbias", g.dbias, p, true);
   }
+  if (g.dlse.ndim != 0) {
+    if (!p.backward) invalid("dlse is an input of the backward pass only; leave it absent in a forward problem");
+    p.dlse = lse_strides("dlse", g.dlse, g.q, p, false);
+    p.has_dlse = true;
+  }
+  set_documents(g, p);
   constexpr double kSteps = 65536;
   if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
   if (g.p_dropout > 0) {
@@ -235,6 +284,34 @@ void set_mask(const fattn_problem& g, Problem& p) {
 
 }  // namespace
 
+namespace {
+
+// Where packed sequences begin, and how long they may be.
+void set_sequences(const fattn_problem& g, Problem& p) {
+  const bool has_q = g.cu_seqlens_q.ndim != 0, has_k = g.cu_seqlens_k.ndim != 0;
+  for (const auto& [name, most] : {std::pair{"max_seqlen_q", g.max_seqlen_q}, std::pair{"max_seqlen_k", g.max_seqlen_k}}) {
+    if (!has_q && !has_k && most != 0)
+      invalid(text(name, " is ", most, ", and cu_seqlens_q and cu_seqlens_k are absent; give them for packed sequences, or leave it at 0"));
+    if (most < 0 || most > std::numeric_limits<int32_t>::max())
+      invalid(text(name, " is ", most, "; allowed: 0 to 2^31 - 1, the most rows that a packed sequence has"));
+  }
+  if (has_q != has_k)
+    invalid(text(has_q ? "cu_seqlens_k" : "cu_seqlens_q", " is absent, and ", has_q ? "cu_seqlens_q" : "cu_seqlens_k",
+                 " is not; packed sequences need both, the same one twice where queries and keys have the same lengths"));
+  p.packed = has_q;
+}
+
+void check_sequences(const char* name, const fattn_tensor& t, const fattn_tensor& q) {
+  check_dtype(name, t, FATTN_I32, "");
+  check_view(name, t, 1, "(batch + 1)", false);
+  check_same_device(name, t, q);
+  if (t.shape[0] < 1 || t.shape[0] > std::numeric_limits<int32_t>::max())
+    invalid(text(name, " has the shape ", shape_text(t),
+                 "; it has batch + 1 elements, where each sequence begins and the last one ends; allowed: 1 to 2^31 - 1"));
+}
+
+}  // namespace
+
 Problem validate(const fattn_problem& g) {
   if (g.abi_version != FATTN_ABI_VERSION)
     throw Error(ErrorCode::kAbi, text("the problem is of ABI version ", g.abi_version, "; this library has version ", FATTN_ABI_VERSION,
@@ -242,53 +319,63 @@ Problem validate(const fattn_problem& g) {
   check_options(g);
   const bool backward = g.pass == FATTN_BACKWARD;
 
-  check_rows("q", g.q, false);
-  check_rows("k", g.k, false);
-  check_rows("v", g.v, false);
+  Problem p;
+  set_sequences(g, p);
+  check_rows("q", g.q, p.packed, false);
+  check_rows("k", g.k, p.packed, false);
+  check_rows("v", g.v, p.packed, false);
   check_same_dtype("k", g.k, g.q.dtype);
   check_same_dtype("v", g.v, g.q.dtype);
   check_same_device("k", g.k, g.q);
   check_same_device("v", g.v, g.q);
 
-  Problem p;
   p.backward = backward;
   p.dtype = static_cast<DType>(g.q.dtype);
-  p.batch = g.q.shape[0];
-  p.seqlen_q = g.q.shape[1];
-  p.nheads = g.q.shape[2];
-  p.headdim = g.q.shape[3];
-  p.seqlen_k = g.k.shape[1];
-  p.nheads_k = g.k.shape[2];
-  p.headdim_v = g.v.shape[3];
+  const int row = p.packed ? 0 : 1;  // the dimension of rows
+  if (p.packed) {
+    check_sequences("cu_seqlens_q", g.cu_seqlens_q, g.q);
+    check_sequences("cu_seqlens_k", g.cu_seqlens_k, g.q);
+    check_shape("cu_seqlens_k", g.cu_seqlens_k, {g.cu_seqlens_q.shape[0], 0, 0, 0}, "as many as cu_seqlens_q");
+    p.cu_seqlens_q_stride = g.cu_seqlens_q.strides[0];
+    p.cu_seqlens_k_stride = g.cu_seqlens_k.strides[0];
+    p.total_q = g.q.shape[0];
+    p.total_k = g.k.shape[0];
+  }
+  p.batch = p.packed ? g.cu_seqlens_q.shape[0] - 1 : g.q.shape[0];
+  p.seqlen_q = p.packed ? g.max_seqlen_q : g.q.shape[1];
+  p.nheads = g.q.shape[row + 1];
+  p.headdim = g.q.shape[row + 2];
+  p.seqlen_k = p.packed ? g.max_seqlen_k : g.k.shape[1];
+  p.nheads_k = g.k.shape[row + 1];
+  p.headdim_v = g.v.shape[row + 2];
+  const auto rows_shape = [&](int64_t seqlen, int64_t total, int64_t heads, int64_t headdim) {
+    return p.packed ? std::array{total, heads, headdim, int64_t{0}} : std::array{p.batch, seqlen, heads, headdim};
+  };
   if (p.nheads < 1) invalid(text("nheads is ", p.nheads, " (q has the shape ", shape_text(g.q), "); it must be at least 1"));
   if (p.nheads_k < 1 || p.nheads % p.nheads_k != 0)
     invalid(text("nheads is ", p.nheads, " and nheads_k is ", p.nheads_k, "; nheads must be a multiple of nheads_k (GQA, MQA)"));
   if (p.headdim < 1 || p.headdim > kMaxHeaddim) invalid(text("headdim of q is ", p.headdim, "; allowed: 1 to ", kMaxHeaddim));
   if (p.headdim_v < 1 || p.headdim_v > kMaxHeaddim) invalid(text("headdim of v is ", p.headdim_v, "; allowed: 1 to ", kMaxHeaddim));
-  check_shape("k", g.k, {p.batch, p.seqlen_k, p.nheads_k, p.headdim}, "from q's batch and headdim");
-  check_shape("v", g.v, {p.batch, p.seqlen_k, p.nheads_k, p.headdim_v}, "from k's batch, seqlen and heads");
+  check_shape("k", g.k, rows_shape(p.seqlen_k, p.total_k, p.nheads_k, p.headdim), p.packed ? "from q's headdim" : "from q's batch and headdim");
+  check_shape("v", g.v, rows_shape(p.seqlen_k, p.total_k, p.nheads_k, p.headdim_v),
+              p.packed ? "from k's rows and heads" : "from k's batch, seqlen and heads");
   p.q = row_strides(g.q);
   p.k = row_strides(g.k);
   p.v = row_strides(g.v);
 
-  check_rows("o", g.o, !backward);
+  check_rows("o", g.o, p.packed, !backward);
   check_same_dtype("o", g.o, g.q.dtype);
   check_same_device("o", g.o, g.q);
-  check_shape("o", g.o, {p.batch, p.seqlen_q, p.nheads, p.headdim_v}, "from q's batch, seqlen and heads and v's headdim");
+  check_shape("o", g.o, rows_shape(p.seqlen_q, p.total_q, p.nheads, p.headdim_v),
+              p.packed ? "from q's rows and heads and v's headdim" : "from q's batch, seqlen and heads and v's headdim");
   p.o = row_strides(g.o);
 
   if (g.lse.ndim != 0 || backward) {
-    check_tensor("lse", g.lse, 3, "(batch, heads, seqlen_q)", !backward);
-    check_same_device("lse", g.lse, g.q);
-    const int32_t wanted = g.q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    if (g.lse.dtype != wanted)
-      invalid(text("lse is ", name_of(static_cast<DType>(g.lse.dtype)), "; it must be ", name_of(static_cast<DType>(wanted)), " for ",
-                   name_of(p.dtype), " tensors"));
-    check_shape("lse", g.lse, {p.batch, p.nheads, p.seqlen_q, 0}, "(batch, nheads, seqlen_q)");
+    p.lse = lse_strides("lse", g.lse, g.q, p, !backward);
     p.want_lse = true;
-    p.lse = {g.lse.strides[0], g.lse.strides[2], g.lse.strides[1]};
   }
   if (g.weights.ndim != 0) {
+    if (p.packed) invalid("weights of packed sequences are not computed; leave weights absent, or call for one sequence at a time");
     if (backward) invalid("weights are an output of the forward pass only; leave them absent in a backward problem");
     check_tensor("weights", g.weights, 4, "(batch, nheads, seqlen_q, seqlen_k)", true);
     check_same_dtype("weights", g.weights, g.q.dtype);
@@ -310,7 +397,7 @@ Problem validate(const fattn_problem& g) {
     };
     for (const Gradient& d : {Gradient{"dout", g.dout, g.o, "the shape of o", p.dout, false}, Gradient{"dq", g.dq, g.q, "the shape of q", p.dq, true},
                               Gradient{"dk", g.dk, g.k, "the shape of k", p.dk, true}, Gradient{"dv", g.dv, g.v, "the shape of v", p.dv, true}}) {
-      check_rows(d.name, d.tensor, d.output);
+      check_rows(d.name, d.tensor, p.packed, d.output);
       check_same_dtype(d.name, d.tensor, g.q.dtype);
       check_same_device(d.name, d.tensor, g.q);
       check_shape(d.name, d.tensor, {d.like.shape[0], d.like.shape[1], d.like.shape[2], d.like.shape[3]}, d.because);
@@ -345,34 +432,48 @@ struct Operand {
   bool output;
 };
 
-Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t heads, int64_t headdim) {
-  return {4, {p.batch, seqlen, heads, headdim}, {s.batch, s.row, s.head, 1}, static_cast<int64_t>(size_of(p.dtype))};
+Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t total, int64_t heads, int64_t headdim) {
+  const auto element = static_cast<int64_t>(size_of(p.dtype));
+  if (p.packed) return {3, {total, heads, headdim}, {s.row, s.head, 1}, element};
+  return {4, {p.batch, seqlen, heads, headdim}, {s.batch, s.row, s.head, 1}, element};
 }
 
 }  // namespace
 
 void validate_buffers(const Problem& p, const fattn_buffers& b) {
-  std::array<Operand, 16> operands{};
+  std::array<Operand, 24> operands{};
+  const auto of_queries = [&](const Strides& s, int64_t headdim) { return rows_extent(p, s, p.seqlen_q, p.total_q, p.nheads, headdim); };
+  const auto of_keys = [&](const Strides& s, int64_t headdim) { return rows_extent(p, s, p.seqlen_k, p.total_k, p.nheads_k, headdim); };
   size_t n = 0;
   const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) { operands[n++] = {name, data, extent, output}; };
-  add("q", b.q, rows_extent(p, p.q, p.seqlen_q, p.nheads, p.headdim), false);
-  add("k", b.k, rows_extent(p, p.k, p.seqlen_k, p.nheads_k, p.headdim), false);
-  add("v", b.v, rows_extent(p, p.v, p.seqlen_k, p.nheads_k, p.headdim_v), false);
-  add("o", b.o, rows_extent(p, p.o, p.seqlen_q, p.nheads, p.headdim_v), !p.backward);
-  if (p.want_lse)
-    add("lse", b.lse, {3, {p.batch, p.nheads, p.seqlen_q}, {p.lse.batch, p.lse.head, p.lse.row}, p.dtype == DType::kF64 ? 8 : 4}, !p.backward);
+  add("q", b.q, of_queries(p.q, p.headdim), false);
+  add("k", b.k, of_keys(p.k, p.headdim), false);
+  add("v", b.v, of_keys(p.v, p.headdim_v), false);
+  add("o", b.o, of_queries(p.o, p.headdim_v), !p.backward);
+  const auto add_lse = [&](const char* name, const void* data, const Strides& s, bool output) {
+    const int64_t element = p.dtype == DType::kF64 ? 8 : 4;
+    add(name, data,
+        p.packed ? Extent{2, {p.nheads, p.total_q}, {s.head, s.row}, element}
+                 : Extent{3, {p.batch, p.nheads, p.seqlen_q}, {s.batch, s.head, s.row}, element},
+        output);
+  };
+  if (p.want_lse) add_lse("lse", b.lse, p.lse, !p.backward);
   if (p.want_weights) {
     const int64_t* s = p.weights_strides;
     add("weights", b.weights, {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))},
         true);
   }
   if (p.backward) {
-    add("dout", b.dout, rows_extent(p, p.dout, p.seqlen_q, p.nheads, p.headdim_v), false);
-    add("dq", b.dq, rows_extent(p, p.dq, p.seqlen_q, p.nheads, p.headdim), true);
-    add("dk", b.dk, rows_extent(p, p.dk, p.seqlen_k, p.nheads_k, p.headdim), true);
-    add("dv", b.dv, rows_extent(p, p.dv, p.seqlen_k, p.nheads_k, p.headdim_v), true);
+    add("dout", b.dout, of_queries(p.dout, p.headdim_v), false);
+    add("dq", b.dq, of_queries(p.dq, p.headdim), true);
+    add("dk", b.dk, of_keys(p.dk, p.headdim), true);
+    add("dv", b.dv, of_keys(p.dv, p.headdim_v), true);
   }
 
+  if (p.packed) {
+    add("cu_seqlens_q", b.cu_seqlens_q, {1, {p.batch + 1}, {p.cu_seqlens_q_stride}, 4}, false);
+    add("cu_seqlens_k", b.cu_seqlens_k, {1, {p.batch + 1}, {p.cu_seqlens_k_stride}, 4}, false);
+  }
   if (p.has_seqused_k) add("seqused_k", b.seqused_k, {1, {p.batch}, {p.seqused_k_stride}, 4}, false);
   if (p.has_alibi)
     add("alibi_slopes", b.alibi_slopes,
@@ -386,6 +487,14 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
   add_pairs("bias", b.bias, p.bias, false);
   add_pairs("mask", b.mask, p.pair_mask, false);
   add_pairs("dbias", b.dbias, p.dbias, true);
+  if (p.has_dlse) add_lse("dlse", b.dlse, p.dlse, false);
+  const auto add_documents = [&](const char* name, const void* data, int64_t stride, int64_t seqlen, int64_t total) {
+    add(name, data, p.packed ? Extent{1, {total}, {1}, 4} : Extent{2, {p.batch, seqlen}, {stride, 1}, 4}, false);
+  };
+  if (p.has_documents) {
+    add_documents("document_q", b.document_q, p.document_q_stride, p.seqlen_q, p.total_q);
+    add_documents("document_k", b.document_k, p.document_k_stride, p.seqlen_k, p.total_k);
+  }
   if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
 
   for (size_t i = 0; i < n; ++i) {
@@ -402,11 +511,34 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
                      " in memory; an output needs memory of its own"));
 }
 
+namespace {
+
+// One of cu_seqlens_q and cu_seqlens_k, for tensors of `total` rows. `letter`: of which of them.
+void check_sequence_values(char letter, const Problem& p, const fattn_buffers& b, int64_t (*first_of)(const Problem&, const fattn_buffers&, int64_t),
+                           int64_t most, int64_t total) {
+  if (const int64_t first = first_of(p, b, 0); first != 0) invalid(text("cu_seqlens_", letter, "[0] is ", first, "; it must be 0"));
+  for (int64_t n = 0; n < p.batch; ++n) {
+    const int64_t begin = first_of(p, b, n), end = first_of(p, b, n + 1);
+    if (end < begin || end > total)
+      invalid(
+          text("cu_seqlens_", letter, "[", n + 1, "] is ", end, "; allowed: ", begin, ", where its sequence begins, to total_", letter, ", ", total));
+    if (end - begin > most)
+      invalid(text("cu_seqlens_", letter, "[", n, "] and [", n + 1, "] are ", begin, " and ", end, ", a sequence of ", end - begin,
+                   "; allowed: up to max_seqlen_", letter, ", ", most, ". Plan with a larger one"));
+  }
+}
+
+}  // namespace
+
 void validate_host_values(const Problem& p, const fattn_buffers& b) {
-  if (!p.has_seqused_k || p.empty()) return;
+  if (p.packed) {
+    check_sequence_values('q', p, b, first_query_of, p.seqlen_q, p.total_q);
+    check_sequence_values('k', p, b, first_key_of, p.seqlen_k, p.total_k);
+  }
+  if (!p.has_seqused_k || (p.empty() && !p.packed)) return;
   for (int64_t n = 0; n < p.batch; ++n)
-    if (const int64_t keys = seqlen_k_of(p, b, n); keys < 0 || keys > p.seqlen_k)
-      invalid(text("seqused_k[", n, "] is ", keys, "; allowed: 0 to seqlen_k, ", p.seqlen_k));
+    if (const Sequence s = sequence_of(p, b, n); s.keys < 0 || s.keys > s.seqlen_k)
+      invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to ", p.packed ? "the length of its sequence, " : "seqlen_k, ", s.seqlen_k));
 }
 
 }  // namespace fattn::core

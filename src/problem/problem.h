@@ -23,9 +23,17 @@ struct PairTensor {
   Strides strides;                         // of batch, query and head; keys lie side by side
 };
 
+// The rows of a batch entry: the first of them in q and in k and v (0, unless sequences are packed), how many there are, and how many keys count.
+struct Sequence {
+  int64_t q_begin = 0, seqlen_q = 0, k_begin = 0, seqlen_k = 0, keys = 0;
+};
+
 struct Problem {
   bool backward = false;
   DType dtype = DType::kF32;
+  // Of packed sequences batch is their number, seqlen_q and seqlen_k are the most that one has, and strides between batch entries are 0.
+  bool packed = false;
+  int64_t total_q = 0, total_k = 0;  // rows of packed tensors
   int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, nheads = 0, nheads_k = 0, headdim = 0, headdim_v = 0;
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  // -1: no limit. As mask() wants them: what a limit of 0 or causal say already is said once
@@ -42,17 +50,22 @@ struct Problem {
   bool deterministic = false;
   int cuda_level = 0;
 
-  bool want_lse = false, want_weights = false;
-  Strides q, k, v, o, lse, dout, dq, dk, dv;
+  bool want_lse = false, want_weights = false, has_dlse = false, has_documents = false;
+  Strides q, k, v, o, lse, dout, dq, dk, dv, dlse;
   int64_t weights_strides[4] = {};  // batch, head, query, key
   bool has_seqused_k = false, has_alibi = false;
-  int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0;
+  int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0, cu_seqlens_q_stride = 0, cu_seqlens_k_stride = 0;
+  int64_t document_q_stride = 0, document_k_stride = 0;  // between batch entries
   PairTensor bias, pair_mask, dbias;
 
   int64_t group() const { return nheads / nheads_k; }  // query heads that share a key head
   Mask mask() const { return mask(seqlen_k); }
   // Of a batch entry that has the first `keys` of seqlen_k keys.
   Mask mask(int64_t keys) const { return {seqlen_q, keys, causal, window_left, window_right}; }
+  Mask mask(const Sequence& s) const { return {s.seqlen_q, s.keys, causal, window_left, window_right}; }
+  // The tensors' rows as one dense batch has them: packed sequences are one entry of all rows, where nothing depends on which row is whose.
+  int64_t dense_batch() const { return packed ? 1 : batch; }
+  int64_t dense_rows() const { return packed ? total_q : seqlen_q; }
   // Does every score depend on its row and key beside q k?
   bool has_pair_terms() const { return has_alibi || bias.given || pair_mask.given; }
   double dropout_scale() const { return 65536.0 / (65536 - dropout_below); }  // of the weights that stay
@@ -62,7 +75,7 @@ struct Problem {
   // How many (batch entry, key head) are independent of each other, then.
   int64_t backward_units() const { return (shares_dbias_of_batch() ? 1 : batch) * (shares_dbias_of_heads() ? 1 : nheads_k); }
   bool windowed() const { return window_left >= 0 || window_right >= 0; }
-  bool empty() const { return batch == 0 || seqlen_q == 0; }  // no output row
+  bool empty() const { return packed ? total_q == 0 : batch == 0 || seqlen_q == 0; }  // no output row
 };
 
 // Throws Error(kAbi) or Error(kInvalidArgument).
@@ -74,10 +87,30 @@ void validate_buffers(const Problem& problem, const fattn_buffers& buffers);
 // Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
 void validate_host_values(const Problem& problem, const fattn_buffers& buffers);
 
-// How many keys a batch entry has.
-inline int64_t seqlen_k_of(const Problem& p, const fattn_buffers& b, int64_t batch) {
-  return p.has_seqused_k ? static_cast<const int32_t*>(b.seqused_k)[batch * p.seqused_k_stride] : p.seqlen_k;
+// Where the n-th of packed sequences begins; n may be batch, where the last one ends.
+inline int64_t first_query_of(const Problem& p, const fattn_buffers& b, int64_t n) {
+  return static_cast<const int32_t*>(b.cu_seqlens_q)[n * p.cu_seqlens_q_stride];
 }
+inline int64_t first_key_of(const Problem& p, const fattn_buffers& b, int64_t n) {
+  return static_cast<const int32_t*>(b.cu_seqlens_k)[n * p.cu_seqlens_k_stride];
+}
+
+// The rows of a batch entry.
+inline Sequence sequence_of(const Problem& p, const fattn_buffers& b, int64_t n) {
+  Sequence s{0, p.seqlen_q, 0, p.seqlen_k, p.seqlen_k};
+  if (p.packed) {
+    s.q_begin = first_query_of(p, b, n);
+    s.seqlen_q = first_query_of(p, b, n + 1) - s.q_begin;
+    s.k_begin = first_key_of(p, b, n);
+    s.keys = s.seqlen_k = first_key_of(p, b, n + 1) - s.k_begin;
+  }
+  if (p.has_seqused_k) s.keys = static_cast<const int32_t*>(b.seqused_k)[n * p.seqused_k_stride];
+  return s;
+}
+
+// Rows of packed tensors from this one on belong to no sequence.
+inline int64_t end_of_queries(const Problem& p, const fattn_buffers& b) { return p.packed ? first_query_of(p, b, p.batch) : 0; }
+inline int64_t end_of_keys(const Problem& p, const fattn_buffers& b) { return p.packed ? first_key_of(p, b, p.batch) : 0; }
 
 // Arithmetic of the problem, from the shapes alone.
 struct Cost {

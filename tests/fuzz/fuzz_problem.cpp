@@ -118,6 +118,11 @@ class Memory {
   std::vector<std::unique_ptr<uint8_t, decltype(&std::free)>> blocks_;
 };
 
+struct Sequences {
+  fattn_tensor* first;  // where they begin
+  int64_t rows, most;   // of their tensor, of one of them
+};
+
 fattn_problem problem(Bytes& in) {
   fattn_problem p{};
   p.struct_size = in.mostly<uint32_t>(sizeof p);
@@ -139,18 +144,39 @@ fattn_problem problem(Bytes& in) {
   const int32_t dtype = dtypes[in.byte() % 4];
   const int64_t batch = in.byte() % 3, seqlen_q = in.byte() % 9, seqlen_k = in.byte() % 9, nheads_k = 1 + in.byte() % 2;
   const int64_t nheads = nheads_k * (1 + in.byte() % 3), headdim = 1 + in.byte() % 18, headdim_v = 1 + in.byte() % 18;
-  p.q = tensor(in, dtype, {batch, seqlen_q, nheads, headdim});
-  p.k = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim});
-  p.v = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim_v});
-  p.o = tensor(in, dtype, {batch, seqlen_q, nheads, headdim_v});
+  const bool packed = in.byte() % 4 == 3;  // batch * seqlen rows, whose sequences have up to seqlen of them
+  const auto queries = [&](int64_t width) {
+    return packed ? tensor(in, dtype, {batch * seqlen_q, nheads, width}) : tensor(in, dtype, {batch, seqlen_q, nheads, width});
+  };
+  const auto keys = [&](int64_t width) {
+    return packed ? tensor(in, dtype, {batch * seqlen_k, nheads_k, width}) : tensor(in, dtype, {batch, seqlen_k, nheads_k, width});
+  };
+  const auto lse = [&] {
+    const int32_t of = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    return packed ? tensor(in, of, {nheads, batch * seqlen_q}) : tensor(in, of, {batch, nheads, seqlen_q});
+  };
+  p.q = queries(headdim);
+  p.k = keys(headdim);
+  p.v = keys(headdim_v);
+  p.o = queries(headdim_v);
+  if (packed) {
+    p.cu_seqlens_q = tensor(in, FATTN_I32, {batch + 1});
+    p.cu_seqlens_k = tensor(in, FATTN_I32, {batch + 1});
+    p.max_seqlen_q = in.mostly(seqlen_q);
+    p.max_seqlen_k = in.mostly(seqlen_k);
+  }
   const uint8_t optional = in.byte();
-  if (p.pass == FATTN_BACKWARD || optional % 2) p.lse = tensor(in, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, {batch, nheads, seqlen_q});
+  if (p.pass == FATTN_BACKWARD || optional % 2) p.lse = lse();
   if (optional % 8 == 7) p.weights = tensor(in, dtype, {batch, nheads, seqlen_q, seqlen_k});
   if (p.pass == FATTN_BACKWARD || optional % 16 == 15) {
-    p.dout = tensor(in, dtype, {batch, seqlen_q, nheads, headdim_v});
-    p.dq = tensor(in, dtype, {batch, seqlen_q, nheads, headdim});
-    p.dk = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim});
-    p.dv = tensor(in, dtype, {batch, seqlen_k, nheads_k, headdim_v});
+    p.dout = queries(headdim_v);
+    p.dq = queries(headdim);
+    p.dk = keys(headdim);
+    p.dv = keys(headdim_v);
+  }
+  if (in.byte() % 4 == 3) {
+    p.document_q = packed ? tensor(in, FATTN_I32, {batch * seqlen_q}) : tensor(in, FATTN_I32, {batch, seqlen_q});
+    p.document_k = packed ? tensor(in, FATTN_I32, {batch * seqlen_k}) : tensor(in, FATTN_I32, {batch, seqlen_k});
   }
   const uint8_t scores = in.byte();
   const auto pairs = [&](int32_t of) {
@@ -164,6 +190,7 @@ fattn_problem problem(Bytes& in) {
   if (scores / 16 % 2) p.dropout_state = tensor(in, FATTN_I64, {2});
   p.p_dropout = in.mostly(scores / 32 % 2 * 0.25);
   if (p.pass == FATTN_BACKWARD && scores / 64 % 2) p.dbias = pairs(in.byte() % 2 ? FATTN_F32 : dtype);
+  if (p.pass == FATTN_BACKWARD && scores / 128 % 2) p.dlse = lse();
   return p;
 }
 
@@ -194,21 +221,51 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tiny(p) || info.workspace_bytes > size_t{1} << 28) return 0;
 
   Memory memory;
-  for (fattn_tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.weights, &p.dout, &p.dq, &p.dk, &p.dv, &p.seqused_k, &p.alibi_slopes, &p.bias, &p.mask,
-                          &p.dropout_state, &p.dbias})
+  for (fattn_tensor* t : {&p.q,
+                          &p.k,
+                          &p.v,
+                          &p.o,
+                          &p.lse,
+                          &p.weights,
+                          &p.dout,
+                          &p.dq,
+                          &p.dk,
+                          &p.dv,
+                          &p.seqused_k,
+                          &p.alibi_slopes,
+                          &p.bias,
+                          &p.mask,
+                          &p.dropout_state,
+                          &p.dbias,
+                          &p.dlse,
+                          &p.cu_seqlens_q,
+                          &p.cu_seqlens_k,
+                          &p.document_q,
+                          &p.document_k})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
+  const bool packed = p.cu_seqlens_q.ndim == 1;
+  const auto number = [](const fattn_tensor& t, int64_t n) -> int32_t& { return static_cast<int32_t*>(t.data)[n * t.strides[0]]; };
   bool lengths_fit = true;
-  if (p.seqused_k.ndim == 1 && p.q.shape[1] > 0)
-    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n) {
-      auto& length = static_cast<int32_t*>(p.seqused_k.data)[n * p.seqused_k.strides[0]];
-      if (in.byte() % 8 < 7) length = static_cast<int32_t>(in.byte() % (p.k.shape[1] + 1));
+  for (const auto& [first, rows, most] :
+       {Sequences{&p.cu_seqlens_q, p.q.shape[0], p.max_seqlen_q}, Sequences{&p.cu_seqlens_k, p.k.shape[0], p.max_seqlen_k}}) {
+    if (!packed) break;
+    for (int64_t n = 0; n < first->shape[0]; ++n) {
+      const int64_t before = n == 0 ? 0 : number(*first, n - 1);
+      if (in.byte() % 16 < 15) number(*first, n) = static_cast<int32_t>(n == 0 ? 0 : before + in.byte() % (most % 16 + 1));
     }
-  if (p.seqused_k.ndim == 1 && p.q.shape[1] > 0)
-    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n) {
-      const int32_t length = static_cast<int32_t*>(p.seqused_k.data)[n * p.seqused_k.strides[0]];
-      lengths_fit = lengths_fit && length >= 0 && length <= p.k.shape[1];
+    for (int64_t n = 0; n < first->shape[0]; ++n) {
+      const int64_t before = n == 0 ? 0 : number(*first, n - 1), now = number(*first, n);
+      lengths_fit = lengths_fit && (n == 0 ? now == 0 : now >= before && now - before <= most && now <= rows);
     }
+  }
+  if (p.seqused_k.ndim == 1 && lengths_fit && (packed || p.q.shape[1] > 0)) {
+    const auto keys_of = [&](int64_t n) { return packed ? int64_t{number(p.cu_seqlens_k, n + 1)} - number(p.cu_seqlens_k, n) : p.k.shape[1]; };
+    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n)
+      if (in.byte() % 8 < 7) number(p.seqused_k, n) = static_cast<int32_t>(in.byte() % (keys_of(n) + 1));
+    for (int64_t n = 0; n < p.seqused_k.shape[0]; ++n)
+      lengths_fit = lengths_fit && number(p.seqused_k, n) >= 0 && number(p.seqused_k, n) <= keys_of(n);
+  }
   require(fattn_execute(&p) == (lengths_fit ? FATTN_OK : FATTN_ERROR_INVALID_ARGUMENT));
   return 0;
 }

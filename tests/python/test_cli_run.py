@@ -117,6 +117,49 @@ def test_what_scores_depend_on(fattn, tmp_path, layout):
     assert_close(got, expected, 3e-6)
 
 
+def test_gradient_of_lse(fattn, tmp_path):
+    tensors = inputs(np.random.default_rng(13))
+    batch, seqlen_q, heads, headdim = tensors["q"].shape
+    dlse = np.random.default_rng(14).standard_normal((batch, heads, seqlen_q)).astype(np.float32)
+    # d lse_i / d s_ij = p_ij, so that dq_i = scale dlse_i sum_j p_ij k_j: attention whose values are its keys.
+    got = run(fattn, tmp_path, tensors | {"do": np.zeros_like(tensors["do"]), "dlse": dlse}, "--verify")
+    keys = attention(tensors["q"], tensors["k"], tensors["k"], False)["o"]
+    expected = dlse.swapaxes(1, 2)[..., None] * keys / np.sqrt(headdim)
+    assert np.abs(got["dq"] - expected).max() < 2e-6 and not got["dv"].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences(fattn, tmp_path, causal):
+    rng = np.random.default_rng(15)
+    lengths = [(4, 9), (0, 3), (7, 7), (2, 5)]
+    alone = [inputs(rng, batch=1, seqlen_q=q, seqlen_k=k) for q, k in lengths]
+    tensors = {name: np.concatenate([one[name][0] for one in alone]) for name in alone[0]}
+    for name, of in (("cu_seqlens_q", 0), ("cu_seqlens_k", 1)):
+        tensors[name] = np.cumsum([0] + [one[of] for one in lengths], dtype=np.int32)
+    got = run(fattn, tmp_path, tensors, *(["--causal"] if causal else []), "--verify")
+    some = [one for one in alone if one["q"].size]  # a sequence without queries has no gradients
+    expected = [attention(one["q"], one["k"], one["v"], causal, dout=one["do"]) for one in some]
+    zeros = np.zeros_like(alone[1]["k"][0], np.float64)
+    for name in ("o", "dq", "dk", "dv"):
+        whole = [one[name][0] for one in expected]
+        if name in ("dk", "dv"):
+            whole.insert(1, zeros)
+        assert np.abs(got[name] - np.concatenate(whole)).max() < 2e-6, name
+    assert np.abs(got["lse"] - np.concatenate([one["lse"][0] for one in expected], 1)).max() < 2e-6
+    fattn("run", "--input", tmp_path / "in.safetensors", "--output", tmp_path / "out.safetensors", "--layout", "bhsd", status=2)
+
+
+def test_documents(fattn, tmp_path):
+    rng = np.random.default_rng(16)
+    tensors = inputs(rng, seqlen_q=40, seqlen_k=60)
+    ids = {"document_q": rng.integers(-1, 2, (2, 40)).astype(np.int32), "document_k": np.sort(rng.integers(-1, 2, (2, 60)).astype(np.int32))}
+    got = run(fattn, tmp_path, tensors | ids, "--verify")
+    hidden = ids["document_q"][:, None, :, None] != ids["document_k"][:, None, None, :]
+    expected = attention(tensors["q"], tensors["k"], tensors["v"], False, dout=tensors["do"], added=np.where(hidden, -np.inf, 0.0))
+    del expected["dadded"]
+    assert_close(got, expected, 2e-6)
+
+
 def test_dropout_is_its_seed(fattn, tmp_path):
     tensors = inputs(np.random.default_rng(12))
     o = [run(fattn, tmp_path, tensors, "--dropout", "0.4", "--dropout-seed", seed, "--verify")["o"] for seed in ("7", "7", "8")]

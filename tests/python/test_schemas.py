@@ -56,6 +56,7 @@ def test_with_devices(fattn, cuda_stub):
         ("support", lambda r: r["backends"][0].update(headdim_max=0)),
         ("support", lambda r: r["backends"][0].update({"pass": "both"})),
         ("support", lambda r: r.pop("gpu_architectures")),
+        ("support", lambda r: r["table"][0]["ways"].update({"backend cpu": "yes"})),
         ("support", lambda r: r["features"][0].update(supported=False)),
         ("run", lambda r: r.update(status="fine")),
         ("run", lambda r: r.update(reason="why not")),

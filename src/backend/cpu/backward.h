@@ -209,7 +209,8 @@ template <class T, class Ops>
 void backward_task(const BackwardTask& task) {
   BackwardScratch<T, Ops> scratch;
   const int64_t task_keys = task.key_end - task.key_begin;
-  scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v, !is_plain(task.inputs) || task.dbias);
+  scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v,
+                  !is_plain(task.inputs) || task.dbias || task.inputs.document_q);
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t i = 0; i < task_keys * width; i += kLanes) store(scratch.dk + i, zero());
   for (int64_t i = 0; i < task_keys * width_v; i += kLanes) store(scratch.dv + i, zero());
@@ -223,11 +224,16 @@ void backward_task(const BackwardTask& task) {
   Scalars k_columns = k_rows;
   if constexpr (Ops::kPair == 2) k_columns = Operand<T, Ops>::column_scalars(k, task.k_stride, task_keys, task.headdim, scratch.k_columns);
 
+  // Blocks without inputs, but for those of different documents.
   const bool plain = is_plain(task.inputs) && !task.dbias;
+  const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
+  const IdRange task_ids = row_ids ? ids_of(key_ids, task.key_begin, task.key_end) : IdRange{};
   const InputGradient inputs{scratch.terms, scratch.words, scratch.score_gradient, dropout_limit(task.inputs), set1(task.inputs.dropout_scale)};
-  if (!plain && !adds(task.inputs))
-    for (int64_t i = 0; i < task.block_k * kTile; i += kLanes) store(scratch.terms + i, zero());
-  if (!plain && task.inputs.dropout_below == 0)
+  const auto clear_terms = [&](int64_t keys) {
+    for (int64_t i = 0; i < keys * kTile; i += kLanes) store(scratch.terms + i, zero());
+  };
+  if (!plain && !adds(task.inputs)) clear_terms(task.block_k);
+  if ((!plain || row_ids) && task.inputs.dropout_below == 0)
     for (int64_t i = 0; i < dropout_rows(task.block_k) * kTile; i += kLanes) store_u32(scratch.words + i, set1_u32(0));
   const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;  // task.key_begin is a multiple of it
 
@@ -240,6 +246,9 @@ void backward_task(const BackwardTask& task) {
   for (int64_t head = 0; head < task.group; ++head)
     for (int64_t row0 = begin; row0 < end; row0 += kTile) {
       const int64_t rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
+      const IdRange ids = row_ids ? ids_of(row_ids, row0, row0 + rows) : IdRange{};
+      if (row_ids && !may_meet(ids, task_ids)) continue;
+      const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);  // of the tile's that have rows
       const T* q = static_cast<const T*>(task.q) + head * task.q_head_stride + row0 * task.q_stride;
       const T* dout = static_cast<const T*>(task.dout) + head * task.dout_head_stride + row0 * task.dout_stride;
       pack_lanes(Ops{}, q, task.q_stride, rows, task.headdim, scaling.sign, scratch.q_lanes);
@@ -258,16 +267,22 @@ void backward_task(const BackwardTask& task) {
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
       const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
-      for (int64_t key0 = unseen > 0 ? unseen / unit * unit : 0; key0 < keys_seen; key0 += task.block_k) {
-        const int64_t keys = keys_seen - key0 < task.block_k ? keys_seen - key0 : task.block_k;
+      KeyRange some{unseen > 0 ? unseen : 0, keys_seen};
+      if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
+      for (int64_t key0 = some.begin / unit * unit; key0 < some.end; key0 += task.block_k) {
+        const int64_t keys = some.end - key0 < task.block_k ? some.end - key0 : task.block_k;
+        const int64_t first = task.key_begin + key0;
+        const IdRange block_ids = row_ids ? ids_of(key_ids, first, first + keys) : IdRange{};
+        if (row_ids && !may_meet(ids, block_ids)) continue;
+        const bool mixed = row_ids && !are_one(ids, block_ids);
         const auto in_block = [&](int64_t key) { return key < 0 ? 0 : key < keys ? key : keys; };
         const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
         const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
-        const TilePlace at{row0, rows, task.key_begin + key0, keys};
+        const TilePlace at{row0, rows, first, keys};
         const auto products_of = [&](int64_t first_key, int64_t end_key) {
           const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
           float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
-          for_panels(0, kTileVecs, [&](int w, auto count) {
+          for_panels(0, vecs, [&](int w, auto count) {
             constexpr int kVecs = decltype(count)::value;
             product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes,
                                        kTile, unused);
@@ -288,13 +303,17 @@ void backward_task(const BackwardTask& task) {
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
-        if (adds(task.inputs)) make_terms<kTileVecs, T>(task.inputs, head, at, scratch.terms);
+        if (adds(task.inputs))
+          make_terms<kTileVecs, T>(task.inputs, head, at, scratch.terms);
+        else if (row_ids && (mixed || !plain))
+          clear_terms(keys);
+        if (mixed) hide_documents<kTileVecs>(task.inputs, at, scratch.terms, unused);
         if (task.inputs.dropout_below > 0) make_dropout_words<kTileVecs>(task.inputs, head, at, scratch.words);
         const auto gradient_with = [&](const auto& score, const auto& with) {
           softmax_gradient(Ops{}, score, with, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
         };
         const auto softmax_gradient_of = [&](const auto& score) {
-          if (plain)
+          if (plain && !mixed)
             gradient_with(score, PlainGradient{});
           else
             gradient_with(score, inputs);
@@ -306,7 +325,7 @@ void backward_task(const BackwardTask& task) {
         if (task.dbias) add_transposed<kTileVecs>(scratch.score_gradient, at, task.dbias + head * task.dbias_head_stride, task.dbias_stride);
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys || hides(task.inputs);
+        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys || hides(task.inputs) || mixed;
         if (masked && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
                        any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
           accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, head, at, scratch.dq, dk, dv);
@@ -314,11 +333,11 @@ void backward_task(const BackwardTask& task) {
         }
         const int64_t p_stride = elements<Ops>(kTile) * 4;
         product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.p_rows), p_stride}, keys, scratch.dout_columns,
-                                    copy_stride(task.headdim_v), elements<Ops>(kTile), dv, width_v, width_v / kLanes);
+                                    copy_stride(task.headdim_v), elements<Ops>(rows), dv, width_v, width_v / kLanes);
         product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.ds_rows), p_stride}, keys, scratch.q_columns,
-                                    copy_stride(task.headdim), elements<Ops>(kTile), dk, width, width / kLanes);
+                                    copy_stride(task.headdim), elements<Ops>(rows), dk, width, width / kLanes);
         const Scalars kc{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride};
-        for_panels(0, kTileVecs, [&](int w, auto count) {
+        for_panels(0, vecs, [&](int w, auto count) {
           product_by_column<Ops, decltype(count)::value>(kc, task.headdim, scratch.ds_columns + w * kLanes, kTile, elements<Ops>(keys),
                                                          scratch.dq + w * kLanes, one);
         });

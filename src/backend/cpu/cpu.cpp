@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/entries.h"
 #include "backend/cpu/executor.h"
 #include "backend/cpu/kernels.h"
 #include "shared/text.h"
@@ -71,10 +72,11 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim)
-  bool dq_in_output = false;                  // backward: dq accumulates in the output itself
-  size_t dbias = 0;                           // backward: the same for dbias
+  size_t delta = 0, dq = 0;   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
+  bool dq_in_output = false;  // backward: dq accumulates in the output itself
+  size_t dbias = 0;           // backward: the same for dbias
   bool dbias_in_output = false;
+  size_t order = 0, ends = 0;  // packed: (batch) each, see entries.h
   size_t total = 0;
 };
 
@@ -86,7 +88,8 @@ int64_t main_tasks(const Plan& plan) {
   const Problem& p = plan.problem;
   const CpuPlan& c = plan.cpu;
   switch (c.path) {
-    case CpuPlan::Path::kForward: return p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
+    case CpuPlan::Path::kForward:  // packed: at most
+      return p.packed ? p.nheads * (p.total_q / c.rows + std::min(p.batch, p.total_q)) : p.batch * p.nheads * ((p.seqlen_q + c.rows - 1) / c.rows);
     case CpuPlan::Path::kDecode: return p.batch * ((p.nheads_k + c.heads - 1) / c.heads) * c.splits;
     case CpuPlan::Path::kBackward: return p.backward_units() * c.splits;
   }
@@ -104,7 +107,7 @@ Workspace lay_out(const Plan& plan) {
                           static_cast<int>(p.headdim),
                           static_cast<int>(p.headdim_v),
                           c.heads,
-                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given};
+                          p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents};
   Workspace w;
   Layout layout;
   size_t scratch = 0;
@@ -121,11 +124,15 @@ Workspace lay_out(const Plan& plan) {
     case CpuPlan::Path::kBackward:
       scratch = kernels.backward_scratch(dtype, shape);
       w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
-      w.delta = layout.add({p.batch, p.nheads, p.seqlen_q, kFloat});
-      if (!w.dq_in_output) w.dq = layout.add({c.splits, p.batch, p.nheads, p.seqlen_q, p.headdim, kFloat});
+      w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
+      if (!w.dq_in_output) w.dq = layout.add({c.splits, p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       if (p.dbias.given && !w.dbias_in_output) w.dbias = layout.add({p.dbias.batch, p.dbias.heads, p.dbias.rows, p.seqlen_k, kFloat});
       break;
+  }
+  if (p.packed) {
+    w.order = layout.add({p.batch, static_cast<int64_t>(sizeof(int64_t))});
+    w.ends = layout.add({p.batch, static_cast<int64_t>(sizeof(int64_t))});
   }
   w.scratch_of_worker = (scratch + 63) / 64 * 64;
   w.scratch = layout.add({workers_of(plan, main_tasks(plan)), static_cast<int64_t>(w.scratch_of_worker)});
@@ -156,14 +163,22 @@ struct Call {
 
   void* scratch(int worker) const { return workspace + w.scratch + static_cast<size_t>(worker) * w.scratch_of_worker; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(workspace + offset); }
-  // The keys that a batch entry has, its mask, and that as the tasks have it.
-  int64_t keys(int64_t n) const { return seqlen_k_of(p, b, n); }
-  Mask mask(int64_t n) const { return p.mask(keys(n)); }
-  int64_t diagonal(int64_t n) const { return mask(n).ends() ? mask(n).diagonal() : keys(n); }
-  int64_t left_diagonal(int64_t n) const { return mask(n).begins() ? mask(n).left_diagonal() : kNoBegin; }
+  int64_t* numbers(size_t offset) const { return reinterpret_cast<int64_t*>(workspace + offset); }
+  // The mask of a batch entry as the tasks have it.
+  int64_t diagonal(const Sequence& s) const { return p.mask(s).ends() ? p.mask(s).diagonal() : s.keys; }
+  int64_t left_diagonal(const Sequence& s) const { return p.mask(s).begins() ? p.mask(s).left_diagonal() : kNoBegin; }
+
+  // Entries of tasks_of(sequence) tasks, each of a work that grows with work_of(sequence).
+  template <class Tasks, class Work>
+  Entries entries(const Tasks& tasks_of, const Work& work_of) const {
+    if (!p.packed) return {p.batch, tasks_of(Sequence{0, p.seqlen_q, 0, p.seqlen_k, p.seqlen_k})};
+    const auto sequence = [&](int64_t n) { return sequence_of(p, b, n); };
+    return {p.batch, numbers(w.order), numbers(w.ends), [&](int64_t n) { return tasks_of(sequence(n)); },
+            [&](int64_t n) { return work_of(sequence(n)); }};
+  }
 
   // Of the query heads from h on.
-  ScoreInputs inputs(int64_t n, int64_t h) const {
+  ScoreInputs inputs(int64_t n, int64_t h, const Sequence& s) const {
     ScoreInputs in{};
     if (p.has_alibi) in.alibi_slopes = static_cast<const float*>(b.alibi_slopes) + n * p.alibi_batch_stride + h * p.alibi_head_stride;
     in.alibi_head_stride = p.alibi_head_stride;
@@ -177,7 +192,11 @@ struct Call {
     in.mask = static_cast<const uint8_t*>(head_of(p.pair_mask, b.mask));
     in.mask_stride = p.pair_mask.strides.row;
     in.mask_head_stride = p.pair_mask.strides.head;
-    in.shift = keys(n) - p.seqlen_q;
+    if (p.has_documents) {
+      in.document_q = at(static_cast<const int32_t*>(b.document_q), n * p.document_q_stride + s.q_begin);
+      in.document_k = at(static_cast<const int32_t*>(b.document_k), n * p.document_k_stride + s.k_begin);
+    }
+    in.shift = s.keys - s.seqlen_q;
     in.dropout_below = p.dropout_below;
     in.dropout_scale = static_cast<float>(p.dropout_scale());
     if (p.dropout_below > 0) {
@@ -189,48 +208,67 @@ struct Call {
   }
 };
 
+// Where the rows of a batch entry and head begin, in elements.
+int64_t place(const Strides& s, int64_t n, int64_t row, int64_t h) { return n * s.batch + row * s.row + h * s.head; }
+
+// Rows of packed tensors that belong to no sequence see nothing: o = 0, lse = -inf.
+void finish_packed_rows(const Call& call) {
+  const Problem& p = call.p;
+  const int64_t begin = end_of_queries(p, call.b);
+  run_tasks(call.plan, (p.total_q - begin) * p.nheads, [&](int64_t i, int) {
+    const int64_t row = begin + i / p.nheads, h = i % p.nheads;
+    std::memset(at(call.b.o, place(p.o, 0, row, h), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+    if (p.want_lse) static_cast<float*>(call.b.lse)[place(p.lse, 0, row, h)] = -std::numeric_limits<float>::infinity();
+  });
+}
+
 void forward(const Call& call) {
   const Problem& p = call.p;
-  const int64_t blocks = (p.seqlen_q + call.c.rows - 1) / call.c.rows;
-  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int worker) {
-    const int64_t block = blocks - 1 - i % blocks;  // a causal mask makes the last rows the longest: first
-    const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads, hk = h / p.group();
+  const auto blocks_of = [&](const Sequence& s) { return (s.seqlen_q + call.c.rows - 1) / call.c.rows; };
+  const Entries entries = call.entries([&](const Sequence& s) { return p.nheads * blocks_of(s); }, [](const Sequence& s) { return s.keys; });
+  run_tasks(call.plan, entries.tasks(), [&](int64_t i, int worker) {
+    const auto [n, index] = entries.task(i);
+    const Sequence s = sequence_of(p, call.b, n);
+    const int64_t blocks = blocks_of(s), block = blocks - 1 - index % blocks;  // a causal mask makes the last rows the longest: first
+    const int64_t h = index / blocks, hk = h / p.group();
     ForwardTask t{};
-    t.q = at(call.b.q, n * p.q.batch + h * p.q.head, call.element);
-    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
-    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
-    t.o = at(call.b.o, n * p.o.batch + h * p.o.head, call.element);
-    t.lse = p.want_lse ? at(static_cast<float*>(call.b.lse), n * p.lse.batch + h * p.lse.head) : nullptr;
+    t.q = at(call.b.q, place(p.q, n, s.q_begin, h), call.element);
+    t.k = at(call.b.k, place(p.k, n, s.k_begin, hk), call.element);
+    t.v = at(call.b.v, place(p.v, n, s.k_begin, hk), call.element);
+    t.o = at(call.b.o, place(p.o, n, s.q_begin, h), call.element);
+    t.lse = p.want_lse ? at(static_cast<float*>(call.b.lse), place(p.lse, n, s.q_begin, h)) : nullptr;
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
     t.v_stride = p.v.row;
     t.o_stride = p.o.row;
     t.lse_stride = p.lse.row;
     t.row_begin = block * call.c.rows;
-    t.row_end = std::min(p.seqlen_q, t.row_begin + call.c.rows);
-    t.seqlen_k = call.keys(n);
-    t.diagonal = call.diagonal(n);
-    t.left_diagonal = call.left_diagonal(n);
+    t.row_end = std::min(s.seqlen_q, t.row_begin + call.c.rows);
+    t.seqlen_k = s.keys;
+    t.diagonal = call.diagonal(s);
+    t.left_diagonal = call.left_diagonal(s);
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
-    t.inputs = call.inputs(n, h);
+    t.inputs = call.inputs(n, h, s);
     t.scratch = call.scratch(worker);
     call.kernels.forward(call.dtype, t);
   });
+  if (p.packed) finish_packed_rows(call);
 }
 
 // Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|), of whole scores exp(m_c - m):
 // o = sum(a_c acc_c) / sum(a_c sum_c), with dropout times its scale, lse = m |scale| (whole: m) + log(sum(a_c sum_c)).
-void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, float* lse) {
+// Chunk c of the row is the part first + c * step.
+void merge_row(const Call& call, int64_t first, int64_t step, void* o, float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  const int64_t chunks = call.c.splits, rows = call.c.rows, dv = call.p.headdim_v;
+  const int64_t chunks = call.c.splits, dv = call.p.headdim_v;
   const float* largest = call.floats(call.w.largest);
   const float* sum = call.floats(call.w.sum);
   float* acc = call.floats(call.w.acc);
-  const auto index = [&](int64_t chunk) { return (first_chunk + chunk) * rows + row; };
+  const auto index = [&](int64_t chunk) { return first + chunk * step; };
   float m = kNone;
   for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
   const float safe = m == kNone ? 0.0f : m;
@@ -253,14 +291,20 @@ void merge_row(const Call& call, int64_t first_chunk, int64_t row, void* o, floa
 
 void decode(const Call& call) {
   const Problem& p = call.p;
-  const int64_t chunks = call.c.splits, rows = call.c.rows, sets = (p.nheads_k + call.c.heads - 1) / call.c.heads;
+  const int64_t chunks = call.c.splits, sets = (p.nheads_k + call.c.heads - 1) / call.c.heads;
+  // The part that key head hk's first row of a chunk is in. A batch entry has memory for the most rows; its own lie one behind the other.
+  const auto part_of = [&](int64_t n, int64_t hk, int64_t chunk, int64_t rows) {
+    return n * p.nheads_k * chunks * call.c.rows + (hk * chunks + chunk) * rows;
+  };
   run_tasks(call.plan, p.batch * sets * chunks, [&](int64_t i, int worker) {
     const int64_t chunk = i % chunks, n = i / chunks / sets, hk = i / chunks % sets * call.c.heads;
-    const int64_t part = (n * p.nheads_k + hk) * chunks + chunk;
+    const Sequence s = sequence_of(p, call.b, n);
+    if (s.seqlen_q == 0) return;
+    const int64_t rows = p.group() * s.seqlen_q, part = part_of(n, hk, chunk, rows);
     DecodeTask t{};
-    t.q = at(call.b.q, n * p.q.batch + hk * p.group() * p.q.head, call.element);
-    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
-    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
+    t.q = at(call.b.q, place(p.q, n, s.q_begin, hk * p.group()), call.element);
+    t.k = at(call.b.k, place(p.k, n, s.k_begin, hk), call.element);
+    t.v = at(call.b.v, place(p.v, n, s.k_begin, hk), call.element);
     t.q_stride = p.q.row;
     t.q_head_stride = p.q.head;
     t.k_stride = p.k.row;
@@ -271,37 +315,53 @@ void decode(const Call& call) {
     t.v_head_stride = p.v.head;
     t.part_stride = chunks;
     t.rows = rows;
-    t.seqlen_q = p.seqlen_q;
-    t.key_begin = first_key_of_decode(call.mask(n), p) + chunk * call.c.task_k;
-    t.key_end = std::min(call.keys(n), t.key_begin + call.c.task_k);
-    t.diagonal = call.diagonal(n);
-    t.left_diagonal = call.left_diagonal(n);
+    t.seqlen_q = s.seqlen_q;
+    t.key_begin = first_key_of_decode(p.mask(s), p) + chunk * call.c.task_k;
+    t.key_end = std::min(s.keys, t.key_begin + call.c.task_k);
+    t.diagonal = call.diagonal(s);
+    t.left_diagonal = call.left_diagonal(s);
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
-    t.inputs = call.inputs(n, hk * p.group());
-    t.max = call.floats(call.w.largest) + part * rows;
-    t.sum = call.floats(call.w.sum) + part * rows;
-    t.acc = call.floats(call.w.acc) + part * rows * p.headdim_v;
+    t.inputs = call.inputs(n, hk * p.group(), s);
+    t.max = call.floats(call.w.largest) + part;
+    t.sum = call.floats(call.w.sum) + part;
+    t.acc = call.floats(call.w.acc) + part * p.headdim_v;
     t.scratch = call.scratch(worker);
     call.kernels.decode(call.dtype, t);
   });
   run_tasks(call.plan, p.batch * p.nheads_k, [&](int64_t i, int) {
     const int64_t n = i / p.nheads_k, hk = i % p.nheads_k;
+    const Sequence s = sequence_of(p, call.b, n);
+    const int64_t rows = p.group() * s.seqlen_q;
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t h = hk * p.group() + row / p.seqlen_q, q = row % p.seqlen_q;
-      float* lse = p.want_lse ? at(static_cast<float*>(call.b.lse), n * p.lse.batch + h * p.lse.head + q * p.lse.row) : nullptr;
-      merge_row(call, i * chunks, row, at(call.b.o, n * p.o.batch + h * p.o.head + q * p.o.row, call.element), lse);
+      const int64_t h = hk * p.group() + row / s.seqlen_q, q = s.q_begin + row % s.seqlen_q;
+      float* lse = p.want_lse ? at(static_cast<float*>(call.b.lse), place(p.lse, n, q, h)) : nullptr;
+      merge_row(call, part_of(n, hk, 0, rows) + row, rows, at(call.b.o, place(p.o, n, q, h), call.element), lse);
     }
   });
+  if (p.packed) finish_packed_rows(call);
+}
+
+// Of the rows [begin, end) of (dense) batch entry n. An empty row has no gradient, whatever dlse says: its P is 0, and 0 times a NaN of dlse would be
+// NaN.
+void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_t end, float* delta) {
+  const Problem& p = call.p;
+  const auto* dlse = static_cast<const float*>(call.b.dlse) + n * p.dlse.batch + h * p.dlse.head;
+  const auto* lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+  for (int64_t row = begin; row < end; ++row)
+    if (lse[row * p.lse.row] != -std::numeric_limits<float>::infinity()) delta[row] -= dlse[row * p.dlse.row];
 }
 
 void backward(const Call& call) {
   const Problem& p = call.p;
-  // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim).
-  Strides dq{p.nheads * p.seqlen_q * p.headdim, p.headdim, p.seqlen_q * p.headdim};
-  int64_t dq_split = p.batch * dq.batch;
+  // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry
+  // there.
+  const int64_t batch = p.dense_batch(), all_rows = p.dense_rows();
+  const auto of_batch = [&](int64_t stride) { return p.packed ? 0 : stride; };
+  Strides dq{of_batch(p.nheads * all_rows * p.headdim), p.headdim, all_rows * p.headdim};
+  int64_t dq_split = batch * p.nheads * all_rows * p.headdim;
   float* dq_base = call.floats(call.w.dq);
   if (call.w.dq_in_output) {
     dq = p.dq;
@@ -309,6 +369,7 @@ void backward(const Call& call) {
     dq_base = static_cast<float*>(call.b.dq);
   }
   float* delta = call.floats(call.w.delta);
+  const Strides of_delta{of_batch(p.nheads * all_rows), 1, all_rows};
   const PairTensor& pairs = p.dbias;
   Strides dbias{pairs.heads * pairs.rows * p.seqlen_k, p.seqlen_k, pairs.rows * p.seqlen_k};
   float* dbias_base = call.floats(call.w.dbias);
@@ -322,32 +383,33 @@ void backward(const Call& call) {
   const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
   run_tasks(call.plan, dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
-  // delta = rowsum(o * dout), and zeros where dq accumulates.
-  const int64_t blocks = (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta;
-  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
+  // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
+  const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
+  run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
-    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(p.seqlen_q, begin + kRowsOfDelta);
-    call.kernels.row_dots(call.dtype, at(static_cast<const void*>(call.b.o), n * p.o.batch + h * p.o.head + begin * p.o.row, call.element), p.o.row,
-                          at(call.b.dout, n * p.dout.batch + h * p.dout.head + begin * p.dout.row, call.element), p.dout.row, end - begin,
-                          static_cast<int>(p.headdim_v), delta + (n * p.nheads + h) * p.seqlen_q + begin, 1);
+    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
+    call.kernels.row_dots(call.dtype, at(static_cast<const void*>(call.b.o), place(p.o, n, begin, h), call.element), p.o.row,
+                          at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
+                          delta + place(of_delta, n, begin, h), 1);
+    if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
     for (int64_t split = 0; split < call.c.splits; ++split)
-      for (int64_t row = begin; row < end; ++row)
-        std::fill_n(dq_base + split * dq_split + n * dq.batch + h * dq.head + row * dq.row, p.headdim, 0.0f);
+      for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
   // A (batch, key head, split): its super-blocks one after the other, each adding to the split's dq.
   const auto walk = [&](int64_t n, int64_t hk, int64_t split, int worker) {
-    const int64_t h = hk * p.group(), keys = call.keys(n);
+    const int64_t h = hk * p.group();
+    const Sequence s = sequence_of(p, call.b, n);
     BackwardTask t{};
-    t.q = at(call.b.q, n * p.q.batch + h * p.q.head, call.element);
-    t.k = at(call.b.k, n * p.k.batch + hk * p.k.head, call.element);
-    t.v = at(call.b.v, n * p.v.batch + hk * p.v.head, call.element);
-    t.dout = at(call.b.dout, n * p.dout.batch + h * p.dout.head, call.element);
-    t.lse = at(static_cast<const float*>(call.b.lse), n * p.lse.batch + h * p.lse.head);
-    t.delta = delta + (n * p.nheads + h) * p.seqlen_q;
-    t.dq = at(dq_base, split * dq_split + n * dq.batch + h * dq.head);
-    t.dk = at(call.b.dk, n * p.dk.batch + hk * p.dk.head, call.element);
-    t.dv = at(call.b.dv, n * p.dv.batch + hk * p.dv.head, call.element);
+    t.q = at(call.b.q, place(p.q, n, s.q_begin, h), call.element);
+    t.k = at(call.b.k, place(p.k, n, s.k_begin, hk), call.element);
+    t.v = at(call.b.v, place(p.v, n, s.k_begin, hk), call.element);
+    t.dout = at(call.b.dout, place(p.dout, n, s.q_begin, h), call.element);
+    t.lse = at(static_cast<const float*>(call.b.lse), place(p.lse, n, s.q_begin, h));
+    t.delta = delta + place(of_delta, n, s.q_begin, h);
+    t.dq = at(dq_base, split * dq_split + place(dq, n, s.q_begin, h));
+    t.dk = at(call.b.dk, place(p.dk, n, s.k_begin, hk), call.element);
+    t.dv = at(call.b.dv, place(p.dv, n, s.k_begin, hk), call.element);
     t.q_stride = p.q.row;
     t.k_stride = p.k.row;
     t.v_stride = p.v.row;
@@ -360,28 +422,28 @@ void backward(const Call& call) {
     t.q_head_stride = p.q.head;
     t.dout_head_stride = p.dout.head;
     t.lse_head_stride = p.lse.head;
-    t.delta_head_stride = p.seqlen_q;
+    t.delta_head_stride = of_delta.head;
     t.dq_head_stride = dq.head;
     t.group = p.group();
-    t.seqlen_q = p.seqlen_q;
-    t.seqlen_k = p.seqlen_k;
-    t.diagonal = call.diagonal(n);
-    t.left_diagonal = call.left_diagonal(n);
+    t.seqlen_q = s.seqlen_q;
+    t.seqlen_k = s.seqlen_k;
+    t.diagonal = call.diagonal(s);
+    t.left_diagonal = call.left_diagonal(s);
     t.block_k = call.c.block_k;
     t.headdim = static_cast<int>(p.headdim);
     t.headdim_v = static_cast<int>(p.headdim_v);
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
-    t.inputs = call.inputs(n, h);
+    t.inputs = call.inputs(n, h, s);
     if (pairs.given) t.dbias = at(dbias_base, (pairs.batch > 1 ? n : 0) * dbias.batch + (pairs.heads > 1 ? h : 0) * dbias.head);
     t.dbias_stride = pairs.rows > 1 ? dbias.row : 0;
     t.dbias_head_stride = pairs.heads > 1 ? dbias.head : 0;
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
-    for (int64_t begin = split * call.c.task_k; begin < p.seqlen_k; begin += call.c.splits * call.c.task_k) {
-      const int64_t end = std::min(p.seqlen_k, begin + call.c.task_k);
+    for (int64_t begin = split * call.c.task_k; begin < s.seqlen_k; begin += call.c.splits * call.c.task_k) {
+      const int64_t end = std::min(s.seqlen_k, begin + call.c.task_k);
       t.key_begin = begin;
-      t.key_end = std::clamp(keys, begin, end);
+      t.key_end = std::clamp(s.keys, begin, end);
       if (t.key_begin < t.key_end) call.kernels.backward(call.dtype, t);
       for (int64_t key = t.key_end; key < end; ++key) {  // keys that the batch entry does not have
         std::memset(at(t.dk, key * p.dk.row, call.element), 0, static_cast<size_t>(p.headdim) * call.element);
@@ -392,10 +454,19 @@ void backward(const Call& call) {
   // What adds to the same dbias is done one after the other, in order.
   const int64_t entries = p.shares_dbias_of_batch() ? p.batch : 1, heads = p.shares_dbias_of_heads() ? p.nheads_k : 1;
   const int64_t head_units = p.nheads_k / heads;
+  const Entries order = call.entries([&](const Sequence&) { return head_units * call.c.splits; },
+                                     [](const Sequence& s) { return static_cast<double>(s.seqlen_q) * static_cast<double>(s.keys); });
   run_tasks(call.plan, p.backward_units() * call.c.splits, [&](int64_t i, int worker) {
-    const int64_t split = i % call.c.splits, unit = i / call.c.splits;
-    for (int64_t n = unit / head_units * entries; n < (unit / head_units + 1) * entries; ++n)
-      for (int64_t hk = unit % head_units * heads; hk < (unit % head_units + 1) * heads; ++hk) walk(n, hk, split, worker);
+    const auto [entry, index] = order.task(i);  // the first, if all entries are one unit
+    const int64_t split = index % call.c.splits, unit = index / call.c.splits;
+    const int64_t first = entries > 1 ? 0 : entry;
+    for (int64_t n = first; n < first + entries; ++n)
+      for (int64_t hk = unit * heads; hk < (unit + 1) * heads; ++hk) walk(n, hk, split, worker);
+  });
+  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0, [&](int64_t i, int) {  // keys of no sequence
+    const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
+    std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
+    std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
   });
 
   if (pairs.given && !call.w.dbias_in_output)
@@ -408,12 +479,12 @@ void backward(const Call& call) {
     });
 
   if (call.w.dq_in_output) return;
-  run_tasks(call.plan, p.batch * p.nheads * blocks, [&](int64_t i, int) {
+  run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
-    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(p.seqlen_q, begin + kRowsOfDelta);
+    const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.sum_rows(call.dtype, dq_base + n * dq.batch + h * dq.head + row * dq.row, dq_split, call.c.splits, p.headdim,
-                            at(call.b.dq, n * p.dq.batch + h * p.dq.head + row * p.dq.row, call.element));
+      call.kernels.sum_rows(call.dtype, dq_base + place(dq, n, row, h), dq_split, call.c.splits, p.headdim,
+                            at(call.b.dq, place(p.dq, n, row, h), call.element));
   });
 }
 

@@ -126,6 +126,13 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
       }
     }
     if (adds(task.inputs)) add_row_terms<T>(task, h, key0 + j, n, s.scores + j);
+    if (const int32_t* ids = task.inputs.document_q) {
+      const U32 key_ids = load_ids(task.inputs.document_k + key0 + j, n);
+      for (int64_t r = 0; r < task.rows; ++r) {
+        float* scores = s.scores + r * kDecodeBlock + j;
+        store(scores, keep_same(load(scores), key_ids, set1_u32(static_cast<uint32_t>(ids[r % task.seqlen_q]))));
+      }
+    }
     // Row r sees the keys from its own beginning to its own end; lanes outside, and beyond the chunk, are hidden.
     const int64_t first = key0 + j, last_begin = task.seqlen_q - 1 + task.left_diagonal;
     if (first + kLanes <= task.key_end && first + kLanes <= task.diagonal && first >= last_begin) continue;
@@ -166,13 +173,14 @@ void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeH
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if bias or
-// mask may hide an Inf or NaN.
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if documents,
+// bias or mask may hide an Inf or NaN.
 template <class T>
 void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys, Ahead ahead) {
   const int64_t width_v = round_up(task.headdim_v, kLanes);
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
-  const bool poisoned = hides(task.inputs) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
+  const bool poisoned =
+      (hides(task.inputs) || task.inputs.document_q) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
   const int64_t end = poisoned ? 0 : in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
   const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
@@ -204,9 +212,11 @@ void decode_task(const DecodeTask& task) {
   DecodeScratch s;
   s.lay_out(static_cast<char*>(task.scratch), task.heads, task.rows, task.headdim, task.headdim_v);
   const int64_t width_v = round_up(task.headdim_v, kLanes);
+  const IdRange ids = task.inputs.document_q ? ids_of(task.inputs.document_q, 0, task.seqlen_q) : IdRange{};
   for (int64_t h = 0; h < task.heads; ++h) begin_decode(task, DecodeHead<T>(task, s, h));
   for (int64_t key0 = task.key_begin; key0 < task.key_end; key0 += kDecodeBlock) {
     const int64_t left = task.key_end - key0, keys = left < kDecodeBlock ? left : kDecodeBlock;
+    if (task.inputs.document_q && !may_meet(ids, ids_of(task.inputs.document_k, key0, key0 + keys))) continue;
     for (int64_t h = 0; h < task.heads; ++h) {
       const DecodeHead<T> head(task, s, h);
       block_scores(task, s, head, h, key0, keys);

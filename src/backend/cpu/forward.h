@@ -173,11 +173,12 @@ FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t
 }
 
 // A block of keys for one panel of kVecs vectors of query rows, the first of which is lane 0 here; `at` says which. Lane i sees
-// the keys [first_seen + i, first_hidden + i) of the block. `poisoned`: V has an Inf or NaN at a key that some row of the tile does not see.
+// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `poisoned`: V has an Inf or NaN at a key that some row
+// of the tile does not see.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
                                              Scalars k, Scalars v, const T* v_rows, TilePlace at, int64_t first_seen, int64_t first_hidden,
-                                             bool poisoned) {
+                                             bool mixed, bool poisoned) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const ScoreInputs& inputs = task.inputs;
@@ -202,6 +203,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
 
   F32 top[kVecs], old[kVecs], unused[kVecs];
   for (int w = 0; w < kVecs; ++w) top[w] = old[w] = unused[w] = load(tile.largest + lane0 + w * kLanes);
+  F32* const seen_top = mixed ? unused : top;  // what documents leave is known in the end
   const int64_t steps = elements<Ops>(task.headdim);
   at.keys = n;
   const bool capped = task.softcap > 0, added = adds(inputs), products_only = !capped && !added;
@@ -216,7 +218,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
       products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, unused);
     }
   } else {
-    products_of(seen, whole, top);
+    products_of(seen, whole, seen_top);
     if (seen > 0) products_of(0, seen, unused);
     if (whole < n) products_of(whole, n, unused);
   }
@@ -228,12 +230,13 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
       if (capped) cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scores, end - begin, added ? unused : largest);
       if (added) add_terms<kVecs>(capped ? 1.0 : magnitude, scratch.terms + begin * kStride, hides(inputs), scores, end - begin, largest);
     };
-    whole_scores_of(seen, whole, top);
+    whole_scores_of(seen, whole, seen_top);
     if (seen > 0) whole_scores_of(0, seen, unused);
     if (whole < n) whole_scores_of(whole, n, unused);
   }
-  if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, top);
-  if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, top);
+  if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, seen_top);
+  if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, seen_top);
+  if (mixed) hide_documents<kVecs>(inputs, at, scratch.scores, top);
 
   // A row that has seen nothing yet has the maximum -inf; subtracting 0 instead keeps -inf - -inf = NaN away.
   const float factor = Exponent(task).factor;
@@ -301,35 +304,64 @@ void forward_task(const ForwardTask& task) {
   }
 
   const int64_t seen = task.row_end - 1 + task.diagonal;  // keys that the last row sees
-  const int64_t keys = seen < task.seqlen_k ? seen : task.seqlen_k;
+  int64_t keys = seen < task.seqlen_k ? seen : task.seqlen_k;
   const int64_t unseen = task.row_begin + task.left_diagonal;  // keys that not even the first row sees
-  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1;
-  for (int64_t key0 = unseen > 0 ? unseen / unit * unit : 0; key0 < keys; key0 += task.block_k) {
+  int64_t first_key = unseen > 0 ? unseen : 0;
+  const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
+  IdRange ids{}, tile_ids[ForwardScratch<T, Ops>::kMaxTiles];
+  if (row_ids) {
+    ids = ids_of(row_ids, task.row_begin, task.row_end);
+    const KeyRange some = keys_of(ids, key_ids, first_key, keys);
+    first_key = some.begin;
+    keys = some.end;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t row0 = task.row_begin + t * kTile;
+      tile_ids[t] = ids_of(row_ids, row0, task.row_end - row0 < kTile ? task.row_end : row0 + kTile);
+    }
+  }
+  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : 1, part_unit = unit > 1 ? unit : Ops::kPair;
+  for (int64_t key0 = first_key / unit * unit; key0 < keys; key0 += task.block_k) {
     const int64_t block = keys - key0 < task.block_k ? keys - key0 : task.block_k;
+    const IdRange block_ids = row_ids ? ids_of(key_ids, key0, key0 + block) : IdRange{};
+    if (row_ids && !may_meet(ids, block_ids)) continue;
     const T* k_rows = static_cast<const T*>(task.k) + key0 * task.k_stride;
     const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
     const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k);
     const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v);
     const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
     for (int64_t t = 0; t < tiles; ++t) {
+      // The tile's part of the block: all of it, or what is of its documents.
+      KeyRange part{0, block};
+      bool mixed = false;
+      if (row_ids) {
+        part = keys_of(tile_ids[t], key_ids + key0, 0, block);
+        if (part.begin == part.end) continue;
+        part.begin -= part.begin % part_unit;
+        mixed = !are_one(tile_ids[t], ids_of(key_ids + key0, part.begin, part.end));
+      }
+      const int64_t key_begin = key0 + part.begin, keys_here = part.end - part.begin;
+      const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part{v.data + part.begin / Ops::kPair * v.stride, v.stride};
+      const T* values = v_rows + part.begin * task.v_stride;
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
       const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
-      // For the tile's first row; what [seen_from, first_hidden) leaves of the block, some row does not see.
-      const int64_t first_hidden = row0 + task.diagonal - key0, first_seen = row0 + task.left_diagonal - key0, seen_from = first_seen + here - 1;
+      // For the tile's first row; what [seen_from, first_hidden) leaves of the part, some row does not see.
+      const int64_t first_hidden = row0 + task.diagonal - key_begin, first_seen = row0 + task.left_diagonal - key_begin,
+                    seen_from = first_seen + here - 1;
       const auto nonfinite = [&](int64_t from, int64_t to) {
         from = from < 0 ? 0 : from;
-        to = to < block ? to : block;
-        return from < to && any_nonfinite(v_rows + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
+        to = to < keys_here ? to : keys_here;
+        return from < to && any_nonfinite(values + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
-      const bool poisoned = all_poisoned || nonfinite(first_hidden, block) || nonfinite(0, seen_from);
+      const bool poisoned = all_poisoned || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
       const auto panel = [&](int w, auto count) {
         constexpr int kVecs = decltype(count)::value;
         const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
-        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key0, block};
-        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k, v, v_rows, at, first_seen + lane0, first_hidden + lane0, poisoned);
+        const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key_begin, keys_here};
+        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k_part, v_part, values, at, first_seen + lane0, first_hidden + lane0, mixed,
+                                     poisoned);
       };
-      if (kPanelVecs == 4 && (first_hidden < block || seen_from > 0)) {
+      if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.
         for (int w = 0; w < vecs; w += 2) {
           if (w + 2 <= vecs)

@@ -10,6 +10,8 @@
 //
 #include "backend/cpu/score_inputs.h"
 //
+#include "backend/cpu/documents.h"
+//
 #include "backend/cpu/forward.h"
 //
 #include "backend/cpu/backward.h"

@@ -30,6 +30,7 @@ struct ScoreInputs {
   const float* alibi_slopes;
   const void* bias;  // of the task's dtype or, with bias_fp32, fp32; keys side by side
   const uint8_t* mask;
+  const int32_t *document_q, *document_k;  // ids of rows and keys: a pair of different ones is hidden (documents.h)
   int64_t alibi_head_stride, bias_stride, bias_head_stride, mask_stride, mask_head_stride;
   bool bias_fp32;
   int64_t shift;          // seqlen_k - seqlen_q: query i is aligned with key i + shift

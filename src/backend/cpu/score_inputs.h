@@ -118,9 +118,10 @@ FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
   return where_equal(term, hidden, hidden, fma(score, scale, term));
 }
 
-// Is a pair hidden by bias or mask? For the rare ways that go pair by pair.
+// Is a pair hidden by document, bias or mask? For the rare ways that go pair by pair.
 template <class T>
 bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
+  if (in.document_q && in.document_q[row] != in.document_k[key]) return true;
   if (in.mask && in.mask[head * in.mask_head_stride + row * in.mask_stride + key] == 0) return true;
   if (!in.bias) return false;
   const int64_t at = head * in.bias_head_stride + row * in.bias_stride + key;

@@ -47,11 +47,21 @@ double dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
-// All rows of one head of k or v.
-std::vector<Vector> rows(const void* base, DType dtype, const Strides& s, int64_t b, int64_t n, int64_t h, int64_t headdim) {
+// All rows of one head of k or v that belong to batch entry b.
+std::vector<Vector> rows(const void* base, DType dtype, const Strides& s, int64_t b, const Sequence& at, int64_t h, int64_t headdim) {
   std::vector<Vector> all;
-  for (int64_t j = 0; j < n; ++j) all.push_back(row(base, dtype, s, b, j, h, headdim));
+  for (int64_t j = 0; j < at.seqlen_k; ++j) all.push_back(row(base, dtype, s, b, at.k_begin + j, h, headdim));
   return all;
+}
+
+void store_row(void* base, DType dtype, const Strides& s, int64_t b, int64_t i, int64_t h, const Vector& x) {
+  const int64_t at = b * s.batch + i * s.row + h * s.head;
+  for (size_t d = 0; d < x.size(); ++d) store(base, dtype, at + static_cast<int64_t>(d), x[d]);
+}
+// Rows of packed tensors that belong to no sequence: zeros.
+void clear_rows(void* base, DType dtype, const Strides& s, int64_t begin, int64_t end, int64_t heads, int64_t headdim) {
+  for (int64_t i = begin; i < end; ++i)
+    for (int64_t h = 0; h < heads; ++h) store_row(base, dtype, s, 0, i, h, Vector(static_cast<size_t>(headdim), 0.0));
 }
 
 // What becomes of a product q k before the softmax.
@@ -78,12 +88,15 @@ double kept_of(const Seen& s, double x) { return s.kept == 0 ? 0 : s.kept * x; }
 // One head of a batch entry, its masks and what is added to its scores.
 class Head {
  public:
-  Head(const Problem& p, const fattn_buffers& b, int64_t n, int64_t h) : p_(p), b_(b), n_(n), h_(h), keys_(seqlen_k_of(p, b, n)) {}
+  Head(const Problem& p, const fattn_buffers& b, int64_t n, int64_t h) : p_(p), b_(b), n_(n), h_(h), at_(sequence_of(p, b, n)) {}
 
   std::vector<Seen> seen(const Vector& q, const std::vector<Vector>& k, int64_t i) const {
-    const Mask mask = p_.mask(keys_);
+    const Mask mask = p_.mask(at_);
     std::vector<Seen> all;
     for (int64_t j = mask.visible_begin(i); j < mask.visible_end(i); ++j) {
+      if (p_.has_documents &&
+          id_of(b_.document_q, p_.document_q_stride, at_.q_begin + i) != id_of(b_.document_k, p_.document_k_stride, at_.k_begin + j))
+        continue;
       if (p_.pair_mask.given && static_cast<const uint8_t*>(b_.mask)[at(p_.pair_mask, i, j)] == 0) continue;
       const double bias = p_.bias.given ? load(b_.bias, p_.bias.dtype, at(p_.bias, i, j)) : 0.0;
       if (bias == -std::numeric_limits<double>::infinity()) continue;  // hides, as a mask does
@@ -97,10 +110,11 @@ class Head {
   int64_t at(const PairTensor& t, int64_t i, int64_t j) const { return n_ * t.strides.batch + h_ * t.strides.head + i * t.strides.row + j; }
 
  private:
+  int32_t id_of(const void* ids, int64_t stride, int64_t row) const { return static_cast<const int32_t*>(ids)[n_ * stride + row]; }
   double alibi(int64_t i, int64_t j) const {
     if (!p_.has_alibi) return 0;
     const double slope = static_cast<const float*>(b_.alibi_slopes)[n_ * p_.alibi_batch_stride + h_ * p_.alibi_head_stride];
-    return -slope * std::fabs(static_cast<double>(i + keys_ - p_.seqlen_q - j));
+    return -slope * std::fabs(static_cast<double>(i + at_.keys - at_.seqlen_q - j));
   }
   double kept(int64_t i, int64_t j) const {
     if (p_.dropout_below == 0) return 1;
@@ -111,7 +125,8 @@ class Head {
 
   const Problem& p_;
   const fattn_buffers& b_;
-  int64_t n_, h_, keys_;
+  int64_t n_, h_;
+  Sequence at_;
 };
 
 // log(sum(exp(s))): -inf for an empty row, NaN if a score is NaN.
@@ -127,13 +142,17 @@ double log_sum_exp(const std::vector<Seen>& seen) {
 
 void forward(const Problem& p, const fattn_buffers& b) {
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const auto store_lse = [&](int64_t n, int64_t row, int64_t h, double lse) {
+    if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + row * p.lse.row + h * p.lse.head, lse);
+  };
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t h = 0; h < p.nheads; ++h) {
-      const auto k = rows(b.k, p.dtype, p.k, n, p.seqlen_k, h / p.group(), p.headdim);
-      const auto v = rows(b.v, p.dtype, p.v, n, p.seqlen_k, h / p.group(), p.headdim_v);
+      const Sequence at = sequence_of(p, b, n);
+      const auto k = rows(b.k, p.dtype, p.k, n, at, h / p.group(), p.headdim);
+      const auto v = rows(b.v, p.dtype, p.v, n, at, h / p.group(), p.headdim_v);
       const Head head(p, b, n, h);
-      for (int64_t i = 0; i < p.seqlen_q; ++i) {
-        const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, i, h, p.headdim), k, i);
+      for (int64_t i = 0; i < at.seqlen_q; ++i) {
+        const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, at.q_begin + i, h, p.headdim), k, i);
         const double lse = log_sum_exp(seen);
         // A row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf.
         const bool empty = lse == -std::numeric_limits<double>::infinity();
@@ -145,14 +164,18 @@ void forward(const Problem& p, const fattn_buffers& b) {
           if (p.want_weights) weights[s.key] = weight;
         }
         if (std::isnan(lse)) std::fill(o.begin(), o.end(), lse);  // whatever is dropped
-        for (int64_t d = 0; d < p.headdim_v; ++d) store(b.o, p.dtype, n * p.o.batch + i * p.o.row + h * p.o.head + d, o[static_cast<size_t>(d)]);
-        if (p.want_lse) store(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head, lse);
+        store_row(b.o, p.dtype, p.o, n, at.q_begin + i, h, o);
+        store_lse(n, at.q_begin + i, h, lse);
         for (size_t j = 0; j < weights.size(); ++j) {
           const int64_t* ws = p.weights_strides;
           store(b.weights, p.dtype, n * ws[0] + h * ws[1] + i * ws[2] + static_cast<int64_t>(j) * ws[3], weights[j]);
         }
       }
     }
+  if (!p.packed) return;
+  clear_rows(b.o, p.dtype, p.o, end_of_queries(p, b), p.total_q, p.nheads, p.headdim_v);
+  for (int64_t i = end_of_queries(p, b); i < p.total_q; ++i)
+    for (int64_t h = 0; h < p.nheads; ++h) store_lse(0, i, h, -std::numeric_limits<double>::infinity());
 }
 
 // The gradient of a bias, summed in float64.
@@ -186,18 +209,21 @@ void backward(const Problem& p, const fattn_buffers& b) {
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t hk = 0; hk < p.nheads_k; ++hk) {
-      const auto k = rows(b.k, p.dtype, p.k, n, p.seqlen_k, hk, p.headdim);
-      const auto v = rows(b.v, p.dtype, p.v, n, p.seqlen_k, hk, p.headdim_v);
+      const Sequence at = sequence_of(p, b, n);
+      const auto k = rows(b.k, p.dtype, p.k, n, at, hk, p.headdim);
+      const auto v = rows(b.v, p.dtype, p.v, n, at, hk, p.headdim_v);
       std::vector<Vector> dk(k.size(), Vector(static_cast<size_t>(p.headdim), 0.0));
       std::vector<Vector> dv(v.size(), Vector(static_cast<size_t>(p.headdim_v), 0.0));
       for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
         const Head head(p, b, n, h);
-        for (int64_t i = 0; i < p.seqlen_q; ++i) {
-          const Vector q = row(b.q, p.dtype, p.q, n, i, h, p.headdim);
-          const Vector o = row(b.o, p.dtype, p.o, n, i, h, p.headdim_v);
-          const Vector dout = row(b.dout, p.dtype, p.dout, n, i, h, p.headdim_v);
-          const double lse = load(b.lse, lse_dtype, n * p.lse.batch + i * p.lse.row + h * p.lse.head);
-          const double delta = dot(o, dout);
+        for (int64_t i = 0; i < at.seqlen_q; ++i) {
+          const int64_t in_q = at.q_begin + i;
+          const Vector q = row(b.q, p.dtype, p.q, n, in_q, h, p.headdim);
+          const Vector o = row(b.o, p.dtype, p.o, n, in_q, h, p.headdim_v);
+          const Vector dout = row(b.dout, p.dtype, p.dout, n, in_q, h, p.headdim_v);
+          const double lse = load(b.lse, lse_dtype, n * p.lse.batch + in_q * p.lse.row + h * p.lse.head);
+          const double dlse = p.has_dlse ? load(b.dlse, lse_dtype, n * p.dlse.batch + in_q * p.dlse.row + h * p.dlse.head) : 0.0;
+          const double delta = dot(o, dout) - dlse;  // dlse_i p_ij is what lse adds to ds_ij
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
           const bool empty = lse == -std::numeric_limits<double>::infinity();
           for (const Seen& s : head.seen(q, k, i)) {
@@ -212,16 +238,19 @@ void backward(const Problem& p, const fattn_buffers& b) {
               dk[j][d] += ds * q[d];
             }
           }
-          for (int64_t d = 0; d < p.headdim; ++d) store(b.dq, p.dtype, n * p.dq.batch + i * p.dq.row + h * p.dq.head + d, dq[static_cast<size_t>(d)]);
+          store_row(b.dq, p.dtype, p.dq, n, in_q, h, dq);
         }
       }
-      for (int64_t j = 0; j < p.seqlen_k; ++j) {
-        for (int64_t d = 0; d < p.headdim; ++d)
-          store(b.dk, p.dtype, n * p.dk.batch + j * p.dk.row + hk * p.dk.head + d, dk[static_cast<size_t>(j)][static_cast<size_t>(d)]);
-        for (int64_t d = 0; d < p.headdim_v; ++d)
-          store(b.dv, p.dtype, n * p.dv.batch + j * p.dv.row + hk * p.dv.head + d, dv[static_cast<size_t>(j)][static_cast<size_t>(d)]);
+      for (int64_t j = 0; j < at.seqlen_k; ++j) {
+        store_row(b.dk, p.dtype, p.dk, n, at.k_begin + j, hk, dk[static_cast<size_t>(j)]);
+        store_row(b.dv, p.dtype, p.dv, n, at.k_begin + j, hk, dv[static_cast<size_t>(j)]);
       }
     }
+  if (p.packed) {
+    clear_rows(b.dq, p.dtype, p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
+    clear_rows(b.dk, p.dtype, p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
+    clear_rows(b.dv, p.dtype, p.dv, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim_v);
+  }
   if (p.dbias.given) dbias.write(b);
 }
 

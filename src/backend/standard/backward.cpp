@@ -9,14 +9,15 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// delta = rowsum(o dout)
+// delta = rowsum(o dout) - dlse; of an empty row, which has no gradient, dlse (null: absent) is not looked at.
 template <class E>
-void delta_rows(const Problem& p, const E* o, Matrix dout, int64_t rows, float* line, float* delta) {
+void delta_rows(const Problem& p, const E* o, Matrix dout, const float* lse, const float* dlse, int64_t rows, float* line, float* delta) {
   for (int64_t r = 0; r < rows; ++r) {
     row_passes<E>().load(o + r * p.o.row, line, p.headdim_v);
     const float* dout_row = dout.data + r * dout.ld;
     double sum = 0;
     for (int64_t d = 0; d < p.headdim_v; ++d) sum += static_cast<double>(line[d]) * static_cast<double>(dout_row[d]);
+    if (dlse && lse[r * p.lse.row] != -kInf) sum -= static_cast<double>(dlse[r * p.dlse.row]);
     delta[r] = static_cast<float>(sum);
   }
 }
@@ -46,7 +47,8 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
   const Scale scale(p.softmax_scale);
   const Matrix q_rows = matrix_of(q, p.q.row, rows, p.headdim, scratch + at.block[0]);
   const Matrix dout_rows = matrix_of(dout, p.dout.row, rows, p.headdim_v, scratch + at.block[1]);
-  delta_rows(p, o, dout_rows, rows, line, delta);
+  const float* dlse = p.has_dlse ? at_offset<const float>(call.buffers.dlse, b * p.dlse.batch + h * p.dlse.head + row * p.dlse.row) : nullptr;
+  delta_rows(p, o, dout_rows, lse, dlse, rows, line, delta);
   OutputRows<E> out(dq, p.dq.row, rows, p.headdim, scratch + at.output[0]);
   if (p.seqlen_k == 0) out.clear();
 

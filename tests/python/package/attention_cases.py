@@ -24,6 +24,11 @@ class Case:
     softmax_scale: float | None = None
     window: tuple[int, int] | None = None
     softcap: float = 0.0
+    lengths: bool = False
+    alibi: str = ""  # the dimensions of the slopes: "h" or "bh"
+    bias: str = ""  # those that are not 1, of "bhqk"
+    mask: str = ""
+    dropout_p: float = 0.0
 
     @property
     def name(self) -> str:
@@ -34,7 +39,14 @@ class Case:
             name += f"-scale{self.softmax_scale:g}"
         if self.window:
             name += "-window{}_{}".format(*self.window)
-        return f"{name}-softcap{self.softcap:g}" if self.softcap else name
+        if self.softcap:
+            name += f"-softcap{self.softcap:g}"
+        for what in ("alibi", "bias", "mask"):
+            if getattr(self, what):
+                name += f"-{what}_{getattr(self, what)}"
+        if self.dropout_p:
+            name += f"-dropout{self.dropout_p:g}"
+        return f"{name}-lengths" if self.lengths else name
 
     @property
     def options(self) -> dict:
@@ -73,6 +85,25 @@ CASES += [dataclasses.replace(shape, dtype=dtype, softcap=softcap, softmax_scale
           for dtype, shape, softcap in itertools.product(("float32", "bfloat16", "float16", "float64"), (SHAPES[0], SHAPES[2]), (2.0, 50.0))]
 CASES += [dataclasses.replace(SHAPES[2], dtype=dtype, causal=True, window=(30, 0), softcap=20.0) for dtype in ("float32", "bfloat16")]
 
+# What a score depends on beside q and k: each by itself, in every shape, and all of it.
+_FEATURES = [
+    {"lengths": True, "causal": True},
+    {"lengths": True, "window": (9, 3)},
+    {"alibi": "h"},
+    {"alibi": "bh", "causal": True, "lengths": True},
+    {"bias": "bhqk"},
+    {"bias": "hqk", "causal": True},
+    {"bias": "bk", "softcap": 5.0},
+    {"mask": "qk"},
+    {"mask": "bhk", "causal": True},
+    {"dropout_p": 0.25},
+    {"lengths": True, "alibi": "h", "bias": "qk", "mask": "bqk", "dropout_p": 0.1, "causal": True, "window": (40, 0), "softcap": 20.0},
+]
+_WIDE = Case(2, 65, 97, 6, 3, 40, 40)
+SCORE_CASES = [dataclasses.replace(shape, dtype=dtype, **features)
+               for (dtype, shape), features in itertools.product((("float32", _WIDE), ("bfloat16", _WIDE), ("float64", SHAPES[4])), _FEATURES)]
+SCORE_CASES += [dataclasses.replace(SHAPES[3], dtype="float16", lengths=True, alibi="h"), dataclasses.replace(SHAPES[8], bias="hqk", dropout_p=0.5)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -82,8 +113,30 @@ class Prepared:
     k: np.ndarray
     v: np.ndarray
     dout: np.ndarray
+    scores: reference.Scores
     expected: reference.Results
     allowed: reference.Results
+
+
+def _scores(case: Case, random: np.random.Generator) -> reference.Scores:
+    """The numbers of a bias are of bfloat16, so that every dtype holds them."""
+    sizes = {"b": case.batch, "h": case.nheads, "q": case.seqlen_q, "k": case.seqlen_k}
+
+    def pairs(dimensions: str) -> np.ndarray:
+        return random.standard_normal([sizes[name] if name in dimensions else 1 for name in "bhqk"])
+
+    scores = reference.Scores(dropout_p=case.dropout_p)
+    if case.lengths:
+        scores.seqused_k = random.integers(0, case.seqlen_k + 1, case.batch).astype(np.int32)
+    if case.alibi:
+        scores.alibi_slopes = random.random([sizes[name] for name in case.alibi]).astype(np.float32)
+    if case.bias:
+        scores.bias = pairs(case.bias).astype(reference.NUMPY["bfloat16"]).astype(np.float64)
+    if case.mask:
+        scores.mask = pairs(case.mask) > -0.5
+    if case.dropout_p:
+        scores.dropout_state = random.integers(-(2**63), 2**63 - 1, 2)
+    return scores
 
 
 @functools.cache
@@ -98,9 +151,10 @@ def prepare(case: Case) -> Prepared:
     k = normal(case.seqlen_k, case.nheads_k, case.headdim)
     v = normal(case.seqlen_k, case.nheads_k, case.headdim_v)
     dout = normal(case.seqlen_q, case.nheads, case.headdim_v)
-    options = case.options | {"softmax_scale": case.scale}
+    scores = _scores(case, random)
+    options = case.options | {"softmax_scale": case.scale, "scores": scores}
     expected = reference.attention(q, k, v, dout, **options)
-    return Prepared(q, k, v, dout, expected, reference.allowed(q, k, v, dout, case.dtype, expected, **options))
+    return Prepared(q, k, v, dout, scores, expected, reference.allowed(q, k, v, dout, case.dtype, expected, **options))
 
 
 def names(cases: list[Case]) -> dict:

@@ -20,6 +20,19 @@ class Results:
     dq: np.ndarray | float
     dk: np.ndarray | float
     dv: np.ndarray | float
+    dbias: np.ndarray | float | None = None
+
+
+@dataclasses.dataclass
+class Scores:
+    """What a score depends on beside q and k, as the fronts take it, and the random numbers of dropout."""
+
+    seqused_k: np.ndarray | None = None  # (batch)
+    alibi_slopes: np.ndarray | None = None  # (nheads) or (batch, nheads)
+    bias: np.ndarray | None = None  # 4 dimensions, of 1 where it is the same for all
+    mask: np.ndarray | None = None
+    dropout_state: np.ndarray | None = None
+    dropout_p: float = 0.0
 
 
 def _heads_first(x: np.ndarray, repeat: int = 1) -> np.ndarray:
@@ -32,18 +45,57 @@ def _of_key_heads(x: np.ndarray, nheads_k: int) -> np.ndarray:
     return x.reshape(batch, nheads_k, nheads // nheads_k, seqlen, headdim).sum(axis=2).transpose(0, 2, 1, 3)
 
 
-def _hidden(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int] | None) -> np.ndarray:
-    """Where a query does not see a key."""
+def _philox(seed: int, counters: np.ndarray) -> np.ndarray:
+    """Philox4x32-10 (Salmon et al. 2011) of counters (..., 4)."""
+    x = [counters[..., i].astype(np.uint64) for i in range(4)]
+    key, low = [seed & 0xFFFFFFFF, seed >> 32], np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        a, b = x[0] * np.uint64(0xD2511F53), x[2] * np.uint64(0xCD9E8D57)
+        x = [(b >> np.uint64(32)) ^ x[1] ^ np.uint64(key[0]), b & low, (a >> np.uint64(32)) ^ x[3] ^ np.uint64(key[1]), a & low]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.stack(x, axis=-1)
+
+
+def _kept(shape: tuple[int, ...], p: float, state: np.ndarray) -> np.ndarray:
+    """What a weight is multiplied with, docs/NUMERICS.md."""
+    batch, nheads, seqlen_q, seqlen_k = shape
+    seed, offset = (int(x) % 2**64 for x in state)
+    below = round(65536 * p)
+    stream = np.array([(offset + n) % 2**64 for n in range(batch * nheads)], np.uint64).reshape(batch, nheads, 1, 1)
+    i, j = np.arange(seqlen_q).reshape(-1, 1), np.arange(seqlen_k)
+    c = j % 32
+    counters = np.broadcast_arrays(stream & np.uint64(0xFFFFFFFF), i, 4 * (j // 32) + c % 8 // 2, stream >> np.uint64(32))
+    words = _philox(seed, np.stack([x.astype(np.uint64) for x in counters], axis=-1))
+    word = np.take_along_axis(words, np.broadcast_to(c // 8, shape)[..., None], axis=-1)[..., 0]
+    number = np.where(j % 2 == 0, word & np.uint64(0xFFFF), word >> np.uint64(16))
+    return np.where(number < below, 0.0, 65536 / (65536 - below))
+
+
+def _pairs(shape: tuple[int, ...], causal: bool, window: tuple[int, int] | None, scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where a query (batch, nheads, seqlen_q, seqlen_k) does not see a key, what is added to its score, and what multiplies its weight."""
+    batch, nheads, seqlen_q, seqlen_k = shape
     i, j = np.indices((seqlen_q, seqlen_k))
     left, right = window or (-1, -1)
-    distance = j - (i + seqlen_k - seqlen_q)
-    hidden = distance > 0 if causal else (distance > right if right >= 0 else np.zeros((seqlen_q, seqlen_k), bool))
-    return hidden | (-distance > left) if left >= 0 else hidden
+    lengths = np.full(batch, seqlen_k) if scores.seqused_k is None else scores.seqused_k
+    distance = j - (i + lengths.reshape(-1, 1, 1, 1) - seqlen_q)
+    hidden = (j >= lengths.reshape(-1, 1, 1, 1)) | (distance > (0 if causal else right if right >= 0 else seqlen_q + seqlen_k))
+    if left >= 0:
+        hidden |= -distance > left
+    added = np.zeros(shape)
+    if scores.alibi_slopes is not None:
+        slopes = scores.alibi_slopes.astype(np.float64)
+        added = added - slopes.reshape(-1 if slopes.ndim == 2 else 1, nheads, 1, 1) * abs(distance)
+    if scores.bias is not None:
+        added = added + scores.bias
+    if scores.mask is not None:
+        hidden = hidden | (scores.mask == 0)
+    kept = _kept(shape, scores.dropout_p, scores.dropout_state) if scores.dropout_p else np.ones(shape)
+    return np.broadcast_to(hidden, shape), added, kept
 
 
-def _weights(scores: np.ndarray, causal: bool, window: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
+def _weights(scores: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """softmax and log-sum-exp of the scores that the mask leaves."""
-    scores = np.where(_hidden(*scores.shape[2:], causal, window), -np.inf, scores)
+    scores = np.where(hidden, -np.inf, scores)
     highest = scores.max(axis=3, keepdims=True, initial=-np.inf)
     highest = np.where(np.isfinite(highest), highest, 0)
     terms = np.exp(scores - highest)
@@ -53,27 +105,35 @@ def _weights(scores: np.ndarray, causal: bool, window: tuple[int, int] | None) -
     return terms / np.where(total > 0, total, 1), lse
 
 
-def attention(q, k, v, dout, *, causal: bool, softmax_scale: float, window: tuple[int, int] | None = None, softcap: float = 0.0,
+def _summed(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Over every dimension that is 1 in the shape."""
+    return x.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
+
+
+def attention(q, k, v, dout, *, causal: bool, softmax_scale: float, window: tuple[int, int] | None = None, softcap: float = 0.0, scores: Scores = Scores(),
               store: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> Results:
     """Forward and backward; `store` rounds every matrix that standard attention keeps in memory."""
     nheads_k = k.shape[2]
     group = q.shape[2] // nheads_k
+    hidden, added, kept = _pairs((q.shape[0], q.shape[2], q.shape[1], k.shape[1]), causal, window, scores)
     q, k, v, dout = _heads_first(q), _heads_first(k, group), _heads_first(v, group), _heads_first(dout)
-    scores = store(q @ k.swapaxes(2, 3) * softmax_scale)
+    added, kept = added.astype(q.dtype), kept.astype(q.dtype)
+    capped = store(q @ k.swapaxes(2, 3) * softmax_scale)
     if softcap:
-        scores = store(softcap * np.tanh(scores / softcap))
-    p, lse = _weights(scores, causal, window)
+        capped = store(softcap * np.tanh(capped / softcap))
+    p, lse = _weights(store(capped + added), hidden)
     p = store(p)
-    o = store(p @ v)
-    ds = store(p * (store(dout @ v.swapaxes(2, 3)) - (o * dout).sum(axis=3, keepdims=True)))
+    o = store(p * kept @ v)
+    ds = dbias = store(p * (store(dout @ v.swapaxes(2, 3)) * kept - (o * dout).sum(axis=3, keepdims=True)))
     if softcap:
-        ds = store(ds * (1 - (scores / softcap) ** 2))
+        ds = store(ds * (1 - (capped / softcap) ** 2))
     return Results(
         o=o.transpose(0, 2, 1, 3),
         lse=lse,
         dq=store(ds @ k * softmax_scale).transpose(0, 2, 1, 3),
         dk=store(_of_key_heads(ds.swapaxes(2, 3) @ q * softmax_scale, nheads_k)),
-        dv=store(_of_key_heads(p.swapaxes(2, 3) @ dout, nheads_k)),
+        dv=store(_of_key_heads((p * kept).swapaxes(2, 3) @ dout, nheads_k)),
+        dbias=None if scores.bias is None else store(_summed(dbias, scores.bias.shape)),
     )
 
 
@@ -88,24 +148,27 @@ def _largest(x: np.ndarray) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0))
 
 
-def _floors(q, k, v, dout, dtype: str, *, softmax_scale: float, softcap: float, **mask) -> Results:
+def _floors(q, k, v, dout, dtype: str, *, softmax_scale: float, softcap: float, scores: Scores = Scores(), causal: bool,
+            window: tuple[int, int] | None = None) -> Results:
     """What the last places of the sums inside make of a result, which standard attention may miss by luck, and does with so few elements:
     one unit of a score for o, lse and dv, one of dP and one of rowsum(o dout) for dq and dk (testing/check.h)."""
     nheads_k = k.shape[2]
     group = q.shape[2] // nheads_k
+    hidden, added, kept = _pairs((q.shape[0], q.shape[2], q.shape[1], k.shape[1]), causal, window, scores)
     scale, sums = abs(softmax_scale), EPSILON["float64" if dtype == "float64" else "float32"]
     q, k, v, dout = _heads_first(q), _heads_first(k, group), _heads_first(v, group), _heads_first(dout)
-    scores = q @ k.swapaxes(2, 3) * softmax_scale
-    p, _ = _weights(softcap * np.tanh(scores / softcap) if softcap else scores, **mask)
-    score = sums * _largest(abs(q) @ abs(k).swapaxes(2, 3)) * scale
-    dp = 2 * sums * _largest(abs(dout) @ abs(v).swapaxes(2, 3)) * scale
+    capped = q @ k.swapaxes(2, 3) * softmax_scale
+    p, _ = _weights((softcap * np.tanh(capped / softcap) if softcap else capped) + added, hidden)
+    score = sums * (_largest(abs(q) @ abs(k).swapaxes(2, 3)) * scale + _largest(added))
+    dp = 2 * sums * _largest(abs(dout) @ abs(v).swapaxes(2, 3)) * _largest(kept)
     weight = EPSILON[dtype] / 8 if dtype in ("float16", "bfloat16") else 0
     return Results(
-        o=score * _largest(p @ abs(v)),
+        o=score * _largest(p * kept @ abs(v)),
         lse=max(score, weight),
-        dq=dp * _largest(p @ abs(k)),
-        dk=dp * _largest(_of_key_heads(p.swapaxes(2, 3) @ abs(q), nheads_k)),
-        dv=score * _largest(_of_key_heads(p.swapaxes(2, 3) @ abs(dout), nheads_k)),
+        dq=dp * scale * _largest(p @ abs(k)),
+        dk=dp * scale * _largest(_of_key_heads(p.swapaxes(2, 3) @ abs(q), nheads_k)),
+        dv=score * _largest(_of_key_heads((p * kept).swapaxes(2, 3) @ abs(dout), nheads_k)),
+        dbias=None if scores.bias is None else dp * _largest(_summed(p, scores.bias.shape)),
     )
 
 
@@ -114,8 +177,10 @@ def allowed(q, k, v, dout, dtype: str, expected: Results, **options) -> Results:
     standard = _standard(q, k, v, dout, dtype, **options)
     floors = _floors(q, k, v, dout, dtype, **options)
     bounds = {}
-    for name, factor in (("o", 2), ("lse", 2), ("dq", 3), ("dk", 3), ("dv", 3)):
+    for name, factor in (("o", 2), ("lse", 2), ("dq", 3), ("dk", 3), ("dv", 3), ("dbias", 3)):
         wanted, usual = getattr(expected, name), getattr(standard, name)
+        if wanted is None:
+            continue
         finite = np.isfinite(wanted)
         unit = EPSILON["float32" if name == "lse" and dtype != "float64" else dtype] * _largest(wanted)
         bounds[name] = factor * _largest(usual[finite] - wanted[finite]) + max(unit, getattr(floors, name))

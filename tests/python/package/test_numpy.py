@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fattn.numpy
-from attention_cases import CASES, Case, names, prepare
+from attention_cases import CASES, SCORE_CASES, Case, names, prepare
 from attention_reference import NUMPY, judge
 
 
@@ -32,6 +32,41 @@ def test_case(case):
     check(case, o, lse, fattn.numpy.backward(dout, q, k, v, o, lse, **case.options))
     for x, y in zip((q, k, v, dout), before):
         assert np.array_equal(x, y), "an input was written"
+
+
+@pytest.mark.parametrize("case", **names(SCORE_CASES))
+def test_scores(case):
+    q, k, v, dout = inputs_of(case)
+    scores = prepare(case).scores
+    options = case.options | {name: getattr(scores, name) for name in ("seqused_k", "alibi_slopes", "mask", "dropout_p", "dropout_state")}
+    if scores.bias is not None:
+        options["bias"] = scores.bias.astype(NUMPY[case.dtype])
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
+    *gradients, dbias = fattn.numpy.backward(dout, q, k, v, o, lse, return_dbias=True, **options) if case.bias else (
+        *fattn.numpy.backward(dout, q, k, v, o, lse, **options), None)
+    check(case, o, lse, gradients)
+    if case.bias:
+        judge("dbias", dbias, prepare(case).expected, prepare(case).allowed)
+
+
+def test_gradient_of_lse():
+    """With dout 0 and dlse 1 the gradients are those of the sum of lse: dv is 0, and dq the mean of the keys by weight."""
+    q, k, v, dout = inputs_of(Case())
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True)
+    dq, _, dv = fattn.numpy.backward(np.zeros_like(dout), q, k, v, o, lse, dlse=np.ones_like(lse))
+    mean = fattn.numpy.forward(q, k, k) * 32**-0.5
+    assert np.abs(dq - mean).max() < 1e-5 and not dv.any()
+    with pytest.raises(ValueError, match="dlse has the shape"):
+        fattn.numpy.backward(dout, q, k, v, o, lse, dlse=lse[:, :, :3])
+
+
+def test_biases_and_masks_broadcast():
+    q, k, v, _ = inputs_of(Case(batch=2, seqlen_k=40))
+    random = np.random.default_rng(0)
+    whole = random.standard_normal((2, 2, 33, 40)).astype(np.float32)
+    for x in (whole[0, 0], whole[:, :1, :1], whole[..., :1], whole[0, 0, 0], whole.swapaxes(2, 3).copy().swapaxes(2, 3)):
+        expected = fattn.numpy.forward(q, k, v, bias=np.broadcast_to(x, whole.shape).copy(), mask=np.broadcast_to(x > 0, whole.shape).copy())
+        assert np.array_equal(fattn.numpy.forward(q, k, v, bias=x, mask=x > 0), expected)
 
 
 @pytest.mark.parametrize("algorithm", ["standard", "v2"])
@@ -132,6 +167,10 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         ((Q, Q, Q), {"window": (1, 2, 3)}, ValueError, r"window is \(1, 2, 3\); allowed"),
         ((Q, Q, Q), {"softcap": -1.0}, ValueError, "softcap is -1; allowed: 0"),
         ((Q, Q, Q), {"softcap": 3.0, "algorithm": "standard"}, NotImplementedError, "algorithm standard of backend cpu does not compute softcap"),
+        ((Q, Q, Q), {"seqused_k": np.array([5])}, ValueError, r"seqused_k\[0\] is 5; allowed: 0 to seqlen_k, 4"),
+        ((Q, Q, Q), {"mask": Q[0, :, 0]}, TypeError, "mask has the dtype float32; allowed: bool, uint8"),
+        ((Q, Q, Q), {"bias": Q[None]}, ValueError, "bias has 5 dimensions; allowed: up to 4"),
+        ((Q, Q, Q), {"dropout_p": 0.5}, ValueError, "p_dropout is 0.5, and dropout_state is absent"),
         ((Q, Q, Q), {"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan; it must be finite"),
         ((Q, Q, Q), {"layout": "sbhd"}, ValueError, "layout is 'sbhd'; allowed: 'bshd', 'bhsd'"),
         ((Q, Q, Q), {"backend": "tpu"}, ValueError, "backend is 'tpu'; allowed: 'auto', 'reference', 'cpu', 'cuda'"),
@@ -156,6 +195,8 @@ def test_backward_refuses_what_does_not_belong_together():
         fattn.numpy.backward(o[:, :3], Q, Q, Q, o, lse)
     with pytest.raises(ValueError, match="lse is fp16; it must be fp32"):
         fattn.numpy.backward(o, Q, Q, Q, o, lse.astype(np.float16))
+    with pytest.raises(ValueError, match="return_dbias asks for the gradient of bias, and bias is absent"):
+        fattn.numpy.backward(o, Q, Q, Q, o, lse, return_dbias=True)
 
 
 def test_bfloat16_of_a_library_that_numpy_cannot_view():

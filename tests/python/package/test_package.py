@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -33,14 +35,32 @@ def test_is_the_installed_one_and_whole():
 
 def test_wheel_is_for_every_python():
     tags = re.findall(r"^Tag: (.*)$", importlib.metadata.distribution("fattn").read_text("WHEEL"), re.MULTILINE)
-    assert tags and all(re.fullmatch(r"py3-none-manylinux_2_\d+_(x86_64|aarch64)", tag) for tag in tags)
+    assert all(re.fullmatch(r"py3-none-manylinux(_2_\d+|2014)_(x86_64|aarch64)", tag) for tag in tags)
+    assert any(tag.startswith("py3-none-manylinux_2_17_") for tag in tags), "something in it needs a newer glibc; cmake/old_glibc.c has the list"
+
+
+def versions_of(path: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """The newest version of each library that the symbols of a file ask for, by the name of the version."""
+    listing = subprocess.run(["objdump", "-p", path], check=True, capture_output=True, text=True).stdout.partition("Version References:")[2]
+    newest: dict[str, tuple[int, ...]] = {}
+    for name, version in re.findall(r" (GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)$", listing, re.MULTILINE):
+        newest[name] = max(newest.get(name, ()), tuple(map(int, version.split("."))))
+    return newest
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="no objdump")
+@pytest.mark.parametrize("name", ["lib/libfattn.so", "lib/fattn_torch.so", "bin/fattn"])
+def test_runs_with_old_systems(name):
+    """Beside what auditwheel says: glibc 2.17, no C++ library, and of GCC's what came with GCC 4.8."""
+    newest = versions_of(PACKAGE / name)
+    assert newest["GLIBC"] <= (2, 17) and newest["GCC"] <= (4, 8) and set(newest) == {"GLIBC", "GCC"}
 
 
 def test_structs_are_those_of_the_header(tmp_path):
     """The library refuses another size; this holds every offset against the C compiler's."""
     from fattn import _abi
 
-    structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
+    structs = {"fattn_tensor": _abi.Tensor, "fattn_problem": _abi.Problem, "fattn_plan_info": _abi.PlanInfo, "fattn_cpu_info": _abi.CpuInfo, "fattn_library_info": _abi.LibraryInfo,
                "fattn_env_info": _abi.EnvInfo, "fattn_cuda_info": _abi.CudaInfo, "fattn_cache_info": _abi.CacheInfo}
     lines, expected = [], []
     for name, struct in structs.items():
@@ -82,11 +102,77 @@ def test_supported(backward, layout):
         fattn.supported((2**64, *q[1:]), k, v, **options)
 
 
+def test_supported_and_plan_of_what_scores_depend_on():
+    q, k = (2, 5, 4, 8), (2, 7, 2, 8)
+    features = [{"seqused_k": True}, {"alibi_slopes": True}, {"bias": (1, 4, 5, 7)}, {"mask": (2, 1, 1, 7)}, {"dropout_p": 0.5}]
+    for options in (*features, {key: value for x in features for key, value in x.items()}):
+        for backward in (False, True):
+            assert fattn.supported(q, k, backward=backward, **options)
+            no = fattn.supported(q, k, backward=backward, algorithm="standard", **options)
+            assert not no and "algorithm standard of backend cpu does not compute" in no.reason
+    with pytest.raises(ValueError, match=r"mask has the shape \(2, 1, 1, 6\)"):
+        fattn.supported(q, k, mask=(2, 1, 1, 6))
+
+
+def test_plan_and_warmup():
+    forward, backward = fattn.warmup((2, 5, 4, 8), (2, 7, 2, 8), causal=True, num_threads=1)
+    assert (forward.backend, forward.algorithm, forward.num_threads) == ("cpu", "v2", 1)
+    assert forward.kernel and forward.why and forward.flops == 2 * 16 * 2 * 4 * (3 + 4 + 5 + 6 + 7) and backward.flops == 2.5 * forward.flops
+    assert fattn.plan((2, 5, 4, 8), (2, 7, 2, 8), dtype="fp64").backend == "reference"
+    assert len(fattn.warmup((2, 5, 4, 8), (2, 7, 2, 8), backward=False)) == 1
+    with pytest.raises(NotImplementedError, match="cuda"):
+        fattn.plan((2, 5, 4, 8), (2, 7, 2, 8), backend="cuda")
+    with pytest.raises(ValueError, match="nheads is 4 and nheads_k is 3"):
+        fattn.warmup((2, 5, 4, 8), (2, 7, 3, 8))
+
+
 def test_command():
     program = pathlib.Path(sysconfig.get_path("scripts"), "fattn")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and fattn.__version__ in done.stdout
     assert subprocess.run([program, "no-such-command"], capture_output=True, timeout=60).returncode == 2
+
+
+def test_command_and_package_agree():
+    program = pathlib.Path(sysconfig.get_path("scripts"), "fattn")
+    done = subprocess.run([program, "info", "--json", "-"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cpu"]["isa_default"] == fattn.info()["cpu"]["isa"]
+
+
+STUB_NVRTC = ROOT / "build/tests/libfattn_stub_nvrtc.so"
+PACK = "lib/fattn/kernels.pack"
+
+
+def cache_command(package, folder, *arguments, nvrtc="/nonexistent/libnvrtc.so.13"):
+    """`fattn cache` of a package folder, with a cache of its own and without NVRTC unless one is named."""
+    environment = {**os.environ, "FATTN_NVRTC": str(nvrtc), "FATTN_CACHE_DIR": str(folder)}
+    return subprocess.run([package / "bin/fattn", "cache", *arguments], env=environment, capture_output=True, text=True, timeout=300)
+
+
+def assert_kernels_come_from_the_pack(package, folder):
+    for arch in ("75", "80", "86", "89", "90", "100", "120"):
+        done = cache_command(package, folder, "warm", "--arch", arch)
+        assert done.returncode == 0, done.stderr
+        kernels = done.stdout.splitlines()
+        assert kernels and all(line.endswith(" pack") for line in kernels), kernels
+
+
+@pytest.mark.skipif(not STUB_NVRTC.is_file(), reason="the tests of the library are not built in build/")
+def test_pack_is_found_where_a_wheel_has_it(tmp_path):
+    copy = tmp_path / "fattn"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("kernels.pack", "__pycache__"))
+    (copy / PACK).parent.mkdir(exist_ok=True)
+    assert "no usable NVRTC" in cache_command(copy, tmp_path / "empty", "warm", "--arch", "90").stderr
+    made = cache_command(copy, tmp_path / "compiled", "pack", "--output", copy / PACK, nvrtc=STUB_NVRTC)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(cache_command(copy, tmp_path / "empty", "path", "--json", "-").stdout)["installed_pack"] == str(copy / PACK)
+    assert_kernels_come_from_the_pack(copy, tmp_path / "empty")
+
+
+@pytest.mark.skipif(not (PACKAGE / PACK).is_file(), reason="a wheel without a pack (tools/make_wheel.sh --pack)")
+def test_pack_of_this_wheel(tmp_path):
+    assert_kernels_come_from_the_pack(PACKAGE, tmp_path)
 
 
 def test_import_takes_no_torch_and_no_time():
@@ -110,7 +196,7 @@ def test_torch_that_is_too_old():
 
 
 def test_names():
-    assert set(fattn.__all__) <= set(dir(fattn)) | {"attention"}
+    assert all(callable(getattr(fattn, name)) for name in fattn.__all__)
     with pytest.raises(AttributeError, match="module 'fattn' has no attribute 'atention'"):
         fattn.atention
     x = np.ones((1, 3, 1, 8), np.float32)

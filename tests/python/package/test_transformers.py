@@ -25,10 +25,12 @@ def config_of(name: str):
         return transformers.MistralConfig(**GROUPED, sliding_window=7)
     if name == "gemma2":
         return transformers.Gemma2Config(**GROUPED, head_dim=32, sliding_window=7, attn_logit_softcapping=2.0, query_pre_attn_scalar=4)
+    if name == "gpt_oss":
+        return transformers.GptOssConfig(**GROUPED, head_dim=32, sliding_window=7, num_local_experts=4, num_experts_per_tok=2)
     return transformers.Qwen3Config(**GROUPED, head_dim=32)
 
 
-NAMES = ["gpt2", "bert", "llama", "mistral", "gemma2", "qwen3"]
+NAMES = ["gpt2", "bert", "llama", "mistral", "gemma2", "gpt_oss", "qwen3"]
 CAUSAL = [name for name in NAMES if name != "bert"]
 
 
@@ -61,7 +63,7 @@ def dtype_on(device: str) -> torch.dtype:
 
 def computed(device: str, name: str) -> bool:
     """Windows and softcap are asked of the library, all else must be computed."""
-    options = {"mistral": {"window": (6, 0)}, "gemma2": {"window": (6, 0), "softcap": 2.0}}.get(name, {})
+    options = {"mistral": {"window": (6, 0)}, "gpt_oss": {"window": (6, 0)}, "gemma2": {"window": (6, 0), "softcap": 2.0}}.get(name, {})
     return bool(fattn.supported((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
 
 
@@ -80,7 +82,7 @@ def calls(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_eager(name, padding, device, calls, capsys):
     model = model_of(name, device=device, dtype=dtype_on(device))
@@ -117,8 +119,7 @@ def test_masks_and_gradients_in_float64(name, padding):
         torch.testing.assert_close(y, x, rtol=1e-7, atol=1e-7 * float(x.abs().max()) + 1e-12)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(("padding", "cache"), [("none", "static"), ("left", "dynamic")])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_generate(name, padding, cache, calls):
     """Longer than the windows."""
@@ -162,8 +163,27 @@ def test_holes(name, calls):
             calls.update(_attention=0, _standard=0)
             logits.append(model(more, attention_mask=mask, past_key_values=cache).logits)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-9, atol=1e-9)
-    assert calls["_standard"] == {"mistral": 2, "gemma2": 1}.get(name, 0)  # in windows
+    assert calls["_attention"] == 2 and calls["_standard"] == 0
 
+
+def test_where_masks_are_not_computed(calls, monkeypatch):
+    """As on a device without them: holes are gathered, or in windows left to standard attention, masks of pairs too; dropout is refused."""
+    monkeypatch.setattr(fattn.transformers, "_computed", lambda *_: False)
+    prompt, more = inputs_of("right"), inputs_of(seqlen=4)["input_ids"]
+    mask = torch.cat([prompt["attention_mask"], torch.ones_like(more)], dim=1)
+    for name, options in (("llama", {}), ("mistral", {}), ("gemma2", {}), ("gpt_oss", {})):
+        model, logits = model_of(name, causal_lm=True, dtype=torch.float64, **options), []
+        for implementation in ("eager", "fattn"):
+            model.set_attn_implementation(implementation)
+            with Float64(), torch.no_grad():
+                cache = model(**prompt, use_cache=True).past_key_values
+                logits.append([model(more, attention_mask=mask, past_key_values=cache).logits, model(**packed_positions()).logits])
+        for x, y in zip(*logits):
+            torch.testing.assert_close(y, x, rtol=1e-9, atol=1e-9)
+    assert calls["_attention"] > 0 and calls["_standard"] > 0
+    model = model_of("gpt2", causal_lm=True).train()
+    with pytest.raises(NotImplementedError, match=r"dropout of the weights \(it is 0.1\) is not computed on cpu; set the model's attention dropout to 0"):
+        model(**inputs_of())
 
 def packed_positions() -> dict:
     return {"use_cache": False, "input_ids": inputs_of()["input_ids"][:1], "position_ids": torch.cat([torch.arange(9), torch.arange(14)])[None]}
@@ -177,16 +197,48 @@ def mask_of_pairs() -> dict:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("inputs", [packed_positions, mask_of_pairs])
-def test_other_masks_are_left_to_torch(inputs, name, calls):
+def test_other_masks(inputs, name, calls):
     model = model_of(name, dtype=torch.float64)
     if name == "gemma2":
         model.config.sliding_window = 30
     with Float64():
         got = model(**inputs())[0]
-        assert calls["_attention"] == 0
+        assert calls["_attention"] == 2 and calls["_standard"] == 0
         model.set_attn_implementation("eager")
         wanted = model(**inputs())[0]
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_packed_by_lengths(calls):
+    """cu_seq_lens, as collators without padding give them: each sequence by itself."""
+    model = model_of("llama", dtype=torch.float64)
+    inputs, ends = packed_positions(), torch.tensor([0, 9, 23], dtype=torch.int32)
+    wanted = model(**inputs)[0]
+    calls.update(_attention=0)
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 14, "max_length_k": 14}
+    torch.testing.assert_close(model(**inputs, **lengths)[0], wanted)
+    assert calls["_attention"] == 4
+    with pytest.raises(ValueError, match="cu_seq_lens_q ends with 20"):
+        model(**inputs, **lengths | {"cu_seq_lens_q": torch.tensor([0, 9, 20])})
+    module, x = torch.nn.Module(), torch.ones(2, 2, 3, 8)
+    with pytest.raises(ValueError, match="cu_seq_lens_q is given with a batch of 2"):
+        fattn.transformers.attention(module, x, x, x, None, cu_seq_lens_q=torch.tensor([0, 3]))
+
+
+def test_dropout_in_training():
+    """fattn.attention's own, of the same generator."""
+    module, x = torch.nn.Module(), torch.randn(2, 4, 9, 8, requires_grad=True)
+    torch.manual_seed(1)
+    o, _ = fattn.transformers.attention(module, x, x, x, None, dropout=0.5)
+    torch.manual_seed(1)
+    wanted = fattn.attention(x, x, x, causal=True, dropout_p=0.5, layout="bhsd").transpose(1, 2)
+    assert torch.equal(o, wanted) and o.requires_grad
+    model, losses = model_of("llama", causal_lm=True, attention_dropout=0.5).train(), []
+    inputs = inputs_of("left")
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(model(**inputs, labels=inputs["input_ids"]).loss.item())
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_weights_are_asked_for():
@@ -222,11 +274,9 @@ def test_training_learns_as_eager_does(name):
     assert losses[:5] == pytest.approx(losses[5:], rel=1e-3)
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize(("padding", "use_cache"), [("none", True), ("left", False)])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
 def test_compiled_without_a_break(name, use_cache, padding, calls):
-    """fattn computes a prompt without padding; the masks that transformers makes else are left to torch."""
     model = model_of(name, dtype=torch.float64)
     inputs = {**inputs_of(padding), "use_cache": use_cache}
     counts = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
@@ -236,20 +286,17 @@ def test_compiled_without_a_break(name, use_cache, padding, calls):
         calls.update(_attention=0)
         got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0][counts]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    if name != "mistral" and use_cache and padding == "none":
-        assert calls["_attention"] == 2
+    assert calls["_attention"] == 2
 
 
 def test_refused():
     model = model_of("gpt2", causal_lm=True).train()
-    with pytest.raises(NotImplementedError, match=r"dropout of the weights \(it is 0.1\); set the model's attention dropout to 0"):
-        model(**inputs_of())
     with pytest.raises(ValueError, match="the model is in training mode"):
         fattn.transformers.compare(model, inputs_of())
     module = torch.nn.Module()
     x = torch.ones(1, 2, 3, 8)
-    with pytest.raises(NotImplementedError, match="attention sinks"):
-        fattn.transformers.attention(module, x, x, x, None, s_aux=torch.zeros(2))
+    with pytest.raises(NotImplementedError, match="a position bias"):
+        fattn.transformers.attention(module, x, x, x, None, position_bias=torch.zeros(2))
 
 
 def test_without_transformers():

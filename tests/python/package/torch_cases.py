@@ -25,6 +25,15 @@ def leaves(case: Case, device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [tensor(x, case.dtype, device, requires_grad=True) for x in (prepared.q, prepared.k, prepared.v)], tensor(prepared.dout, case.dtype, device)
 
 
+def scores_of(case: Case, device: str) -> dict[str, torch.Tensor | float]:
+    """The arguments beside q, k and v; the bias asks for its gradient."""
+    scores = prepare(case).scores
+    arguments = {name: torch.tensor(x, device=device) for name in ("seqused_k", "alibi_slopes", "mask", "dropout_state") if (x := getattr(scores, name)) is not None}
+    if scores.bias is not None:
+        arguments["bias"] = tensor(scores.bias, case.dtype, device, requires_grad=True)
+    return arguments | {"dropout_p": case.dropout_p}
+
+
 def check(case: Case, name: str, got: torch.Tensor) -> None:
     prepared = prepare(case)
     judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)

@@ -1,0 +1,51 @@
+"""A problem of the C ABI from shapes alone: contiguous tensors that are nowhere yet."""
+
+from collections.abc import Sequence
+
+from . import _abi, _problem
+from ._options import Window, choose, is_bhsd
+
+
+def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None, *, dtype: str, device: str, device_index: int, backward: bool, causal: bool,
+              softmax_scale: float | None, window: Window | None, softcap: float | None, seqused_k: bool, alibi_slopes: bool, bias: Sequence[int] | None,
+              mask: Sequence[int] | None, dropout_p: float, deterministic: bool, backend: str, algorithm: str, layout: str,
+              num_threads: int = 0) -> _abi.Problem:
+    bhsd = is_bhsd(layout)
+    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
+                                deterministic=deterministic, num_threads=num_threads, backward=backward, dropout_p=dropout_p)
+    code = choose("dtype", dtype, _abi.DTYPES)
+    device_type = choose("device", device, _abi.DEVICES)
+
+    def put(name: str, described: _abi.Tensor) -> None:
+        described.device_type, described.device_index = device_type, device_index
+        setattr(problem, name, described)
+
+    def place(name: str, shape: Sequence[int], dtype: int = code) -> None:
+        put(name, _problem.tensor(name, shape, dtype, _problem.row_major(shape), bhsd=bhsd))
+
+    def place_beside(name: str, shape: Sequence[int], dtype: int) -> None:
+        put(name, _problem.beside(name, shape, dtype, _problem.row_major(shape)))
+
+    v = k if v is None else v
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        place(name, shape)
+    o = (*q[:3], *v[3:])
+    place("o", o)
+    if backward:
+        for name, shape in (("dout", o), ("dq", q), ("dk", k), ("dv", v)):
+            place(name, shape)
+        batch, *middle = q[:3]
+        place("lse", (batch, *(middle if bhsd else reversed(middle))), _abi.DTYPES["fp64" if dtype == "fp64" else "fp32"])
+    if seqused_k:
+        place_beside("seqused_k", q[:1], _abi.INT32)
+    if alibi_slopes:
+        place_beside("alibi_slopes", (q[1 if bhsd else 2],), _abi.DTYPES["fp32"])
+    if bias is not None:
+        place_beside("bias", bias, code)
+        if backward:
+            place_beside("dbias", bias, code)
+    if mask is not None:
+        place_beside("mask", mask, _abi.UINT8)
+    if dropout_p:
+        place_beside("dropout_state", (2,), _abi.INT64)
+    return problem

@@ -1,0 +1,69 @@
+// Document ids: a query sees the keys of its own document. Blocks of keys without a document in common with the rows are skipped, blocks of one
+// document are computed as without ids, and in what is left the pairs of different documents are hidden.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+
+namespace fattn::core::FATTN_ISA {
+
+// The ids of some rows or keys lie in [least, most].
+struct IdRange {
+  int32_t least, most;
+};
+static inline IdRange ids_of(const int32_t* ids, int64_t begin, int64_t end) {
+  IdRange range{INT32_MAX, INT32_MIN};
+  for (int64_t i = begin; i < end; ++i) {
+    range.least = ids[i] < range.least ? ids[i] : range.least;
+    range.most = ids[i] > range.most ? ids[i] : range.most;
+  }
+  return range;
+}
+FATTN_INLINE bool may_meet(IdRange a, IdRange b) { return a.least <= b.most && b.least <= a.most; }
+FATTN_INLINE bool are_one(IdRange a, IdRange b) { return a.least == a.most && b.least == b.most && a.least == b.least; }
+FATTN_INLINE bool holds(IdRange range, int32_t id) { return range.least <= id && id <= range.most; }
+
+// What rows of the ids `rows` need of the keys [begin, end): from the first to the last that may be of their documents.
+struct KeyRange {
+  int64_t begin, end;
+};
+static inline KeyRange keys_of(IdRange rows, const int32_t* ids, int64_t begin, int64_t end) {
+  while (begin < end && !holds(rows, ids[begin])) ++begin;
+  while (begin < end && !holds(rows, ids[end - 1])) --end;
+  return {begin, end};
+}
+
+// The first n of kLanes ids, the rest 0.
+FATTN_INLINE U32 load_ids(const int32_t* ids, int64_t n) {
+  uint32_t some[kLanes] = {};
+  for (int64_t i = 0; i < n && i < kLanes; ++i) some[i] = static_cast<uint32_t>(ids[i]);
+  return load_u32(some);
+}
+// x where two ids are the same, else -Inf.
+FATTN_INLINE F32 keep_same(F32 x, U32 a, U32 b) {
+  const F32 hidden = set1(minus_infinity());
+  return where_equal(keep_not_below(hidden, xor_u32(a, b), set1_u32(1)), hidden, hidden, x);
+}
+
+// Scores, or what is added to them, of a tile: -Inf in pairs of different documents; largest[w] = max(largest[w], the rest).
+template <int kVecs>
+__attribute__((noinline)) void hide_documents(const ScoreInputs& in, const TilePlace& at, float* scores, F32* largest) {
+  U32 rows[kVecs];
+  F32 top[kVecs];
+  for (int w = 0; w < kVecs; ++w) {
+    rows[w] = load_ids(in.document_q + at.row + w * kLanes, at.rows - w * kLanes);
+    top[w] = largest[w];
+  }
+  for (int64_t key = 0; key < at.keys; ++key) {
+    const U32 id = set1_u32(static_cast<uint32_t>(in.document_k[at.key + key]));
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      float* to = scores + (key * kVecs + w) * kLanes;
+      const F32 s = keep_same(load(to), rows[w], id);
+      top[w] = max(top[w], s);
+      store(to, s);
+    }
+  }
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
+}  // namespace fattn::core::FATTN_ISA

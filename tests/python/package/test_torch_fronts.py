@@ -1,0 +1,182 @@
+"""The fronts around fattn.attention: the gradient of lse, sinks, packed tensors, caches that grow, plans made ahead."""
+
+import pytest
+import torch
+
+import fattn
+from attention_cases import Case
+from torch_cases import check, leaves, plain
+
+PLAIN = Case(batch=2, seqlen_k=40, nheads=4)
+
+
+def float64(requires_grad: bool = True) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, n, h, 5, dtype=torch.float64, requires_grad=requires_grad) for n, h in ((6, 4), (7, 2), (7, 2))]
+
+
+def eager(q, k, v, sinks=None, causal=False) -> tuple[torch.Tensor, torch.Tensor]:
+    """By its definition, (batch, seqlen, heads, headdim), with sinks in the denominator."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[3] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(k.shape[1] - q.shape[1] + 1), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], 3)
+    weights = scores.softmax(3)[..., : k.shape[1]]
+    return torch.einsum("bhij,bjhd->bihd", weights, v), scores.logsumexp(3)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 2.0}, {"bias": True, "seqused_k": torch.tensor([7, 5])}])
+def test_gradcheck_of_lse(options):
+    bias = torch.randn(4, 6, 7, dtype=torch.float64, requires_grad=True)
+
+    def f(q, k, v, bias):
+        return fattn.attention(q, k, v, return_lse=True, backend="reference", **options | ({"bias": bias} if "bias" in options else {}))
+
+    assert torch.autograd.gradcheck(f, (*float64(), bias))
+
+
+def test_gradient_of_lse():
+    """On backend cpu, of lse alone, of o alone where lse is there, and of both in a transform of functions."""
+    q, k, v = (x.float().detach().requires_grad_() for x in float64())
+    o, lse = fattn.attention(q, k, v, causal=True, return_lse=True)
+    wanted_o, wanted_lse = eager(q, k, v, causal=True)
+    for got, wanted in ((lse, wanted_lse), (o, wanted_o)):
+        gradients = torch.autograd.grad(got.square().sum(), (q, k, v), retain_graph=True, allow_unused=True)
+        for x, y, z in zip(gradients, torch.autograd.grad(wanted.square().sum(), (q, k, v), retain_graph=True, allow_unused=True), (q, k, v)):
+            torch.testing.assert_close(x, torch.zeros_like(z) if y is None else y, rtol=1e-4, atol=1e-5)
+
+    def both(f):
+        return lambda *x: sum(y.square().sum() for y in f(*x))
+
+    arguments = tuple(x.detach() for x in (q, k, v))
+    got = torch.func.grad(both(lambda *x: fattn.attention(*x, causal=True, return_lse=True)), (0, 1, 2))(*arguments)
+    for x, y in zip(got, torch.func.grad(both(lambda *x: eager(*x, causal=True)), (0, 1, 2))(*arguments)):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivative_of_lse_is_refused():
+    q, k, v = float64()
+    (dq,) = torch.autograd.grad(fattn.attention(q, k, v, return_lse=True)[1].sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_sinks(layout):
+    x, sinks = float64(), torch.randn(4, dtype=torch.float64, requires_grad=True)
+
+    def f(q, k, v, sinks):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v)) if layout == "bhsd" else (q, k, v)
+        o, lse = fattn.attention(q, k, v, sinks=sinks, causal=True, return_lse=True, layout=layout, backend="reference")
+        return (o.transpose(1, 2) if layout == "bhsd" else o), lse
+
+    for got, wanted in zip(f(*x, sinks), eager(*x, sinks, causal=True)):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    if layout == "bshd":
+        assert torch.autograd.gradcheck(f, (*x, sinks))
+    sums = [sum((y * y).sum() for y in g(*x, sinks)) for g in (f, lambda *y: eager(*y, causal=True))]
+    for got, wanted in zip(*(torch.autograd.grad(y, (*x, sinks)) for y in sums)):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_sinks_of_rows_that_see_nothing():
+    """The sink has all of the weight; nothing is NaN, no gradient either."""
+    q, k, v = (torch.randn(1, n, 2, 8, requires_grad=True) for n in (5, 3, 3))
+    sinks = torch.randn(2, requires_grad=True)
+    o, lse = fattn.attention(q, k, v, sinks=sinks, causal=True, return_lse=True)
+    assert o[:, :2].abs().max() == 0 and torch.equal(lse[0, :, :2], sinks.detach()[:, None].expand(2, 2))
+    for x in torch.autograd.grad(o.sum() + lse.sum(), (q, k, v, sinks)):
+        assert x.isfinite().all()
+
+
+def test_packed(device):
+    case = plain(device, causal=True)
+    (q, k, v), dout = leaves(case, device)
+    wanted = torch.autograd.grad(fattn.attention(q, k, v, causal=True), (q, k, v), dout)
+    for swap in (False, True):
+        layout, dim = ("bhsd", 1) if swap else ("bshd", 2)
+        tensors = [x.detach().transpose(1, 2).contiguous() if swap else x.detach() for x in (q, k, v)]
+        qkv = torch.stack(tensors, dim).requires_grad_()
+        kv, alone = torch.stack(tensors[1:], dim).requires_grad_(), tensors[0].clone().requires_grad_()
+        for o, inputs in ((fattn.attention_qkvpacked(qkv, causal=True, layout=layout), (qkv,)),
+                          (fattn.attention_kvpacked(alone, kv, causal=True, layout=layout), (alone, kv))):
+            gradients = torch.autograd.grad(o, inputs, dout.transpose(1, 2) if swap else dout)
+            got = [y for x in gradients for y in (x.unbind(dim) if x.dim() == 5 else (x,))]
+            check(case, "o", o.transpose(1, 2) if swap else o)
+            for name, x, y in zip(("dq", "dk", "dv"), got, wanted):
+                x = x.transpose(1, 2) if swap else x
+                check(case, name, x)
+    with pytest.raises(ValueError, match=r"^kv has the shape \(1, 3, 2, 2, 32\); allowed: \(batch, 2, heads, seqlen, headdim\)"):
+        fattn.attention_kvpacked(q, torch.ones(1, 3, 2, 2, 32), layout="bhsd")
+    with pytest.raises(ValueError, match=r"qkv has the shape \(2, 5, 2, 8\); allowed: \(batch, seqlen, 3, heads, headdim\)"):
+        fattn.attention_qkvpacked(torch.ones(2, 5, 2, 8))
+    with pytest.raises(TypeError, match="qkv is a NoneType"):
+        fattn.attention_qkvpacked(None)
+
+
+@pytest.mark.parametrize("lengths", [4, torch.tensor([4, 0, 6]), torch.tensor([4, 0, 6], dtype=torch.int32)])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_cache(layout, lengths):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 8), torch.randn(3, 2, 2, 8), torch.randn(3, 2, 2, 16)
+    caches = [torch.full((3, 9, *x.shape[2:]), torch.nan) for x in (k, v)]
+    before = [lengths] * 3 if isinstance(lengths, int) else lengths.tolist()
+    for cache in caches:
+        for b, n in enumerate(before):
+            cache[b, :n] = torch.randn(n, *cache.shape[2:])
+    wanted_caches, wanted = [cache.clone() for cache in caches], []
+    for b, n in enumerate(before):
+        for cache, x in zip(wanted_caches, (k, v)):
+            cache[b, n : n + 2] = x[b]
+        wanted.append(fattn.attention(q[b : b + 1], *(cache[b : b + 1, : n + 2] for cache in wanted_caches), causal=True, softcap=5.0))
+    wanted = torch.cat(wanted)
+    given = [x.transpose(1, 2).contiguous() if layout == "bhsd" else x for x in (q, *caches, k, v)]
+    o, lse = fattn.with_kvcache(*given, cache_seqlens=lengths, causal=True, softcap=5.0, return_lse=True, layout=layout)
+    torch.testing.assert_close(o.transpose(1, 2) if layout == "bhsd" else o, wanted)
+    for cache, expected in zip(given[1:3], wanted_caches):
+        assert torch.equal((cache.transpose(1, 2) if layout == "bhsd" else cache).nan_to_num(9.0), expected.nan_to_num(9.0))
+    assert lse.shape == (3, 4, 2)
+    after = lengths + 2
+    assert torch.equal(fattn.with_kvcache(*given[:3], cache_seqlens=after, causal=True, softcap=5.0, layout=layout), o), "read only"
+
+
+Q = torch.ones(2, 1, 2, 8)
+CACHE = torch.zeros(2, 4, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 4}, ValueError, "^cache_seqlens has 4, and 1 keys are new; allowed: 0 to 3, for the caches have room for 4"),
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0, -1])}, ValueError, "^cache_seqlens has -1"),
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0])}, ValueError, r"^cache_seqlens is a tensor of torch.int64 with the shape \(1,\); allowed: int32"),
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 1.0}, TypeError, "^cache_seqlens is a float"),
+        ((Q, CACHE, CACHE, Q), {"cache_seqlens": 1}, ValueError, "^v is None and k is not; give both"),
+        ((Q, CACHE, CACHE, Q.half(), Q.half()), {"cache_seqlens": 1}, ValueError, "^k is torch.float16 but k_cache is torch.float32"),
+        ((Q, CACHE, CACHE, Q[:1], Q[:1]), {"cache_seqlens": 1}, ValueError, "^k has batch 1, heads 2 and headdim 8; expected 2, 2 and 8"),
+        ((Q, CACHE, CACHE, Q, torch.ones(2, 2, 2, 8)), {"cache_seqlens": 1}, ValueError, "^k has 1 new tokens and v 2"),
+        ((Q, CACHE[0], CACHE), {"cache_seqlens": 1}, ValueError, "^k_cache has 3 dimensions"),
+        ((Q, None, CACHE), {"cache_seqlens": 1}, TypeError, "^k_cache is a NoneType"),
+        ((Q.clone().requires_grad_(), CACHE, CACHE), {"cache_seqlens": 1}, NotImplementedError, "^q asks for a gradient"),
+        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "seqused_k": 1}, TypeError, "^with_kvcache has no seqused_k"),
+        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "sinks": torch.ones(3)}, ValueError, r"^sinks is a tensor of torch.float32 with the shape \(3,\); allowed: floating"),
+        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "sinks": 1.0}, TypeError, "^sinks is a float"),
+    ],
+)
+def test_cache_refuses(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        fattn.with_kvcache(*arguments, **options)
+    assert not CACHE.any()
+
+
+def test_cache_compiled():
+    torch._dynamo.reset()
+    caches, again = (torch.zeros(2, 2, 9, 2, 8) for _ in range(2))
+    step = torch.compile(lambda q, k, v, lengths, *x: fattn.with_kvcache(q, *x, k, v, cache_seqlens=lengths, causal=True), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for i in range(3):
+            q, k, v, lengths = *torch.randn(3, 2, 1, 2, 8), torch.tensor([i, 2 * i])
+            torch.testing.assert_close(step(q, k, v, lengths, *caches), fattn.with_kvcache(q, *again, k, v, cache_seqlens=lengths, causal=True))
+    assert torch.equal(caches, again)

@@ -1,0 +1,124 @@
+"""fattn.attention_varlen: each of the packed sequences as a call of its own, with everything that a score depends on, under torch's transforms."""
+
+import pytest
+import torch
+
+import fattn
+from fattn import _operators
+
+ENDS_Q, ENDS_K = [0, 5, 5, 12, 13], [0, 7, 9, 14, 20]  # one has no query, and rows behind the last belong to none
+TOTAL_Q, TOTAL_K, LONGEST_Q, LONGEST_K = 15, 21, 7, 7
+
+
+def packed(dtype=torch.float64, requires_grad: bool = True) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(n, h, d, dtype=dtype).requires_grad_(requires_grad) for n, h, d in ((TOTAL_Q, 4, 5), (TOTAL_K, 2, 5), (TOTAL_K, 2, 3))]
+
+
+def lengths(dtype=torch.int32) -> dict:
+    return {"cu_seqlens_q": torch.tensor(ENDS_Q, dtype=dtype), "cu_seqlens_k": torch.tensor(ENDS_K, dtype=dtype)}
+
+
+def one_by_one(q, k, v, causal, seqused_k=None, alibi_slopes=None, bias=None, mask=None, **options):
+    o, lse = q.new_zeros(TOTAL_Q, 4, 3), q.new_full((4, TOTAL_Q), -torch.inf)
+    for b in range(4):
+        i, j, m, n = ENDS_Q[b], ENDS_Q[b + 1], ENDS_K[b], ENDS_K[b + 1]
+        extra = {} if seqused_k is None else {"seqused_k": seqused_k[b : b + 1]}
+        if alibi_slopes is not None:
+            extra["alibi_slopes"] = alibi_slopes[b : b + 1]
+        extra |= {name: x[b : b + 1, :, : j - i, : n - m] for name, x in (("bias", bias), ("mask", mask)) if x is not None}
+        part, part_lse = fattn.attention(q[None, i:j], k[None, m:n], v[None, m:n], causal=causal, return_lse=True, **extra, **options)
+        o, lse = o.index_copy(0, torch.arange(i, j), part[0]), lse.index_copy(1, torch.arange(i, j), part_lse[0])
+    return o, lse
+
+
+def everything(dtype=torch.float64) -> dict:
+    torch.manual_seed(1)
+    return {"seqused_k": torch.tensor([6, 2, 5, 0], dtype=torch.int32), "alibi_slopes": torch.rand(4, 4), "mask": torch.rand(4, 1, LONGEST_Q, LONGEST_K) > 0.2,
+            "bias": torch.randn(4, 4, LONGEST_Q, LONGEST_K, dtype=dtype, requires_grad=True)}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_each_sequence_by_itself(dtype, tolerance, causal, whole):
+    q, k, v = packed(dtype)
+    options = everything(dtype) if whole else {}
+    inputs = (q, k, v, options["bias"]) if whole else (q, k, v)
+    results = []
+    for f in (lambda **x: fattn.attention_varlen(q, k, v, return_lse=True, **lengths(), **x), lambda **x: one_by_one(q, k, v, **x)):
+        o, lse = f(causal=causal, softcap=4.0, window=(4, 2), **options)
+        seen = lse.isfinite()
+        loss = o.square().sum() + (lse[seen] ** 2).sum()
+        results.append((o, lse, *torch.autograd.grad(loss, inputs)))
+    for got, wanted in zip(*results):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+    with torch.no_grad():
+        again = fattn.attention_varlen(q, k, v, causal=causal, softcap=4.0, window=(4, 2), max_seqlen_q=7, max_seqlen_k=7, **lengths(torch.int64), **options)
+    assert torch.equal(again, results[0][0])
+
+
+def test_dropout_and_sinks():
+    q, k, v = packed()
+    torch.manual_seed(2)
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    o, lse, state = fattn.attention_varlen(q, k, v, dropout_p=0.3, sinks=sinks, return_lse=True, return_dropout_state=True, **lengths())
+    again = fattn.attention_varlen(q, k, v, dropout_p=0.3, dropout_state=state, sinks=sinks, **lengths())
+    assert torch.equal(o, again) and not torch.equal(o, fattn.attention_varlen(q, k, v, sinks=sinks, **lengths()))
+    for b, (i, j, m, n) in enumerate(zip(ENDS_Q, ENDS_Q[1:], ENDS_K, ENDS_K[1:])):
+        shifted = state + torch.tensor([0, 4 * b])  # the numbers of batch entry b
+        alone = fattn.attention(q[None, i:j], k[None, m:n], v[None, m:n], dropout_p=0.3, dropout_state=shifted, sinks=sinks)
+        torch.testing.assert_close(o[i:j], alone[0], rtol=1e-12, atol=1e-12)
+    assert all(x.abs().max() > 0 for x in torch.autograd.grad(o.sum(), (q, k, v, sinks)))
+
+
+def test_opcheck():
+    q, k, v = packed(torch.float32, False)
+    options = everything(torch.float32)
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]))
+    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
+    torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
+    o, lse = _operators.forward_varlen(q, k, v, *arguments)
+    torch.library.opcheck(_operators.backward_varlen, (o, q, k, v, o, lse, *arguments))
+    torch.library.opcheck(_operators.backward_varlen_with_dbias, (o, q, k, v, o, lse, *arguments, torch.zeros_like(lse)))
+
+
+def test_compiled_and_transformed():
+    def f(q, k, v):
+        return fattn.attention_varlen(q, k, v, causal=True, max_seqlen_q=LONGEST_Q, max_seqlen_k=LONGEST_K, **lengths())
+
+    torch._dynamo.reset()
+    x, again = packed(torch.float32), packed(torch.float32)
+    wanted, got = f(*x), torch.compile(f, fullgraph=True, backend="aot_eager")(*again)
+    torch.testing.assert_close(got, wanted)
+    gradients = torch.autograd.grad(wanted.square().sum(), x)
+    for y, z in zip(torch.autograd.grad(got.square().sum(), again), gradients):
+        torch.testing.assert_close(y, z)
+    functional = torch.func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2))(*(y.detach() for y in x))
+    for y, z in zip(functional, gradients):
+        torch.testing.assert_close(y, z)
+    (dq,) = torch.autograd.grad(f(*x).sum(), x[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dq.sum().backward()
+
+
+Q = torch.ones(6, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("q", "options", "error", "message"),
+    [
+        (Q[None], {}, ValueError, r"^q has 4 dimensions; allowed: 3 \(total, heads, headdim\)"),
+        (Q.numpy(), {}, TypeError, "^q is a ndarray"),
+        (Q, {"cu_seqlens_q": [0, 6]}, TypeError, "^cu_seqlens_q is a list"),
+        (Q, {"cu_seqlens_q": torch.tensor(6)}, ValueError, r"^cu_seqlens_q has the shape \(\); allowed: \(batch \+ 1\)"),
+        (Q, {"cu_seqlens_q": torch.tensor([0, 7])}, ValueError, "^cu_seqlens_q"),
+        (Q, {"cu_seqlens_q": torch.tensor([0, 4, 2, 6])}, ValueError, "^cu_seqlens_q"),
+        (Q, {"cu_seqlens_q": torch.tensor([0.0, 6.0])}, ValueError, "^cu_seqlens_q has another dtype than is allowed: int32"),
+        (Q, {"max_seqlen_q": 3}, ValueError, "max_seqlen_q"),
+        (Q, {"algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute"),
+    ],
+)
+def test_refused(q, options, error, message):
+    with pytest.raises(error, match=message):
+        fattn.attention_varlen(q, Q, Q, **{"cu_seqlens_q": torch.tensor([0, 2, 6])} | options)

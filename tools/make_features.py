@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Writes docs/FEATURES.md from the library's support table, as `fattn support --json -` has it.
+
+    make_features.py                  writes the page
+    make_features.py --check          exit 1 if it is missing or differs
+    make_features.py --fattn PATH     the program to ask (default: $FATTN_CLI, else build/cli/fattn)
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "FEATURES.md"
+
+
+def page(fattn: str) -> str:
+    done = subprocess.run([fattn, "support", "--json", "-"], capture_output=True, text=True, timeout=60, check=True)
+    table = json.loads(done.stdout)["table"]
+    ways = list(table[0]["ways"])
+    short = [way.replace("algorithm ", "").replace("backend ", "").replace(" of ", ", ") for way in ways]
+    lines = [
+        "<!-- Made by tools/make_features.py from the library's own table; do not edit. -->",
+        "# What computes which option of attention",
+        "",
+        "Forward and backward (decode on cuda: forward alone), in any combination within a column; an option that a column lacks is refused with a reason, never left",
+        "out. A dtype or a head dimension may narrow a column further: `fattn support` asks the library what runs on a machine. Every column has causal masks, GQA and MQA,",
+        "unequal lengths of queries and keys, and the log-sum-exp. Decode is few queries against many keys; on the CPU v2 has it. [NUMERICS.md](NUMERICS.md) says what each",
+        "option computes.",
+        "",
+        "| | " + " | ".join(short) + " |",
+        "|--" * (len(ways) + 1) + "|",
+    ]
+    for row in table:
+        lines.append("| " + row["feature"] + " | " + " | ".join("yes" if row["ways"][way] else "-" for way in ways) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
+    parser.add_argument("--fattn", default=os.environ.get("FATTN_CLI", str(ROOT / "build" / "cli" / "fattn")), help="the program to ask")
+    arguments = parser.parse_args()
+    made = page(arguments.fattn)
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
+        return 0
+    if arguments.check:
+        print("docs/FEATURES.md is stale; run tools/make_features.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(made, encoding="utf-8")
+    print("wrote docs/FEATURES.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
