@@ -26,7 +26,7 @@ TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
 # qemu's emulation of user programs ends (with status 127) a child of a process with threads when it starts threads itself.
 EMULATED_FILTER = "*-*Fork.*"
-# What another architecture can change: kernels, conversions, the case table. (The scalar kernels' properties are those of the table there.)
+# What another architecture can change: kernels, conversions, the case table. (The scalar kernels run the table there, not the properties.)
 PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*-*PropertySmall*scalar"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
 
