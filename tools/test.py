@@ -17,7 +17,7 @@ WHOLE_S = 5400  # the most that one test program takes whole, under a sanitizer 
 
 # Test programs that are too slow whole under a sanitizer, and what of them runs there.
 HEAVY = "^test_(cases|properties|features|numerics|standard|kernels)"
-HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*"
+HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*-*PropertySmall*/fp16*"  # fp16 is in the table of cases
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend|jit_[a-z]+)$"
@@ -26,8 +26,8 @@ TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
 # qemu's emulation of user programs ends (with status 127) a child of a process with threads when it starts threads itself.
 EMULATED_FILTER = "*-*Fork.*"
-# What another architecture can change: kernels, conversions, the case table.
-PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*"
+# What another architecture can change: kernels, conversions, the case table. (The scalar kernels run the table there, not the properties.)
+PORTABLE_FILTER = "*Small*scalar:*Small*neon:CasesSmall*:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*-*PropertySmall*scalar"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
 
 
