@@ -282,10 +282,6 @@ void set_mask(const fattn_problem& g, Problem& p) {
   p.window_right = p.causal || g.window_right >= p.seqlen_q - 1 ? -1 : g.window_right;
 }
 
-}  // namespace
-
-namespace {
-
 // Where packed sequences begin, and how long they may be.
 void set_sequences(const fattn_problem& g, Problem& p) {
   const bool has_q = g.cu_seqlens_q.ndim != 0, has_k = g.cu_seqlens_k.ndim != 0;
