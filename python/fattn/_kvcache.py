@@ -38,11 +38,15 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
     if len(known) == 1:  # a slice costs a tenth of what indices do
         for cache, x in zip(caches, new):
             cache[:, known[0] : known[0] + seqlen_new] = x
-    else:  # the host learns nothing, so that a CUDA graph can hold it
-        batch = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
-        rows = lengths.to(torch.int64)[:, None]
-        if seqlen_new != 1:
-            rows = rows + torch.arange(seqlen_new, device=lengths.device)
+        return
+    rows = lengths.to(torch.int64)[:, None]  # the host learns nothing of them, so that a CUDA graph can hold it
+    if seqlen_new != 1:
+        rows = rows + torch.arange(seqlen_new, device=lengths.device)
+    if lengths.is_cuda:  # one kernel for a cache
+        for cache, x in zip(caches, new):
+            cache.scatter_(1, rows[:, :, None, None].expand(x.shape), x)
+    else:  # a thousand times as fast there as scatter_
+        batch = torch.arange(lengths.shape[0])[:, None]
         for cache, x in zip(caches, new):
             cache[batch, rows] = x
 
@@ -89,6 +93,8 @@ def with_kvcache(
         if cache_seqlens.dtype not in (torch.int32, torch.int64) or cache_seqlens.shape != k_cache.shape[:1]:
             raise ValueError(f"cache_seqlens is a tensor of {cache_seqlens.dtype} with the shape {tuple(cache_seqlens.shape)}; allowed: int32 or int64, "
                              f"({k_cache.shape[0]}), from k_cache's batch")
+        if cache_seqlens.device != k_cache.device:
+            raise ValueError(f"cache_seqlens is on {cache_seqlens.device} and k_cache on {k_cache.device}; give a number, or move it there")
         known = [] if cache_seqlens.is_cuda or torch.compiler.is_compiling() else cache_seqlens.tolist()
     elif isinstance(cache_seqlens, int):
         known = [cache_seqlens]
@@ -106,5 +112,6 @@ def with_kvcache(
             end = cache_seqlens + seqlen_new
             k_cache, v_cache = (x[:, :, :end] if bhsd else x[:, :end] for x in (k_cache, v_cache))
         else:
-            options["seqused_k"] = cache_seqlens + seqlen_new
+            seqused_k = cache_seqlens + seqlen_new
+            options["seqused_k"] = seqused_k.to(torch.int32) if seqlen_new else seqused_k  # nothing was written where it does not fit
         return attention(q, k_cache, v_cache, layout=layout, **options)

@@ -164,6 +164,7 @@ CACHE = torch.zeros(2, 4, 2, 8)
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 4}, ValueError, "^cache_seqlens has 4, and 1 keys are new; allowed: 0 to 3, for the caches have room for 4"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0, -1])}, ValueError, "^cache_seqlens has -1"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0])}, ValueError, r"^cache_seqlens is a tensor of torch.int64 with the shape \(1,\); allowed: int32"),
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0, 1], device="meta")}, ValueError, "^cache_seqlens is on meta and k_cache on cpu; give a number"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 1.0}, TypeError, "^cache_seqlens is a float"),
         ((Q, CACHE, CACHE, Q), {"cache_seqlens": 1}, ValueError, "^v is None and k is not; give both"),
         ((Q, CACHE, CACHE, Q.half(), Q.half()), {"cache_seqlens": 1}, ValueError, "^k is torch.float16 but k_cache is torch.float32"),
