@@ -84,6 +84,44 @@ def test_memory_of_the_backward_pass_is_what_the_plan_says():
         del gradients
 
 
+ENDS_Q, ENDS_K = [0, 65, 65, 300, 301], [0, 70, 90, 325, 400]  # one has no query, and rows behind the last belong to none
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (40, 0), "softcap": 20.0}, {"documents": True}])
+def test_packed_sequences(options, backward):
+    """Each as a call of its own with the keys that it sees; or what the library says."""
+    options = dict(options)
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(n, h, 64, device="cuda", dtype=torch.bfloat16) for n, h in ((310, 4), (410, 2), (410, 2), (310, 4)))
+    leaf = [x.requires_grad_(backward) for x in (q, k, v)]
+    lengths = {"cu_seqlens_q": torch.tensor(ENDS_Q, device="cuda"), "cu_seqlens_k": torch.tensor(ENDS_K, device="cuda")}
+    support = fattn.supported(q.shape, k.shape, dtype="bf16", device="cuda", packed=(4, 235, 235), backward=backward, **options)
+    documents = options.pop("documents", False)
+    ids = {f"document_{x}": (torch.arange(n, device="cuda") // 50).to(torch.int32) for x, n in (("q", 310), ("k", 410))} if documents else {}
+
+    def results():
+        o = fattn.attention_varlen(*leaf, **lengths, **options, **ids)
+        return (o, *torch.autograd.grad(o, leaf, dout)) if backward else (o,)
+
+    if not support:
+        with pytest.raises(NotImplementedError) as refusal:
+            results()
+        assert str(refusal.value) == support.reason
+        return
+    wanted = [torch.zeros_like(x) for x in ((q, q, k, v) if backward else (q,))]
+    for i, j, m, n in zip(ENDS_Q, ENDS_Q[1:], ENDS_K, ENDS_K[1:]):
+        one = [x.detach()[None, begin:end].float().cpu().requires_grad_() for x, begin, end in ((q, i, j), (k, m, n), (v, m, n))]
+        here = {name: x[None, begin:end].cpu() for (name, x), (begin, end) in zip(ids.items(), ((i, j), (m, n)))}
+        o = fattn.attention(*one, **options, **here)
+        wanted[0][i:j] = o.detach()[0]
+        if backward and j > i:
+            for x, y, (begin, end) in zip(wanted[1:], torch.autograd.grad(o, one, dout[None, i:j].float().cpu()), ((i, j), (m, n), (m, n))):
+                x[begin:end] = y[0]
+    for x, y in zip(results(), wanted):
+        torch.testing.assert_close(x, y, atol=3e-2, rtol=2**-6)
+
+
 LONGEST = 200
 
 

@@ -244,6 +244,19 @@ def test_packed_by_lengths_that_change(calls):
         torch.testing.assert_close(fattn.transformers.attention(module, x, x, x, None, **lengths | {"cu_seq_lens_q": ends.clone()})[0], eager)
 
 
+def test_packed_by_lengths_on_a_gpu():
+    """In one call or in several, as the device has it."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    model = model_of("llama", device="cuda", dtype=torch.bfloat16)
+    inputs = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in packed_positions().items()}
+    ends = torch.tensor([0, 9, 23], dtype=torch.int32, device="cuda")
+    with torch.no_grad():
+        got = model(**inputs, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=14, max_length_k=14)[0]
+        wanted = torch.cat([model(input_ids=x)[0] for x in inputs["input_ids"].split([9, 14], dim=1)], dim=1)
+    torch.testing.assert_close(got, wanted, atol=6e-2, rtol=2**-5)
+
+
 def test_packed_by_lengths_refused():
     model = model_of("llama")
     inputs, ends = packed_positions(), torch.tensor([0, 9, 23], dtype=torch.int32)
