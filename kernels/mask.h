@@ -6,7 +6,11 @@
 
 namespace fattn {
 
-// The mask of a specialisation with windows.
+// The mask of a specialisation with windows, for a batch entry that has `seqlen_k` keys.
+__device__ __forceinline__ core::Mask32 window_mask(const AttentionParams& p, int seqlen_k) {
+  const FeatureParams& features = static_cast<const FeatureParams&>(p);
+  return {p.seqlen_q, seqlen_k, false, features.window_left, features.window_right};
+}
 __device__ __forceinline__ core::Mask32 window_mask(const AttentionParams& p) {
   const FeatureParams& features = static_cast<const FeatureParams&>(p);
   return {p.seqlen_q, p.seqlen_k, false, features.window_left, features.window_right};

@@ -87,8 +87,21 @@ Problem with_features(Problem problem, bool window, bool softcap) {
   return problem;
 }
 
+// Lengths, ALiBi and dropout, and with `hides` also bias (with its gradient, but for softcap) and a mask of pairs.
+Problem with_pairs(Problem problem, bool hides) {
+  problem.has_seqused_k = problem.has_alibi = true;
+  problem.dropout_below = 6554;
+  if (!hides) return problem;
+  problem.bias = {true, DType::kF32, problem.batch, problem.nheads, problem.seqlen_q, {8 << 20, 1024, 1 << 20}};
+  problem.pair_mask = problem.dbias = problem.bias;
+  problem.pair_mask.dtype = DType::kU8;
+  problem.dbias.dtype = problem.dtype;
+  problem.dbias.given = problem.softcap == 0;
+  return problem;
+}
+
 // Every row of the table that can be chosen for these widths, whatever the lengths.
-void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which) {
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which, bool lengths = false) {
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
@@ -99,7 +112,9 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     key.width = headdim, key.width_v = headdim_v;
     key.mask = mask;
     key.score = score;
+    if (lengths && !its.takes_lengths()) continue;
     key.row = static_cast<int32_t>(row);
+    key.pair = cuda::pair_bits({.lengths = lengths});
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
   }
 }
@@ -144,8 +159,11 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   void* const to = const_cast<char*>(at);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
-  list.add(cuda::v2_backward_request(keys.prepare), 255, which);
-  list.add(cuda::v2_backward_request(keys.finish), 255, which);
+  const Which small = plan.key.pair != 0 ? Which::kFull : which;
+  list.add(cuda::v2_backward_request(keys.prepare), 255, small);
+  list.add(cuda::v2_backward_request(keys.finish), 255, small);
+  if (plan.dbias_zero.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_zero), 255, small);
+  if (plan.dbias_finish.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_finish), 255, small);
 }
 
 // Rows that a warp and a CTA hold, and longer ones; with and without softcap.
@@ -177,7 +195,7 @@ void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
 int main() {
   // What most models need without being asked, some more head dimensions in `make test`, all multiples of 8 in `make test-all`; a kernel that is in
   // several is added once.
-  constexpr int kCommon[] = {64, 128}, kQuick[] = {64, 96, 128, 192, 256};
+  constexpr int kCommon[] = {64, 128}, kQuick[] = {64, 128, 192, 256};
   const auto in = [](const auto& list, int headdim) { return std::find(std::begin(list), std::end(list), headdim) != std::end(list); };
   const auto quick = [](bool is) { return is ? Which::kQuick : Which::kFull; };
   // The backward pass has three kernels a problem: one dtype of most head dimensions is enough for `make test`.
@@ -230,8 +248,30 @@ int main() {
               add_forward(list, a.capability, problem, false, Which::kFull);
               add_backward(list, a.capability, problem, false, true, Which::kFull);
             }
+        // Features of pairs: all at once are the hardest to fit into registers; lengths alone take the tiles of problems without any.
+        if (dtype == (a.capability == 75 ? DType::kF16 : DType::kBF16))
+          for (const int headdim : {32, 64, 96, 128, 192, 256})
+            for (const bool hides : {false, true}) {
+              Problem problem = with_pairs(contiguous(dtype, headdim, headdim, causal), hides);
+              const Which which = quick(causal && ((a.capability == 90 && headdim == 128) || (a.capability == 80 && headdim == 64 && hides)));
+              add_forward(list, a.capability, problem, true, which);
+              add_backward(list, a.capability, problem, true, false, which);
+              if (headdim != 64 && headdim != 128 && headdim != 256) continue;
+              add_forward(list, a.capability, problem, false, Which::kFull);
+              add_backward(list, a.capability, problem, false, false, Which::kFull);
+              add_backward(list, a.capability, problem, true, true, Which::kFull);
+              if (!causal) {
+                Problem both = with_pairs(with_features(contiguous(dtype, headdim, headdim, false), true, true), hides);
+                add_forward(list, a.capability, both, true, Which::kFull);
+                add_backward(list, a.capability, both, true, false, Which::kFull);
+              }
+              problem = contiguous(dtype, headdim, headdim, causal);
+              problem.has_seqused_k = true;
+              add_forward(list, a.capability, problem, true, Which::kFull);
+              add_backward(list, a.capability, problem, true, false, Which::kFull);
+            }
         const Problem wide = contiguous(dtype, 192, 128, causal);
-        add_forward(list, a.capability, wide, true, quick(true));
+        add_forward(list, a.capability, wide, true, Which::kFull);
         add_backward(list, a.capability, wide, true, false, Which::kFull);
       }
   // fp32, in no pack; for one architecture of each kind: the others have the tiles of 80, of 90 or of 120.
@@ -291,6 +331,9 @@ int main() {
         add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16));
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
     }
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const V3Score score : {V3Score::kPlain, V3Score::kSigned})
+      for (const int headdim : {64, 96, 128, 192, 256}) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, true);
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})

@@ -33,6 +33,11 @@ const CudaStub& stub() {
 // What the last launch of a kernel was given, and in which order kernels were launched.
 AttentionParams last;
 std::vector<std::string> launched;
+PairParams last_pairs;  // of kernels that have features of pairs
+void note_pairs(const void* argument) {
+  std::memcpy(static_cast<void*>(&last_pairs), argument, sizeof last_pairs);
+  launched.emplace_back("pairs");
+}
 template <char kWhich>
 void note(const void* argument) {
   std::memcpy(&last, argument, sizeof last);
@@ -77,6 +82,8 @@ class CudaBackend : public ::testing::Test {
     stub().kernel("fattn_v3_bwd_prepare", note<'P'>, sizeof last);
     stub().kernel("fattn_v3_bwd", note<'B'>, sizeof last);
     stub().kernel("fattn_v3_bwd_finish", note<'E'>, sizeof last);
+    stub().kernel("fattn_v2_dbias_zero", note<'z'>, sizeof last);
+    stub().kernel("fattn_v2_dbias_finish", note<'Z'>, sizeof last);
     launched.clear();
   }
   const test::CacheFolder folder_;
@@ -165,22 +172,85 @@ TEST_F(CudaBackend, DecodeSplitsTheKeysAndPutsThemTogether) {
   forward(t, options);
   EXPECT_EQ(launched, std::vector<std::string>{"3"});
 
-  // Lengths: these kernels alone have them, whatever the number of queries and keys; with other addresses nothing has.
+  // Lengths: with many rows, or other addresses, the forward kernels have them.
   cuda::Buffer lengths(0, 64);
   t.scores.seqused_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, lengths.get());
   const Tensor many = on(k, {1, 300, 4, 64}), few = on(v, {1, 20, 2, 64}), out = on(k, {1, 300, 4, 64}, 1 << 19);
-  for (const ForwardTensors& with : {t, ForwardTensors{many, few, few, out, {}, {}, t.scores}}) {
-    launched.clear();
-    forward(with);
-    ASSERT_FALSE(launched.empty());
-    EXPECT_EQ(launched[0], "d");
-  }
+  launched.clear();
+  forward(t);
+  EXPECT_EQ(launched, (std::vector<std::string>{"d", "c"}));
   skewed.scores = t.scores;
-  expect_contains(error_of([&] { forward(skewed); }), "no multiple of 16 bytes");
-  expect_contains(error_of([&] { forward(t, options); }), "lengths of the batch's entries");
+  launched.clear();
+  forward(skewed);
+  EXPECT_EQ(launched, std::vector<std::string>{"f"});
+  launched.clear();
+  forward({many, few, few, out, {}, {}, t.scores});
+  EXPECT_EQ(launched, std::vector<std::string>{"3"});
+  launched.clear();
+  forward(t, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"3"});
   int32_t host_length = 1;
   t.scores.seqused_k = t.scores.seqused_k.on(Device::kCuda, 0, &host_length);
   expect_contains(error_of([&] { forward(t); }), "seqused_k");
+}
+
+// What depends on pairs: pointers and strides reach the kernels, dbias is made 0 before and, in 16 bits, written behind them.
+TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
+  stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  constexpr int64_t kBatch = OnDevice::kBatch, kHeads = OnDevice::kHeads, kSeqlen = OnDevice::kSeqlen;
+  cuda::Buffer memory(0, 1 << 20);
+  const auto at = [&](DType dtype, std::initializer_list<int64_t> shape, int64_t offset) {
+    return Tensor(nullptr, dtype, shape).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  ScoreTensors& scores = d.forward.scores;
+  scores.seqused_k = at(DType::kI32, {kBatch}, 0);
+  scores.alibi_slopes = at(DType::kF32, {kBatch, kHeads}, 64);
+  scores.bias = at(DType::kF32, {1, kHeads, kSeqlen, kSeqlen}, 1024);
+  scores.mask = at(DType::kU8, {kBatch, 1, 1, kSeqlen}, 512);
+  scores.dropout_state = at(DType::kI64, {2}, 256);
+  Options options;
+  options.p_dropout = 0.25;
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+  EXPECT_EQ(last_pairs.q, d.forward.q.data());
+  EXPECT_EQ(last_pairs.lengths, scores.seqused_k.data());
+  EXPECT_EQ(last_pairs.alibi_slopes, scores.alibi_slopes.data());
+  EXPECT_EQ(last_pairs.alibi_batch_stride, kHeads);
+  EXPECT_EQ(last_pairs.bias, scores.bias.data());
+  EXPECT_EQ(last_pairs.bias_strides.batch, 0) << "one for all";
+  EXPECT_EQ(last_pairs.bias_strides.head, kSeqlen * kSeqlen);
+  EXPECT_EQ(last_pairs.bias_strides.row, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask, scores.mask.data());
+  EXPECT_EQ(last_pairs.pair_mask_strides.batch, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask_strides.row, 0);
+  EXPECT_EQ(last_pairs.dropout_state, scores.dropout_state.data());
+  EXPECT_EQ(last_pairs.dropout_below, 16384u);
+  EXPECT_FLOAT_EQ(last_pairs.dropout_scale, 4.0f / 3);
+  const Plan plan(d.forward, options);
+  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
+  expect_contains(plan.info().why, "not v3: algorithm v3 of backend cuda does not compute ALiBi");
+
+  d.backward.scores = scores;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    launched.clear();
+    d.backward.dbias = at(dtype, {1, kHeads, kSeqlen, kSeqlen}, 1 << 19);
+    backward(d.backward, options);
+    EXPECT_EQ(launched.front(), "z");
+    EXPECT_EQ(launched[2], "pairs");
+    EXPECT_EQ(launched.back(), dtype == DType::kF32 ? "e" : "Z");
+    EXPECT_EQ(last_pairs.dbias_out, d.backward.dbias.data());
+    EXPECT_EQ(last_pairs.dbias == last_pairs.dbias_out, dtype == DType::kF32);
+    EXPECT_EQ(last_pairs.dbias_strides.batch, 0);
+    EXPECT_EQ(last_pairs.dbias_strides.head, kSeqlen * kSeqlen);
+    EXPECT_EQ(last_pairs.dbias_alone, 0) << "both batch entries add to it";
+  }
+  options.deterministic = true;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "atomic");
+  options.deterministic = false;
+  options.softcap = 3;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
 }
 
 TEST_F(CudaBackend, BackwardLaunchesThreeKernelsInOrder) {

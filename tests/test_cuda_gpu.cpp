@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -238,6 +239,34 @@ TEST_F(CudaGpu, FirstCallsCompileQuicklyAndLoadAtOnce) {
   EXPECT_LE(compile_backward, 3 * 2000);
   EXPECT_LE(load_forward, 5);
   EXPECT_LE(load_backward, 3 * 5);
+}
+
+// In device memory nobody can refuse them: nothing is read by them, and what such a batch entry gets is NaN.
+TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
+  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto}) {
+    const Case c = shape(DType::kBF16, 4, 130, 200, 2, 1, 64, false);
+    DeviceForward d(c), dout(c), gradients(c);
+    const int32_t lengths[] = {200, -1, 201, 0};
+    cuda::Buffer memory(0, sizeof lengths);
+    memory.copy_from(lengths, sizeof lengths);
+    d.t.scores.seqused_k = Tensor(nullptr, DType::kI32, {4}).on(Device::kCuda, 0, memory.get());
+    Options options = on_cuda(c);
+    options.algorithm = algorithm;
+    forward(d.t, options);
+    backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
+    const auto expect = [&](const Tensor& tensor, const char* name) {
+      const int64_t entry = tensor.size() / c.batch;
+      for (int64_t n = 0; n < c.batch; ++n)
+        for (const uint16_t bits : halves(tensor, n * entry, entry)) {
+          const float x = float_of_bf16(bits);
+          ASSERT_TRUE(n == 0 ? std::isfinite(x) : n == 3 ? x == 0 : std::isnan(x)) << name << " of entry " << n << " has " << x;
+        }
+    };
+    expect(d.t.o, "o");
+    expect(gradients.t.q, "dq");
+    expect(gradients.t.k, "dk");
+    expect(gradients.t.v, "dv");
+  }
 }
 
 TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {

@@ -68,6 +68,44 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   EXPECT_NE(cuda::v2_backward_request(keys.prepare).source.find("using Element = float;"), std::string::npos);
 }
 
+TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
+  for (const int arch : {80, 86, 89, 90, 100, 120})
+    for (const int headdim : {8, 64, 96, 128, 192, 256})
+      for (const bool softcap : {false, true})
+        for (const bool mask : {false, true}) {
+          Problem p = problem_of(headdim, headdim, true);
+          p.has_alibi = true;
+          p.dropout_below = 99;
+          p.pair_mask.given = mask;
+          p.softcap = softcap ? 5 : 0;
+          const cuda::V2Target target = cuda::target_of(arch);
+          ASSERT_EQ(cuda::v2_backward_refusal(p, target), "") << arch << " " << headdim;
+          const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, target);
+          const cuda::V2BackwardRow& row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
+          EXPECT_EQ(row.heavy, mask || softcap || headdim > 64) << "ALiBi and dropout above headdim 64 spill in the others";
+          EXPECT_LE(row.tile.block_n / row.tile.key_groups, 32);
+          EXPECT_FALSE(row.tight);
+        }
+  Problem p = problem_of(64, 64, true);
+  p.has_seqused_k = p.has_alibi = true;
+  p.dbias = {true, DType::kF16, p.batch, 1, p.seqlen_q, {p.seqlen_q * p.seqlen_k, p.seqlen_k, 0}};
+  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
+  EXPECT_GE(plan.workspace_bytes, plan.dbias_offset + p.batch * p.seqlen_q * p.seqlen_k * 4);
+  EXPECT_EQ(plan.dbias_offset % 4, 0);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
+  EXPECT_NE(source(keys.main).find(".alibi = true"), std::string::npos);
+  EXPECT_NE(source(keys.prepare).find(".lengths = true, .alibi = false"), std::string::npos);
+  EXPECT_EQ(source(keys.finish).find("kPair"), std::string::npos);
+  EXPECT_NE(source(keys.dbias_zero).find("dbias_zero<Spec>"), std::string::npos);
+  EXPECT_NE(source(keys.dbias_finish).find("Element = fattn::f16"), std::string::npos);
+  p.deterministic = true;
+  EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90)).find("atomic"), std::string::npos);
+  p.dbias.heads = p.nheads;
+  EXPECT_EQ(cuda::v2_backward_refusal(p, cuda::target_of(90)), "");
+  EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90, 75)).find("7.5"), std::string::npos);
+}
+
 TEST(V2BackwardPlanSmall, WorkspaceIsWhatTheDocumentsSay) {
   const Problem p = problem_of(64, 64, true);
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));

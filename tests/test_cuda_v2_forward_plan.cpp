@@ -178,6 +178,44 @@ TEST(V2ForwardPlanSmall, WindowsAndSoftcapGoIntoKeysAndParameters) {
   EXPECT_FLOAT_EQ(params().softmax_scale, 1) << "its sign is in the factor";
 }
 
+TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
+  Problem p = problem_of(DType::kBF16, 128, 128, true);
+  const V2ForwardKey plain = plan_v2_forward(p, kHopper).key;
+  EXPECT_EQ(plain.pair, 0);
+  EXPECT_EQ(v2_forward_request(plain).source.find("kPair"), std::string::npos);
+  p.has_seqused_k = true;
+  EXPECT_EQ(plan_v2_forward(p, kHopper).key.row, plain.row) << "lengths cost no registers";
+  Problem full = p;
+  full.causal = false;
+  EXPECT_NE(v2_forward_request(plan_v2_forward(full, kHopper).key).source.find("kStepN = 32;"), std::string::npos) << "64 spills";
+  p.dropout_below = 1;
+  p.has_alibi = p.pair_mask.given = true;
+  p.bias = {true, DType::kF32, 1, 1, 1, {}};
+  const V2ForwardPlan plan = plan_v2_forward(p, kHopper);
+  EXPECT_TRUE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy);
+  const std::string source = v2_forward_request(plan.key).source;
+  EXPECT_NE(source.find("kPair = {.lengths = true, .alibi = true, .bias = 2, .mask = true, .dropout = true, .dbias = false};"), std::string::npos)
+      << source;
+  EXPECT_NE(source.find("fattn::PairParams p"), std::string::npos);
+  EXPECT_NE(source.find("lengths, ALiBi, fp32 bias, mask, dropout"), std::string::npos) << source;
+  for (int bits = 0; bits < 128; ++bits)
+    if ((bits >> 2 & 3) != 3) {
+      EXPECT_EQ(pair_bits(pair_features_of(bits)), bits);
+    }
+  for (const V2Target& target : kTargets)
+    for (int headdim = 1; headdim <= 256; ++headdim) {
+      Problem any = p;
+      any.dtype = DType::kF16;
+      any.headdim = any.headdim_v = headdim;
+      EXPECT_EQ(v2_forward_refusal(any, target).find("together above headdim 192") != std::string::npos, target.level < 80 && headdim > 192)
+          << target.arch << " " << headdim;
+      any.dropout_below = 0;
+      EXPECT_EQ(v2_forward_refusal(any, target), "") << target.arch << " " << headdim;
+    }
+  p.dtype = DType::kF32;
+  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no lengths"), std::string::npos);
+}
+
 TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {
   for (const int64_t seqlen_k : {0, 1, 512, 8192, 1 << 20}) {
     for (const int64_t batch : {1, 3, 64}) {

@@ -111,16 +111,16 @@ TEST(V3ForwardPlanSmall, BalanceIsThatOfTheTurns) {
   const Mask mask{512, 512, true};
   // Four tiles a head of 1 to 4 steps, and one for the rest of each: 5, 4, 3, 2.
   EXPECT_DOUBLE_EQ(v3_balance({mask, 1, 128, 128, 4, 1, 1}, 1), 14.0 / 20);
-  EXPECT_DOUBLE_EQ(v3_balance({mask, 2, 128, 128, 4, 1, 1}, 1), 1);         // 5 4 3 2 and back
+  EXPECT_DOUBLE_EQ(v3_balance({mask, 2, 128, 128, 4, 1, 1}, 1), 1);          // 5 4 3 2 and back
   EXPECT_DOUBLE_EQ(v3_balance({mask, 2, 128, 128, 4, 2, 1}, 2), 28.0 / 28);  // 5 5 4 4, then 3 3 2 2 from the other end
   EXPECT_DOUBLE_EQ(v3_balance({mask, 3, 128, 128, 4, 3, 1}, 1), 42.0 / 48);  // and 5 4 3 2 again
 }
 
 TEST(V3ForwardPlanSmall, BalanceWhereWhoeverIsFreeTakesTheNext) {
   const Mask mask{512, 512, true};
-  EXPECT_DOUBLE_EQ(v3_free_balance({mask, 1, 128, 128, 2, 1, 1}, 1, 1), 1);  // 5 and 2, 4 and 3
+  EXPECT_DOUBLE_EQ(v3_free_balance({mask, 1, 128, 128, 2, 1, 1}, 1, 1), 1);          // 5 and 2, 4 and 3
   EXPECT_DOUBLE_EQ(v3_free_balance({mask, 1, 128, 128, 2, 1, 1}, 1, 2), 14.0 / 18);  // 5 4 together, 3 2 together
-  EXPECT_DOUBLE_EQ(v3_free_balance({mask, 3, 128, 128, 2, 1, 1}, 1, 3), 1);  // 12, 11, 10 and 9: 9 after 12, 10 after 11
+  EXPECT_DOUBLE_EQ(v3_free_balance({mask, 3, 128, 128, 2, 1, 1}, 1, 3), 1);          // 12, 11, 10 and 9: 9 after 12, 10 after 11
 }
 
 TEST(V3ForwardPlanSmall, SectionsOnAnyGpu) {
@@ -232,6 +232,23 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
           EXPECT_EQ(source.find("v3::WindowMask") != std::string::npos, window);
           EXPECT_EQ(source.find("v3::CappedScore") != std::string::npos, softcap);
         }
+}
+
+TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
+  Problem p = problem_of(DType::kBF16, 128, 128, false);
+  const auto source = [&] { return v3_forward_request(plan_v3_forward(p, kH200).key).source; };
+  const auto has = [&](const char* text) { return source().find(text) != std::string::npos; };
+  EXPECT_TRUE(has("v3::FullMask") && has("AttentionParams call") && !has("kPair")) << source();
+  p.has_seqused_k = true;
+  EXPECT_EQ(v3_forward_refusal(p, kH200), "");
+  EXPECT_TRUE(has("v3::EntryMask") && has("PairParams call") && has("kPair = {.lengths = true, .alibi = false")) << source();
+  p.causal = true;
+  EXPECT_TRUE(has("v3::CausalMask") && has(".lengths = true")) << source();
+  p.softcap = 9;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("with softcap"), std::string::npos);
+  p.softcap = 0;
+  p.has_alibi = true;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("ALiBi"), std::string::npos);
 }
 
 TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {

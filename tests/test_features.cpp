@@ -165,6 +165,41 @@ TEST(DropoutSmall, NumbersOfARowAreOnesOfTheirOwn) {
   EXPECT_LE(same, 8);  // of 63488 pairs about one is the same by chance
 }
 
+// What the lanes of a warp make of the words where keys are the rows of an accumulator: each pair has its own number.
+TEST(DropoutSmall, TransposedFragmentsHaveTheNumbersOfTheirPairs) {
+  constexpr uint64_t kSeed = 77, kStream = 12;
+  for (const int64_t first_query : {0, 8, 1000})
+    for (const int64_t block : {0, 3}) {
+      core::DropoutShare mine[32];
+      const auto query_of = [&](int lane) { return first_query + lane % 4 * 2; };
+      for (int lane = 0; lane < 32; ++lane) {
+        const bool odd = lane / 4 % 2 != 0;
+        const auto query = static_cast<unsigned>(query_of(lane) + (odd ? 1 : 0));
+        mine[lane] = core::dropout_share(core::dropout_words(kSeed, kStream, query, static_cast<unsigned>(block), lane / 8), odd);
+      }
+      for (int lane = 0; lane < 32; ++lane) {
+        const core::Philox4 words = core::dropout_joined(mine[lane], mine[lane ^ 4].given, lane / 4 % 2 != 0);
+        for (int w = 0; w < 4; ++w)
+          for (int e = 0; e < 2; ++e)
+            EXPECT_EQ(static_cast<int>(words.word[w] >> 16 * e & 0xffffu),
+                      core::dropout_number(kSeed, kStream, query_of(lane) + e, 32 * block + lane / 4 + 8 * w))
+                << "lane " << lane << ", word " << w << ", query " << e;
+      }
+    }
+}
+
+// And where queries are its rows: a lane's words are those of its two keys in each of four blocks of 8.
+TEST(DropoutSmall, FragmentsHaveTheNumbersOfTheirPairs) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (const int row : {0, 8}) {
+      const int query = 48 + lane / 4 + row;
+      const core::Philox4 words = core::dropout_words(7, 9, static_cast<unsigned>(query), 2, lane % 4);
+      for (int tile = 0; tile < 4; ++tile)
+        for (int e = 0; e < 2; ++e)
+          EXPECT_EQ(static_cast<int>(words.word[tile] >> 16 * e & 0xffffu), core::dropout_number(7, 9, query, 64 + 8 * tile + lane % 4 * 2 + e));
+    }
+}
+
 Tensor contiguous(std::vector<float>& data, std::initializer_list<int64_t> shape) { return Tensor(data.data(), DType::kF32, shape); }
 
 // The weights of the reference, which are the mask where they are not 0.

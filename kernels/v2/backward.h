@@ -13,12 +13,16 @@
 // With softcap dS^T = P^T (1 - T^2) (dP^T - row_sum), T = tanh(...) the capped scores before they are multiplied by softcap: P^T (1 - T^2) goes to
 // the second role in place of P^T.
 //
+// With features of pairs (kernels/pair.h) what goes to the second role is marked by its sign, which weights do not need: of a dropped pair it takes
+// nothing of dP^T, and of -0, a pair that bias or mask hides, nothing at all.
+//
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
-// kTile (a BackwardTile).
+// kTile (a BackwardTile); kPair, none if it is left out.
 #pragma once
 
 #include "kernels/constants.h"
 #include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
 #include "kernels/ptx/async_copy_word.h"
 #include "kernels/ptx/barrier.h"
@@ -26,6 +30,7 @@
 #include "kernels/ptx/ldmatrix.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/mma.h"
+#include "kernels/ptx/reduce.h"
 #include "kernels/ptx/semaphore.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
@@ -49,6 +54,9 @@ class Backward {
   static constexpr bool kPipelined = kTile.pipelined, kExchange = kGroupWarps > 1;
   static constexpr bool kAsync = Spec::kLevel >= 80;
   static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  static constexpr bool kTwoForms = kCapped || kPair.dropout;  // what dV is made of is not what dS^T is made of
+  static constexpr bool kHides = kPair.hides();
 
   // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
   static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
@@ -86,6 +94,7 @@ class Backward {
   int batch, head_k, key_block, first_key;
   int first_block;               // of queries that see these keys
   int diagonal;                  // query i sees the keys j <= i + diagonal
+  int entry_keys;                // kPair.lengths: keys of this batch entry
   int end_block, left_diagonal;  // kWindow: no query from end_block on sees these keys; query i sees the keys j >= i + left_diagonal
 
   // The query block that a step is about.
@@ -101,6 +110,8 @@ class Backward {
   }
 
   __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
+
+  __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : p.seqlen_k; }
 
   __device__ int blocks_end() const { return kWindow ? end_block : query_blocks(); }
 
@@ -123,21 +134,22 @@ class Backward {
     batch = head / p.nheads_k;
     head_k = head % p.nheads_k;
     first_key = key_block * kBlockN;
-    diagonal = p.seqlen_k - p.seqlen_q;
+    if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
+    diagonal = seqlen_k() - p.seqlen_q;
     first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
     if constexpr (kWindow) {
       constexpr int kNoLimit = 1 << 30;
-      const core::Mask32 mask = window_mask(p);
+      const core::Mask32 mask = window_mask_of<kPair>(p, seqlen_k());
       diagonal = mask.ends() ? mask.diagonal() - 1 : kNoLimit;
       left_diagonal = mask.begins() ? mask.left_diagonal() : -kNoLimit;
       first_block = mask.first_row(first_key) / kBlockM;
-      end_block = (mask.row_end(min(first_key + kBlockN, p.seqlen_k) - 1) + kBlockM - 1) / kBlockM;
+      end_block = (mask.row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
     }
   }
 
   // How many blocks of lower keys add to dq of this block of queries.
   __device__ int nth_key_block(int query_block) const {
-    if constexpr (kWindow) return key_block - window_mask(p).visible_begin(query_block * kBlockM) / kBlockN;
+    if constexpr (kWindow) return key_block - window_mask_of<kPair>(p, seqlen_k()).visible_begin(query_block * kBlockM) / kBlockN;
     return key_block;
   }
 
@@ -154,7 +166,7 @@ class Backward {
   __device__ void load_keys() const {
     const KLoader k_loader(thread);
     const VLoader v_loader(thread);
-    const int rows = p.seqlen_k - first_key;
+    const int rows = seqlen_k() - first_key;
     k_loader.template load<kBlockN>(shared, at(p.k, p.k_strides, batch, head_k, first_key), p.k_strides.row, rows);
     v_loader.template load<kBlockN>(shared + kTile.v_offset(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
   }
@@ -214,6 +226,16 @@ class Backward {
         for (int e = 0; e < 4; ++e) d[i][j][e] = 0;
   }
 
+  template <int kRowTiles, int kColumnTiles>
+  __device__ static void fill(float (&d)[kRowTiles][kColumnTiles][4], float x) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][j][e] = x;
+  }
+
   // d = A B^T over the whole width: A = kKeys rows of K (V), B = kChunk rows of Q (dO).
   template <int kInner>
   __device__ static void multiply_rows(float (&d)[kKeyTiles][kChunkTiles][4], unsigned a_tile, unsigned b_tile,
@@ -258,7 +280,7 @@ class Backward {
   // loaded as zeros, which an Inf in k makes NaN.
   __device__ void hide(unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], int first_query) const {
     const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
-    const int keys_left = p.seqlen_k - key, queries_left = p.seqlen_q - query, reach = query + diagonal - key;
+    const int keys_left = seqlen_k() - key, queries_left = p.seqlen_q - query, reach = query + diagonal - key;
     const int lead = kWindow ? query + left_diagonal - key : 0;
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j)
@@ -308,6 +330,60 @@ class Backward {
     }
   }
 
+  // The same with terms or dropout: what dV is made of, and what the second role gets.
+  __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, int head, int first_query,
+                               unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
+    const float scale = kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e;
+    const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
+    const Dropout<kPair> dropout(p, batch, head);
+    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
+      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
+      core::Philox4 words;
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        // kKeys is a multiple of 32, or a half of a block of random numbers.
+        if (kPair.dropout && i % 2 == 0)
+          words = dropout.transposed_words(query + 8 * j, (first_key + key_group * kKeys + 16 * i) / core::kDropoutBlock, lane);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float w[2];
+          unsigned marks = 0;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float score = s[i][j][2 * half + e] * scale;
+            if constexpr (kPair.terms()) {
+              // Rows and keys behind the last get what another one has, and are hidden later.
+              const float term = terms(min(query + 8 * j + e, p.seqlen_q - 1), min(key + 16 * i + 8 * half, seqlen_k() - 1));
+              score = with_term<kHides>(s[i][j][2 * half + e], scale, term);
+              if (kHides && term == -kInfinity) marks |= 0x8000u << 16 * e;
+            }
+            w[e] = ptx::ex2(score - lse_log2[e]);
+            if (kHides && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the row's lse is
+          }
+          unsigned& weights = p_bits[j / 2][i][j % 2 * 2 + half];
+          weights = ptx::pack2<Element>(w[0], w[1]);
+          unsigned& to = sent[j / 2][i][j % 2 * 2 + half];
+          to = weights;
+          if constexpr (kCapped) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) w[e] *= fmaf(-s[i][j][2 * half + e], s[i][j][2 * half + e], 1.0f);
+            to = ptx::pack2<Element>(w[0], w[1]);
+          }
+          to |= marks;
+          if constexpr (kPair.dropout) {
+            const bool upper = kKeys % core::kDropoutBlock != 0 && (first_key + key_group * kKeys) % core::kDropoutBlock != 0;
+            const unsigned kept = dropout.kept(upper || i % 2 != 0 ? words.word[2 + half] : words.word[half]);
+            weights &= kept;
+            to |= ~kept & 0x80008000u;
+          }
+        }
+      }
+    }
+  }
+
   // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
   __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
                                   unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
@@ -323,6 +399,51 @@ class Backward {
                                      ptx::high_float<Element>(pair) * (dp[i][j][2 * half + 1] - row_sum.y));
         }
     }
+  }
+
+  // The same with marks and dropout. Calls take(i, half, j, e, value) with dS before it is rounded.
+  template <class Take>
+  __device__ void pair_score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
+                                       unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], const Take& take) const {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
+      const float row_sum[2] = {row_sums.x, row_sums.y};
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
+          float ds[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const unsigned short x = static_cast<unsigned short>(pair >> 16 * e);
+            float gradient = dp[i][j][2 * half + e];
+            if constexpr (kPair.dropout) gradient = (x & 0x8000u) != 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
+            const unsigned short weight = kPair.dropout ? x & 0x7fffu : x;
+            ds[e] = ptx::to_float<Element>(weight) * (gradient - row_sum[e]);
+            if (kHides && x == 0x8000u) ds[e] = 0;
+            take(i, half, j, e, ds[e]);
+          }
+          pair = ptx::pack2<Element>(ds[0], ds[1]);
+        }
+    }
+  }
+
+  // Adds dS to dbias, or writes it, where the pair is seen (masked: where not all are).
+  __device__ void add_to_dbias(int i, int half, int j, int e, float ds, int head, int first_query, bool masked) const {
+    const int key = first_key + key_group * kKeys + lane / 4 + 16 * i + 8 * half, query = first_query + lane % 4 * 2 + 8 * j + e;
+    if (masked) {
+      if (key >= seqlen_k() || query >= p.seqlen_q) return;
+      if (kMasked && key > query + diagonal) return;
+      if (kWindow && key < query + left_diagonal) return;
+    }
+    const PairParams& pairs = pairs_of(p);
+    float* const to = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
+    if (pairs.dbias_alone != 0)
+      *to = ds;
+    else
+      ptx::red_add(to, ds);
   }
 
   // Barriers of a key group. A chunk of P^T is written: the first role goes on, perhaps to the next chunk (hence a barrier for each). It could
@@ -369,7 +490,8 @@ class Backward {
   // sum += A B for all queries of a block that an edge of the mask crosses and whose B holds Inf or NaN.
   template <int kSpan, int kInner>
   __device__ void accumulate_careful(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
-                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int first_query, float factor) const {
+                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int first_query, float factor,
+                                     int head) const {
     if constexpr (kExchange)
       ptx::bar_sync(role_barrier(), kRoleThreads);
     else
@@ -394,15 +516,22 @@ class Backward {
     }
     const int reach = first_query + diagonal - (first_key + key_group * kKeys + lane / 4);
     [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+    [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
     add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor, [&](int i, int half, int query) {
       if constexpr (kWindow)
         if (16 * i + 8 * half < lead + query) return false;
+      if constexpr (kPair.lengths || kHides) {
+        const int key = first_key + key_group * kKeys + lane / 4 + 16 * i + 8 * half;
+        if (key >= seqlen_k()) return false;
+        if (kHides && !terms.sees(first_query + query, key)) return false;  // a query behind the last is all zeros
+        if (!kMasked) return true;
+      }
       return 16 * i + 8 * half <= reach + query;
     });
   }
 
   // The first role.
-  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked) const {
+  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked, int head) const {
     const int lane = ptx::opaque(this->lane);
     const BlockAddress<kWidth, kWidth, LaneOrder::kColumnMajor> k_rows(lane, key_group * kKeys, 0);
     const BlockAddress<kWidth, kWidth, LaneOrder::kRowMajor> q_rows(lane, member * kQueries, 0);
@@ -410,7 +539,8 @@ class Backward {
     const FragmentStore<kBlockM, kQueries> p_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_dout = dout_tile(stage) + 2 * member * kQueries * kWidthV;
     // An Inf or NaN in a row of dO makes its row_sum one.
-    const bool careful = kMasked && masked && any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
+    const bool careful = (((kMasked || kPair.lengths) && masked) || kHides) &&
+                         any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
       const int query = member * kQueries + row;
@@ -421,13 +551,17 @@ class Backward {
         multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
         if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
-        weights(s, shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query, p_bits, sloped);
+        const unsigned lse_at = shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query;
+        if constexpr (kPair.terms() || kPair.dropout)
+          pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
+        else
+          weights(s, lse_at, p_bits, sloped);
         if (masked) hide(p_bits, first_query + query);
-        if (kCapped && masked) hide(sloped, first_query + query);
+        if ((kTwoForms || kHides) && masked) hide(sloped, first_query + query);
       }
-      store_chunk(p_store, p_tile(), row, kCapped ? sloped : p_bits);
+      store_chunk(p_store, p_tile(), row, kTwoForms || kHides ? sloped : p_bits);
       ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
-      if constexpr (kCapped) {  // once the second role has read it, P^T may be there, for those who read it back
+      if constexpr (kTwoForms) {  // once the second role has read it, P^T may be there, for those who read it back
         ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
         if (kExchange || careful) store_chunk(p_store, p_tile(), row, p_bits);
       }
@@ -436,13 +570,13 @@ class Backward {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumnsV, kWidthV>(dv, p_bits[j], own_dout, dout_columns, row + 16 * j);  // dV += P^T dO
     }
     if (careful)
-      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, first_query, 1.0f);
+      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, first_query, 1.0f, head);
     else if constexpr (kExchange)
       accumulate_others<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns);
   }
 
   // The second role.
-  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked) const {
+  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int stage, int first_query, bool masked, int head) const {
     const int lane = ptx::opaque(this->lane);
     const BlockAddress<kWidthV, kWidthV, LaneOrder::kColumnMajor> v_rows(lane, key_group * kKeys, 0);
     const BlockAddress<kWidthV, kWidthV, LaneOrder::kRowMajor> dout_rows(lane, member * kQueries, 0);
@@ -451,7 +585,7 @@ class Backward {
     const FragmentStore<kBlockM, kQueries> ds_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_q = q_tile(stage) + 2 * member * kQueries * kWidth;
     // An Inf or NaN in a row of Q makes its lse one, unless scores are capped.
-    const bool careful = kMasked && masked &&
+    const bool careful = (((kMasked || kPair.lengths) && masked) || kHides) &&
                          (kCapped ? !ptx::vote_all(!share_nonfinite<Element>(q_tile(stage), kTile.q_bytes(), lane, 32))
                                   : any_nonfinite(shared + kTile.lse_offset() + stage * kTile.row_bytes(), kBlockM, lane));
 #pragma unroll 1
@@ -467,8 +601,14 @@ class Backward {
         for (int j = 0; j < kChunkTiles / 2; ++j)
 #pragma unroll
           for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(ds_bits[j][i], p_read.at(p_tile(), 16 * i, row / 16 + j));
-        if constexpr (kCapped) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
-        score_gradients(dp, shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query, ds_bits);
+        if constexpr (kTwoForms) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
+        const unsigned row_sum_at = shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query;
+        if constexpr (kHides || kPair.dropout || kPair.dbias)
+          pair_score_gradients(dp, row_sum_at, ds_bits, [&](int i, int half, int j, int e, float ds) {
+            if constexpr (kPair.dbias) add_to_dbias(i, half, j, e, ds, head, first_query + query, masked);
+          });
+        else
+          score_gradients(dp, row_sum_at, ds_bits);
         if (masked) hide(ds_bits, first_query + query);
       }
       store_chunk(ds_store, ds_tile(stage), row, ds_bits);
@@ -477,7 +617,7 @@ class Backward {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumns, kWidth>(dk, ds_bits[j], own_q, q_columns, row + 16 * j);  // dK += dS^T Q
     }
     if (careful)
-      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, first_query, 0.0f);
+      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, first_query, 0.0f, head);
     else if constexpr (kExchange)
       accumulate_others<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns);
   }
@@ -501,20 +641,21 @@ class Backward {
     bool keys_nonfinite = false;         // Inf or NaN among the keys; asked under a mask only
     float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
     clear(sum);
+    if constexpr (kPair.lengths) fill(sum, first_sum<kPair>(p, batch));
 
     // S^T, P^T of one block; dV. Or dP^T, dS^T; dK.
     const auto compute_block = [&](Step step, int stage) {
       const int first_query = step.block * kBlockM, group_key = first_key + key_group * kKeys;
       const bool hidden = (kMasked && group_key > first_query + kBlockM - 1 + diagonal) ||
                           (kWindow && group_key + kKeys - 1 < first_query + left_diagonal);  // no query of the block sees a key of the group
-      const bool masked = first_key + kBlockN > p.seqlen_k || first_query + kBlockM > p.seqlen_q ||
+      const bool masked = first_key + kBlockN > seqlen_k() || first_query + kBlockM > p.seqlen_q ||
                           (kMasked && group_key + kKeys - 1 > first_query + diagonal) ||
                           (kWindow && group_key < first_query + kBlockM - 1 + left_diagonal);
       if (values) {
-        if (!hidden) compute_values(sum, stage, first_query, masked);
+        if (!hidden) compute_values(sum, stage, first_query, masked, step.head);
       } else {
         if (!hidden)
-          compute_keys(sum, stage, first_query, masked);
+          compute_keys(sum, stage, first_query, masked, step.head);
         else
           clear_ds(stage);
       }
@@ -534,8 +675,8 @@ class Backward {
       for (int first = 0; first < kDqColumns; first += kDqSpan) {
         float dq[kDqRows / 16][kDqSpan / 8][4];
         clear(dq);
-        if (kMasked && keys_nonfinite &&
-            (first_key + kBlockN - 1 > step.block * kBlockM + diagonal ||
+        if ((kMasked || kHides) && keys_nonfinite &&
+            (kHides || first_key + kBlockN - 1 > step.block * kBlockM + diagonal ||
              (kWindow && first_key < step.block * kBlockM + kBlockM - 1 + left_diagonal))) {
 #pragma unroll 1
           for (int k = 0; k < kBlockN / 16; ++k) {
@@ -556,9 +697,15 @@ class Backward {
           }
           const int reach = first_row + lane / 4 + diagonal - first_key;
           [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+          [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, step.head, seqlen_k());
           add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f, [&](int i, int half, int key) {
             if constexpr (kWindow)
               if (key < lead + 16 * i + 8 * half) return false;
+            if constexpr (kHides) {
+              const int query = first_row + lane / 4 + 16 * i + 8 * half;
+              if (query >= p.seqlen_q || !terms.sees(query, first_key + key)) return false;  // a key behind the last is all zeros
+              if (!kMasked) return true;
+            }
             return key <= reach + 16 * i + 8 * half;
           });
         } else
@@ -600,14 +747,15 @@ class Backward {
     };
 
     // ---- the walk over query blocks ----
-    const int steps = max(0, blocks_end() - first_block) * p.group;
+    // No query sees the keys of a tile behind a batch entry's last.
+    const int steps = kPair.lengths && first_key >= seqlen_k() ? 0 : max(0, blocks_end() - first_block) * p.group;
     Step now{head_k * p.group, first_block};
     if (steps > 0) {
       load_keys();
       load_queries(now, 0);
       commit();
     }
-    if (kMasked && steps > 0) {
+    if ((kMasked || kHides) && steps > 0) {
       wait_for_loads();
       keys_nonfinite = ptx::bar_or(share_nonfinite<Element>(shared, kTile.k_bytes(), thread, kThreads));
     }
@@ -635,7 +783,7 @@ class Backward {
     // ---- finish: dK and dV leave through the shared memory of K and V ----
     __syncthreads();
     if (values)
-      store_gradient<kWidthV, kColumnsV>(shared + kTile.v_offset(), sum, 1.f, member * kColumnsV);
+      store_gradient<kWidthV, kColumnsV>(shared + kTile.v_offset(), sum, kPair.dropout ? pairs_of(p).dropout_scale : 1.f, member * kColumnsV);
     else
       store_gradient<kWidth, kColumns>(shared, sum, p.softmax_scale, member * kColumns);
     __syncthreads();

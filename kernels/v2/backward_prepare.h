@@ -3,6 +3,7 @@
 // A CTA takes kPrepareRows queries of one head. Spec: as in backward.h or backward_f32.h; Element may be float.
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
@@ -71,7 +72,8 @@ class BackwardPrepare {
     const long long head_size = dq_accum_head(p.seqlen_q, kWidth), begin = first * kWidth;
     float4* accum = reinterpret_cast<float4*>(p.dq_accum + batch_head * head_size);
     const long long end = min(begin + kPrepareRows * kWidth, head_size) / 4;
-    for (long long i = begin / 4 + thread; i < end; i += kPrepareThreads) accum[i] = float4{0, 0, 0, 0};
+    const float zero = first_sum<kPairOf<Spec>>(p, static_cast<int>(batch));
+    for (long long i = begin / 4 + thread; i < end; i += kPrepareThreads) accum[i] = float4{zero, zero, zero, zero};
 
     const Bits* o = static_cast<const Bits*>(p.o) + batch * p.o_strides.batch + head * p.o_strides.head;
     const Bits* dout = static_cast<const Bits*>(p.dout) + batch * p.dout_strides.batch + head * p.dout_strides.head;

@@ -14,9 +14,11 @@
 //   kStepN, kExactN                keys whose scores are in registers at once; the same in blocks that are masked
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
+//   kPair                          features of pairs (kernels/pair.h); none if it is left out
 #pragma once
 
 #include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
@@ -78,10 +80,42 @@ struct WarpState {
   }
 };
 
+// Features of pairs in one step: this lane's first query and first key, and what there is of both. Empty without such features.
+template <class Spec, bool kAny = kPairOf<Spec>.any()>
+struct StepPairs {};
+template <class Spec>
+struct StepPairs<Spec, true> {
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  const Terms<kPair, typename Spec::Element>& terms;
+  const Dropout<kPair>& dropout;
+  int row, key, seqlen_q, seqlen_k;
+
+  // The term of column `e` of 8-key tile `n` in row `half` of row tile i. Rows behind the last, and in a block with kExact keys, get what another one
+  // has.
+  template <bool kExact>
+  __device__ __forceinline__ float term(int i, int half, int n, int e) const {
+    const int column = key + 8 * n + e;
+    return terms(min(row + 16 * i + 8 * half, seqlen_q - 1), kExact ? min(column, seqlen_k - 1) : column);
+  }
+};
+
+// VisibleKeys without the pairs that bias or mask hide, of a lane whose first row and key are these.
+template <class Spec>
+struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
+  const Terms<kPairOf<Spec>, typename Spec::Element>& terms;
+  int row, first_key, seqlen_q;
+  // Asked of keys before the row's end alone.
+  __device__ __forceinline__ bool is_before(int i, int half, int key) const {
+    return VisibleKeys<Spec::kRowTiles, Spec::kWindow>::is_before(i, half, key) ||
+           !terms.sees(min(row + 16 * i + 8 * half, seqlen_q - 1), first_key + key);
+  }
+};
+
 // One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
 // key is visible, and the reference is good unless the sums of the weights say that it is not.
 template <class Spec, int kStepN, bool kExact, class Visible>
-__device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible) {
+__device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible,
+                                             [[maybe_unused]] const StepPairs<Spec>& pairs) {
   using Shape = ForwardShape<Spec>;
   using State = WarpState<Spec>;
   using Element = typename Spec::Element;
@@ -120,14 +154,15 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
+  const auto scale = [&] { return kPairOf<Spec>.terms() ? 1.0f : w.scale; };  // scores with terms have it already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   const auto weigh = [&](int chunk, int piece) {
-    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, w.scale);
+    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale());
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kExact && kRowTiles * kChunks >= 8;
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kPairOf<Spec>.terms() && !kExact && kRowTiles * kChunks >= 8;
   constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
   if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
   for_each<0, State::kDepthQ>([&](auto d) {
@@ -140,6 +175,17 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
+  if constexpr (kPairOf<Spec>.terms()) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int n = 0; n < kStepTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          s[i][n][e] = with_term<kPairOf<Spec>.hides()>(s[i][n][e], w.scale, pairs.template term<kExact>(i, e / 2, n, e % 2));
+      }
+    }
+  }
   if constexpr (kExact) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -149,21 +195,42 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-    w.softmax.raise(s, 0, kStepTiles, w.scale, w.o);
+    w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
   }
+
+  // Drops weights of 16 keys, once their sums are taken. Two chunks share the words of a block of 32 keys, unless a step is one chunk.
+  [[maybe_unused]] core::Philox4 words[kPairOf<Spec>.dropout ? kRowTiles : 1][2];
+  [[maybe_unused]] const auto drop = [&](int chunk, const auto& pairs) {
+    constexpr bool kHalf = kStepN % core::kDropoutBlock != 0;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = pairs.key + 16 * chunk;
+        if (kHalf || chunk % 2 == 0) words[i][half] = pairs.dropout.words(pairs.row + 16 * i + 8 * half, key / core::kDropoutBlock, key % 8 / 2);
+        const bool second = kHalf ? key % core::kDropoutBlock >= 16 : chunk % 2 != 0;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const core::Philox4& from = words[i][half];
+          weights[chunk % 2].p[i][2 * n + half] &= pairs.dropout.kept(second ? from.word[2 + n] : from.word[n]);
+        }
+      }
+    }
+  };
 
   // Where the reference is too low for these weights it is raised, and they are computed again.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
       if (!weights[chunk % 2].template within_limit<Element>()) [[unlikely]] {
-        w.softmax.raise(s, 2 * chunk, 2, w.scale, w.o);
+        w.softmax.raise(s, 2 * chunk, 2, scale(), w.o);
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, w.scale);
+          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale());
         }
       }
     }
     weights[chunk % 2].add_to(w.softmax);
+    if constexpr (kPairOf<Spec>.dropout) drop(chunk, pairs);
   };
 
   // o += p v, 16 keys at a time: the weights of the next 16 are computed between the matrix instructions of these.
@@ -214,8 +281,9 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       float sum = w.softmax.sum[i][half];
       sum += ptx::shfl_xor(sum, 1);
       sum += ptx::shfl_xor(sum, 2);
+      sum += first_sum<kPairOf<Spec>>(p, place.batch);
       const bool empty = sum == 0;
-      const float inverse = 1.0f / sum;
+      const float inverse = (kPairOf<Spec>.dropout ? pairs_of(p).dropout_scale : 1.0f) / sum;
       const int row = i * 16 + half * 8 + lane / 4;
 #pragma unroll
       for (int n = 0; n < 2 * WarpState<Spec>::kDepthO; ++n) {
@@ -266,11 +334,12 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned stages = tile_q + Shape::kQueryBytes;
   const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
+  const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
   const core::Mask32 mask = [&] {
     if constexpr (Spec::kWindow)
-      return window_mask(p);
+      return window_mask_of<kPairOf<Spec>>(p, seqlen_k);
     else
-      return core::Mask32{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+      return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
   }();
   const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
 
@@ -284,7 +353,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     constexpr bool kBounded = decltype(bounded)::value != 0;
     const unsigned stage = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
     const long long key = static_cast<long long>(j) * Spec::kBlockN;
-    const int keys = p.seqlen_k - j * Spec::kBlockN;
+    const int keys = (kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k) - j * Spec::kBlockN;
     CopyK::template copy<kBounded>(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
     CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
   };
@@ -327,6 +396,8 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
 
   State w;
   w.start(p);
+  [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
+  [[maybe_unused]] const Dropout<kPairOf<Spec>> dropout(p, place.batch, place.head);
   const auto [warp, lane] = ptx::thread_place();
   w.q_address = tile::fragment_address<typename Shape::TileQ>(tile_q, warp * Shape::kWarpRows, lane);
   w.k_address = tile::fragment_address_n<typename Shape::TileK>(stages, 0, lane);
@@ -367,24 +438,41 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
         if (Spec::kWindow && key + kStepN <= mask.visible_begin(row)) continue;
         visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
       }
-      forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible);
+      if constexpr (kPairOf<Spec>.any()) {
+        const auto [warp, lane] = ptx::thread_place();
+        const int row = place.row + warp * Shape::kWarpRows + lane / 4;
+        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
+      } else {
+        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {});
+      }
     }
   };
-  const auto masked_block = [&](int j) {
-    if (enter_block(j, Spec::kCausal || Spec::kWindow)) [[unlikely]] {
-      // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
-      const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
-      const auto [warp, lane] = ptx::thread_place();
-      const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
+  // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
+  const auto add_what_is_not_finite = [&](int j) {
+    const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
+    const auto [warp, lane] = ptx::thread_place();
+    const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
+    if constexpr (kPairOf<Spec>.hides()) {
+      const int row = place.row + warp * Shape::kWarpRows + lane / 4;
+      const SeenPairs<Spec> seen{visible, terms, row, j * Spec::kBlockN, p.seqlen_q};
+      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, seen, lane);
+    } else {
       add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
-      __syncthreads();
-      clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
-      __syncthreads();
     }
+    __syncthreads();
+    clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
+    __syncthreads();
+  };
+  const auto masked_block = [&](int j) {
+    if (enter_block(j, Spec::kCausal || Spec::kWindow || kPairOf<Spec>.hides())) [[unlikely]]
+      add_what_is_not_finite(j);
     compute_block(Constant<1>{}, j);
   };
   const auto whole_block = [&](int j) {
-    enter_block(j, false);
+    const bool nonfinite = enter_block(j, kPairOf<Spec>.hides());
+    if constexpr (kPairOf<Spec>.hides())
+      if (nonfinite) [[unlikely]]
+        add_what_is_not_finite(j);
     compute_block(Constant<0>{}, j);
   };
   const int exact_from = min(blocks.whole_end, blocks.end - 1);

@@ -27,6 +27,7 @@ struct Consumer {
   using Shape = ForwardShape<Spec>;
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Keys = v3::Keys<kPairOf<Spec>.lengths>;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
@@ -50,6 +51,7 @@ struct Consumer {
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
   int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile
   int row = 0;              // the tile's first
+  Keys keys;                // of the tile's batch entry
   int block = 0;            // whose weights are computed
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
@@ -151,7 +153,7 @@ struct Consumer {
   // Hides what the lane's rows do not see of block `of`.
   __device__ __forceinline__ void hide(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
-    const int end0 = Mask::visible_end(p.call, row + own_row()) - first, end1 = Mask::visible_end(p.call, row + own_row() + 8) - first;
+    const int end0 = Mask::visible_end(p.call, keys, row + own_row()) - first, end1 = Mask::visible_end(p.call, keys, row + own_row() + 8) - first;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
@@ -159,7 +161,8 @@ struct Consumer {
   }
   __device__ __forceinline__ void hide_before(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;
-    const int begin0 = Mask::visible_begin(p.call, row + own_row()) - first, begin1 = Mask::visible_begin(p.call, row + own_row() + 8) - first;
+    const int begin0 = Mask::visible_begin(p.call, keys, row + own_row()) - first,
+              begin1 = Mask::visible_begin(p.call, keys, row + own_row() + 8) - first;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
@@ -238,20 +241,21 @@ struct Consumer {
   __device__ __forceinline__ Place place_again(int nth) const { return place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth))); }
 
   // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
-  __device__ __forceinline__ int own_blocks(int first_row) const {
+  __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
     if constexpr (Spec::kSkip && Mask::kUneven)
-      return block_end<Mask, kBlockN>(p.call, first_row + group * 64, 64);
+      return block_end<Mask, kBlockN>(p.call, of, first_row + group * 64, 64);
     else
-      return block_end<Mask, kBlockN>(p.call, first_row, Shape::kBlockM);
+      return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM);
   }
-  __device__ __forceinline__ int all_blocks(int first_row) const { return block_end<Mask, kBlockN>(p.call, first_row, Shape::kBlockM); }
+  __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
 
   // The weights of a tile's first (last) block, from its scores.
-  __device__ __forceinline__ void first_softmax(int first_row) {
+  __device__ __forceinline__ void first_softmax(int first_row, Keys of) {
     overflows = 0;
     row = first_row;
-    block = own_blocks(first_row) - 1;
-    if (Mask::kUneven || (block + 1) * kBlockN > p.call.seqlen_k) hide(block);
+    keys = of;
+    block = own_blocks(first_row, of) - 1;
+    if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
     softmax.template update<true>(s, factor, scale);
   }
   __device__ __forceinline__ void clear_output() {
@@ -260,9 +264,9 @@ struct Consumer {
   }
 
   // Passes over the blocks that none of the warpgroup's rows sees. A stage is waited for before it is freed: arrivals count for the right phase then.
-  __device__ __forceinline__ void skip_blocks(int first_row) {
+  __device__ __forceinline__ void skip_blocks(int first_row, Keys of) {
 #pragma unroll 1
-    for (int skip = all_blocks(first_row) - own_blocks(first_row); skip > 0; --skip) {
+    for (int skip = all_blocks(first_row, of) - own_blocks(first_row, of); skip > 0; --skip) {
       ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
       ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
       k.next();
@@ -274,9 +278,9 @@ struct Consumer {
   }
 
   // The first block of a tile that is not joined to the one before.
-  __device__ __forceinline__ void begin(int first_row, QueryBuffer<Spec::kQueryBuffers> buffer) {
+  __device__ __forceinline__ void begin(int first_row, Keys of, QueryBuffer<Spec::kQueryBuffers> buffer) {
     ptx::mbarrier_wait(barriers.q_full(buffer.stage), buffer.parity);
-    if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row);
+    if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
     wait_k();
     ptx::wgmma_fence();
     issue_scores(buffer.stage);
@@ -286,7 +290,7 @@ struct Consumer {
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
     free_k();
-    first_softmax(first_row);
+    first_softmax(first_row, of);
     clear_output();
     pack();
   }
@@ -295,13 +299,13 @@ struct Consumer {
   __device__ __forceinline__ void blocks(unsigned buffer) {
     if constexpr (Mask::kUneven) {
       // Down to the block of the first row's last key: by then every row has seen a key.
-      const int whole = max(0, Mask::visible_end(p.call, row + group * 64) - 1) / kBlockN;
+      const int whole = max(0, Mask::visible_end(p.call, keys, row + group * 64) - 1) / kBlockN;
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer);
     }
     if constexpr (Mask::kBegins) {
-      const int first = block_begin<Mask, kBlockN>(p.call, row);
-      const int whole = max(first, (Mask::visible_begin(p.call, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
+      const int first = block_begin<Mask, kBlockN>(p.call, keys, row);
+      const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
       for (; block > whole; --block) whole_block<false>(buffer);
 #pragma unroll 1
@@ -334,6 +338,7 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       float sum = softmax.sum[r] + ptx::shfl_xor(softmax.sum[r], 1);
       sum += ptx::shfl_xor(sum, 2);
+      if constexpr (kPairOf<Spec>.lengths) sum += first_sum<kPairOf<Spec>>(call, place.batch);  // NaN if the length is out of range
       inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
       const int at = place.row + own_row() + 8 * r;
       if (call.lse != nullptr && lane() % 4 == 0 && at < call.seqlen_q) {
@@ -413,12 +418,13 @@ struct Consumer {
     const AttentionParams& call = p.call;
     const Place place = place_again(nth);
     const int first = warp_row();  // in the tile
-    const int seen_by_all = Mask::visible_end(call, place.row + first), end = min(all_blocks(place.row) * kBlockN, call.seqlen_k);
+    const Keys of = Keys::of(call, place.batch);
+    const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, call.seqlen_k);
     const auto values = rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k);
     bool hidden = any_nonfinite(values, seen_by_all, end, p.work.columns_v, lane());
     if constexpr (Mask::kBegins) {
-      const int begin = block_begin<Mask, kBlockN>(call, place.row) * kBlockN;
-      hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, place.row + first + 15), p.work.columns_v, lane());
+      const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
+      hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());
     }
     if (!hidden) return;
     ptx::warp_sync();
@@ -428,7 +434,7 @@ struct Consumer {
       const int row_of_q = place.row + first + i;
       if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
       const auto again = [&](auto row_of_output) {
-        row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, row_of_q), Mask::visible_end(call, row_of_q), row_of_output, lane());
+        row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, of, row_of_q), Mask::visible_end(call, of, row_of_q), row_of_output, lane());
       };
       if constexpr (Shape::kStoreFromRegisters)
         again(GlobalRow{row_of_o(place, row_of_q)});
@@ -446,24 +452,27 @@ struct Consumer {
       if (!begun) {
         const int number = tile_number<Mask>(p, nth);
         if (number < 0) break;
-        begin(place_of<Shape::kBlockM>(p, number).row, buffer);
+        const Place place = place_of<Shape::kBlockM>(p, number);
+        begin(place.row, Keys::of(p.call, place.batch), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
       const int next = tile_number<Mask>(p, nth + 1);
       begun = kJoin && next >= 0;
-      const int next_row = begun ? place_of<Shape::kBlockM>(p, next).row : 0;
+      const Place next_place = begun ? place_of<Shape::kBlockM>(p, next) : Place{};
+      const int next_row = next_place.row;
+      const Keys next_keys = begun ? Keys::of(p.call, next_place.batch) : Keys{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
-      if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row) == all_blocks(next_row);
+      if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
         ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
         issue_products(next_buffer.stage);
         const Inverse inverse = close_rows(nth);  // beside the products
         scores_done();
         free_k();
-        first_softmax(next_row);
+        first_softmax(next_row, next_keys);
         output_done();
         finish(inverse, nth, buffer.stage);
         clear_output();

@@ -41,8 +41,9 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
                                        {0, block * Shape::kBlockN, place.head_k, place.batch});
       v.next();
     };
-    int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, place.row, Shape::kBlockM) - 1;
-    const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, place.row);
+    const auto keys = Keys<kPairOf<Spec>.lengths>::of(p.call, place.batch);
+    int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
+    const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row);
     load_k(block);
     for (; block > first; --block) {
       load_k(block - 1);

@@ -3,23 +3,46 @@
 #pragma once
 
 #include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "shared/attention_params.h"
 #include "shared/mask.h"
 
 namespace fattn::v3 {
 
+// How many keys there are: seqlen_k, or what a batch entry has (PairFeatures::lengths).
+template <bool kLengths>
+struct Keys {
+  static __device__ __forceinline__ Keys of(const AttentionParams&, int) { return {}; }
+  __device__ __forceinline__ int count(const AttentionParams& p) const { return p.seqlen_k; }
+};
+template <>
+struct Keys<true> {
+  int keys;
+  static __device__ __forceinline__ Keys of(const AttentionParams& p, int batch) { return {max(given_length(p, batch), 0)}; }
+  __device__ __forceinline__ int count(const AttentionParams&) const { return keys; }
+};
+
 struct FullMask {
   static constexpr bool kUneven = false;  // every row sees all keys
   static constexpr bool kBegins = false;  // every row sees the first key, and every key but the hidden ones is seen by the last row
-  static __device__ __forceinline__ int visible_end(const AttentionParams& p, int) { return p.seqlen_k; }
+  template <class Keys>
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int) {
+    return keys.count(p);
+  }
   static __device__ __forceinline__ int first_row(const AttentionParams&, int) { return 0; }
+};
+
+// Of batch entries with lengths: there are hidden keys.
+struct EntryMask : FullMask {
+  static constexpr bool kUneven = true;
 };
 
 struct CausalMask {
   static constexpr bool kUneven = true;
   static constexpr bool kBegins = false;
-  static __device__ __forceinline__ int visible_end(const AttentionParams& p, int row) {
-    return core::Mask32{p.seqlen_q, p.seqlen_k, true}.visible_end(row);
+  template <class Keys>
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
+    return core::Mask32{p.seqlen_q, keys.count(p), true}.visible_end(row);
   }
   static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return max(0, key - p.seqlen_k + p.seqlen_q); }
 };
@@ -28,20 +51,26 @@ struct CausalMask {
 struct WindowMask {
   static constexpr bool kUneven = true;
   static constexpr bool kBegins = true;
-  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, int row) {
+  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<false>, int row) {
     return window_mask(p).visible_begin(min(row, p.seqlen_q - 1));
   }
-  static __device__ __forceinline__ int visible_end(const AttentionParams& p, int row) {
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<false>, int row) {
     return window_mask(p).visible_end(min(row, p.seqlen_q - 1));
+  }
+  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<true> keys, int row) {
+    return window_mask(p, keys.keys).visible_begin(min(row, p.seqlen_q - 1));
+  }
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<true> keys, int row) {
+    return window_mask(p, keys.keys).visible_end(min(row, p.seqlen_q - 1));
   }
   static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return window_mask(p).first_row(key); }
   static __device__ __forceinline__ int row_end(const AttentionParams& p, int key) { return window_mask(p).row_end(key); }
 };
 
 // Which keys a row sees, of masks that need not begin.
-template <class Mask>
-__device__ __forceinline__ int visible_begin(const AttentionParams& p, int row) {
-  if constexpr (Mask::kBegins) return Mask::visible_begin(p, row);
+template <class Mask, class Keys>
+__device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys, int row) {
+  if constexpr (Mask::kBegins) return Mask::visible_begin(p, keys, row);
   return 0;
 }
 // And which rows a key.

@@ -54,14 +54,14 @@ __device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
 }
 
 // Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
-template <class Mask, int kBlockN>
-__device__ __forceinline__ int block_end(const AttentionParams& p, int row, int count) {
-  const int keys = Mask::visible_end(p, row + count - 1);
-  return max(1, (keys + kBlockN - 1) / kBlockN);
+template <class Mask, int kBlockN, class Keys>
+__device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
+  const int end = Mask::visible_end(p, keys, row + count - 1);
+  return max(1, (end + kBlockN - 1) / kBlockN);
 }
-template <class Mask, int kBlockN>
-__device__ __forceinline__ int block_begin(const AttentionParams& p, int row) {
-  return visible_begin<Mask>(p, row) / kBlockN;
+template <class Mask, int kBlockN, class Keys>
+__device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, int row) {
+  return visible_begin<Mask>(p, keys, row) / kBlockN;
 }
 
 }  // namespace fattn::v3

@@ -43,6 +43,43 @@ struct FeatureParams : AttentionParams {
   float score_factor;             // kTanhUnit * softmax_scale / softcap: tanh is taken of q k * score_factor / kTanhUnit
 };
 
+// Which features of pairs (query, key) and of batch entries a specialisation has; Spec::kPair, none where there is no such member.
+struct PairFeatures {
+  bool lengths = false;  // of the batch entries' keys
+  bool alibi = false;
+  int bias = 0;  // 1: of the tensors' dtype; 2: fp32
+  bool mask = false;
+  bool dropout = false;
+  bool dbias = false;  // backward
+
+  constexpr bool hides() const { return bias != 0 || mask; }  // pairs anywhere
+  constexpr bool terms() const { return alibi || hides(); }   // something is added to scores
+  constexpr bool any() const { return lengths || terms() || dropout || dbias; }
+};
+
+inline constexpr int kDbiasThreads = 256;  // of a CTA of kernels/v2/dbias.h, which takes a row of keys
+
+// The parameters of specialisations that have some, in place of FeatureParams. Strides as there, 0 where all share; keys lie side by side.
+struct PairParams : FeatureParams {
+  const int* lengths;       // keys that each batch entry has
+  long long length_stride;  // elements
+  const float* alibi_slopes;
+  long long alibi_batch_stride, alibi_head_stride;
+  const void* bias;
+  const unsigned char* pair_mask;
+  TensorStrides bias_strides, pair_mask_strides;
+
+  float* dbias;  // (dbias_batch, dbias_heads, dbias_rows, seqlen_k); kernels/v2/dbias.h makes it 0 before the pass and has it in dbias_out behind it
+  void* dbias_out;
+  TensorStrides dbias_strides, dbias_out_strides;
+  int dbias_batch, dbias_heads, dbias_rows;
+  int dbias_alone;  // every element of dbias is of one pair
+
+  const unsigned long long* dropout_state;  // seed, offset
+  unsigned dropout_below;                   // shared/dropout.h
+  float dropout_scale;                      // of the weights that stay
+};
+
 // In this unit of its argument the polynomial for tanh in kernels/score.h has a leading coefficient of -1: an operation and a register less.
 inline constexpr float kTanhUnit = 0.6408731937f;
 

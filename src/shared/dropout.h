@@ -38,6 +38,30 @@ static constexpr Philox4 dropout_words(unsigned long long seed, unsigned long lo
                 {{static_cast<unsigned>(stream), query, block * kDropoutCalls + static_cast<unsigned>(call), static_cast<unsigned>(stream >> 32)}});
 }
 
+// Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart have the same call, one
+// its even keys, the other its odd ones, each of the same two queries. Each makes the words of one query, the lane of the even keys those of the
+// first, keeps the numbers of its own keys and gives the others away.
+struct DropoutShare {
+  unsigned own[2], given[2];  // two numbers each: of words 0 and 1, and 2 and 3
+};
+static constexpr unsigned dropout_halves(unsigned a, unsigned b, bool high) {
+  return high ? (a >> 16) | (b & 0xffff0000u) : (a & 0xffffu) | (b << 16);
+}
+static constexpr DropoutShare dropout_share(const Philox4& words, bool odd) {
+  return {{dropout_halves(words.word[0], words.word[1], odd), dropout_halves(words.word[2], words.word[3], odd)},
+          {dropout_halves(words.word[0], words.word[1], !odd), dropout_halves(words.word[2], words.word[3], !odd)}};
+}
+// Word w of the result: the lane's key of word w, of the first query in the low half, of the second in the high half.
+static constexpr Philox4 dropout_joined(const DropoutShare& mine, const unsigned (&got)[2], bool odd) {
+  Philox4 all{};
+  for (int i = 0; i < 2; ++i) {
+    const unsigned first = odd ? got[i] : mine.own[i], second = odd ? mine.own[i] : got[i];
+    all.word[2 * i] = dropout_halves(first, second, false);
+    all.word[2 * i + 1] = dropout_halves(first, second, true);
+  }
+  return all;
+}
+
 // The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below.
 static constexpr int dropout_number(unsigned long long seed, unsigned long long stream, long long query, long long key) {
   const int in_block = static_cast<int>(key % kDropoutBlock);

@@ -14,7 +14,6 @@
 #include "device/cuda_device.h"
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
-#include "plan/features.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -106,12 +105,19 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.v, "v");
   }
   if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
+  if (rows && keys) {
+    if (p.has_alibi) require(b.alibi_slopes, "alibi_slopes");
+    if (p.bias.given) require(b.bias, "bias");
+    if (p.pair_mask.given) require(b.mask, "mask");
+    if (p.dropout_below > 0) require(b.dropout_state, "dropout_state");
+  }
   if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
     require(b.dout, "dout");
     require(b.dq, "dq");
   }
+  if (p.dbias.given && p.seqlen_k > 0) require(b.dbias, "dbias");
   if (keys) {
     require(b.dk, "dk");
     require(b.dv, "dv");
@@ -134,12 +140,16 @@ void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstre
   if (chosen.combine_grid > 0) launch(chosen.combine_key(), shape_of(chosen.combine_grid, kDecodeCombineThreads, 0));
 }
 
+cuda::PairBuffers pair_buffers(const fattn_buffers& b) {
+  return {static_cast<const int*>(b.seqused_k), static_cast<const float*>(b.alibi_slopes), b.bias, b.mask, b.dropout_state, b.dbias};
+}
+
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3ForwardPlan& chosen = plan.cuda.kernels->v3_forward;
   const Loaded& kernel = v3_forward_kernel(device, chosen);
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
-  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse);
+  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b));
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, params.pointers().data(), kernel.name.c_str());
 }
 
@@ -159,9 +169,8 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
     if (cuda::aligned(b.q) && cuda::aligned(b.k) && cuda::aligned(b.v) && cuda::aligned(b.o)) return decode(device, plan, b, stream);
     if (plan.cuda.kernels->forward.grid == 0)
       unsupported(
-          text("q, k, v or o begins at an address that is no multiple of 16 bytes, and only the decode kernels, which take no other, can compute the "
-               "problem (",
-               lacks(plan.problem, Way::kCudaV2), "); align it"));
+          "q, k, v or o begins at an address that is no multiple of 16 bytes, and only the decode kernels, which take no other, can compute the "
+          "problem; align it");
   }
   if (plan.algorithm == Algorithm::kV3) {
     if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
@@ -172,13 +181,13 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   if (chosen.grid == 0) return;
   const Loaded& kernel = forward_kernel(device, cuda::v2_forward_key(chosen, b.q, b.k, b.v, b.o));
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
-  FeatureParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse);
+  PairParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, pair_buffers(b));
   void* parameters[] = {&params};
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
 
 cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
-  return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace};
+  return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, pair_buffers(b)};
 }
 
 // Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype.
@@ -209,16 +218,18 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   const cuda::V2BackwardPlan& chosen = plan.cuda.kernels->backward;
   const cuda::BackwardBuffers buffers = backward_buffers(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
-  FeatureParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
+  PairParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
   void* parameters[] = {&params};
   const auto launch = [&](const cuda::V2BackwardKey& key, const cuda::V2BackwardLaunch& shape) {
     if (shape.grid == 0) return;
     const Loaded& kernel = backward_kernel(device, key);
     device.launch(kernel.function, shape_of(shape.grid, shape.threads, shape.shared_bytes), stream, parameters, kernel.name.c_str());
   };
+  launch(keys.dbias_zero, chosen.dbias_zero);
   launch(keys.prepare, chosen.prepare);
   launch(keys.main, chosen.main);
   launch(keys.finish, chosen.finish);
+  launch(keys.dbias_finish, chosen.dbias_finish);
 }
 
 }  // namespace
@@ -351,6 +362,8 @@ void load_cuda_kernels(const Plan& plan) {
   if (chosen.backward.prepare.grid > 0) backward_kernel(device, keys.prepare);
   if (chosen.backward.main.grid > 0) backward_kernel(device, keys.main);
   if (chosen.backward.finish.grid > 0) backward_kernel(device, keys.finish);
+  if (chosen.backward.dbias_zero.grid > 0) backward_kernel(device, keys.dbias_zero);
+  if (chosen.backward.dbias_finish.grid > 0) backward_kernel(device, keys.dbias_finish);
 }
 
 void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {

@@ -15,6 +15,8 @@ enum class KernelKind : uint32_t {
   kV3Backward = 7,
   kV3BackwardPrepare = 8,
   kV3BackwardFinish = 9,
+  kV2DbiasZero = 12,
+  kV2DbiasFinish = 13,
   kDecode = 10,
   kDecodeCombine = 11,
   kStandardSoftmax = 20,

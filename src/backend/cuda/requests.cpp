@@ -30,6 +30,8 @@ std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
   if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
   if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
   if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
+  if (plan.dbias_zero.grid > 0) requests.push_back(cuda::v2_backward_request(keys.dbias_zero));
+  if (plan.dbias_finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.dbias_finish));
   return requests;
 }
 

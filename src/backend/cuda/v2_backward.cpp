@@ -32,6 +32,11 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
+    // with masks of pairs, bias, dbias, softcap and terms, or ALiBi and dropout above headdim 64, by count of registers; not timed
+    {80, 64, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true},
+    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true},
     {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
     {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},
     {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
@@ -69,12 +74,16 @@ int shared_bytes(const V2BackwardRow& row) { return row.f32 ? row.f32_tile().sha
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target, bool tight) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
+  const PairFeatures pair = pair_features(problem);
   constexpr int kMostKeysCapped = 32;  // of a warp: P^T (1 - T^2) beside P^T needs registers (with 64: spills of 40 bytes at level 80)
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2BackwardRow row = row_of(i, headdim, headdim_v);
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
-    if (problem.softcap > 0 && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
+    if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
+    const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
+    if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
+    if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
     const int64_t bytes = shared_bytes(row);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -106,12 +115,24 @@ int64_t heads_per_section(const Problem& problem, const BackwardTile& tile, bool
   return std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads);
 }
 
+// Whether no sum makes an element of dbias.
+bool dbias_alone(const Problem& p) { return p.dbias.batch == p.batch && p.dbias.heads == p.nheads && p.dbias.rows == p.seqlen_q; }
+
+// Whether dbias is summed where it will be.
+bool dbias_in_place(const Problem& p) { return p.dbias.dtype == DType::kF32; }
+
 }  // namespace
 
 std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
+  if (target.level < 80 && heavy(pair_features(problem)))
+    return "the CUDA kernels for compute capability 7.5 have no ALiBi, bias, mask and dropout in a backward pass; use the CPU";
+  if (problem.dbias.given && problem.deterministic && !dbias_alone(problem))
+    return "deterministic is set, and the sums over a dimension of dbias that is 1 are atomic additions in any order on a GPU; leave deterministic "
+           "at 0, "
+           "give dbias the sizes of the scores, or use the CPU";
   const int row = choose_row(problem, target, false);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -127,7 +148,8 @@ std::string v2_backward_refusal(const Problem& problem, const V2Target& target) 
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
   const bool deterministic = problem.deterministic && problem.seqlen_q > 0;  // without queries nothing is added
-  const bool plain = problem.softcap == 0 && !problem.windowed();
+  const PairFeatures pair = pair_features(problem);
+  const bool plain = problem.softcap == 0 && !problem.windowed() && !pair.any();
   const bool tight = target.arch == 90 && !deterministic && plain && width_of(headdim) == width_of(headdim_v);  // spills elsewhere
   const int row = choose_row(problem, target, tight);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v2_backward() was called for a problem that v2_backward_refusal() refuses");
@@ -142,6 +164,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.key.capped = problem.softcap > 0;
   plan.key.deterministic = deterministic;
   plan.key.row = row;
+  plan.key.pair = pair_bits(pair);
   const V2BackwardRow chosen = row_of(row, headdim, headdim_v);
   plan.tile = chosen.tile;
   plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
@@ -155,6 +178,15 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.row_sum_offset = problem.batch * problem.nheads * dq_accum_head(problem.seqlen_q, plan.tile.width) * 4;
   plan.semaphore_offset = plan.row_sum_offset + problem.batch * problem.nheads * problem.seqlen_q * 4;
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + query_blocks(problem, plan.tile.block_m)) * 4 : 0);
+  if (pair.dbias && problem.seqlen_k > 0) {
+    const int64_t rows = problem.dbias.batch * problem.dbias.heads * problem.dbias.rows;
+    plan.dbias_zero = {rows, kDbiasThreads, 0};
+    if (!dbias_in_place(problem)) {
+      plan.dbias_finish = plan.dbias_zero;
+      plan.dbias_offset = plan.workspace_bytes;
+      plan.workspace_bytes += rows * problem.seqlen_k * 4;
+    }
+  }
   return plan;
 }
 
@@ -182,22 +214,70 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
   keys.prepare.headdim = plan.tile.width;
   keys.prepare.causal = keys.prepare.window = keys.prepare.capped = keys.prepare.one_head = 0;
+  keys.prepare.pair = pair_bits({.lengths = pair_features_of(keys.main.pair).lengths});
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
+  keys.finish.pair = 0;
   keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
   if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {  // in fp32 it may compute rows again
     keys.finish.headdim_v = keys.main.headdim;
     keys.finish.causal = 0;
   }
+  for (V2BackwardKey* const key : {&keys.dbias_zero, &keys.dbias_finish}) {
+    key->arch = keys.main.arch;
+    key->level = keys.main.level;
+    key->dtype = keys.main.dtype;
+    key->aligned = 1;
+  }
+  keys.dbias_zero.kind = KernelKind::kV2DbiasZero;
+  keys.dbias_finish.kind = KernelKind::kV2DbiasFinish;
   return keys;
 }
 
-FeatureParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
-  return backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset);
+PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
+  PairParams params = pair_params(
+      backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b.pairs);
+  const PairTensor& dbias = problem.dbias;
+  if (!dbias.given) return params;
+  params.dbias_batch = static_cast<int>(dbias.batch);
+  params.dbias_heads = static_cast<int>(dbias.heads);
+  params.dbias_rows = static_cast<int>(dbias.rows);
+  params.dbias_alone = dbias_alone(problem) ? 1 : 0;
+  params.dbias_out = b.pairs.dbias;
+  params.dbias_out_strides = strides_of(dbias.strides);
+  if (dbias_in_place(problem)) {
+    params.dbias = static_cast<float*>(b.pairs.dbias);
+    params.dbias_strides = params.dbias_out_strides;
+    return params;
+  }
+  params.dbias = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.dbias_offset);
+  const auto stride = [&](int64_t size, int64_t step) { return size > 1 ? step : 0; };  // 0 where all share
+  params.dbias_strides = {stride(dbias.batch, dbias.heads * dbias.rows * problem.seqlen_k), stride(dbias.rows, problem.seqlen_k),
+                          stride(dbias.heads, dbias.rows * problem.seqlen_k)};
+  return params;
 }
 
+namespace {
+
+// The two small kernels beside a pass with dbias.
+jit::Request dbias_request(const V2BackwardKey& key) {
+  const bool zero = key.kind == KernelKind::kV2DbiasZero;
+  const char* const name = zero ? "dbias_zero" : "dbias_finish";
+  jit::Request request;
+  request.entry = text("fattn_v2_", name);
+  request.arch = key.arch;
+  request.source =
+      text("#include \"kernels/v2/dbias.h\"\nstruct Spec {\n  using Element = ",
+           key.dtype == static_cast<int32_t>(DType::kBF16) ? "fattn::bf16" : "fattn::f16", ";\n};\nextern \"C\" __global__ void __launch_bounds__(",
+           kDbiasThreads, ") ", request.entry, "(const __grid_constant__ fattn::PairParams p) {\n  fattn::v2::", name, "<Spec>(p);\n}\n");
+  return request;
+}
+
+}  // namespace
+
 jit::Request v2_backward_request(const V2BackwardKey& key) {
+  if (key.kind == KernelKind::kV2DbiasZero || key.kind == KernelKind::kV2DbiasFinish) return dbias_request(key);
   const V2BackwardRow row = row_of(key.row, key.headdim, key.headdim_v);
   const BackwardTile& tile = row.tile;
   const bool f32 = key.dtype == static_cast<int32_t>(DType::kF32);
@@ -228,27 +308,27 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
                 "  static constexpr fattn::BackwardTile kTile = {",
                 tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
                 tile.chunk, ", ", flag(tile.pipelined));
-  request.source = text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/", version, "/", kernel.file,
-                        ".h\"\n"
-                        "struct Spec {\n"
-                        "  using Element = ",
-                        element,
-                        ";\n"
-                        "  static constexpr int kLevel = ",
-                        key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
-                        ";\n"
-                        "  static constexpr bool kCausal = ",
-                        flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
-                        ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile,
-                        "};\n"
-                        "};\n"
-                        "extern \"C\" __global__ void __launch_bounds__(",
-                        kernel.threads, ", ", kernel.ctas, ") ", kernel.entry,
-                        "(const __grid_constant__ fattn::", params_of(key.window || key.capped), " p) {\n"
-                        "  fattn::",
-                        version, "::", kernel.file,
-                        "<Spec>(p);\n"
-                        "}\n");
+  request.source =
+      text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/", version, "/", kernel.file,
+           ".h\"\n"
+           "struct Spec {\n"
+           "  using Element = ",
+           element,
+           ";\n"
+           "  static constexpr int kLevel = ",
+           key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
+           ";\n"
+           "  static constexpr bool kCausal = ",
+           flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
+           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", pair_line(key.pair),
+           "};\n"
+           "extern \"C\" __global__ void __launch_bounds__(",
+           kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),
+           " p) {\n"
+           "  fattn::",
+           version, "::", kernel.file,
+           "<Spec>(p);\n"
+           "}\n");
   return request;
 }
 

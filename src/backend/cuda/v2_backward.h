@@ -25,8 +25,9 @@ struct V2BackwardRow {
   int ctas;    // a multiprocessor
   bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
                // `chunk`
-  bool f32 = false;  // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
-  int parts = 1;     // of a BackwardF32Tile
+  bool f32 = false;    // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
+  int parts = 1;       // of a BackwardF32Tile
+  bool heavy = false;  // for masks of pairs, bias and dbias, and for terms and dropout with softcap: fewer registers for the rest
   BackwardF32Tile f32_tile() const { return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts}; }
 };
 std::span<const V2BackwardRow> v2_backward_rows();
@@ -44,7 +45,8 @@ struct V2BackwardKey {
   int32_t deterministic = 0;
   int32_t row = 0;       // of the table
   int32_t one_head = 0;  // algorithm v1: a CTA has all keys of a head
-  std::array<int32_t, 3> reserved{};
+  int32_t pair = 0;      // pair_bits()
+  std::array<int32_t, 2> reserved{};
 };
 static_assert(sizeof(V2BackwardKey) == 64);
 
@@ -56,16 +58,16 @@ struct V2BackwardLaunch {
   int threads = 0, shared_bytes = 0;
 };
 
-// Launched in this order on one stream: prepare, main, finish.
+// Launched in this order on one stream: prepare, main, finish; dbias_zero before and dbias_finish behind them.
 struct V2BackwardPlan {
   V2BackwardKey key;  // of the main kernel, but for `aligned`, which depends on the pointers
   BackwardTile tile;  // of a V2BackwardRow
-  V2BackwardLaunch prepare, main, finish;
+  V2BackwardLaunch prepare, main, finish, dbias_zero, dbias_finish;
   int heads_per_section = 0;
   bool aligned_strides = false;
   int unaligned_row = 0;  // of the table, for calls that are not aligned
   // Workspace: dq in fp32, a float a row, and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
-  int64_t row_sum_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
+  int64_t row_sum_offset = 0, semaphore_offset = 0, dbias_offset = 0, workspace_bytes = 0;
 };
 // For problems that are not refused.
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
@@ -74,12 +76,12 @@ V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 
 // The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 struct V2BackwardKeys {
-  V2BackwardKey prepare, main, finish;
+  V2BackwardKey prepare, main, finish, dbias_zero, dbias_finish;
 };
 V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
-// The same for all three kernels.
-FeatureParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
+// The same for all kernels.
+PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
 
 jit::Request v2_backward_request(const V2BackwardKey& key);
 

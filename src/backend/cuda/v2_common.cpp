@@ -30,6 +30,11 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
     return "fp32 needs compute capability 8.0: its kernels need asynchronous copies, which begin there; use fp16";
   if (problem.dtype == DType::kF32 && (problem.windowed() || problem.softcap > 0))
     return "the CUDA kernels for fp32 have no sliding window and no softcap; use fp16 or bf16, or the CPU";
+  if (problem.dtype == DType::kF32 && pair_features(problem).any())
+    return "the CUDA kernels for fp32 have no lengths of keys, ALiBi, bias, mask and dropout; use fp16 or bf16, or the CPU";
+  if (problem.dbias.given && problem.softcap > 0)
+    return "the CUDA kernels have no dbias with softcap: the gradient of a score is not kept apart from that of what softcap is taken of; use the "
+           "CPU";
   if (problem.headdim > 256 || problem.headdim_v > 256) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
   }
@@ -48,6 +53,63 @@ std::string window_refusal(const Problem& problem) {
 bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads, DType dtype) {
   const auto fits = [=](int64_t stride, int64_t size) { return size <= 1 || stride % copied_at_once(dtype) == 0; };
   return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
+}
+
+PairFeatures pair_features(const Problem& problem) {
+  PairFeatures pair;
+  pair.lengths = problem.has_seqused_k;
+  pair.alibi = problem.has_alibi;
+  pair.bias = !problem.bias.given ? 0 : problem.bias.dtype == DType::kF32 ? 2 : 1;
+  pair.mask = problem.pair_mask.given;
+  pair.dropout = problem.dropout_below > 0;
+  pair.dbias = problem.backward && problem.dbias.given;
+  return pair;
+}
+
+int32_t pair_bits(const PairFeatures& pair) {
+  return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0);
+}
+
+PairFeatures pair_features_of(int32_t bits) {
+  return {(bits & 1) != 0, (bits & 2) != 0, bits >> 2 & 3, (bits & 16) != 0, (bits & 32) != 0, (bits & 64) != 0};
+}
+
+std::string pair_line(int32_t bits) {
+  if (bits == 0) return {};
+  const PairFeatures pair = pair_features_of(bits);
+  const auto flag = [](bool x) { return x ? "true" : "false"; };
+  return text("  static constexpr fattn::PairFeatures kPair = {.lengths = ", flag(pair.lengths), ", .alibi = ", flag(pair.alibi),
+              ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias), "};\n");
+}
+
+std::string names_of_pair(int32_t bits) {
+  const PairFeatures pair = pair_features_of(bits);
+  std::string names;
+  if (pair.lengths) names += ", lengths";
+  if (pair.alibi) names += ", ALiBi";
+  if (pair.bias != 0) names += pair.bias == 2 ? ", fp32 bias" : ", bias";
+  if (pair.mask) names += ", mask";
+  if (pair.dropout) names += ", dropout";
+  if (pair.dbias) names += ", dbias";
+  return names;
+}
+
+PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& b) {
+  PairParams pairs{};
+  static_cast<FeatureParams&>(pairs) = params;
+  pairs.lengths = b.seqused_k;
+  pairs.length_stride = problem.seqused_k_stride;
+  pairs.alibi_slopes = b.alibi_slopes;
+  pairs.alibi_batch_stride = problem.alibi_batch_stride;
+  pairs.alibi_head_stride = problem.alibi_head_stride;
+  pairs.bias = b.bias;
+  pairs.pair_mask = static_cast<const unsigned char*>(b.mask);
+  pairs.bias_strides = strides_of(problem.bias.strides);
+  pairs.pair_mask_strides = strides_of(problem.pair_mask.strides);
+  pairs.dropout_state = static_cast<const unsigned long long*>(b.dropout_state);
+  pairs.dropout_below = static_cast<unsigned>(problem.dropout_below);
+  pairs.dropout_scale = static_cast<float>(problem.dropout_scale());
+  return pairs;
 }
 
 FeatureParams v2_params(const Problem& problem, int heads_per_section) {

@@ -38,6 +38,9 @@ inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(po
 
 inline TensorStrides strides_of(const Strides& strides) { return {strides.batch, strides.row, strides.head}; }
 
+// ", dropout" and so on, of the features in a key.
+std::string names_of_pair(int32_t bits);
+
 // The first line of a kernel's source, which `fattn cache list` shows: "// bf16, headdim 128, causal, tile 128 x 64, level 80". `block_m` 0: no tile.
 template <class Key>
 std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
@@ -48,6 +51,7 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
     if (key.window) line += ", window";
     if (key.capped) line += ", softcap";
   }
+  if constexpr (requires { key.pair; }) line += names_of_pair(key.pair);
   if constexpr (requires { key.deterministic; })
     if (key.deterministic) line += ", deterministic";
   if (!key.aligned) line += ", unaligned";
@@ -56,7 +60,27 @@ std::string comment_of(const Key& key, int block_m = 0, int block_n = 0) {
 }
 
 // What a specialisation's kernel takes: the longer parameters only where it reads what they have more, so that the others are as they were.
-constexpr const char* params_of(bool features) { return features ? "FeatureParams" : "AttentionParams"; }
+constexpr const char* params_of(bool features, int32_t pair = 0) { return pair != 0 ? "PairParams" : features ? "FeatureParams" : "AttentionParams"; }
+
+// ---- Features of pairs ----
+
+PairFeatures pair_features(const Problem& problem);
+// A number for a kernel's key, and back.
+int32_t pair_bits(const PairFeatures& pair);
+PairFeatures pair_features_of(int32_t bits);
+// The line of a specialisation that says them; none if there are none.
+std::string pair_line(int32_t bits);
+// Whether scores or weights have a part for every pair, which takes registers.
+inline bool heavy(const PairFeatures& pair) { return pair.terms() || pair.dropout || pair.dbias; }
+
+struct PairBuffers {
+  const int* seqused_k = nullptr;
+  const float* alibi_slopes = nullptr;
+  const void *bias = nullptr, *mask = nullptr, *dropout_state = nullptr;
+  void* dbias = nullptr;
+};
+// `params` with what a problem's features of pairs need; dbias itself is the backward pass's business.
+PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& buffers);
 
 // Sizes, the window, and the strides of q, k, v, o and lse; the rest is zero.
 FeatureParams v2_params(const Problem& problem, int heads_per_section);
@@ -65,6 +89,7 @@ struct BackwardBuffers {
   const void *q, *k, *v, *o, *dout;
   const float* lse;
   void *dq, *dk, *dv, *workspace;
+  PairBuffers pairs = {};
 };
 // v2_params() with all that a backward pass takes besides; the offsets are of its parts of the workspace, which begins with dq in fp32.
 FeatureParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& buffers, bool deterministic,

@@ -33,6 +33,16 @@ constexpr V2ForwardRow kRows[] = {
     {75, 64, true, {4, 2, 64, 1, 64, 32, false, 1}},
     {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}},
     {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}},
+    // with terms of pairs or dropout, by count of registers; not timed
+    {80, 64, true, {4, 1, 64, 2, 64, 32, true, 3}, false, true, false},
+    {80, 64, true, {4, 1, 64, 2, 64, 32, true, 2}, false, true},
+    {80, 128, true, {8, 1, 64, 2, 64, 32, true, 1}, false, true},
+    {80, 128, true, {4, 1, 64, 2, 64, 32, true, 1}, false, true},
+    {80, 256, true, {8, 1, 64, 2, 32, 16, false, 1}, false, true},
+    {80, 256, true, {4, 1, 32, 2, 32, 16, false, 1}, false, true},
+    {75, 64, true, {4, 1, 64, 1, 64, 32, false, 1}, false, true},
+    {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}, false, true},
+    {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}, false, true},
     {80, 64, true, {8, 2, 64, 2, 16, 0, true, 1}, true},
     {80, 64, true, {8, 2, 32, 2, 16, 0, true, 1}, true},
     {80, 128, true, {8, 2, 16, 2, 16, 0, false, 1}, true},
@@ -49,9 +59,11 @@ int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return cei
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
+  const PairFeatures pair = pair_features(problem);
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
+    if (row.heavy != heavy(pair) || (pair.hides() && !row.hides)) continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
@@ -89,6 +101,9 @@ std::span<const V2ForwardRow> v2_forward_rows() { return kRows; }
 
 std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
+  const PairFeatures pair = pair_features(problem);
+  if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && pair.hides() && pair.dropout)
+    return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias or mask together above headdim 192; use the CPU";
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -116,6 +131,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   plan.key.window = problem.windowed();
   plan.key.capped = problem.softcap > 0;
   plan.key.row = row;
+  plan.key.pair = pair_bits(pair_features(problem));
   plan.tile = kRows[row].tile;
   plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
   plan.threads = plan.tile.threads();
@@ -136,7 +152,8 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void
   return key;
 }
 
-FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse) {
+PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
+                             const PairBuffers& pairs) {
   FeatureParams params = v2_params(problem, plan.heads_per_section);
   params.q = q;
   params.k = k;
@@ -144,7 +161,7 @@ FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& pla
   params.o = o;
   params.lse = lse;
   set_forward_scale(params, problem.softmax_scale, problem.softcap);
-  return params;
+  return pair_params(params, problem, pairs);
 }
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {
@@ -168,15 +185,19 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kRowTiles", tile.row_tiles);
   add_int("kBlockN", tile.block_n);
   add_int("kStages", tile.stages);
-  // Copies element by element through registers need many of them, and so do caps.
-  add_int("kStepN", (key.aligned && !key.capped) || f32 ? tile.step_n : tile.exact_n);
+  // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths under the full mask.
+  const PairFeatures pair = pair_features_of(key.pair);
+  const bool lengths_alone = pair.lengths && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool crowded = !key.aligned || key.capped || pair.terms() || lengths_alone;
+  add_int("kStepN", crowded && !f32 ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
+  source += pair_line(key.pair);
   source += text(
       "};\n\n"
       "extern \"C\" __global__ void __launch_bounds__(Spec::kWarps * 32, Spec::kCtas) ",
-      entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped),
+      entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),
       " p) {\n"
       "  fattn::v2::",
       function,

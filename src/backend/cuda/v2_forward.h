@@ -33,6 +33,8 @@ struct V2ForwardRow {
   bool causal;  // also under a causal mask or in a window
   V2ForwardTile tile;
   bool f32 = false;
+  bool heavy = false;  // for terms of pairs and dropout: fewer registers for the rest
+  bool hides = true;   // also with bias or a mask of pairs
 };
 std::span<const V2ForwardRow> v2_forward_rows();
 
@@ -46,8 +48,9 @@ struct V2ForwardKey {
   int32_t causal = 0;              // by itself; with a window it is part of that
   int32_t window = 0, capped = 0;  // capped: softcap
   int32_t aligned = 0;
-  int32_t row = 0;  // of the table
-  std::array<int32_t, 5> reserved{};
+  int32_t row = 0;   // of the table
+  int32_t pair = 0;  // pair_bits()
+  std::array<int32_t, 4> reserved{};
 };
 static_assert(sizeof(V2ForwardKey) == 64);
 
@@ -68,7 +71,8 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
 // The key of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
 
-FeatureParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse);
+PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
+                             const PairBuffers& pairs = {});
 
 jit::Request v2_forward_request(const V2ForwardKey& key);
 

@@ -24,9 +24,8 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //   256         533 755 810 815; 3 + 2 stages: 526 750 808 815
 //   256 causal  293 606 777 794; in turns at the tensor cores instead of skipping: 277 593 770 792
 //   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
-// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128: 265
-// 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal
-// 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
+// and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128:
+// 265 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
@@ -109,8 +108,8 @@ TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqle
 
 // The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns.
 // Under a causal mask the tiles of several heads run side by side, the longest first, of heads that have their keys and values in L2 together:
-// v3_sections.h says how many. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free. Measured
-// 2026-11-21 as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
+// v3_sections.h says how many. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free.
+// Measured 2026-11-21 as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
 //   headdim 128: seqlen 512 284 294 238 -, 2048 521 551 500 533, 8192 658 664 638 642, 16384 556 634 701 713
 //   headdim 256: seqlen 512 275 293 284 -, 2048 592 606 600 588, 4096 710 715 711 645, 8192 488 650 770 777, 16384 481 480 792 794
 void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& plan) {
@@ -128,10 +127,10 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));
     return;
   }
-  // Short heads come and go faster than L2 is filled: measured 2026-11-22 as above, heads a section, TFLOP/s: headdim 128, seqlen 512: 132 304, 66 317,
-  // 44 327, 33 320, 22 324; 1024: 132 407, 66 484, 44 484, 33 467, 22 478; 2048: 44 580, 22 600, 16 415; 8192: 32 674, 11 671, 22 621, 12 572, 6 563;
-  // headdim 192, seqlen 1024: 44 497, 33 511; 256, seqlen 512: 44 326, 33 338; 1024: 66 452, 44 489, 33 506, 16 357. The balance says the same of 12 and
-  // 6 at seqlen 8192: 0.84 and 0.83 of that of 11.
+  // Short heads come and go faster than L2 is filled: measured 2026-11-22 as above, heads a section, TFLOP/s: headdim 128, seqlen 512: 132 304, 66
+  // 317, 44 327, 33 320, 22 324; 1024: 132 407, 66 484, 44 484, 33 467, 22 478; 2048: 44 580, 22 600, 16 415; 8192: 32 674, 11 671, 22 621, 12 572, 6
+  // 563; headdim 192, seqlen 1024: 44 497, 33 511; 256, seqlen 512: 44 326, 33 338; 1024: 66 452, 44 489, 33 506, 16 357. The balance says the same
+  // of 12 and 6 at seqlen 8192: 0.84 and 0.83 of that of 11.
   if (plan.row_tiles < 32) turns.most_in_a_section = std::max<int64_t>(1, target.l2_bytes * 5 / 8 / head_bytes * problem.group());
   plan.heads_per_section = static_cast<int>(v3_heads_per_section(turns));
 }
@@ -155,6 +154,8 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
+  if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
+    why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
@@ -164,6 +165,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   if (row < 0)
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
+  if (problem.has_seqused_k && !kRows[row].takes_lengths())
+    return "algorithm v3's tile for the problem has no registers for lengths of the batch's entries (seqused_k); algorithm v2 has them";
   const int64_t tiles = row_tiles_of(problem, kRows[row].tile);
   // Tiles are counted in 32 bits, some turns of the grid beyond the last.
   if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
@@ -190,6 +193,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
+  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k});
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
@@ -200,13 +204,13 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 }
 
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse) {
+                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs) {
   const int block_n = plan.tile.block_n;
   encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.block_m()), q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
-  params.call = v2_params(problem, plan.heads_per_section);
+  params.call = pair_params(v2_params(problem, plan.heads_per_section), problem, pairs);
   set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
   params.call.q = q;
   params.call.k = k;
@@ -233,10 +237,14 @@ jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_req
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   V3Source source(key.dtype, key.width, key.width_v);
   source.comment_on(key.mask, key.score);
+  source.add(names_of_pair(key.pair));
   source.add(", tile ", tile.block_m(), " x ", tile.block_n, tile.skip ? ", skipping" : "", "\n");
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
-  source.add_mask(key.mask);
+  if (key.pair != 0 && key.mask == V3Mask::kFull)
+    source.add_type("Mask", "v3::EntryMask");  // keys behind an entry's last are hidden
+  else
+    source.add_mask(key.mask);
   source.add_score(key.score);
   source.add_int("kHeaddim", key.width);
   source.add_int("kHeaddimV", key.width_v);
@@ -251,8 +259,9 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_bool("kCareful", tile.careful());
   source.add_int("kProducerRegisters", tile.producer_registers);
   source.add_int("kConsumerRegisters", tile.consumer_registers);
+  source.add(pair_line(key.pair));
   source.add("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
-             "fattn_v3_fwd(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score)),
+             "fattn_v3_fwd(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),
              " call, const __grid_constant__ fattn::V3ForwardWork work,\n"
              "             const __grid_constant__ fattn::TensorMap q, const __grid_constant__ fattn::TensorMap k,\n"
              "             const __grid_constant__ fattn::TensorMap v, const __grid_constant__ fattn::TensorMap o) {\n"

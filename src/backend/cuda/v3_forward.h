@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_common.h"
 #include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
@@ -45,6 +46,7 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
+  constexpr bool takes_lengths() const { return tile.groups <= 2; }  // more warpgroups leave too few registers: spills of 8 bytes
   constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
@@ -60,7 +62,8 @@ struct V3ForwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;                  // of the table
-  std::array<int32_t, 9> reserved{};
+  int32_t pair = 0;                 // pair_bits(), of lengths alone
+  std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
 
@@ -81,13 +84,13 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 
 // The kernel's parameters, and where they are, in order.
 struct V3ForwardParams {
-  FeatureParams call;
+  PairParams call;
   V3ForwardWork work;
   TensorMap q, k, v, o;
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
 };
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse);
+                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs = {});
 
 jit::Request v3_forward_request(const V3ForwardKey& key);
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile);

@@ -1,0 +1,152 @@
+// What depends on a pair (query, key) or on a batch entry: lengths, terms of the score, dropout. Each is a member of PairFeatures, and nothing of it
+// is in a specialisation without it. Functions of a lane's own pairs: what a thread holds of a tile of scores is the business of who calls them.
+#pragma once
+
+#include "kernels/constants.h"
+#include "kernels/mask.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/warp.h"
+#include "shared/attention_params.h"
+#include "shared/dropout.h"
+
+namespace fattn {
+
+template <class Spec>
+constexpr PairFeatures pair_features() {
+  if constexpr (requires { Spec::kPair; })
+    return Spec::kPair;
+  else
+    return {};
+}
+template <class Spec>
+inline constexpr PairFeatures kPairOf = pair_features<Spec>();
+
+__device__ __forceinline__ const PairParams& pairs_of(const AttentionParams& p) { return static_cast<const PairParams&>(p); }
+
+// ---- Lengths --------------------------------------------------------------------------------------------------------
+
+// How many keys a batch entry has; -1 if what memory says is out of range: nothing is then read, and what the entry gets is NaN.
+__device__ __forceinline__ int given_length(const AttentionParams& p, int batch) {
+  const int keys = pairs_of(p).lengths[batch * pairs_of(p).length_stride];
+  return 0 <= keys && keys <= p.seqlen_k ? keys : -1;
+}
+
+template <PairFeatures kPair>
+__device__ __forceinline__ int keys_of(const AttentionParams& p, int batch) {
+  if constexpr (kPair.lengths) return max(given_length(p, batch), 0);
+  return p.seqlen_k;
+}
+
+// The mask of a specialisation with windows, for an entry that has `seqlen_k` keys.
+template <PairFeatures kPair>
+__device__ __forceinline__ core::Mask32 window_mask_of(const AttentionParams& p, [[maybe_unused]] int seqlen_k) {
+  if constexpr (kPair.lengths)
+    return window_mask(p, seqlen_k);
+  else
+    return window_mask(p);
+}
+
+// What is added to the sums of weights: NaN in a batch entry whose length is out of range.
+template <PairFeatures kPair>
+__device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) {
+  if constexpr (kPair.lengths) return given_length(p, batch) < 0 ? __uint_as_float(0x7fffffffu) : 0.0f;
+  return 0.0f;
+}
+
+// ---- Terms ----------------------------------------------------------------------------------------------------------
+
+// What is added to the scores of one head, in units of log2. -Inf hides a pair, whatever its score.
+template <PairFeatures kPair, class Element>
+struct Terms {
+  float slope;  // times log2(e)
+  int shift;    // query i is aligned with key i + shift
+  const void* bias;
+  const unsigned char* mask;
+  long long bias_row, mask_row;
+
+  __device__ __forceinline__ Terms(const AttentionParams& params, int batch, int head, int seqlen_k) {
+    [[maybe_unused]] const PairParams& p = pairs_of(params);
+    if constexpr (kPair.alibi) {
+      slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
+      shift = seqlen_k - p.seqlen_q;
+    }
+    if constexpr (kPair.bias != 0) {
+      bias = static_cast<const char*>(p.bias) + (batch * p.bias_strides.batch + head * p.bias_strides.head) * kBiasBytes;
+      bias_row = p.bias_strides.row;
+    }
+    if constexpr (kPair.mask) {
+      mask = p.pair_mask + batch * p.pair_mask_strides.batch + head * p.pair_mask_strides.head;
+      mask_row = p.pair_mask_strides.row;
+    }
+  }
+
+  // Of a pair that exists: query below seqlen_q, key below seqlen_k.
+  __device__ __forceinline__ float operator()(int query, int key) const {
+    float term = 0;
+    if constexpr (kPair.alibi) term = -slope * fabsf(static_cast<float>(query + shift - key));
+    if constexpr (kPair.bias != 0) term = kPair.alibi ? fmaf(bias_of(query, key), kLog2e, term) : bias_of(query, key) * kLog2e;
+    if constexpr (kPair.mask) term = mask[query * mask_row + key] == 0 ? -kInfinity : term;
+    return term;
+  }
+  // Does neither bias nor mask hide it?
+  __device__ __forceinline__ bool sees(int query, int key) const {
+    if constexpr (kPair.mask)
+      if (mask[query * mask_row + key] == 0) return false;
+    if constexpr (kPair.bias != 0) return bias_of(query, key) != -kInfinity;
+    return true;
+  }
+
+ private:
+  static constexpr int kBiasBytes = kPair.bias == 2 ? 4 : 2;
+  __device__ __forceinline__ float bias_of(int query, int key) const {
+    const long long at = query * bias_row + key;
+    if constexpr (kPair.bias == 2) return static_cast<const float*>(bias)[at];
+    return ptx::to_float<Element>(static_cast<const unsigned short*>(bias)[at]);
+  }
+};
+
+// A score in units of log2 with its term; `hides`: the term may be -Inf.
+template <bool kHides>
+__device__ __forceinline__ float with_term(float score, float scale, float term) {
+  const float sum = fmaf(score, scale, term);
+  return kHides && term == -kInfinity ? -kInfinity : sum;
+}
+
+// ---- Dropout --------------------------------------------------------------------------------------------------------
+
+// The random numbers of one head.
+template <PairFeatures kPair>
+struct Dropout {
+  unsigned long long seed, stream;
+  unsigned below;
+
+  __device__ __forceinline__ Dropout(const AttentionParams& params, int batch, int head) {
+    if constexpr (kPair.dropout) {
+      const PairParams& p = pairs_of(params);
+      seed = p.dropout_state[0];
+      stream = p.dropout_state[1] + static_cast<unsigned long long>(batch) * static_cast<unsigned>(p.nheads) + static_cast<unsigned>(head);
+      below = p.dropout_below;
+    }
+  }
+
+  // The words of a query and the keys 2 call, 2 call + 1, 2 call + 8, ... of a block of 32 keys.
+  __device__ __forceinline__ core::Philox4 words(int query, int block, int call) const {
+    return core::dropout_words(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), call);
+  }
+
+  // Where keys are rows of an accumulator: words of the lane's keys lane / 4 + 8 w of a block of 32, of the queries `query` (an even column) and
+  // query + 1. All lanes of a warp together.
+  __device__ __forceinline__ core::Philox4 transposed_words(int query, int block, int lane) const {
+    const bool odd = lane / 4 % 2 != 0;
+    const core::DropoutShare mine = core::dropout_share(words(query + odd, block, lane / 8), odd);
+    const unsigned got[2] = {ptx::shfl_xor(mine.given[0], 4), ptx::shfl_xor(mine.given[1], 4)};
+    return core::dropout_joined(mine, got, odd);
+  }
+
+  // Of a word's two numbers: all ones in the halves of those that stay.
+  __device__ __forceinline__ unsigned kept(unsigned word) const {
+    return ((word & 0xffffu) < below ? 0u : 0xffffu) | (word < below << 16 ? 0u : 0xffff0000u);
+  }
+};
+
+}  // namespace fattn
