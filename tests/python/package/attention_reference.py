@@ -32,6 +32,8 @@ class Scores:
     bias: np.ndarray | None = None  # 4 dimensions, of 1 where it is the same for all
     mask: np.ndarray | None = None
     dropout_state: np.ndarray | None = None
+    document_q: np.ndarray | None = None  # (batch, seqlen_q)
+    document_k: np.ndarray | None = None
     dropout_p: float = 0.0
 
 
@@ -89,6 +91,8 @@ def _pairs(shape: tuple[int, ...], causal: bool, window: tuple[int, int] | None,
         added = added + scores.bias
     if scores.mask is not None:
         hidden = hidden | (scores.mask == 0)
+    if scores.document_q is not None:
+        hidden = hidden | (scores.document_q[:, None, :, None] != scores.document_k[:, None, None, :])
     kept = _kept(shape, scores.dropout_p, scores.dropout_state) if scores.dropout_p else np.ones(shape)
     return np.broadcast_to(hidden, shape), added, kept
 
