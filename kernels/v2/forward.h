@@ -17,11 +17,13 @@
 //   kPair                          features of pairs (kernels/pair.h); none if it is left out
 #pragma once
 
+#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
+#include "kernels/sequence.h"
 #include "kernels/softmax.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -260,12 +262,13 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 }
 
-// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
+// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse. `call` is what the grid was made for, `p`
+// what this CTA works on.
 template <class Spec>
-__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& p, unsigned tile_q) {
+__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, const AttentionParams& p, unsigned tile_q) {
   using Shape = ForwardShape<Spec>;
   // Found again rather than kept in registers all the way.
-  const Place place = place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x)));
+  const Place place = place_of<Shape::kBlockM>(call, ptx::opaque(static_cast<int>(blockIdx.x)));
   const auto [warp, lane] = ptx::thread_place();
   using TileO = typename Shape::TileO;
   const int warp_row = warp * Shape::kWarpRows;
@@ -321,7 +324,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
 }
 
 template <class Spec>
-__device__ __forceinline__ void forward(const AttentionParams& p) {
+__device__ __forceinline__ void forward(const AttentionParams& call) {
   using Shape = ForwardShape<Spec>;
   using State = WarpState<Spec>;
   using CopyQ = tile::TileCopy<typename Shape::TileQ, Shape::kThreads, Spec::kHeaddim, Shape::kCopyBy>;
@@ -332,7 +335,9 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned stages = tile_q + Shape::kQueryBytes;
-  const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
+  const Place place = place_of<Shape::kBlockM>(call, static_cast<int>(blockIdx.x));
+  const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
+  if (kPairOf<Spec>.packed && place.row >= p.seqlen_q) return;
   const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
   const core::Mask32 mask = [&] {
     if constexpr (Spec::kWindow)
@@ -340,7 +345,21 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     else
       return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
   }();
-  const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+  const KeyBlocks blocks = [&] {
+    KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+    if constexpr (kPairOf<Spec>.documents) {
+      const PairParams& pairs = pairs_of(p);
+      const IdRange range =
+          common_range<Shape::kThreads>(pairs.document_q + place.batch * pairs.document_q_stride + place.row,
+                                        min(Shape::kBlockM, p.seqlen_q - place.row), pairs.document_k + place.batch * pairs.document_k_stride,
+                                        seen.begin * Spec::kBlockN, min(seen.end * Spec::kBlockN, seqlen_k), reinterpret_cast<int*>(shared));
+      seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
+      seen.begin = range.begin / Spec::kBlockN;
+      if (range.begin == range.end) seen.begin = seen.end = 0;
+      __syncthreads();  // before the queries are where the range was
+    }
+    return seen;
+  }();
 
   const auto* q =
       static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
@@ -487,14 +506,14 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     }
   } else {
 #pragma unroll 1
-    for (; j >= exact_from && j >= 0; --j) masked_block(j);
+    for (; j >= exact_from && j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) masked_block(j);
 #pragma unroll 1
-    for (; j >= 0; --j) whole_block(j);
+    for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
   }
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.
   if constexpr (Shape::TileO::kRowBytes > Shape::TileQ::kRowBytes) __syncthreads();
-  finish<Spec>(w, p, tile_q);
+  finish<Spec>(w, call, p, tile_q);
 }
 
 }  // namespace fattn::v2
