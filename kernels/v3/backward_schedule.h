@@ -51,7 +51,7 @@ template <class Mask, int kBlockN>
 __device__ __forceinline__ int tiles_before(const BackwardCall& p, int tile, int block) {
   if constexpr (Mask::kBegins) {
     const int of_head = block % p.work.row_blocks;
-    return of_head == 0 ? tile : tile - Mask::visible_begin(p.call, of_head * kV3BackwardRows) / kBlockN;
+    return of_head == 0 ? tile : tile - Mask::visible_begin(p.call, Keys<false>{}, of_head * kV3BackwardRows) / kBlockN;
   }
   return tile;
 }
