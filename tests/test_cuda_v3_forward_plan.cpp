@@ -8,6 +8,7 @@
 
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_sections.h"
+#include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
 namespace fattn::core::cuda {
@@ -270,6 +271,9 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
             const int64_t tiles = 200000 / plan.tile.block_m() + 300;  // whatever the lengths
             EXPECT_EQ(plan.tiles, p.nheads * tiles);
             EXPECT_EQ(plan.workspace_bytes, 16 + 32 * tiles);
+            EXPECT_EQ(plan.heads_per_section % p.group(), 0);
+            EXPECT_GE(plan.tile_groups, 1);
+            EXPECT_LE(plan.tile_groups, kV3MostTileGroups);
             const std::string source = v3_forward_request(plan.key).source;
             EXPECT_NE(source.find(".packed = true"), std::string::npos);
             EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "keys behind a sequence are another's";

@@ -61,6 +61,7 @@ class Backward {
   static constexpr bool kHides = kPair.hides();
   // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
   static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic, kRanges = kWindow || kByIds;
+  static constexpr bool kByDocument = kByIds && !kPair.with_documents(false).terms() && !kPair.dropout;  // blocks of one document have nothing to add
 
   // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
   static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
@@ -99,6 +100,8 @@ class Backward {
   int first_block;               // of queries that see these keys
   int diagonal;                  // query i sees the keys j <= i + diagonal
   int entry_keys;                // kPair.lengths: keys of this batch entry
+  int document;                  // kByIds: the id of all keys of the tile
+  bool one_document = false;     // if they have one
   int end_block, left_diagonal;  // kRanges: no query from end_block on sees these keys; kWindow: query i sees the keys j >= i + left_diagonal
 
   // The query block that a step is about.
@@ -162,7 +165,19 @@ class Backward {
                                                  min(end_block * kBlockM, p.seqlen_q), ticket_slot());
     first_block = range.begin / kBlockM;
     end_block = range.begin == range.end ? first_block : (range.end + kBlockM - 1) / kBlockM;
+    document = ticket_slot()[0];
+    one_document = document == ticket_slot()[1];
     __syncthreads();  // before the keys are where the range was
+  }
+
+  // Whether all queries of a block that exists whole have the id of all keys of the tile. The same in all warps.
+  __device__ bool of_one_document(int first_query) const {
+    bool same = one_document && first_query + kBlockM <= p.seqlen_q;
+    if (!same) return false;
+    const int* const ids = pairs_of(p).document_q + batch * pairs_of(p).document_q_stride + first_query;
+#pragma unroll
+    for (int query = 0; query < kBlockM; query += 32) same = same && ids[query + lane] == document;
+    return ptx::vote_all(same);
   }
 
   // How many blocks of lower keys add to dq of this block of queries.
@@ -402,6 +417,15 @@ class Backward {
     }
   }
 
+  __device__ static void copy(unsigned (&to)[kChunkTiles / 2][kKeyTiles][4], const unsigned (&from)[kChunkTiles / 2][kKeyTiles][4]) {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[j][i][e] = from[j][i][e];
+  }
+
   // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
   __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
                                   unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
@@ -556,8 +580,9 @@ class Backward {
     const BlockAddress<kWidthV, kColumnsV, LaneOrder::kColumnMajor> dout_columns(lane, 0, member * kColumnsV);
     const FragmentStore<kBlockM, kQueries> p_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_dout = dout_tile(stage) + 2 * member * kQueries * kWidthV;
+    [[maybe_unused]] const bool plain = kByDocument && of_one_document(first_query);
     // An Inf or NaN in a row of dO makes its row_sum one.
-    const bool careful = (((kMasked || kPair.lengths) && masked) || kHides) &&
+    const bool careful = (((kMasked || kPair.lengths) && masked) || (kHides && !plain)) &&
                          any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
@@ -570,10 +595,18 @@ class Backward {
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
         if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
         const unsigned lse_at = shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query;
-        if constexpr (kPair.terms() || kPair.dropout)
+        if constexpr (kByDocument) {
+          if (plain) {
+            weights(s, lse_at, p_bits, sloped);
+            if constexpr (!kCapped) copy(sloped, p_bits);
+          } else {
+            pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
+          }
+        } else if constexpr (kPair.terms() || kPair.dropout) {
           pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
-        else
+        } else {
           weights(s, lse_at, p_bits, sloped);
+        }
         if (masked) hide(p_bits, first_query + query);
         if ((kTwoForms || kHides) && masked) hide(sloped, first_query + query);
       }

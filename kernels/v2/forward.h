@@ -114,8 +114,8 @@ struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
 };
 
 // One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
-// key is visible, and the reference is good unless the sums of the weights say that it is not.
-template <class Spec, int kStepN, bool kExact, class Visible>
+// key is visible, and the reference is good unless the sums of the weights say that it is not. Without kTerms nothing is added to scores.
+template <class Spec, int kStepN, bool kExact, bool kTerms, class Visible>
 __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible,
                                              [[maybe_unused]] const StepPairs<Spec>& pairs) {
   using Shape = ForwardShape<Spec>;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
-  const auto scale = [&] { return kPairOf<Spec>.terms() ? 1.0f : w.scale; };  // scores with terms have it already
+  const auto scale = [&] { return kTerms ? 1.0f : w.scale; };  // scores with terms have it already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   const auto weigh = [&](int chunk, int piece) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kPairOf<Spec>.terms() && !kExact && kRowTiles * kChunks >= 8;
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kTerms && !kExact && kRowTiles * kChunks >= 8;
   constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
   if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
   for_each<0, State::kDepthQ>([&](auto d) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
-  if constexpr (kPairOf<Spec>.terms()) {
+  if constexpr (kTerms) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -345,6 +345,10 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     else
       return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
   }();
+  // Ids of documents: the one that all queries of the tile have, if they have one.
+  constexpr bool kByDocument = kPairOf<Spec>.documents && !kPairOf<Spec>.with_documents(false).terms();
+  [[maybe_unused]] int document = 0;
+  [[maybe_unused]] bool one_document = false;
   const KeyBlocks blocks = [&] {
     KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
     if constexpr (kPairOf<Spec>.documents) {
@@ -356,6 +360,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
       seen.begin = range.begin / Spec::kBlockN;
       if (range.begin == range.end) seen.begin = seen.end = 0;
+      document = reinterpret_cast<int*>(shared)[0];
+      one_document = document == reinterpret_cast<int*>(shared)[1];
       __syncthreads();  // before the queries are where the range was
     }
     return seen;
@@ -440,8 +446,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   }
 
   // compute: first the blocks that not all rows see whole (or just the first one, to find the references), then the others.
-  const auto compute_block = [&](auto exact, int j) {
-    constexpr bool kExact = decltype(exact)::value != 0;
+  const auto compute_block = [&](auto exact, auto with_terms, int j) {
+    constexpr bool kExact = decltype(exact)::value != 0, kTerms = decltype(with_terms)::value != 0;
     constexpr int kStepN = kExact ? Spec::kExactN : Spec::kStepN;
     const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
 #pragma unroll 1
@@ -460,9 +466,9 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       if constexpr (kPairOf<Spec>.any()) {
         const auto [warp, lane] = ptx::thread_place();
         const int row = place.row + warp * Shape::kWarpRows + lane / 4;
-        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
+        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
       } else {
-        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {});
+        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {});
       }
     }
   };
@@ -482,17 +488,35 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
     __syncthreads();
   };
+  constexpr Constant<kPairOf<Spec>.terms()> kTerms{};
   const auto masked_block = [&](int j) {
     if (enter_block(j, Spec::kCausal || Spec::kWindow || kPairOf<Spec>.hides())) [[unlikely]]
       add_what_is_not_finite(j);
-    compute_block(Constant<1>{}, j);
+    compute_block(Constant<1>{}, kTerms, j);
+  };
+  // Whether all queries of the tile and all keys of a block that exists whole are of one document: no pair is hidden then. The same in all warps.
+  [[maybe_unused]] const auto of_one_document = [&](int j) {
+    if constexpr (kByDocument) {
+      const PairParams& pairs = pairs_of(p);
+      const int* const ids = pairs.document_k + place.batch * pairs.document_k_stride + j * Spec::kBlockN;
+      bool same = one_document;
+#pragma unroll
+      for (int key = 0; key < Spec::kBlockN; key += 32) same = same && ids[key + static_cast<int>(threadIdx.x) % 32] == document;
+      return ptx::vote_all(same);
+    }
+    return false;
   };
   const auto whole_block = [&](int j) {
+    if constexpr (kByDocument)
+      if (of_one_document(j)) {
+        enter_block(j, false);
+        return compute_block(Constant<0>{}, Constant<0>{}, j);
+      }
     const bool nonfinite = enter_block(j, kPairOf<Spec>.hides());
     if constexpr (kPairOf<Spec>.hides())
       if (nonfinite) [[unlikely]]
         add_what_is_not_finite(j);
-    compute_block(Constant<0>{}, j);
+    compute_block(Constant<0>{}, kTerms, j);
   };
   const int exact_from = min(blocks.whole_end, blocks.end - 1);
   int j = blocks.end - 1;

@@ -70,9 +70,12 @@ __device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlac
   return place.keys;
 }
 
-// Of packed sequences, whose tiles are in a list: all heads of a tile are neighbours.
+// Of packed sequences, whose tiles are in a list: section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile
+// are neighbours.
 __device__ __forceinline__ PackedPlace packed_place_of(const ForwardCall& p, int number) {
-  const int nth = divide(number, p.work.by_nheads), head = number - nth * p.call.nheads;
+  const int tiles_of_head = static_cast<const V3PackedTiles*>(pairs_of(p.call).tiles)->count, in_section = p.call.heads_per_section;
+  const int section = number / (tiles_of_head * in_section), first_head = section * in_section, rest = number - first_head * tiles_of_head;
+  const int heads = min(in_section, p.call.nheads - first_head), nth = rest / heads, head = first_head + rest - nth * heads;
   const char* const tiles = static_cast<const char*>(pairs_of(p.call).tiles) + sizeof(V3PackedTiles);
   const int4* const at = reinterpret_cast<const int4*>(tiles + nth * static_cast<long long>(sizeof(V3PackedTile)));
   const int4 first = at[0];

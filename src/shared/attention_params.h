@@ -57,6 +57,11 @@ struct PairFeatures {
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }   // something is added to scores
+  constexpr PairFeatures with_documents(bool has) const {
+    PairFeatures other = *this;
+    other.documents = has;
+    return other;
+  }
   constexpr bool any() const { return lengths || terms() || dropout || dbias || packed; }
 };
 
@@ -87,6 +92,7 @@ struct PairParams : FeatureParams {
   long long cu_seqlens_q_stride, cu_seqlens_k_stride;
   long long total_q, total_k;  // rows of the tensors
   void* tiles;                 // of algorithm v3's forward pass: src/shared/v3_packed_tiles.h
+  int tile_groups;             // of sequences, in that list
 
   const int *document_q, *document_k;              // ids
   long long document_q_stride, document_k_stride;  // between batch entries; rows lie side by side

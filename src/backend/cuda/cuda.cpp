@@ -188,11 +188,14 @@ void write_sequence_rest(CudaDevice& device, const Plan& plan, const fattn_buffe
   const cuda::PairBuffers pairs = pair_buffers(b);
   SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k});
   void* parameters[] = {&params};
-  device.launch(kernel.function, shape_of(cuda::kRestCtas, kRestThreads, 0), stream, parameters, kernel.name.c_str());
+  CudaLaunch shape = shape_of(cuda::kRestCtas, kRestThreads, 0);
+  shape.early = plan.cuda.arch >= 90;
+  device.launch(kernel.function, shape, stream, parameters, kernel.name.c_str());
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3ForwardPlan& chosen = plan.cuda.kernels->v3_forward;
+  if (chosen.grid == 0) return;
   const Loaded& kernel = v3_forward_kernel(device, chosen);
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
@@ -202,7 +205,9 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
   }
-  device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, params.pointers().data(), kernel.name.c_str());
+  CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
+  shape.early = plan.problem.packed;
+  device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
 void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {

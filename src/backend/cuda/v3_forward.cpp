@@ -122,7 +122,13 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
   const int64_t heads = problem.batch * problem.nheads;
   plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target.multiprocessors));
   plan.heads_per_section = 1;
-  if (problem.packed || !last_rows_longest(problem)) return;
+  if (problem.packed) {  // in whatever mask: lengths are as uneven
+    const int64_t l2_bytes = target.l2_bytes * 3 / 4, bytes = std::max<int64_t>(1, problem.total_k * (problem.headdim + problem.headdim_v) * 2);
+    plan.heads_per_section = static_cast<int>(std::clamp<int64_t>(l2_bytes / bytes * problem.group(), problem.group(), problem.nheads));
+    plan.tile_groups = static_cast<int>(std::clamp<int64_t>(ceil_div(bytes, l2_bytes), 1, kV3MostTileGroups));
+    return;
+  }
+  if (!last_rows_longest(problem)) return;
   const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
   constexpr int64_t kFewHeads = 8;
@@ -236,6 +242,7 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.call.o = o;
   params.call.lse = lse;
   params.call.tiles = workspace;
+  params.call.tile_groups = plan.tile_groups;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_tiles = plan.row_tiles;

@@ -85,7 +85,7 @@ struct V3ForwardPlan {
   V3ForwardTile tile;
   int64_t tiles = 0;
   int grid = 0, threads = 0, shared_bytes = 0;
-  int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0;
+  int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
   int64_t workspace_bytes = 0;  // of packed sequences: the list of tiles, which a kernel before this one writes
 };
 // For problems that are not refused.
