@@ -344,6 +344,33 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
 }
 
+// Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
+TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
+  stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+  OnDevice d;
+  BackwardTensors& b = d.backward;
+  for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq, &b.k, &b.v, &b.dk, &b.dv})
+    *t = Tensor(nullptr, t->dtype(), {7, 2, 64}).on(Device::kCuda, 0, t->data());
+  b.lse = Tensor(nullptr, DType::kF32, {2, 7}).on(Device::kCuda, 0, b.lse.data());
+  b.scores.cu_seqlens_q = b.scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, d.memory[0].get());
+  Options options;
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kV2})
+    for (const int64_t most : {0, 7}) {
+      options.algorithm = algorithm;
+      options.max_seqlen_q = options.max_seqlen_k = most;
+      launched.clear();
+      forward({b.q, b.k, b.v, b.o, b.lse, {}, b.scores}, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.batch, 0);
+      EXPECT_EQ(last_rest.parts[0].total, 7);
+      launched.clear();
+      backward(b, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.parts[1].total, 7);
+    }
+}
+
 // The gradient of lse is the first kernel's business, in every algorithm that has it; the others' specialisations do not know of it.
 TEST_F(CudaBackend, TheGradientOfLseReachesTheFirstKernel) {
   stub().kernel("fattn_v2_bwd_prepare", note_pairs, sizeof last_pairs);

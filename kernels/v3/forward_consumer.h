@@ -415,9 +415,9 @@ struct Consumer {
   }
   template <class Place>
   __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const {
+    if constexpr (kPairOf<Spec>.packed) row_of_q += place.q_begin;
     const TensorStrides& strides = p.call.o_strides;
-    return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + (place.first_query() + row_of_q) * strides.row +
-           place.head * strides.head;
+    return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
   }
 
   // Computes suspicious rows of the warp again, if keys that not all of its rows see have values that are no numbers.
