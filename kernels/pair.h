@@ -46,7 +46,7 @@ __device__ __forceinline__ core::Mask32 window_mask_of(const AttentionParams& p,
     return window_mask(p);
 }
 
-// What is in the place of 0 where sums begin: NaN in a batch entry whose length is out of range.
+// What is added to the sums of weights: NaN in a batch entry whose length is out of range.
 template <PairFeatures kPair>
 __device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) {
   if constexpr (kPair.lengths) return given_length(p, batch) < 0 ? __uint_as_float(0x7fffffffu) : 0.0f;

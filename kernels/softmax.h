@@ -35,11 +35,6 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void fill_sums(float x) {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) sum[i][0] = sum[i][1] = x;
-  }
-
   // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o.
   template <int kKeyTiles, int kOutTiles>
   __device__ __forceinline__ void raise(const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,

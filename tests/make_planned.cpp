@@ -206,7 +206,7 @@ void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
 int main() {
   // What most models need without being asked, some more head dimensions in `make test`, all multiples of 8 in `make test-all`; a kernel that is in
   // several is added once.
-  constexpr int kCommon[] = {64, 128}, kQuick[] = {64, 96, 128, 192, 256};
+  constexpr int kCommon[] = {64, 128}, kQuick[] = {64, 128, 192, 256};
   const auto in = [](const auto& list, int headdim) { return std::find(std::begin(list), std::end(list), headdim) != std::end(list); };
   const auto quick = [](bool is) { return is ? Which::kQuick : Which::kFull; };
   // The backward pass has three kernels a problem: one dtype of most head dimensions is enough for `make test`.

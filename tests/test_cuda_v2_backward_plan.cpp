@@ -82,7 +82,7 @@ TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
           ASSERT_EQ(cuda::v2_backward_refusal(p, target), "") << arch << " " << headdim;
           const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, target);
           const cuda::V2BackwardRow& row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
-          EXPECT_EQ(row.heavy, mask || softcap);
+          EXPECT_EQ(row.heavy, mask || softcap || headdim > 64) << "ALiBi and dropout above headdim 64 spill in the others";
           EXPECT_LE(row.tile.block_n / row.tile.key_groups, 32);
           EXPECT_FALSE(row.tight);
         }

@@ -185,6 +185,9 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
   EXPECT_EQ(v2_forward_request(plain).source.find("kPair"), std::string::npos);
   p.has_seqused_k = true;
   EXPECT_EQ(plan_v2_forward(p, kHopper).key.row, plain.row) << "lengths cost no registers";
+  Problem full = p;
+  full.causal = false;
+  EXPECT_NE(v2_forward_request(plan_v2_forward(full, kHopper).key).source.find("kStepN = 32;"), std::string::npos) << "64 spills";
   p.dropout_below = 1;
   p.has_alibi = p.pair_mask.given = true;
   p.bias = {true, DType::kF32, 1, 1, 1, {}};
@@ -204,6 +207,9 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
       Problem any = p;
       any.dtype = DType::kF16;
       any.headdim = any.headdim_v = headdim;
+      EXPECT_EQ(v2_forward_refusal(any, target).find("together above headdim 192") != std::string::npos, target.level < 80 && headdim > 192)
+          << target.arch << " " << headdim;
+      any.dropout_below = 0;
       EXPECT_EQ(v2_forward_refusal(any, target), "") << target.arch << " " << headdim;
     }
   p.dtype = DType::kF32;

@@ -149,14 +149,14 @@ std::vector<V3ForwardTile> tiles_for(int headdim, bool skipping, int64_t shared_
   return all;
 }
 
-// A key of the table of kernels has room for a tile.
+// A key of the table of kernels has room for a tile, if two counts of stages share a number.
+constexpr int kStagesUnit = 100;
 v3::V3ForwardKey key_of(const V3ForwardPlan& plan) {
   const V3ForwardTile& t = plan.tile;
   v3::V3ForwardKey key = plan.key;
   key.reserved = {t.groups,
                   t.block_n,
-                  t.stages_k,
-                  t.stages_v,
+                  t.stages_k * kStagesUnit + t.stages_v,
                   t.query_buffers,
                   (t.ping_pong ? 1 : 0) + (t.skip ? 2 : 0),
                   t.early_eighths,
@@ -167,7 +167,7 @@ v3::V3ForwardKey key_of(const V3ForwardPlan& plan) {
 jit::Request request_of(const jit::KernelKey& from) {
   v3::V3ForwardKey key = jit::pod_of_key<v3::V3ForwardKey>(from);
   const auto& r = key.reserved;
-  const V3ForwardTile tile{r[0], r[1], r[2], r[3], r[4], (r[5] & 1) != 0, (r[5] & 2) != 0, r[6], r[7], r[8]};
+  const V3ForwardTile tile{r[0], r[1], r[2] / kStagesUnit, r[2] % kStagesUnit, r[3], (r[4] & 1) != 0, (r[4] & 2) != 0, r[5], r[6], r[7]};
   key.reserved = {};
   return v3::v3_forward_request(key, tile);
 }

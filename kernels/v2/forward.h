@@ -284,6 +284,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       float sum = w.softmax.sum[i][half];
       sum += ptx::shfl_xor(sum, 1);
       sum += ptx::shfl_xor(sum, 2);
+      sum += first_sum<kPairOf<Spec>>(p, place.batch);
       const bool empty = sum == 0;
       const float inverse = (kPairOf<Spec>.dropout ? pairs_of(p).dropout_scale : 1.0f) / sum;
       const int row = i * 16 + half * 8 + lane / 4;
@@ -420,7 +421,6 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   State w;
   w.start(p);
-  if constexpr (kPairOf<Spec>.lengths) w.softmax.fill_sums(first_sum<kPairOf<Spec>>(p, place.batch));
   [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
   [[maybe_unused]] const Dropout<kPairOf<Spec>> dropout(p, place.batch, place.head);
   const auto [warp, lane] = ptx::thread_place();

@@ -32,7 +32,7 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
-    // with masks of pairs, bias, dbias, or softcap and terms, by count of registers; not timed
+    // with masks of pairs, bias, dbias, softcap and terms, or ALiBi and dropout above headdim 64, by count of registers; not timed
     {80, 64, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true},
@@ -81,7 +81,9 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
     if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
-    if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || (heavy(pair) && problem.softcap > 0)))) continue;
+    const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
+    if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
+    if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
     const int64_t bytes = shared_bytes(row);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
