@@ -53,6 +53,15 @@ __device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) 
   return 0.0f;
 }
 
+// ---- The gradient of lse ---------------------------------------------------------------------------------------------
+
+// That of a row; 0 where it sees no key, whatever is there.
+__device__ __forceinline__ float dlse_of_row(const AttentionParams& p, int batch, int head, long long row) {
+  if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity) return 0;
+  const TensorStrides& s = pairs_of(p).dlse_strides;
+  return pairs_of(p).dlse[batch * s.batch + head * s.head + row * s.row];
+}
+
 // ---- Terms ----------------------------------------------------------------------------------------------------------
 
 // What is added to the scores of one head, in units of log2. -Inf hides a pair, whatever its score.
@@ -63,6 +72,7 @@ struct Terms {
   const void* bias;
   const unsigned char* mask;
   long long bias_row, mask_row;
+  const int *document_q, *document_k;
 
   __device__ __forceinline__ Terms(const AttentionParams& params, int batch, int head, int seqlen_k) {
     [[maybe_unused]] const PairParams& p = pairs_of(params);
@@ -78,6 +88,10 @@ struct Terms {
       mask = p.pair_mask + batch * p.pair_mask_strides.batch + head * p.pair_mask_strides.head;
       mask_row = p.pair_mask_strides.row;
     }
+    if constexpr (kPair.documents) {
+      document_q = p.document_q + batch * p.document_q_stride;
+      document_k = p.document_k + batch * p.document_k_stride;
+    }
   }
 
   // Of a pair that exists: query below seqlen_q, key below seqlen_k.
@@ -86,12 +100,15 @@ struct Terms {
     if constexpr (kPair.alibi) term = -slope * fabsf(static_cast<float>(query + shift - key));
     if constexpr (kPair.bias != 0) term = kPair.alibi ? fmaf(bias_of(query, key), kLog2e, term) : bias_of(query, key) * kLog2e;
     if constexpr (kPair.mask) term = mask[query * mask_row + key] == 0 ? -kInfinity : term;
+    if constexpr (kPair.documents) term = document_q[query] != document_k[key] ? -kInfinity : term;
     return term;
   }
-  // Does neither bias nor mask hide it?
+  // Does neither bias nor mask nor its documents hide it?
   __device__ __forceinline__ bool sees(int query, int key) const {
     if constexpr (kPair.mask)
       if (mask[query * mask_row + key] == 0) return false;
+    if constexpr (kPair.documents)
+      if (document_q[query] != document_k[key]) return false;
     if constexpr (kPair.bias != 0) return bias_of(query, key) != -kInfinity;
     return true;
   }

@@ -11,6 +11,7 @@
 #include "backend/cuda/decode.h"
 #include "backend/cuda/peak.h"
 #include "backend/cuda/requests.h"
+#include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
@@ -100,21 +101,31 @@ Problem with_pairs(Problem problem, bool hides) {
   return problem;
 }
 
+// Sequences of up to as many rows as the problem has; with dlse, which the first kernel of a backward pass reads.
+Problem packed(Problem problem, bool documents) {
+  problem.packed = problem.has_dlse = true;
+  problem.has_documents = documents;
+  problem.total_q = problem.total_k = problem.batch * problem.seqlen_q;
+  for (Strides* strides : {&problem.q, &problem.k, &problem.v, &problem.o}) strides->batch = 0;
+  return problem;
+}
+
 // Every row of the table that can be chosen for these widths, whatever the lengths.
-void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which, bool lengths = false) {
+void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which,
+                    const fattn::PairFeatures& pair = {}) {
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    if (its.mask != mask || !its.takes(score == V3Score::kCapped) || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    if (its.mask != mask || (!pair.packed && !its.takes(score == V3Score::kCapped)) || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);
     key.width = headdim, key.width_v = headdim_v;
     key.mask = mask;
     key.score = score;
-    if (lengths && !its.takes_lengths()) continue;
+    if ((pair.lengths || pair.packed) && !its.takes_lengths()) continue;
     key.row = static_cast<int32_t>(row);
-    key.pair = cuda::pair_bits({.lengths = lengths});
+    key.pair = cuda::pair_bits(pair);
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
   }
 }
@@ -143,7 +154,7 @@ void add_v3_backward(List& list, Problem problem, bool deterministic, Which whic
   if (!cuda::v3_backward_refusal(problem, cuda::v3_target_of(cuda::kV3Arch)).empty()) return;
   const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
   list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
-  list.add(cuda::v3_backward_request(plan.prepare), 255, which);
+  list.add(cuda::v3_backward_request(plan.prepare), 255, problem.has_dlse ? Which::kFull : which);
   list.add(cuda::v3_backward_request(plan.finish), 255, which);
 }
 
@@ -204,8 +215,10 @@ int main() {
     return common && (dtype == DType::kBF16 || arch == 75 || headdim == 128);
   };
   List list;
-  for (const Architecture& a : kArchitectures)
+  for (const Architecture& a : kArchitectures) {
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
+    list.add(cuda::sequence_rest_request({.arch = a.capability}), 255, Which::kQuick);
+  }
   // They are small and alike everywhere: the oldest and the best known architecture are enough.
   add_standard(list, 75, DType::kF16, 1024, false, false);
   add_standard(list, 90, DType::kF16, 1024, false, false);
@@ -270,6 +283,20 @@ int main() {
               add_forward(list, a.capability, problem, true, Which::kFull);
               add_backward(list, a.capability, problem, true, false, Which::kFull);
             }
+        // Packed sequences, and documents in them; with `features` all that there is besides.
+        if (dtype == (a.capability == 75 ? DType::kF16 : DType::kBF16))
+          for (const int headdim : {32, 64, 96, 128, 192, 256})
+            for (const bool documents : {false, true})
+              for (const bool features : {false, true}) {
+                const Problem plain = contiguous(dtype, headdim, headdim, causal);
+                const Problem problem = packed(features ? with_pairs(with_features(plain, !causal, causal), true) : plain, documents);
+                const Which which = quick(causal && a.capability == 90 && headdim == 128 && !features);
+                add_forward(list, a.capability, problem, true, which);
+                add_backward(list, a.capability, problem, true, false, which);
+                if (headdim != 64 && headdim != 128 && headdim != 256) continue;
+                add_forward(list, a.capability, problem, false, Which::kFull);
+                add_backward(list, a.capability, problem, false, true, Which::kFull);
+              }
         const Problem wide = contiguous(dtype, 192, 128, causal);
         add_forward(list, a.capability, wide, true, Which::kFull);
         add_backward(list, a.capability, wide, true, false, Which::kFull);
@@ -319,6 +346,11 @@ int main() {
       for (const auto& [headdim, headdim_v] : {std::pair{64, 256}, {128, 64}, {256, 96}})
         add_v3_forward(list, dtype, headdim, headdim_v, mask, V3Score::kPlain, Which::kFull);
     }
+  for (const int headdim : {64, 96, 128, 192, 256}) {
+    Problem problem = contiguous(DType::kBF16, headdim, headdim, true);
+    problem.has_dlse = true;
+    add_v3_backward(list, problem, false, Which::kFull);
+  }
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},
@@ -333,7 +365,14 @@ int main() {
     }
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const V3Score score : {V3Score::kPlain, V3Score::kSigned})
-      for (const int headdim : {64, 96, 128, 192, 256}) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, true);
+      for (const int headdim : {64, 96, 128, 192, 256})
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, {.lengths = true});
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {
+    for (const V3Score score : {V3Score::kPlain, V3Score::kSigned, V3Score::kCapped})
+      for (const int headdim : {64, 96, 128, 192, 256})
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128), {.packed = true});
+    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, Which::kQuick);
+  }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})

@@ -15,6 +15,7 @@
 #include "jit_test.h"
 #include "plan/plan.h"
 #include "shared/attention_params.h"
+#include "shared/sequence_rest_params.h"
 #include "stub/cuda_stub.h"
 
 namespace fattn {
@@ -37,6 +38,11 @@ PairParams last_pairs;  // of kernels that have features of pairs
 void note_pairs(const void* argument) {
   std::memcpy(static_cast<void*>(&last_pairs), argument, sizeof last_pairs);
   launched.emplace_back("pairs");
+}
+SequenceRestParams last_rest;
+void note_rest(const void* argument) {
+  std::memcpy(static_cast<void*>(&last_rest), argument, sizeof last_rest);
+  launched.emplace_back("rest");
 }
 template <char kWhich>
 void note(const void* argument) {
@@ -251,6 +257,140 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   options.deterministic = false;
   options.softcap = 3;
   expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
+}
+
+// Packed sequences: offsets, totals and ids reach the kernels, and behind them rows of no sequence are written.
+TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
+  stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd_prepare", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+  OnDevice d;
+  constexpr int64_t kTotal = OnDevice::kBatch * OnDevice::kSeqlen, kHeads = OnDevice::kHeads, kHeadsK = OnDevice::kHeadsK,
+                    kHeaddim = OnDevice::kHeaddim;
+  cuda::Buffer memory(0, 1 << 16);
+  const auto ints = [&](int64_t count, int64_t offset) {
+    return Tensor(nullptr, DType::kI32, {count}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  const auto pack = [](Tensor& t, int64_t heads) { t = Tensor(nullptr, t.dtype(), {kTotal, heads, kHeaddim}).on(Device::kCuda, 0, t.data()); };
+  BackwardTensors& b = d.backward;
+  for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq}) pack(*t, kHeads);
+  for (Tensor* t : {&b.k, &b.v, &b.dk, &b.dv}) pack(*t, kHeadsK);
+  b.lse = b.dlse = Tensor(nullptr, DType::kF32, {kHeads, kTotal}).on(Device::kCuda, 0, b.lse.data());
+  b.scores.cu_seqlens_q = ints(4, 0);
+  b.scores.cu_seqlens_k = ints(4, 64);
+  b.scores.document_q = ints(kTotal, 4096);
+  b.scores.document_k = ints(kTotal, 8192);
+  Options options;
+  options.max_seqlen_q = 70;
+  options.max_seqlen_k = 80;
+  const ForwardTensors t{b.q, b.k, b.v, b.o, b.lse, {}, b.scores};
+  forward(t, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "rest"}));
+  EXPECT_EQ(last_pairs.batch, 3);
+  EXPECT_EQ(last_pairs.seqlen_q, 70);
+  EXPECT_EQ(last_pairs.seqlen_k, 80);
+  EXPECT_EQ(last_pairs.total_q, kTotal);
+  EXPECT_EQ(last_pairs.total_k, kTotal);
+  EXPECT_EQ(last_pairs.q_strides.batch, 0);
+  EXPECT_EQ(last_pairs.lse_strides.head, kTotal);
+  EXPECT_EQ(last_pairs.cu_seqlens_q, b.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
+  EXPECT_EQ(last_pairs.cu_seqlens_k_stride, 1);
+  EXPECT_EQ(last_pairs.document_q, b.scores.document_q.data());
+  EXPECT_EQ(last_pairs.document_k, b.scores.document_k.data());
+  EXPECT_EQ(last_rest.batch, 3);
+  EXPECT_EQ(last_rest.parts[0].offsets, b.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_rest.parts[0].outputs[0].to, b.o.data());
+  EXPECT_EQ(last_rest.parts[0].outputs[0].columns, kHeaddim);
+  EXPECT_EQ(last_rest.parts[0].most, 70);
+  EXPECT_EQ(last_rest.parts[0].lse, b.lse.data());
+  EXPECT_EQ(last_rest.parts[1].total, kTotal);
+  EXPECT_EQ(last_rest.parts[1].outputs[0].to, nullptr);
+  const Plan plan(t, options);
+  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
+
+  // Without documents algorithm v3 computes the forward pass, from a list of tiles in the workspace.
+  stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  ForwardTensors undivided = t;
+  undivided.scores.document_q = undivided.scores.document_k = {};
+  const Plan v3(undivided, options);
+  expect_contains(v3.info().kernel, "cuda v3 forward bf16");
+  cuda::Buffer workspace(0, v3.workspace_bytes());
+  EXPECT_EQ(v3.workspace_bytes(), 16 + 32 * (static_cast<size_t>(kTotal) / 128 + 3));
+  launched.clear();
+  last_pairs = {};
+  v3.execute(undivided, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3", "rest"}));
+  EXPECT_EQ(last_pairs.tiles, workspace.get());
+  EXPECT_EQ(last_pairs.cu_seqlens_q, b.scores.cu_seqlens_q.data());
+
+  launched.clear();
+  last_pairs = {};
+  backward(b, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "e", "rest"}));
+  EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+  EXPECT_EQ(last_pairs.dlse_strides.head, kTotal);
+  EXPECT_EQ(last_rest.parts[0].outputs[0].to, b.dq.data());
+  EXPECT_EQ(last_rest.parts[0].lse, nullptr) << "backward it is an input";
+  EXPECT_EQ(last_rest.parts[1].outputs[0].to, b.dk.data());
+  EXPECT_EQ(last_rest.parts[1].outputs[1].to, b.dv.data());
+  EXPECT_EQ(last_rest.parts[1].heads, kHeadsK);
+  options.algorithm = Algorithm::kV1;
+  expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");
+  options.algorithm = Algorithm::kAuto;
+  int32_t host[4] = {};
+  b.scores.cu_seqlens_k = b.scores.cu_seqlens_k.on(Device::kCuda, 0, host);
+  expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
+}
+
+// Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
+TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
+  stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+  OnDevice d;
+  BackwardTensors& b = d.backward;
+  for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq, &b.k, &b.v, &b.dk, &b.dv})
+    *t = Tensor(nullptr, t->dtype(), {7, 2, 64}).on(Device::kCuda, 0, t->data());
+  b.lse = Tensor(nullptr, DType::kF32, {2, 7}).on(Device::kCuda, 0, b.lse.data());
+  b.scores.cu_seqlens_q = b.scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, d.memory[0].get());
+  Options options;
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kV2})
+    for (const int64_t most : {0, 7}) {
+      options.algorithm = algorithm;
+      options.max_seqlen_q = options.max_seqlen_k = most;
+      launched.clear();
+      forward({b.q, b.k, b.v, b.o, b.lse, {}, b.scores}, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.batch, 0);
+      EXPECT_EQ(last_rest.parts[0].total, 7);
+      launched.clear();
+      backward(b, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.parts[1].total, 7);
+    }
+}
+
+// The gradient of lse is the first kernel's business, in every algorithm that has it; the others' specialisations do not know of it.
+TEST_F(CudaBackend, TheGradientOfLseReachesTheFirstKernel) {
+  stub().kernel("fattn_v2_bwd_prepare", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  d.backward.dlse = d.backward.lse;
+  Options options;
+  for (const auto& [algorithm, kernels] : {std::pair{Algorithm::kV1, std::vector<std::string>{"pairs", "o", "e"}},
+                                           {Algorithm::kV2, {"pairs", "b", "e"}},
+                                           {Algorithm::kV3, {"pairs", "B", "E"}}}) {
+    launched.clear();
+    last_pairs = {};
+    options.algorithm = algorithm;
+    backward(d.backward, options);
+    EXPECT_EQ(launched, kernels);
+    EXPECT_EQ(last_pairs.dlse, d.backward.dlse.data());
+    EXPECT_EQ(last_pairs.dlse_strides.row, 1);
+  }
+  options.algorithm = Algorithm::kStandard;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "the gradient of lse");
 }
 
 TEST_F(CudaBackend, BackwardLaunchesThreeKernelsInOrder) {

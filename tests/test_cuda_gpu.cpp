@@ -269,6 +269,69 @@ TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
   }
 }
 
+// Packed sequences whose offsets nobody can refuse: what rows get.
+enum class Got { kNumber, kNothing, kNan };
+struct PackedRows {
+  std::vector<int32_t> offsets;
+  std::vector<std::pair<int64_t, Got>> until;  // rows up to this one
+  bool overlap = false;                        // sequences that are in range have rows of others that are not, whose o is NaN
+};
+constexpr int64_t kTotalRows = 400, kMostRows = 130;
+
+void expect_rows(const Tensor& tensor, const PackedRows& rows, const char* name) {
+  const int64_t in_row = tensor.size() / kTotalRows;
+  size_t part = 0;
+  for (int64_t row = 0; row < kTotalRows; ++row) {
+    while (row >= rows.until[part].first) ++part;
+    const Got got = rows.until[part].second;
+    for (const uint16_t bits : halves(tensor, row * in_row, in_row)) {
+      const float x = float_of_bf16(bits);
+      ASSERT_TRUE(got == Got::kNan ? std::isnan(x) : got == Got::kNothing ? x == 0 : std::isfinite(x)) << name << " has " << x << " in row " << row;
+    }
+  }
+}
+
+TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
+  const PackedRows all[] = {
+      {{0, 100, 100, 230, 300, 390}, {{390, Got::kNumber}, {400, Got::kNothing}}},
+      {{0, 100, 90, 220, 300, 390}, {{90, Got::kNumber}, {100, Got::kNan}, {390, Got::kNumber}, {400, Got::kNan}}, true},
+      {{0, 100, 300, 350, 420, 420}, {{100, Got::kNumber}, {300, Got::kNan}, {350, Got::kNumber}, {400, Got::kNan}}},
+      {{0, -5, 100, 200, 300, 400}, {{100, Got::kNan}, {400, Got::kNumber}}},
+      {{5, 100, 100, 200, 300, 300}, {{100, Got::kNan}, {300, Got::kNumber}, {400, Got::kNan}}},
+      {{0, 100, 200, 2147483647, -2147483647 - 1, 100}, {{400, Got::kNan}}},
+  };
+  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto})
+    for (const bool deterministic : {false, true})
+      for (const PackedRows& rows : all) {
+        const Case c = shape(DType::kBF16, 1, kTotalRows, kTotalRows, 2, 1, 64, false);
+        DeviceForward d(c), dout(c), gradients(c);
+        const auto packed = [](const Tensor& t, int64_t heads) {
+          return Tensor(nullptr, t.dtype(), {kTotalRows, heads, 64}).on(Device::kCuda, 0, t.data());
+        };
+        for (DeviceForward* of : {&d, &dout, &gradients}) {
+          for (Tensor* t : {&of->t.q, &of->t.o}) *t = packed(*t, 2);
+          for (Tensor* t : {&of->t.k, &of->t.v}) *t = packed(*t, 1);
+          of->t.lse = Tensor(nullptr, DType::kF32, {2, kTotalRows}).on(Device::kCuda, 0, of->t.lse.data());
+        }
+        const size_t bytes = rows.offsets.size() * sizeof(int32_t);
+        cuda::Buffer memory(0, bytes);
+        memory.copy_from(rows.offsets.data(), bytes);
+        d.t.scores.cu_seqlens_q = d.t.scores.cu_seqlens_k =
+            Tensor(nullptr, DType::kI32, {static_cast<int64_t>(rows.offsets.size())}).on(Device::kCuda, 0, memory.get());
+        Options options = on_cuda(c);
+        options.algorithm = algorithm;
+        options.max_seqlen_q = options.max_seqlen_k = kMostRows;
+        options.deterministic = deterministic;
+        forward(d.t, options);
+        backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
+        expect_rows(d.t.o, rows, "o");
+        if (rows.overlap) continue;
+        expect_rows(gradients.t.q, rows, "dq");
+        expect_rows(gradients.t.k, rows, "dk");
+        expect_rows(gradients.t.v, rows, "dv");
+      }
+}
+
 TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {
   const Case c = shape(DType::kBF16, 1, 64, 64, 1, 1, 64, false);
   DeviceForward d(c);

@@ -106,6 +106,63 @@ TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
   EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90, 75)).find("7.5"), std::string::npos);
 }
 
+TEST(V2BackwardPlanSmall, TheGradientOfLseIsOfTheFirstKernelAlone) {
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    Problem p = problem_of(64, 64, true, dtype);
+    const auto keys = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), cuda::BackwardBuffers{}); };
+    const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
+    const cuda::V2BackwardKeys without = keys();
+    p.has_dlse = true;
+    ASSERT_EQ(cuda::v2_backward_refusal(p, cuda::target_of(90)), "");
+    const cuda::V2BackwardKeys with = keys();
+    EXPECT_EQ(source(with.main), source(without.main));
+    EXPECT_EQ(source(with.finish), source(without.finish));
+    EXPECT_NE(source(with.prepare).find(".dlse = true"), std::string::npos);
+    EXPECT_EQ(source(without.prepare).find("kPair"), std::string::npos);
+  }
+}
+
+// Of packed sequences the workspace has their rows, and a block more for each, not the longest's for all.
+TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
+  for (const bool deterministic : {false, true}) {
+    Problem p = problem_of(64, 64, true);
+    p.packed = true;
+    p.deterministic = deterministic;
+    p.batch = 100, p.seqlen_q = p.seqlen_k = 4096, p.total_q = p.total_k = 10000;
+    ASSERT_EQ(cuda::v2_backward_refusal(p, cuda::target_of(90)), "");
+    const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
+    const int64_t blocks = p.nheads * (10000 / 16 + 100), turns = p.nheads * (10000 / plan.tile.block_m + 100);
+    EXPECT_EQ(plan.row_sum_offset, blocks * 16 * 64 * 4);
+    EXPECT_EQ(plan.semaphore_offset, plan.row_sum_offset + p.nheads * 10000 * 4);
+    EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? (1 + turns) * 4 : 0));
+    EXPECT_EQ(plan.prepare.grid, 100 * p.nheads * 4096 / kPrepareRows) << "any of them may have the most rows";
+    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+    for (const cuda::V2BackwardKey& key : {keys.prepare, keys.main, keys.finish})
+      EXPECT_NE(cuda::v2_backward_request(key).source.find(".packed = true"), std::string::npos);
+  }
+  // Every sequence has its own blocks, whatever begins where.
+  for (const int rows : {16, 32, 64})
+    for (const int64_t length : {1, 15, 16, 17, 63, 64, 65})
+      for (int n = 0; n < 50; ++n) {
+        const int64_t begin = n * length, first = begin / rows + n, end = first + (length + rows - 1) / rows;
+        EXPECT_LE(end, (begin + length) / rows + n + 1) << "where the next one's begin";
+        EXPECT_LE(end, int64_t{packed_blocks(begin + length, n + 1, rows)});
+      }
+  Problem p = problem_of(64, 64, false, DType::kF32);
+  p.packed = true;
+  EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90)).find("packed sequences"), std::string::npos);
+}
+
+// A row's stride counts although no sequence may be longer than one row.
+TEST(V2BackwardPlanSmall, PackedRowsAreAlignedAsTheTensorsAre) {
+  Problem p = problem_of(64, 64, false);
+  p.packed = true;
+  p.batch = 3, p.seqlen_q = p.seqlen_k = 1, p.total_q = p.total_k = 3;
+  EXPECT_TRUE(cuda::plan_v2_backward(p, cuda::target_of(90)).aligned_strides);
+  p.k.row += 1;
+  EXPECT_FALSE(cuda::plan_v2_backward(p, cuda::target_of(90)).aligned_strides);
+}
+
 TEST(V2BackwardPlanSmall, WorkspaceIsWhatTheDocumentsSay) {
   const Problem p = problem_of(64, 64, true);
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));

@@ -198,7 +198,7 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
       << source;
   EXPECT_NE(source.find("fattn::PairParams p"), std::string::npos);
   EXPECT_NE(source.find("lengths, ALiBi, fp32 bias, mask, dropout"), std::string::npos) << source;
-  for (int bits = 0; bits < 128; ++bits)
+  for (int bits = 0; bits < 1024; ++bits)
     if ((bits >> 2 & 3) != 3) {
       EXPECT_EQ(pair_bits(pair_features_of(bits)), bits);
     }
@@ -213,7 +213,29 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
       EXPECT_EQ(v2_forward_refusal(any, target), "") << target.arch << " " << headdim;
     }
   p.dtype = DType::kF32;
-  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no lengths"), std::string::npos);
+  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences, documents, lengths"), std::string::npos);
+}
+
+TEST(V2ForwardPlanSmall, PackedSequencesAndDocumentsGoIntoKeysAndTiles) {
+  Problem p = problem_of(DType::kBF16, 128, 128, true);
+  const V2ForwardKey plain = plan_v2_forward(p, kHopper).key;
+  p.packed = true;
+  p.total_q = p.total_k = 1000;
+  const V2ForwardKey packed = plan_v2_forward(p, kHopper).key;
+  EXPECT_EQ(packed.row, plain.row) << "sequences cost no registers";
+  const std::string source = v2_forward_request(packed).source;
+  EXPECT_NE(source.find(".dbias = false, .packed = true};"), std::string::npos) << source;
+  EXPECT_NE(source.find("causal, packed, unaligned, tile"), std::string::npos) << source;
+  EXPECT_NE(source.find("fattn::PairParams p"), std::string::npos);
+  p.has_documents = true;
+  const V2ForwardPlan plan = plan_v2_forward(p, kHopper);
+  EXPECT_TRUE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy) << "ids may hide any pair";
+  EXPECT_NE(v2_forward_request(plan.key).source.find(".packed = true, .documents = true};"), std::string::npos);
+  EXPECT_TRUE(plan.tile.queries_in_registers);
+  p.has_alibi = true;
+  EXPECT_FALSE(plan_v2_forward(p, kHopper).tile.queries_in_registers) << "they would leave too few for ids and slopes";
+  p.dtype = DType::kF32;
+  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences, documents"), std::string::npos);
 }
 
 TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {

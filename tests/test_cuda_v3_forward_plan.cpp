@@ -8,6 +8,7 @@
 
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_sections.h"
+#include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
 namespace fattn::core::cuda {
@@ -249,6 +250,43 @@ TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
   p.softcap = 0;
   p.has_alibi = true;
   EXPECT_NE(v3_forward_refusal(p, kH200).find("ALiBi"), std::string::npos);
+}
+
+TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemRegisters) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const double softcap : {0.0, 30.0})
+          for (const int64_t most : {100, 4096, 100000}) {
+            Problem p = problem_of(DType::kBF16, headdim, headdim, causal);
+            p.packed = true;
+            p.batch = 300, p.seqlen_q = p.seqlen_k = most, p.total_q = p.total_k = 200000;
+            p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+            p.window_left = window ? 50 : -1;
+            p.softcap = softcap;
+            ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
+            const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+            EXPECT_LE(plan.tile.groups, 2);
+            EXPECT_LE(plan.grid, kH200.multiprocessors);
+            const int64_t tiles = 200000 / plan.tile.block_m() + 300;  // whatever the lengths
+            EXPECT_EQ(plan.tiles, p.nheads * tiles);
+            EXPECT_EQ(plan.workspace_bytes, 16 + 32 * tiles);
+            EXPECT_EQ(plan.heads_per_section % p.group(), 0);
+            EXPECT_GE(plan.tile_groups, 1);
+            EXPECT_LE(plan.tile_groups, kV3MostTileGroups);
+            const std::string source = v3_forward_request(plan.key).source;
+            EXPECT_NE(source.find(".packed = true"), std::string::npos);
+            EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "keys behind a sequence are another's";
+          }
+  const std::string list = v3_packed_tiles_request({.mask = V3Mask::kCausal, .block_m = 128, .block_n = 64}).source;
+  EXPECT_NE(list.find("packed_tiles<fattn::v3::CausalMask, 128, 64>(call)"), std::string::npos) << list;
+  Problem p = problem_of(DType::kBF16, 64, 64, false);
+  p.packed = p.has_seqused_k = true;
+  p.total_q = p.total_k = 100;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("seqused_k"), std::string::npos);
+  p.has_seqused_k = false;
+  p.nheads = 1 << 20, p.total_q = int64_t{1} << 28;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("split the sequences"), std::string::npos);
 }
 
 TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
@@ -41,6 +42,7 @@
 #include "kernels/v2/fragment_store.h"
 #include "kernels/v2/row_loader.h"
 #include "kernels/v2/swizzled_tile.h"
+#include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
 
@@ -57,6 +59,9 @@ class Backward {
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kTwoForms = kCapped || kPair.dropout;  // what dV is made of is not what dS^T is made of
   static constexpr bool kHides = kPair.hides();
+  // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
+  static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic, kRanges = kWindow || kByIds;
+  static constexpr bool kByDocument = kByIds && !kPair.with_documents(false).terms() && !kPair.dropout;  // blocks of one document have nothing to add
 
   // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
   static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
@@ -83,7 +88,7 @@ class Backward {
   using Element = typename Spec::Element;
 
   // ---- what this thread and its CTA are ----
-  const AttentionParams& p;
+  CallParams<kPair>& p;  // once the tile is known, of packed sequences those of its own
   const unsigned shared;
   const int number_;
   // Masked, so that the compiler knows them not to be negative: division by powers of two is then a shift.
@@ -95,7 +100,9 @@ class Backward {
   int first_block;               // of queries that see these keys
   int diagonal;                  // query i sees the keys j <= i + diagonal
   int entry_keys;                // kPair.lengths: keys of this batch entry
-  int end_block, left_diagonal;  // kWindow: no query from end_block on sees these keys; query i sees the keys j >= i + left_diagonal
+  int document;                  // kByIds: the id of all keys of the tile
+  bool one_document = false;     // if they have one
+  int end_block, left_diagonal;  // kRanges: no query from end_block on sees these keys; kWindow: query i sees the keys j >= i + left_diagonal
 
   // The query block that a step is about.
   struct Step {
@@ -113,7 +120,7 @@ class Backward {
 
   __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : p.seqlen_k; }
 
-  __device__ int blocks_end() const { return kWindow ? end_block : query_blocks(); }
+  __device__ int blocks_end() const { return kRanges ? end_block : query_blocks(); }
 
   // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
   // block: under a causal mask the first is the longest.
@@ -134,6 +141,7 @@ class Backward {
     batch = head / p.nheads_k;
     head_k = head % p.nheads_k;
     first_key = key_block * kBlockN;
+    if constexpr (kPair.packed) enter<kWidth, kBlockM>(p, batch);
     if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
     diagonal = seqlen_k() - p.seqlen_q;
     first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
@@ -144,7 +152,32 @@ class Backward {
       left_diagonal = mask.begins() ? mask.left_diagonal() : -kNoLimit;
       first_block = mask.first_row(first_key) / kBlockM;
       end_block = (mask.row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
+    } else if constexpr (kByIds) {
+      end_block = query_blocks();
     }
+  }
+
+  // Leaves out the blocks of queries before the first and behind the last that may have an id of these keys.
+  __device__ void narrow() {
+    const PairParams& pairs = pairs_of(p);
+    const IdRange range = common_range<kThreads>(pairs.document_k + batch * pairs.document_k_stride + first_key, min(kBlockN, seqlen_k() - first_key),
+                                                 pairs.document_q + batch * pairs.document_q_stride, first_block * kBlockM,
+                                                 min(end_block * kBlockM, p.seqlen_q), ticket_slot());
+    first_block = range.begin / kBlockM;
+    end_block = range.begin == range.end ? first_block : (range.end + kBlockM - 1) / kBlockM;
+    document = ticket_slot()[0];
+    one_document = document == ticket_slot()[1];
+    __syncthreads();  // before the keys are where the range was
+  }
+
+  // Whether all queries of a block that exists whole have the id of all keys of the tile. The same in all warps.
+  __device__ bool of_one_document(int first_query) const {
+    bool same = one_document && first_query + kBlockM <= p.seqlen_q;
+    if (!same) return false;
+    const int* const ids = pairs_of(p).document_q + batch * pairs_of(p).document_q_stride + first_query;
+#pragma unroll
+    for (int query = 0; query < kBlockM; query += 32) same = same && ids[query + lane] == document;
+    return ptx::vote_all(same);
   }
 
   // How many blocks of lower keys add to dq of this block of queries.
@@ -184,7 +217,7 @@ class Backward {
       const int row = thread % kBlockM;
       const bool is_lse = thread < kBlockM;
       const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
-      const float* row_sum = p.row_sum + (static_cast<long long>(batch) * p.nheads + step.head) * p.seqlen_q + first + row;
+      const float* row_sum = p.row_sum + workspace_rows<kPair>(p, static_cast<long long>(batch) * p.nheads + step.head, step.head) + first + row;
       const unsigned to = shared + (is_lse ? kTile.lse_offset() : kTile.row_sum_offset()) + stage * kTile.row_bytes() + 4 * row;
       const float* from = row >= rows ? p.row_sum : is_lse ? lse : row_sum;
       if constexpr (kAsync)
@@ -384,6 +417,15 @@ class Backward {
     }
   }
 
+  __device__ static void copy(unsigned (&to)[kChunkTiles / 2][kKeyTiles][4], const unsigned (&from)[kChunkTiles / 2][kKeyTiles][4]) {
+#pragma unroll
+    for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[j][i][e] = from[j][i][e];
+  }
+
   // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
   __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
                                   unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
@@ -538,8 +580,9 @@ class Backward {
     const BlockAddress<kWidthV, kColumnsV, LaneOrder::kColumnMajor> dout_columns(lane, 0, member * kColumnsV);
     const FragmentStore<kBlockM, kQueries> p_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_dout = dout_tile(stage) + 2 * member * kQueries * kWidthV;
+    [[maybe_unused]] const bool plain = kByDocument && of_one_document(first_query);
     // An Inf or NaN in a row of dO makes its row_sum one.
-    const bool careful = (((kMasked || kPair.lengths) && masked) || kHides) &&
+    const bool careful = (((kMasked || kPair.lengths) && masked) || (kHides && !plain)) &&
                          any_nonfinite(shared + kTile.row_sum_offset() + stage * kTile.row_bytes(), kBlockM, lane);
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
@@ -552,10 +595,18 @@ class Backward {
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
         if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
         const unsigned lse_at = shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query;
-        if constexpr (kPair.terms() || kPair.dropout)
+        if constexpr (kByDocument) {
+          if (plain) {
+            weights(s, lse_at, p_bits, sloped);
+            if constexpr (!kCapped) copy(sloped, p_bits);
+          } else {
+            pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
+          }
+        } else if constexpr (kPair.terms() || kPair.dropout) {
           pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
-        else
+        } else {
           weights(s, lse_at, p_bits, sloped);
+        }
         if (masked) hide(p_bits, first_query + query);
         if ((kTwoForms || kHides) && masked) hide(sloped, first_query + query);
       }
@@ -633,10 +684,12 @@ class Backward {
 
  public:
   // `number`: which tile of keys, as take_tile() deals them.
-  __device__ Backward(const AttentionParams& params, unsigned shared_address, int number) : p(params), shared(shared_address), number_(number) {}
+  __device__ Backward(CallParams<kPair>& params, unsigned shared_address, int number) : p(params), shared(shared_address), number_(number) {}
 
   __device__ void run() {
     take_tile();
+    if (kPair.packed && first_key >= p.seqlen_k) return;
+    if constexpr (kByIds) narrow();
 
     bool keys_nonfinite = false;         // Inf or NaN among the keys; asked under a mask only
     float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
@@ -666,11 +719,11 @@ class Backward {
       const int lane = ptx::opaque(thread) & 31, dq_row = warp % kDqRowWarps * kDqRows, dq_column = warp / kDqRowWarps * kDqColumns;
       const BlockAddress<kBlockM, kDqRows, LaneOrder::kRowMajor> ds_columns(lane, 0, dq_row);
       const BlockAddress<kWidth, kDqColumns, LaneOrder::kColumnMajor> k_columns(lane, 0, dq_column);
-      const long long head = static_cast<long long>(batch) * p.nheads + step.head;
+      const long long head = workspace_head<kPair>(static_cast<long long>(batch) * p.nheads + step.head, step.head);
       const int first_row = step.block * kBlockM + dq_row;
-      const unsigned row_blocks = (static_cast<unsigned>(p.seqlen_q) + kDqAccumRows - 1) / kDqAccumRows;
+      const unsigned row_blocks = workspace_blocks<kPair, kDqAccumRows>(p);
       float* const accum = p.dq_accum + (head * row_blocks + first_row / kDqAccumRows) * (kDqAccumRows * kWidth) + dq_column * kDqAccumRows;
-      int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * query_blocks() + step.block : nullptr;
+      int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * workspace_blocks<kPair, kBlockM>(p) + step.block : nullptr;
 #pragma unroll
       for (int first = 0; first < kDqColumns; first += kDqSpan) {
         float dq[kDqRows / 16][kDqSpan / 8][4];
@@ -814,7 +867,13 @@ class Backward {
 template <class Spec>
 __device__ __forceinline__ void backward(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  Backward<Spec>(p, ptx::shared_address(shared_memory), static_cast<int>(blockIdx.x)).run();
+  const auto run = [&](auto& params) { Backward<Spec>(params, ptx::shared_address(shared_memory), static_cast<int>(blockIdx.x)).run(); };
+  if constexpr (kPairOf<Spec>.packed) {
+    PairParams own = pairs_of(p);
+    run(own);
+  } else {
+    run(p);
+  }
 }
 
 }  // namespace fattn::v2

@@ -9,6 +9,7 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/dq_accum.h"
+#include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
 
@@ -18,6 +19,7 @@ template <class Spec>
 class BackwardFinish {
   using Bits = unsigned short;
   static constexpr int kWidth = Spec::kTile.width, kHeaddim = Spec::kHeaddim, kColumnGroups = kWidth / 32;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
 
   // Among four neighbouring lanes: lane i gives x[j] to lane j and gets its x[i] as x[j].
   __device__ static void transpose(unsigned (&x)[4], int lane) {
@@ -34,16 +36,19 @@ class BackwardFinish {
   }
 
  public:
-  __device__ static void run(const AttentionParams& p) {
+  __device__ static void run(const AttentionParams& call) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const long long row_blocks = dq_accum_blocks(p.seqlen_q);
+    const long long row_blocks = dq_accum_blocks(call.seqlen_q);
     const long long unit = static_cast<long long>(blockIdx.x) * (kFinishThreads / 32) + ptx::warp_id();
     const int column_group = static_cast<int>(unit % kColumnGroups);
     const long long block = unit / kColumnGroups, batch_head = block / row_blocks, first_row = block % row_blocks * kDqAccumRows;
-    if (batch_head >= static_cast<long long>(p.batch) * p.nheads) return;
-    const long long batch = batch_head / p.nheads, head = batch_head % p.nheads;
+    if (batch_head >= static_cast<long long>(call.batch) * call.nheads) return;
+    const long long batch = batch_head / call.nheads, head = batch_head % call.nheads;
+    const auto& p = backward_params<kPair, kWidth, kDqAccumRows>(call, batch);
+    if (kPair.packed && first_row >= p.seqlen_q) return;
 
-    const float* accum = p.dq_accum + batch_head * dq_accum_head(p.seqlen_q, kWidth) + first_row * kWidth + column_group * 32 * kDqAccumRows;
+    const float* accum = p.dq_accum + workspace_accum<kPair, kWidth>(p, batch_head, head, dq_accum_head(p.seqlen_q, kWidth)) + first_row * kWidth +
+                         column_group * 32 * kDqAccumRows;
     float4 x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);

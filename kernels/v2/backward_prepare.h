@@ -1,11 +1,14 @@
-// Backward, algorithm v2, first kernel: row_sum = rowsum(dO * O) in fp32, and zeros for what the main kernel adds to.
+// Backward, algorithm v2, first kernel: row_sum = rowsum(dO * O) in fp32, less the gradient of lse if there is one, and zeros for what the main
+// kernel adds to.
 //
 // A CTA takes kPrepareRows queries of one head. Spec: as in backward.h or backward_f32.h; Element may be float.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
@@ -28,6 +31,7 @@ template <class Spec>
 class BackwardPrepare {
   using Bits = typename Stored<typename Spec::Element>::Type;
   static constexpr int kWidth = Spec::kTile.width, kHeaddimV = Spec::kHeaddimV;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr int lanes_of(int columns) { return columns <= 1 ? 1 : 2 * lanes_of((columns + 1) / 2); }
   static constexpr int kLanes = lanes_of((kHeaddimV + 7) / 8);  // of a row; each takes 8 columns
   static constexpr int kRowStep = kPrepareThreads / kLanes;
@@ -61,23 +65,24 @@ class BackwardPrepare {
   }
 
  public:
-  __device__ static void run(const AttentionParams& p) {
+  __device__ static void run(const AttentionParams& call) {
     const int thread = static_cast<int>(threadIdx.x);
-    const int row_blocks = (p.seqlen_q + kPrepareRows - 1) / kPrepareRows;
+    const int row_blocks = (call.seqlen_q + kPrepareRows - 1) / kPrepareRows;
     const int block = static_cast<int>(blockIdx.x) % row_blocks;
     const long long batch_head = static_cast<int>(blockIdx.x) / row_blocks;
-    const long long batch = batch_head / p.nheads, head = batch_head % p.nheads;
+    const long long batch = batch_head / call.nheads, head = batch_head % call.nheads;
+    const auto& p = backward_params<kPair, kWidth, Spec::kTile.block_m>(call, batch);  // behind a sequence's last row there is nothing to do
     const long long first = static_cast<long long>(block) * kPrepareRows;
 
     const long long head_size = dq_accum_head(p.seqlen_q, kWidth), begin = first * kWidth;
-    float4* accum = reinterpret_cast<float4*>(p.dq_accum + batch_head * head_size);
+    float4* accum = reinterpret_cast<float4*>(p.dq_accum + workspace_accum<kPair, kWidth>(p, batch_head, head, head_size));
     const long long end = min(begin + kPrepareRows * kWidth, head_size) / 4;
-    const float zero = first_sum<kPairOf<Spec>>(p, static_cast<int>(batch));
+    const float zero = first_sum<kPair>(p, static_cast<int>(batch));
     for (long long i = begin / 4 + thread; i < end; i += kPrepareThreads) accum[i] = float4{zero, zero, zero, zero};
 
     const Bits* o = static_cast<const Bits*>(p.o) + batch * p.o_strides.batch + head * p.o_strides.head;
     const Bits* dout = static_cast<const Bits*>(p.dout) + batch * p.dout_strides.batch + head * p.dout_strides.head;
-    float* row_sum = p.row_sum + batch_head * p.seqlen_q;
+    float* row_sum = p.row_sum + workspace_rows<kPair>(p, batch_head, head);
 #pragma unroll
     for (int i = 0; i < (kPrepareRows + kRowStep - 1) / kRowStep; ++i) {
       const int in_block = i * kRowStep + thread / kLanes;
@@ -87,15 +92,18 @@ class BackwardPrepare {
       if (exists) sum = dot8(o + row * p.o_strides.row, dout + row * p.dout_strides.row, thread % kLanes * 8);
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += ptx::shfl_xor(sum, distance);
+      if constexpr (kPair.dlse)
+        if (exists && thread % kLanes == 0) sum -= dlse_of_row(p, static_cast<int>(batch), static_cast<int>(head), row);
       if (exists && thread % kLanes == 0) row_sum[row] = sum;
     }
 
     if constexpr (Spec::kDeterministic) {  // the ticket, then a turn for each block of queries
       constexpr int kBlockM = Spec::kTile.block_m;
-      const long long count = 1 + static_cast<long long>(p.batch) * p.nheads * ((p.seqlen_q + kBlockM - 1) / kBlockM);
+      const long long count = kPair.packed ? 1 + static_cast<long long>(workspace_blocks<kPair, kBlockM>(call)) * call.nheads
+                                           : 1 + static_cast<long long>(p.batch) * p.nheads * ((p.seqlen_q + kBlockM - 1) / kBlockM);
       for (long long i = static_cast<long long>(blockIdx.x) * kPrepareThreads + thread; i < count;
            i += static_cast<long long>(gridDim.x) * kPrepareThreads) {
-        p.dq_semaphore[i] = 0;
+        call.dq_semaphore[i] = 0;
       }
     }
   }

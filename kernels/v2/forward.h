@@ -17,11 +17,13 @@
 //   kPair                          features of pairs (kernels/pair.h); none if it is left out
 #pragma once
 
+#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
+#include "kernels/sequence.h"
 #include "kernels/softmax.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -112,8 +114,8 @@ struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
 };
 
 // One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
-// key is visible, and the reference is good unless the sums of the weights say that it is not.
-template <class Spec, int kStepN, bool kExact, class Visible>
+// key is visible, and the reference is good unless the sums of the weights say that it is not. Without kTerms nothing is added to scores.
+template <class Spec, int kStepN, bool kExact, bool kTerms, class Visible>
 __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const Visible& visible,
                                              [[maybe_unused]] const StepPairs<Spec>& pairs) {
   using Shape = ForwardShape<Spec>;
@@ -154,7 +156,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
-  const auto scale = [&] { return kPairOf<Spec>.terms() ? 1.0f : w.scale; };  // scores with terms have it already
+  const auto scale = [&] { return kTerms ? 1.0f : w.scale; };  // scores with terms have it already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   const auto weigh = [&](int chunk, int piece) {
@@ -162,7 +164,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kPairOf<Spec>.terms() && !kExact && kRowTiles * kChunks >= 8;
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kTerms && !kExact && kRowTiles * kChunks >= 8;
   constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
   if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
   for_each<0, State::kDepthQ>([&](auto d) {
@@ -175,7 +177,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
-  if constexpr (kPairOf<Spec>.terms()) {
+  if constexpr (kTerms) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -260,12 +262,13 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 }
 
-// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
+// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse. `call` is what the grid was made for, `p`
+// what this CTA works on.
 template <class Spec>
-__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& p, unsigned tile_q) {
+__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, const AttentionParams& p, unsigned tile_q) {
   using Shape = ForwardShape<Spec>;
   // Found again rather than kept in registers all the way.
-  const Place place = place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x)));
+  const Place place = place_of<Shape::kBlockM>(call, ptx::opaque(static_cast<int>(blockIdx.x)));
   const auto [warp, lane] = ptx::thread_place();
   using TileO = typename Shape::TileO;
   const int warp_row = warp * Shape::kWarpRows;
@@ -322,7 +325,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
 }
 
 template <class Spec>
-__device__ __forceinline__ void forward(const AttentionParams& p) {
+__device__ __forceinline__ void forward(const AttentionParams& call) {
   using Shape = ForwardShape<Spec>;
   using State = WarpState<Spec>;
   using CopyQ = tile::TileCopy<typename Shape::TileQ, Shape::kThreads, Spec::kHeaddim, Shape::kCopyBy>;
@@ -333,7 +336,9 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned stages = tile_q + Shape::kQueryBytes;
-  const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
+  const Place place = place_of<Shape::kBlockM>(call, static_cast<int>(blockIdx.x));
+  const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
+  if (kPairOf<Spec>.packed && place.row >= p.seqlen_q) return;
   const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
   const core::Mask32 mask = [&] {
     if constexpr (Spec::kWindow)
@@ -341,7 +346,27 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     else
       return core::Mask32{p.seqlen_q, kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal};
   }();
-  const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+  // Ids of documents: the one that all queries of the tile have, if they have one.
+  constexpr bool kByDocument = kPairOf<Spec>.documents && !kPairOf<Spec>.with_documents(false).terms();
+  [[maybe_unused]] int document = 0;
+  [[maybe_unused]] bool one_document = false;
+  const KeyBlocks blocks = [&] {
+    KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+    if constexpr (kPairOf<Spec>.documents) {
+      const PairParams& pairs = pairs_of(p);
+      const IdRange range =
+          common_range<Shape::kThreads>(pairs.document_q + place.batch * pairs.document_q_stride + place.row,
+                                        min(Shape::kBlockM, p.seqlen_q - place.row), pairs.document_k + place.batch * pairs.document_k_stride,
+                                        seen.begin * Spec::kBlockN, min(seen.end * Spec::kBlockN, seqlen_k), reinterpret_cast<int*>(shared));
+      seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
+      seen.begin = range.begin / Spec::kBlockN;
+      if (range.begin == range.end) seen.begin = seen.end = 0;
+      document = reinterpret_cast<int*>(shared)[0];
+      one_document = document == reinterpret_cast<int*>(shared)[1];
+      __syncthreads();  // before the queries are where the range was
+    }
+    return seen;
+  }();
 
   const auto* q =
       static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
@@ -421,8 +446,8 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
   }
 
   // compute: first the blocks that not all rows see whole (or just the first one, to find the references), then the others.
-  const auto compute_block = [&](auto exact, int j) {
-    constexpr bool kExact = decltype(exact)::value != 0;
+  const auto compute_block = [&](auto exact, auto with_terms, int j) {
+    constexpr bool kExact = decltype(exact)::value != 0, kTerms = decltype(with_terms)::value != 0;
     constexpr int kStepN = kExact ? Spec::kExactN : Spec::kStepN;
     const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
 #pragma unroll 1
@@ -441,9 +466,9 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
       if constexpr (kPairOf<Spec>.any()) {
         const auto [warp, lane] = ptx::thread_place();
         const int row = place.row + warp * Shape::kWarpRows + lane / 4;
-        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
+        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
       } else {
-        forward_step<Spec, kStepN, kExact>(w, k_address, v_address, visible, {});
+        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {});
       }
     }
   };
@@ -463,17 +488,35 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
     __syncthreads();
   };
+  constexpr Constant<kPairOf<Spec>.terms()> kTerms{};
   const auto masked_block = [&](int j) {
     if (enter_block(j, Spec::kCausal || Spec::kWindow || kPairOf<Spec>.hides())) [[unlikely]]
       add_what_is_not_finite(j);
-    compute_block(Constant<1>{}, j);
+    compute_block(Constant<1>{}, kTerms, j);
+  };
+  // Whether all queries of the tile and all keys of a block that exists whole are of one document: no pair is hidden then. The same in all warps.
+  [[maybe_unused]] const auto of_one_document = [&](int j) {
+    if constexpr (kByDocument) {
+      const PairParams& pairs = pairs_of(p);
+      const int* const ids = pairs.document_k + place.batch * pairs.document_k_stride + j * Spec::kBlockN;
+      bool same = one_document;
+#pragma unroll
+      for (int key = 0; key < Spec::kBlockN; key += 32) same = same && ids[key + static_cast<int>(threadIdx.x) % 32] == document;
+      return ptx::vote_all(same);
+    }
+    return false;
   };
   const auto whole_block = [&](int j) {
+    if constexpr (kByDocument)
+      if (of_one_document(j)) {
+        enter_block(j, false);
+        return compute_block(Constant<0>{}, Constant<0>{}, j);
+      }
     const bool nonfinite = enter_block(j, kPairOf<Spec>.hides());
     if constexpr (kPairOf<Spec>.hides())
       if (nonfinite) [[unlikely]]
         add_what_is_not_finite(j);
-    compute_block(Constant<0>{}, j);
+    compute_block(Constant<0>{}, kTerms, j);
   };
   const int exact_from = min(blocks.whole_end, blocks.end - 1);
   int j = blocks.end - 1;
@@ -487,14 +530,14 @@ __device__ __forceinline__ void forward(const AttentionParams& p) {
     }
   } else {
 #pragma unroll 1
-    for (; j >= exact_from && j >= 0; --j) masked_block(j);
+    for (; j >= exact_from && j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) masked_block(j);
 #pragma unroll 1
-    for (; j >= 0; --j) whole_block(j);
+    for (; j >= (kPairOf<Spec>.documents ? blocks.begin : 0); --j) whole_block(j);
   }
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.
   if constexpr (Shape::TileO::kRowBytes > Shape::TileQ::kRowBytes) __syncthreads();
-  finish<Spec>(w, p, tile_q);
+  finish<Spec>(w, call, p, tile_q);
 }
 
 }  // namespace fattn::v2

@@ -1,9 +1,11 @@
-// Backward on Hopper, first kernel: row sums of dO * O, lse in the units of the main kernel, and zeros for what that adds to.
+// Backward on Hopper, first kernel: row sums of dO * O, less the gradient of lse if there is one, lse in the units of the main kernel, and zeros for
+// what that adds to.
 //
 // A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
@@ -63,6 +65,9 @@ struct BackwardPrepare {
       sum = dot2(o[i].w, dout[i].w, sum);
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += ptx::shfl_xor(sum, distance);
+      if constexpr (kPairOf<Spec>.dlse)
+        if (const int row = i * kRowStep + thread / kLanes; thread % kLanes == 0 && row < rows)
+          sum -= dlse_of_row(call, at.batch, at.head, at.row + row);
       if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
     }
 

@@ -2,6 +2,7 @@
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), forward_copy.h (loads, stores), forward_consumer.h.
 #pragma once
 
+#include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/set_registers.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
@@ -17,12 +18,13 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
+  if constexpr (kPairOf<Spec>.packed) ptx::wait_for_kernel_before();  // which lists the tiles
 
   const int warp = ptx::warp_id();
   if (warp < 4) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
-    if (!ForwardShape<Spec>::kStoreFromRegisters && threadIdx.x == 32) store_forward<Spec>(p, shared, barriers);
+    if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();

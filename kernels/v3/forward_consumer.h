@@ -27,7 +27,7 @@ struct Consumer {
   using Shape = ForwardShape<Spec>;
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
-  using Keys = v3::Keys<kPairOf<Spec>.lengths>;
+  using Keys = v3::Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
@@ -238,7 +238,8 @@ struct Consumer {
   // --- tiles ---
 
   // Where the CTA's tile `nth` is, found again rather than kept in registers all the way.
-  __device__ __forceinline__ Place place_again(int nth) const { return place_of<Shape::kBlockM>(p, tile_number<Mask>(p, ptx::opaque(nth))); }
+  __device__ __forceinline__ auto place_at(int number) const { return place_of<Spec, Shape::kBlockM>(p, number); }
+  __device__ __forceinline__ auto place_again(int nth) const { return place_at(tile_number<Spec>(p, ptx::opaque(nth))); }
 
   // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
   __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
@@ -331,7 +332,7 @@ struct Consumer {
     float of_row[2];
   };
   __device__ __forceinline__ Inverse close_rows(int nth) {
-    const Place place = place_again(nth);
+    const auto place = place_again(nth);
     const AttentionParams& call = p.call;
     Inverse inverse;
 #pragma unroll
@@ -341,9 +342,9 @@ struct Consumer {
       if constexpr (kPairOf<Spec>.lengths) sum += first_sum<kPairOf<Spec>>(call, place.batch);  // NaN if the length is out of range
       inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
       const int at = place.row + own_row() + 8 * r;
-      if (call.lse != nullptr && lane() % 4 == 0 && at < call.seqlen_q) {
+      if (call.lse != nullptr && lane() % 4 == 0 && at < queries_of(call, place)) {
         constexpr float kLn2 = 0.693147180559945309f;
-        call.lse[place.batch * call.lse_strides.batch + at * call.lse_strides.row + place.head * call.lse_strides.head] =
+        call.lse[place.batch * call.lse_strides.batch + (place.first_query() + at) * call.lse_strides.row + place.head * call.lse_strides.head] =
             sum == 0 ? -kInfinity : (softmax.reference[r] + ptx::lg2(sum)) * kLn2;
       }
     }
@@ -364,13 +365,13 @@ struct Consumer {
 
   // Stores o.
   __device__ __forceinline__ void store_output(const Inverse& inverse, int nth) {
-    const Place place = place_again(nth);
+    const auto place = place_again(nth);
     unsigned zero[2];
     for_each<0, 2>([&](auto r) {
       constexpr int kRow = decltype(r)::value;
       const int at = place.row + own_row() + 8 * kRow;
-      zero[kRow] =
-          store_row<Element, kRow, Mask::kUneven>(o, inverse.of_row[kRow], row_of_o(place, at), at < p.call.seqlen_q ? p.work.columns_v : 0, lane());
+      zero[kRow] = store_row<Element, kRow, Mask::kUneven>(o, inverse.of_row[kRow], row_of_o(place, at),
+                                                           at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
     });
     look_for_hidden_values(zero, inverse, nth, 0);
   }
@@ -408,7 +409,13 @@ struct Consumer {
     }
   }
 
+  template <class Place>
+  static __device__ __forceinline__ int queries_of(const AttentionParams& call, const Place& place) {
+    return keys_of<Spec>(call, place).queries(call);
+  }
+  template <class Place>
   __device__ __forceinline__ unsigned short* row_of_o(const Place& place, int row_of_q) const {
+    if constexpr (kPairOf<Spec>.packed) row_of_q += place.q_begin;
     const TensorStrides& strides = p.call.o_strides;
     return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
   }
@@ -416,11 +423,11 @@ struct Consumer {
   // Computes suspicious rows of the warp again, if keys that not all of its rows see have values that are no numbers.
   __device__ __forceinline__ void without_hidden_values(int nth, const bool (&suspicious)[2], unsigned buffer) {
     const AttentionParams& call = p.call;
-    const Place place = place_again(nth);
+    const auto place = place_again(nth);
     const int first = warp_row();  // in the tile
-    const Keys of = Keys::of(call, place.batch);
-    const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, call.seqlen_k);
-    const auto values = rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k);
+    const Keys of = keys_of<Spec>(call, place);
+    const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
+    const auto values = keys_at<Element>(call.v, call.v_strides, place);
     bool hidden = any_nonfinite(values, seen_by_all, end, p.work.columns_v, lane());
     if constexpr (Mask::kBegins) {
       const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
@@ -432,7 +439,7 @@ struct Consumer {
     for (int i = 0; i < 16; ++i) {
       const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
       const int row_of_q = place.row + first + i;
-      if (ptx::vote_all(!own) || row_of_q >= call.seqlen_q) continue;
+      if (ptx::vote_all(!own) || row_of_q >= queries_of(call, place)) continue;
       const auto again = [&](auto row_of_output) {
         row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, of, row_of_q), Mask::visible_end(call, of, row_of_q), row_of_output, lane());
       };
@@ -450,19 +457,19 @@ struct Consumer {
     for (int nth = 0;; ++nth) {
       const QueryBuffer<Spec::kQueryBuffers> buffer(nth), next_buffer(nth + 1);
       if (!begun) {
-        const int number = tile_number<Mask>(p, nth);
+        const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
-        const Place place = place_of<Shape::kBlockM>(p, number);
-        begin(place.row, Keys::of(p.call, place.batch), buffer);
+        const auto place = place_at(number);
+        begin(place.row, keys_of<Spec>(p.call, place), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
-      const int next = tile_number<Mask>(p, nth + 1);
+      const int next = tile_number<Spec>(p, nth + 1);
       begun = kJoin && next >= 0;
-      const Place next_place = begun ? place_of<Shape::kBlockM>(p, next) : Place{};
+      const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
       const int next_row = next_place.row;
-      const Keys next_keys = begun ? Keys::of(p.call, next_place.batch) : Keys{};
+      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place) : Keys{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);

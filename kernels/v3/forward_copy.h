@@ -1,4 +1,5 @@
-// The two warps that copy: one loads queries, keys and values with TMA, one stores o. A single thread of each works.
+// The two warps that copy: one loads queries, keys and values with TMA, one stores o. A single thread of each works, of packed sequences all lanes of
+// the second.
 #pragma once
 
 #include "kernels/ptx/tensor_copy.h"
@@ -22,26 +23,26 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   for (int nth = 0;; ++nth) {
-    const int number = tile_number<typename Spec::Mask>(p, nth);
+    const int number = tile_number<Spec>(p, nth);
     if (number < 0) break;
-    const Place place = place_of<Shape::kBlockM>(p, number);
+    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
     const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
     ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
     load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
-                                     {0, place.row, place.head, place.batch});
+                                     {0, place.first_query() + place.row, place.head, place.batch});
     const auto load_k = [&](int block) {
       ptx::mbarrier_wait(barriers.k_empty(k.stage), k.parity ^ 1);
       load_tile<typename Shape::TileK>(shared + Shape::kOffsetK + k.stage * Shape::TileK::kBytes, p.k, barriers.k_full(k.stage),
-                                       {0, block * Shape::kBlockN, place.head_k, place.batch});
+                                       {0, place.first_key() + block * Shape::kBlockN, place.head_k, place.batch});
       k.next();
     };
     const auto load_v = [&](int block) {
       ptx::mbarrier_wait(barriers.v_empty(v.stage), v.parity ^ 1);
       load_tile<typename Shape::TileV>(shared + Shape::kOffsetV + v.stage * Shape::TileV::kBytes, p.v, barriers.v_full(v.stage),
-                                       {0, block * Shape::kBlockN, place.head_k, place.batch});
+                                       {0, place.first_key() + block * Shape::kBlockN, place.head_k, place.batch});
       v.next();
     };
-    const auto keys = Keys<kPairOf<Spec>.lengths>::of(p.call, place.batch);
+    const auto keys = keys_of<Spec>(p.call, place);
     int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
     const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row);
     load_k(block);
@@ -53,27 +54,65 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
   }
 }
 
-// Stores each warpgroup's rows of o when they are in the buffer of the queries, and then gives the buffer back.
+// Of packed sequences: the `rows` rows of o that a warpgroup has before another sequence's, from where TMA would store all 64. All lanes of the warp.
+template <class Spec>
+__device__ __forceinline__ void store_last_rows(const ForwardCall& p, unsigned tile, const PackedPlace& place, int row, int rows) {
+  using TileO = typename ForwardShape<Spec>::TileO;
+  const int lane = static_cast<int>(threadIdx.x) % 32, columns = p.work.columns_v, units = (columns + 7) / 8;
+  auto* const o = static_cast<unsigned short*>(p.call.o) + place.head * p.call.o_strides.head + (place.q_begin + row) * p.call.o_strides.row;
+#pragma unroll 1
+  for (int index = lane; index < rows * units; index += 32) {
+    const int in_tile = index / units, unit = index % units;
+    const uint4 x =
+        ptx::ld_shared_16(tile + static_cast<unsigned>(unit / 8 * TileO::kColumnBytes + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16));
+    unsigned short* const to = o + in_tile * p.call.o_strides.row + unit * 8;
+    if (unit * 8 + 8 <= columns) {
+      *reinterpret_cast<uint4*>(to) = x;
+    } else {
+      const unsigned word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (unit * 8 + e < columns) to[e] = static_cast<unsigned short>(word[e / 2] >> (e % 2 * 16));
+    }
+  }
+}
+
+// Stores each warpgroup's rows of o when they are in the buffer of the queries, and then gives the buffer back. A single thread; of packed sequences
+// a warp.
 template <class Spec>
 __device__ __forceinline__ void store_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
   using Shape = ForwardShape<Spec>;
   using TileO = typename Shape::TileO;
   for (int nth = 0;; ++nth) {
-    const int number = tile_number<typename Spec::Mask>(p, nth);
+    const int number = tile_number<Spec>(p, nth);
     if (number < 0) break;
-    const Place place = place_of<Shape::kBlockM>(p, number);
+    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
     const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
     for (int group = 0; group < Shape::kGroups; ++group) {
       ptx::mbarrier_wait(barriers.o_full(buffer.stage, group), buffer.parity);
       const int row = place.row + group * 64;
-      if (row >= p.call.seqlen_q) continue;
+      if constexpr (kPairOf<Spec>.packed) {
+        const int rows = place.keys.rows - row;
+        if (rows < 64) {
+          store_last_rows<Spec>(p, shared + buffer.stage * Shape::kQueryBytes + group * 64 * 128, place, row, max(0, rows));
+          continue;
+        }
+        if (threadIdx.x % 32 != 0) continue;
+      } else if (row >= p.call.seqlen_q) {
+        continue;
+      }
       for (int column = 0; column < TileO::kColumns; ++column)
         ptx::tensor_store(&p.o, shared + buffer.stage * Shape::kQueryBytes + column * TileO::kColumnBytes + group * 64 * 128,
-                          {column * 64, row, place.head, place.batch});
+                          {column * 64, place.first_query() + row, place.head, place.batch});
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
-    ptx::mbarrier_arrive(barriers.q_empty(buffer.stage));
+    if constexpr (kPairOf<Spec>.packed) {
+      ptx::warp_sync();  // after all reads
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer.stage));
+    } else {
+      ptx::mbarrier_arrive(barriers.q_empty(buffer.stage));
+    }
   }
   ptx::bulk_wait<0>();
 }

@@ -32,6 +32,24 @@ __device__ __forceinline__ bool any_nonfinite(const GlobalRows<Element>& v, int 
   return !ptx::vote_all(finite);
 }
 
+// A tile's rows of q; of k or v.
+template <class Element>
+__device__ __forceinline__ GlobalRows<Element> queries_at(const void* tensor, const TensorStrides& strides, const Place& place) {
+  return rows_of<Element>(tensor, strides, place.batch, place.head);
+}
+template <class Element>
+__device__ __forceinline__ GlobalRows<Element> keys_at(const void* tensor, const TensorStrides& strides, const Place& place) {
+  return rows_of<Element>(tensor, strides, place.batch, place.head_k);
+}
+template <class Element>
+__device__ __forceinline__ GlobalRows<Element> queries_at(const void* tensor, const TensorStrides& strides, const PackedPlace& place) {
+  return rows_of<Element>(static_cast<const unsigned short*>(tensor) + place.q_begin * strides.row, strides, 0, place.head);
+}
+template <class Element>
+__device__ __forceinline__ GlobalRows<Element> keys_at(const void* tensor, const TensorStrides& strides, const PackedPlace& place) {
+  return rows_of<Element>(static_cast<const unsigned short*>(tensor) + place.k_begin * strides.row, strides, 0, place.head_k);
+}
+
 // The score of a query and a key, as the softmax takes it. All lanes of a warp together.
 template <class Spec>
 __device__ __forceinline__ float score_of(const ForwardCall& p, const GlobalRows<typename Spec::Element>& q, int row,
@@ -63,13 +81,13 @@ struct GlobalRow {
 };
 
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
-template <class Spec, class Row>
+template <class Spec, class Place, class Row>
 __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int begin, int end, Row o_row, int lane) {
   using Element = typename Spec::Element;
   const AttentionParams& call = p.call;
-  const auto q = rows_of<Element>(call.q, call.q_strides, place.batch, place.head);
-  const auto k = rows_of<Element>(call.k, call.k_strides, place.batch, place.head_k);
-  const auto v = rows_of<Element>(call.v, call.v_strides, place.batch, place.head_k);
+  const auto q = queries_at<Element>(call.q, call.q_strides, place);
+  const auto k = keys_at<Element>(call.k, call.k_strides, place);
+  const auto v = keys_at<Element>(call.v, call.v_strides, place);
 #pragma unroll 1
   for (int first = 0; first < p.work.columns_v; first += 32) {
     const int column = first + lane;

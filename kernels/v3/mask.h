@@ -9,17 +9,25 @@
 
 namespace fattn::v3 {
 
-// How many keys there are: seqlen_k, or what a batch entry has (PairFeatures::lengths).
-template <bool kLengths>
+// How many keys there are: seqlen_k, or what a batch entry has (PairFeatures::lengths); and queries, which packed sequences have of their own.
+template <bool kLengths, bool kPacked = false>
 struct Keys {
   static __device__ __forceinline__ Keys of(const AttentionParams&, int) { return {}; }
   __device__ __forceinline__ int count(const AttentionParams& p) const { return p.seqlen_k; }
+  __device__ __forceinline__ int queries(const AttentionParams& p) const { return p.seqlen_q; }
 };
 template <>
-struct Keys<true> {
+struct Keys<true, false> {
   int keys;
   static __device__ __forceinline__ Keys of(const AttentionParams& p, int batch) { return {max(given_length(p, batch), 0)}; }
   __device__ __forceinline__ int count(const AttentionParams&) const { return keys; }
+  __device__ __forceinline__ int queries(const AttentionParams& p) const { return p.seqlen_q; }
+};
+template <>
+struct Keys<false, true> {
+  int keys, rows;
+  __device__ __forceinline__ int count(const AttentionParams&) const { return keys; }
+  __device__ __forceinline__ int queries(const AttentionParams&) const { return rows; }
 };
 
 struct FullMask {
@@ -42,7 +50,7 @@ struct CausalMask {
   static constexpr bool kBegins = false;
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
-    return core::Mask32{p.seqlen_q, keys.count(p), true}.visible_end(row);
+    return core::Mask32{keys.queries(p), keys.count(p), true}.visible_end(row);
   }
   static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return max(0, key - p.seqlen_k + p.seqlen_q); }
 };
@@ -63,8 +71,20 @@ struct WindowMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<true> keys, int row) {
     return window_mask(p, keys.keys).visible_end(min(row, p.seqlen_q - 1));
   }
+  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<false, true> keys, int row) {
+    return of_sequence(p, keys).visible_begin(min(row, keys.rows - 1));
+  }
+  static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<false, true> keys, int row) {
+    return of_sequence(p, keys).visible_end(min(row, keys.rows - 1));
+  }
   static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return window_mask(p).first_row(key); }
   static __device__ __forceinline__ int row_end(const AttentionParams& p, int key) { return window_mask(p).row_end(key); }
+
+ private:
+  static __device__ __forceinline__ core::Mask32 of_sequence(const AttentionParams& p, Keys<false, true> keys) {
+    const FeatureParams& features = static_cast<const FeatureParams&>(p);
+    return {keys.rows, keys.keys, false, features.window_left, features.window_right};
+  }
 };
 
 // Which keys a row sees, of masks that need not begin.

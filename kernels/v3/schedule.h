@@ -1,10 +1,12 @@
 // Which tiles of queries a CTA computes, in which order, and which blocks of keys a tile meets. All roles of a CTA ask here.
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/v3/mask.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
 #include "shared/v3_forward_work.h"
+#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 
@@ -17,31 +19,74 @@ struct ForwardCall {
 
 // The number of the CTA's tile `nth`, -1 after the last. In turns: to and fro under an uneven mask, where tiles become ever shorter, so that whoever
 // had the longest of one turn gets the shortest of the next.
-template <class Mask>
+template <class Spec>
 __device__ __forceinline__ int tile_number(const ForwardCall& p, int nth) {
+  using Mask = typename Spec::Mask;
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  int number;
-  if (p.work.tiles_per_cta > 0) {
-    number = nth < p.work.tiles_per_cta ? cta * p.work.tiles_per_cta + nth : p.work.tiles;
+  if constexpr (kPairOf<Spec>.packed) {  // to and fro under every mask: sequences are of any length
+    const int number = nth * ctas + (nth % 2 == 1 ? ctas - 1 - cta : cta);
+    return number < static_cast<const V3PackedTiles*>(pairs_of(p.call).tiles)->count * p.call.nheads ? number : -1;
   } else {
-    number = nth * ctas + (Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
+    int number;
+    if (p.work.tiles_per_cta > 0) {
+      number = nth < p.work.tiles_per_cta ? cta * p.work.tiles_per_cta + nth : p.work.tiles;
+    } else {
+      number = nth * ctas + (Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
+    }
+    return number < p.work.tiles ? number : -1;
   }
-  return number < p.work.tiles ? number : -1;
 }
 
 __device__ __forceinline__ int divide(int x, const Divisor& by) {
   return static_cast<int>(__umulhi(2 * static_cast<unsigned>(x), by.factor) >> by.shift);
 }
 
+// The batch entry is one of the tensors; where packed sequences have none, it is 0 and their rows begin further on.
 struct Place {
   int row;  // first query of the tile
   int head, head_k, batch;
+  __device__ __forceinline__ int first_query() const { return 0; }
+  __device__ __forceinline__ int first_key() const { return 0; }
+  __device__ __forceinline__ int keys_behind(const AttentionParams& p) const { return p.seqlen_k; }
 };
+struct PackedPlace {
+  int row;
+  int head, head_k;
+  int q_begin, k_begin;
+  Keys<false, true> keys;
+  static constexpr int batch = 0;
+  __device__ __forceinline__ int first_query() const { return q_begin; }
+  __device__ __forceinline__ int first_key() const { return k_begin; }
+  // Keys from the sequence's first to the end of memory.
+  __device__ __forceinline__ int keys_behind(const AttentionParams& p) const { return static_cast<int>(pairs_of(p).total_k - k_begin); }
+};
+
+template <class Spec>
+__device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place) {
+  return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
+}
+template <class Spec>
+__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place) {
+  return place.keys;
+}
+
+// Of packed sequences, whose tiles are in a list: section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile
+// are neighbours.
+__device__ __forceinline__ PackedPlace packed_place_of(const ForwardCall& p, int number) {
+  const int tiles_of_head = static_cast<const V3PackedTiles*>(pairs_of(p.call).tiles)->count, in_section = p.call.heads_per_section;
+  const int section = number / (tiles_of_head * in_section), first_head = section * in_section, rest = number - first_head * tiles_of_head;
+  const int heads = min(in_section, p.call.nheads - first_head), nth = rest / heads, head = first_head + rest - nth * heads;
+  const char* const tiles = static_cast<const char*>(pairs_of(p.call).tiles) + sizeof(V3PackedTiles);
+  const int4* const at = reinterpret_cast<const int4*>(tiles + nth * static_cast<long long>(sizeof(V3PackedTile)));
+  const int4 first = at[0];
+  const int2 second = *reinterpret_cast<const int2*>(at + 1);
+  return {first.x, head, divide(head, p.work.by_group), first.z, second.x, {second.y, first.w}};
+}
 
 // Tiles of one section of (batch, head) pairs run side by side, so that their keys and values stay in L2; those of the last queries (under a causal
 // mask the longest) first.
 template <int kBlockM>
-__device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
+__device__ __forceinline__ Place dense_place_of(const ForwardCall& p, int number) {
   const AttentionParams& call = p.call;
   const V3ForwardWork& work = p.work;
   const int section = divide(number, work.by_section);
@@ -51,6 +96,14 @@ __device__ __forceinline__ Place place_of(const ForwardCall& p, int number) {
   const int nth = section * call.heads_per_section + in_section - turn * (last ? work.heads_of_last : call.heads_per_section);
   const int batch = divide(nth, work.by_nheads), head = nth - batch * call.nheads;
   return {(work.row_tiles - 1 - turn) * kBlockM, head, divide(head, work.by_group), batch};
+}
+
+template <class Spec, int kBlockM>
+__device__ __forceinline__ auto place_of(const ForwardCall& p, int number) {
+  if constexpr (kPairOf<Spec>.packed)
+    return packed_place_of(p, number);
+  else
+    return dense_place_of<kBlockM>(p, number);
 }
 
 // Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.

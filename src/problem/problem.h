@@ -66,6 +66,7 @@ struct Problem {
   // The tensors' rows as one dense batch has them: packed sequences are one entry of all rows, where nothing depends on which row is whose.
   int64_t dense_batch() const { return packed ? 1 : batch; }
   int64_t dense_rows() const { return packed ? total_q : seqlen_q; }
+  int64_t dense_keys() const { return packed ? total_k : seqlen_k; }
   // Does every score depend on its row and key beside q k?
   bool has_pair_terms() const { return has_alibi || bias.given || pair_mask.given; }
   double dropout_scale() const { return 65536.0 / (65536 - dropout_below); }  // of the weights that stay

@@ -50,11 +50,19 @@ struct PairFeatures {
   int bias = 0;  // 1: of the tensors' dtype; 2: fp32
   bool mask = false;
   bool dropout = false;
-  bool dbias = false;  // backward
+  bool dbias = false;      // backward
+  bool packed = false;     // sequences of lengths of their own, one behind the other
+  bool documents = false;  // a query sees the keys of its own id
+  bool dlse = false;       // of the kernels that prepare a backward pass alone: the others know row sums only
 
-  constexpr bool hides() const { return bias != 0 || mask; }  // pairs anywhere
+  constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }   // something is added to scores
-  constexpr bool any() const { return lengths || terms() || dropout || dbias; }
+  constexpr PairFeatures with_documents(bool has) const {
+    PairFeatures other = *this;
+    other.documents = has;
+    return other;
+  }
+  constexpr bool any() const { return lengths || terms() || dropout || dbias || packed; }
 };
 
 inline constexpr int kDbiasThreads = 256;  // of a CTA of kernels/v2/dbias.h, which takes a row of keys
@@ -78,6 +86,19 @@ struct PairParams : FeatureParams {
   const unsigned long long* dropout_state;  // seed, offset
   unsigned dropout_below;                   // shared/dropout.h
   float dropout_scale;                      // of the weights that stay
+
+  // Packed sequences: (batch + 1) offsets of each. seqlen_q and seqlen_k are the most rows that one has, and strides between batch entries are 0.
+  const int *cu_seqlens_q, *cu_seqlens_k;
+  long long cu_seqlens_q_stride, cu_seqlens_k_stride;
+  long long total_q, total_k;  // rows of the tensors
+  void* tiles;                 // of algorithm v3's forward pass: src/shared/v3_packed_tiles.h
+  int tile_groups;             // of sequences, in that list
+
+  const int *document_q, *document_k;              // ids
+  long long document_q_stride, document_k_stride;  // between batch entries; rows lie side by side
+
+  const float* dlse;
+  TensorStrides dlse_strides;
 };
 
 // In this unit of its argument the polynomial for tanh in kernels/score.h has a leading coefficient of -1: an operation and a register less.

@@ -57,6 +57,9 @@ inline constexpr int kDqAccumRows = 16;
 
 constexpr long long dq_accum_blocks(long long seqlen_q) { return (seqlen_q + kDqAccumRows - 1) / kDqAccumRows; }
 
+// Of packed sequences every head has as many blocks of `rows` queries as they may begin: kernels/v2/workspace.h.
+constexpr unsigned packed_blocks(long long total, int batch, int rows) { return static_cast<unsigned>(total / rows + batch); }
+
 // Elements of one (batch, head).
 constexpr long long dq_accum_head(long long seqlen_q, int width) { return dq_accum_blocks(seqlen_q) * kDqAccumRows * width; }
 

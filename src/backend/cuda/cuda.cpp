@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/cuda/decode.h"
+#include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
@@ -15,6 +16,7 @@
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
 #include "shared/text.h"
+#include "shared/v3_packed_tiles.h"
 
 namespace fattn::core {
 
@@ -60,6 +62,13 @@ const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& c
   return with_registers(jit::kernel_table().get(device, jit::key_of_pod(chosen.key), v3_forward_request), chosen.tile.launch_registers());
 }
 
+jit::Request v3_packed_tiles_request(const KernelKey& key) { return cuda::v3_packed_tiles_request(jit::pod_of_key<cuda::V3PackedTilesKey>(key)); }
+
+const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
+  const cuda::V3PackedTilesKey key{.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n};
+  return jit::kernel_table().get(device, jit::key_of_pod(key), v3_packed_tiles_request);
+}
+
 jit::Request v3_backward_request(const KernelKey& key) { return cuda::v3_backward_request(jit::pod_of_key<cuda::V3BackwardKey>(key)); }
 
 const Loaded& v3_backward_kernel(CudaDevice& device, const cuda::V3BackwardKey& key, int registers) {
@@ -93,7 +102,7 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
   const auto require = [&](const void* pointer, const char* name) {
     if (pointer) device.require_on_device(pointer, name);
   };
-  const bool rows = !p.empty(), keys = p.batch > 0 && p.seqlen_k > 0;  // nothing of an empty tensor is touched
+  const bool rows = !p.empty(), keys = p.packed ? p.total_k > 0 : p.batch > 0 && p.seqlen_k > 0;  // nothing of an empty tensor is touched
   if (rows) {
     require(b.q, "q");
     require(b.o, "o");
@@ -105,17 +114,26 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.v, "v");
   }
   if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
+  if (p.packed) {
+    require(b.cu_seqlens_q, "cu_seqlens_q");
+    require(b.cu_seqlens_k, "cu_seqlens_k");
+  }
   if (rows && keys) {
     if (p.has_alibi) require(b.alibi_slopes, "alibi_slopes");
     if (p.bias.given) require(b.bias, "bias");
     if (p.pair_mask.given) require(b.mask, "mask");
     if (p.dropout_below > 0) require(b.dropout_state, "dropout_state");
+    if (p.has_documents) {
+      require(b.document_q, "document_q");
+      require(b.document_k, "document_k");
+    }
   }
   if (workspace_bytes > 0) require(b.workspace, "workspace");
   if (!p.backward) return;
   if (rows) {
     require(b.dout, "dout");
     require(b.dq, "dq");
+    if (p.has_dlse) require(b.dlse, "dlse");
   }
   if (p.dbias.given && p.seqlen_k > 0) require(b.dbias, "dbias");
   if (keys) {
@@ -141,16 +159,55 @@ void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstre
 }
 
 cuda::PairBuffers pair_buffers(const fattn_buffers& b) {
-  return {static_cast<const int*>(b.seqused_k), static_cast<const float*>(b.alibi_slopes), b.bias, b.mask, b.dropout_state, b.dbias};
+  const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
+  return {ints(b.seqused_k),
+          static_cast<const float*>(b.alibi_slopes),
+          b.bias,
+          b.mask,
+          b.dropout_state,
+          b.dbias,
+          ints(b.cu_seqlens_q),
+          ints(b.cu_seqlens_k),
+          ints(b.document_q),
+          ints(b.document_k),
+          static_cast<const float*>(b.dlse)};
+}
+
+jit::Request sequence_rest_request(const KernelKey& key) { return cuda::sequence_rest_request(jit::pod_of_key<cuda::SequenceRestKey>(key)); }
+
+const Loaded& sequence_rest_kernel(CudaDevice& device, int arch) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::SequenceRestKey{.arch = arch}), sequence_rest_request);
+}
+
+// Behind all else of a pass.
+void write_sequence_rest(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const Problem& p = plan.problem;
+  if (!cuda::has_sequence_rest(p)) return;
+  const Loaded& kernel = sequence_rest_kernel(device, plan.cuda.arch);
+  float* const lse = p.want_lse && !p.backward ? static_cast<float*>(b.lse) : nullptr;
+  const cuda::PairBuffers pairs = pair_buffers(b);
+  SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k});
+  void* parameters[] = {&params};
+  CudaLaunch shape = shape_of(cuda::kRestCtas, kRestThreads, 0);
+  shape.early = plan.cuda.arch >= 90;
+  device.launch(kernel.function, shape, stream, parameters, kernel.name.c_str());
 }
 
 void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3ForwardPlan& chosen = plan.cuda.kernels->v3_forward;
+  if (chosen.grid == 0) return;
   const Loaded& kernel = v3_forward_kernel(device, chosen);
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
-  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b));
-  device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, params.pointers().data(), kernel.name.c_str());
+  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b), b.workspace);
+  if (plan.problem.packed) {
+    const Loaded& before = v3_packed_tiles_kernel(device, chosen);
+    void* parameters[] = {&params.call};
+    device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
+  }
+  CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
+  shape.early = plan.problem.packed;
+  device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
 void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -314,6 +371,7 @@ void plan_cuda_kernels(Plan& plan) {
   } else if (plan.algorithm == Algorithm::kV3) {
     const cuda::V3ForwardPlan& chosen = kernels->v3_forward = cuda::plan_v3_forward(p, v3_target);
     if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);
+    plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
     plan.cuda.level = cuda::kV3Arch;
     plan.kernel = text("cuda v3 forward ", name_of(p.dtype), " sm_", cuda::kV3Arch, "a");
     plan.why =
@@ -335,6 +393,7 @@ void load_cuda_kernels(const Plan& plan) {
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
   if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
+  if (cuda::has_sequence_rest(plan.problem)) sequence_rest_kernel(device, plan.cuda.arch);
   if (!plan.problem.backward) {
     if (plan.algorithm == Algorithm::kV1) {
       if (chosen.v1_forward.grid > 0) v1_forward_kernel(device, cuda::v1_forward_key(chosen.v1_forward, nullptr, nullptr, nullptr, nullptr));
@@ -346,6 +405,7 @@ void load_cuda_kernels(const Plan& plan) {
       return;
     }
     if (plan.algorithm == Algorithm::kV3) {
+      if (plan.problem.packed) v3_packed_tiles_kernel(device, chosen.v3_forward);
       v3_forward_kernel(device, chosen.v3_forward);
       return;
     }
@@ -374,6 +434,7 @@ void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   const auto stream = static_cast<CUstream>(buffers.stream);
   if (plan.algorithm == Algorithm::kStandard) return cuda::run_standard(device, plan.problem, plan.cuda.kernels->standard, buffers, stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);
+  write_sequence_rest(device, plan, buffers, stream);
 }
 
 }  // namespace fattn::core

@@ -17,6 +17,8 @@ enum class KernelKind : uint32_t {
   kV3BackwardFinish = 9,
   kV2DbiasZero = 12,
   kV2DbiasFinish = 13,
+  kSequenceRest = 14,
+  kV3PackedTiles = 15,
   kDecode = 10,
   kDecodeCombine = 11,
   kStandardSoftmax = 20,

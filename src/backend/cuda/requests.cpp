@@ -1,8 +1,10 @@
 #include "backend/cuda/requests.h"
 
 #include <string>
+#include <utility>
 
 #include "backend/cuda/decode.h"
+#include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
@@ -78,15 +80,19 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (plan.combine_grid > 0) requests.push_back(cuda::decode_request(plan.combine_key()));
     return requests;
   }
+  if (cuda::has_sequence_rest(problem)) requests.push_back(cuda::sequence_rest_request({.arch = arch}));
   // As calls with aligned pointers need them.
   if (problem.backward && v3) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
-    requests = backward_requests(cuda::plan_v2_backward(problem, target));
+    for (jit::Request& request : backward_requests(cuda::plan_v2_backward(problem, target))) requests.push_back(std::move(request));
   } else if (v3) {
-    requests.push_back(cuda::v3_forward_request(cuda::plan_v3_forward(problem, cuda::v3_target_of(arch)).key));
+    const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
+    if (problem.packed)
+      requests.push_back(cuda::v3_packed_tiles_request({.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n}));
+    requests.push_back(cuda::v3_forward_request(plan.key));
   } else {
     if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);

@@ -91,16 +91,22 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
   return -1;
 }
 
+// Blocks of `rows` queries in the workspace, of all heads, and rows of which something is kept there.
+int64_t kept_blocks(const Problem& p, int rows) {
+  return p.packed ? p.nheads * int64_t{packed_blocks(p.total_q, static_cast<int>(p.batch), rows)} : p.batch * p.nheads * ceil_div(p.seqlen_q, rows);
+}
+int64_t kept_rows(const Problem& p) { return p.nheads * (p.packed ? p.total_q : p.batch * p.seqlen_q); }
+
 // Query heads of the whole batch times their blocks of `rows` queries.
 int64_t query_blocks(const Problem& problem, int64_t rows) { return problem.batch * problem.nheads * ceil_div(problem.seqlen_q, rows); }
 
 bool aligned_strides(const Problem& p) {
   if (p.headdim % copied_at_once(p.dtype) != 0 || p.headdim_v % copied_at_once(p.dtype) != 0) return false;
   for (const Strides* s : {&p.q, &p.o, &p.dout, &p.dq}) {
-    if (!aligned(*s, p.batch, p.seqlen_q, p.nheads, p.dtype)) return false;
+    if (!aligned(*s, p.batch, p.dense_rows(), p.nheads, p.dtype)) return false;
   }
   for (const Strides* s : {&p.k, &p.v, &p.dk, &p.dv}) {
-    if (!aligned(*s, p.batch, p.seqlen_k, p.nheads_k, p.dtype)) return false;
+    if (!aligned(*s, p.batch, p.dense_keys(), p.nheads_k, p.dtype)) return false;
   }
   return true;
 }
@@ -128,7 +134,7 @@ std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   if (target.level < 80 && heavy(pair_features(problem)))
-    return "the CUDA kernels for compute capability 7.5 have no ALiBi, bias, mask and dropout in a backward pass; use the CPU";
+    return "the CUDA kernels for compute capability 7.5 have no documents, ALiBi, bias, mask and dropout in a backward pass; use the CPU";
   if (problem.dbias.given && problem.deterministic && !dbias_alone(problem))
     return "deterministic is set, and the sums over a dimension of dbias that is 1 are atomic additions in any order on a GPU; leave deterministic "
            "at 0, "
@@ -165,6 +171,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.key.deterministic = deterministic;
   plan.key.row = row;
   plan.key.pair = pair_bits(pair);
+  plan.dlse = problem.has_dlse;
   const V2BackwardRow chosen = row_of(row, headdim, headdim_v);
   plan.tile = chosen.tile;
   plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
@@ -175,9 +182,9 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
   plan.aligned_strides = aligned_strides(problem);
   plan.unaligned_row = choose_row(problem, target, false);
-  plan.row_sum_offset = problem.batch * problem.nheads * dq_accum_head(problem.seqlen_q, plan.tile.width) * 4;
-  plan.semaphore_offset = plan.row_sum_offset + problem.batch * problem.nheads * problem.seqlen_q * 4;
-  plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + query_blocks(problem, plan.tile.block_m)) * 4 : 0);
+  plan.row_sum_offset = kept_blocks(problem, kDqAccumRows) * kDqAccumRows * plan.tile.width * 4;
+  plan.semaphore_offset = plan.row_sum_offset + kept_rows(problem) * 4;
+  plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + kept_blocks(problem, plan.tile.block_m)) * 4 : 0);
   if (pair.dbias && problem.seqlen_k > 0) {
     const int64_t rows = problem.dbias.batch * problem.dbias.heads * problem.dbias.rows;
     plan.dbias_zero = {rows, kDbiasThreads, 0};
@@ -214,11 +221,12 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
   keys.prepare.headdim = plan.tile.width;
   keys.prepare.causal = keys.prepare.window = keys.prepare.capped = keys.prepare.one_head = 0;
-  keys.prepare.pair = pair_bits({.lengths = pair_features_of(keys.main.pair).lengths});
+  const PairFeatures pair = pair_features_of(keys.main.pair);
+  keys.prepare.pair = pair_bits({.lengths = pair.lengths, .packed = pair.packed, .dlse = plan.dlse});
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
-  keys.finish.pair = 0;
+  keys.finish.pair = pair_bits({.packed = pair.packed});
   keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
   if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {  // in fp32 it may compute rows again
     keys.finish.headdim_v = keys.main.headdim;

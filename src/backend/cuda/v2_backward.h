@@ -65,6 +65,7 @@ struct V2BackwardPlan {
   V2BackwardLaunch prepare, main, finish, dbias_zero, dbias_finish;
   int heads_per_section = 0;
   bool aligned_strides = false;
+  bool dlse = false;      // which the first kernel alone reads
   int unaligned_row = 0;  // of the table, for calls that are not aligned
   // Workspace: dq in fp32, a float a row, and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
   int64_t row_sum_offset = 0, semaphore_offset = 0, dbias_offset = 0, workspace_bytes = 0;

@@ -31,10 +31,16 @@ std::string v2_refusal(const Problem& problem, const V2Target& target) {
   if (problem.dtype == DType::kF32 && (problem.windowed() || problem.softcap > 0))
     return "the CUDA kernels for fp32 have no sliding window and no softcap; use fp16 or bf16, or the CPU";
   if (problem.dtype == DType::kF32 && pair_features(problem).any())
-    return "the CUDA kernels for fp32 have no lengths of keys, ALiBi, bias, mask and dropout; use fp16 or bf16, or the CPU";
+    return "the CUDA kernels for fp32 have no packed sequences, documents, lengths of keys, ALiBi, bias, mask and dropout; use fp16 or bf16, or the "
+           "CPU";
   if (problem.dbias.given && problem.softcap > 0)
     return "the CUDA kernels have no dbias with softcap: the gradient of a score is not kept apart from that of what softcap is taken of; use the "
            "CPU";
+  if (problem.has_documents && problem.bias.given && problem.pair_mask.given && std::max(problem.headdim, problem.headdim_v) > 192)
+    return text(
+        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+        "; with documents, a bias and a mask of pairs together the CUDA kernels have registers for up to 192: have the mask, or -Inf in the bias, "
+        "say what documents say, or use the CPU");
   if (problem.headdim > 256 || problem.headdim_v > 256) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
   }
@@ -63,15 +69,19 @@ PairFeatures pair_features(const Problem& problem) {
   pair.mask = problem.pair_mask.given;
   pair.dropout = problem.dropout_below > 0;
   pair.dbias = problem.backward && problem.dbias.given;
+  pair.packed = problem.packed;
+  pair.documents = problem.has_documents;
   return pair;
 }
 
 int32_t pair_bits(const PairFeatures& pair) {
-  return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0);
+  return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0) |
+         (pair.packed ? 128 : 0) | (pair.documents ? 256 : 0) | (pair.dlse ? 512 : 0);
 }
 
 PairFeatures pair_features_of(int32_t bits) {
-  return {(bits & 1) != 0, (bits & 2) != 0, bits >> 2 & 3, (bits & 16) != 0, (bits & 32) != 0, (bits & 64) != 0};
+  return {(bits & 1) != 0,  (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0, (bits & 32) != 0,
+          (bits & 64) != 0, (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0};
 }
 
 std::string pair_line(int32_t bits) {
@@ -79,7 +89,8 @@ std::string pair_line(int32_t bits) {
   const PairFeatures pair = pair_features_of(bits);
   const auto flag = [](bool x) { return x ? "true" : "false"; };
   return text("  static constexpr fattn::PairFeatures kPair = {.lengths = ", flag(pair.lengths), ", .alibi = ", flag(pair.alibi),
-              ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias), "};\n");
+              ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias),
+              pair.packed ? ", .packed = true" : "", pair.documents ? ", .documents = true" : "", pair.dlse ? ", .dlse = true" : "", "};\n");
 }
 
 std::string names_of_pair(int32_t bits) {
@@ -91,6 +102,9 @@ std::string names_of_pair(int32_t bits) {
   if (pair.mask) names += ", mask";
   if (pair.dropout) names += ", dropout";
   if (pair.dbias) names += ", dbias";
+  if (pair.packed) names += ", packed";
+  if (pair.documents) names += ", documents";
+  if (pair.dlse) names += ", dlse";
   return names;
 }
 
@@ -109,6 +123,18 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   pairs.dropout_state = static_cast<const unsigned long long*>(b.dropout_state);
   pairs.dropout_below = static_cast<unsigned>(problem.dropout_below);
   pairs.dropout_scale = static_cast<float>(problem.dropout_scale());
+  pairs.cu_seqlens_q = b.cu_seqlens_q;
+  pairs.cu_seqlens_k = b.cu_seqlens_k;
+  pairs.cu_seqlens_q_stride = problem.cu_seqlens_q_stride;
+  pairs.cu_seqlens_k_stride = problem.cu_seqlens_k_stride;
+  pairs.total_q = problem.total_q;
+  pairs.total_k = problem.total_k;
+  pairs.document_q = b.document_q;
+  pairs.document_k = b.document_k;
+  pairs.document_q_stride = problem.document_q_stride;
+  pairs.document_k_stride = problem.document_k_stride;
+  pairs.dlse = b.dlse;
+  pairs.dlse_strides = strides_of(problem.dlse);
   return pairs;
 }
 

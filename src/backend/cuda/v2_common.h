@@ -65,7 +65,7 @@ constexpr const char* params_of(bool features, int32_t pair = 0) { return pair !
 // ---- Features of pairs ----
 
 PairFeatures pair_features(const Problem& problem);
-// A number for a kernel's key, and back.
+// A number for a kernel's key, and back. dlse is of the key that prepares a backward pass alone.
 int32_t pair_bits(const PairFeatures& pair);
 PairFeatures pair_features_of(int32_t bits);
 // The line of a specialisation that says them; none if there are none.
@@ -78,6 +78,8 @@ struct PairBuffers {
   const float* alibi_slopes = nullptr;
   const void *bias = nullptr, *mask = nullptr, *dropout_state = nullptr;
   void* dbias = nullptr;
+  const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *document_q = nullptr, *document_k = nullptr;
+  const float* dlse = nullptr;
 };
 // `params` with what a problem's features of pairs need; dbias itself is the backward pass's business.
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& buffers);

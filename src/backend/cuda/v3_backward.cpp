@@ -81,6 +81,8 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
+  if (problem.packed)
+    return "algorithm v3's backward pass has no packed sequences (cu_seqlens_q, cu_seqlens_k); its forward pass and algorithm v2 do";
   if (problem.has_seqused_k)
     return "algorithm v3's backward pass has no lengths of the batch's entries (seqused_k); its forward pass and algorithm v2 do";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
@@ -124,6 +126,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.prepare.mask = V3Mask::kFull;
   plan.prepare.score = V3Score::kPlain;
   plan.prepare.row = 0;
+  plan.prepare.pair = pair_bits({.dlse = problem.has_dlse});  // the others know row sums only
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
@@ -158,7 +161,8 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dout, device, tiled_dout(problem, kV3BackwardRows), b.dout);
   encode_tensor_map(params.dk, device, tiled_dk(problem, 64), b.dk);  // a warpgroup's
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
-  params.call = backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset);
+  params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
+                            problem, b.pairs);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
@@ -174,6 +178,7 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   V3Source source(key.dtype, key.width, key.width_v);
   source.comment_on(key.mask, key.score);
   if (key.deterministic != 0) source.add(", deterministic");
+  source.add(names_of_pair(key.pair));
   if (main) source.add(", tile ", kV3BackwardRows, " x ", tile.block_n());
   source.add("\n#include \"kernels/v3/", function, ".h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
@@ -193,13 +198,13 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
     source.add_int("kDqRegisters", tile.dq_registers);
     source.add_int("kLoaderRegisters", tile.loader_registers);
   }
-  source.add("};\n");
+  source.add(pair_line(key.pair), "};\n");
   if (main)  // what the host counted on
     source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
                " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
   const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
   source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
-             "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score)),
+             "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),
              " call, const __grid_constant__ fattn::V3BackwardWork work");
   if (prepare) {
     source.add(") {\n  fattn::v3::backward_prepare<Spec>(call, work);\n}\n");

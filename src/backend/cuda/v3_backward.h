@@ -48,7 +48,8 @@ struct V3BackwardKey {
   V3Score score = V3Score::kPlain;  // kSigned never
   int32_t deterministic = 0;
   int32_t row = 0;  // of the table
-  std::array<int32_t, 8> reserved{};
+  int32_t pair = 0;  // pair_bits()
+  std::array<int32_t, 7> reserved{};
 };
 static_assert(sizeof(V3BackwardKey) == 64);
 
@@ -70,7 +71,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 
 // The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
 struct V3BackwardParams {
-  FeatureParams call;
+  PairParams call;
   V3BackwardWork work;
   TensorMap q, k, v, dout, dk, dv;
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }

@@ -29,7 +29,7 @@ int v3_width(int64_t headdim) {
 }
 
 TiledTensor v3_tiled(const Problem& problem, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows) {
-  return {problem.dtype, problem.batch, rows, heads, headdim, strides.batch, strides.row, strides.head, box_rows};
+  return {problem.dtype, problem.dense_batch(), rows, heads, headdim, strides.batch, strides.row, strides.head, box_rows};
 }
 
 }  // namespace fattn::core::cuda

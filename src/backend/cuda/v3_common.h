@@ -41,11 +41,11 @@ constexpr int v3_columns(int width) { return (width + 63) / 64; }
 // What __launch_bounds__ leaves a thread, which ptxas uses whole: a kernel's registers before they are moved between its warps.
 constexpr int v3_launch_registers(int threads) { return 65536 / threads / 8 * 8; }
 
-// (batch, rows, heads, headdim) in boxes of `box_rows`.
+// (batch, rows, heads, headdim) in boxes of `box_rows`; packed sequences are one batch entry.
 TiledTensor v3_tiled(const Problem& problem, int64_t rows, int64_t heads, int64_t headdim, const Strides& strides, int box_rows);
-inline TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim, p.q, box_rows); }
-inline TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.k, box_rows); }
-inline TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.v, box_rows); }
+inline TiledTensor tiled_q(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim, p.q, box_rows); }
+inline TiledTensor tiled_k(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim, p.k, box_rows); }
+inline TiledTensor tiled_v(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim_v, p.v, box_rows); }
 
 // The source of a specialisation while it is put together. It begins with the line that `fattn cache list` shows.
 class V3Source {

@@ -9,6 +9,7 @@
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
+#include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -68,10 +69,14 @@ static_assert([] {
 
 int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
+// Tiles of a head that packed sequences may have: each ends with one that is perhaps not full.
+int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) { return problem.total_q / tile.block_m() + problem.batch; }
+
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  return row.mask == v3_mask(problem) && row.takes(problem.softcap > 0) && row.width == v3_row_width(width, width_v) &&
+  const bool scores = problem.packed ? row.takes_lengths() : row.takes(problem.softcap > 0);
+  return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
          row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
 }
 
@@ -90,6 +95,7 @@ int choose_row(const Problem& problem, const V3Target& target) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V3ForwardRow& row = kRows[i];
     if (!takes(row, problem, target) || problem.seqlen_k > row.most_keys) continue;
+    if (problem.packed) return i;  // how many waves there are is in device memory
     const double count = waves(problem, row.tile, target), time = count * row.tile.block_m() / row.speed;
     if (best < 0) {
       best = i;
@@ -104,7 +110,7 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return best;
 }
 
-TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.o, box_rows); }
+TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.o, box_rows); }
 
 // The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns.
 // Under a causal mask the tiles of several heads run side by side, the longest first, of heads that have their keys and values in L2 together:
@@ -116,6 +122,12 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
   const int64_t heads = problem.batch * problem.nheads;
   plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target.multiprocessors));
   plan.heads_per_section = 1;
+  if (problem.packed) {  // in whatever mask: lengths are as uneven
+    const int64_t l2_bytes = target.l2_bytes * 3 / 4, bytes = std::max<int64_t>(1, problem.total_k * (problem.headdim + problem.headdim_v) * 2);
+    plan.heads_per_section = static_cast<int>(std::clamp<int64_t>(l2_bytes / bytes * problem.group(), problem.group(), problem.nheads));
+    plan.tile_groups = static_cast<int>(std::clamp<int64_t>(ceil_div(bytes, l2_bytes), 1, kV3MostTileGroups));
+    return;
+  }
   if (!last_rows_longest(problem)) return;
   const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
@@ -154,6 +166,8 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
+  if (why.empty() && problem.packed && problem.has_seqused_k)
+    why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
@@ -167,6 +181,12 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
                 " bytes of shared memory");
   if (problem.has_seqused_k && !kRows[row].takes_lengths())
     return "algorithm v3's tile for the problem has no registers for lengths of the batch's entries (seqused_k); algorithm v2 has them";
+  if (problem.packed) {
+    const int64_t most = most_packed_tiles(problem, kRows[row].tile);
+    if (most > kMaxGrid / 2 / problem.nheads)
+      return text("nheads ", problem.nheads, " * up to ", most, " tiles of queries is more than ", kMaxGrid / 2, "; split the sequences");
+    return {};
+  }
   const int64_t tiles = row_tiles_of(problem, kRows[row].tile);
   // Tiles are counted in 32 bits, some turns of the grid beyond the last.
   if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
@@ -193,10 +213,14 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
-  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k});
+  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k, .packed = problem.packed});
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
+  if (problem.packed) {
+    plan.tiles = problem.nheads * most_packed_tiles(problem, tile);
+    plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
+  }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v);
   schedule(problem, target, plan);
@@ -204,7 +228,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 }
 
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs) {
+                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs, void* workspace) {
   const int block_n = plan.tile.block_n;
   encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.block_m()), q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
@@ -217,6 +241,8 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.call.v = v;
   params.call.o = o;
   params.call.lse = lse;
+  params.call.tiles = workspace;
+  params.call.tile_groups = plan.tile_groups;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_tiles = plan.row_tiles;
@@ -225,11 +251,24 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   const int heads = static_cast<int>(problem.batch * problem.nheads), per_section = plan.heads_per_section;
   params.work.sections = static_cast<int>(ceil_div(heads, per_section));
   params.work.heads_of_last = heads - (params.work.sections - 1) * per_section;
-  params.work.by_section = divisor_of(per_section * plan.row_tiles);
-  params.work.by_heads = divisor_of(per_section);
-  params.work.by_heads_of_last = divisor_of(params.work.heads_of_last);
+  if (!problem.packed) {  // whose tiles are in a list
+    params.work.by_section = divisor_of(per_section * plan.row_tiles);
+    params.work.by_heads = divisor_of(per_section);
+    params.work.by_heads_of_last = divisor_of(params.work.heads_of_last);
+  }
   params.work.by_nheads = divisor_of(static_cast<int>(problem.nheads));
   params.work.by_group = divisor_of(static_cast<int>(problem.group()));
+}
+
+jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
+  const std::string entry = "fattn_v3_packed_tiles";
+  return {.entry = entry,
+          .source = text("// tiles of packed sequences, ", key.block_m, " x ", key.block_n,
+                         "\n#include \"kernels/v3/packed_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
+                         "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_tiles<fattn::",
+                         kV3MaskTypes[static_cast<int>(key.mask)], ", ", key.block_m, ", ", key.block_n, ">(call);\n}\n"),
+          .arch = kV3Arch,
+          .arch_specific = true};
 }
 
 jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }

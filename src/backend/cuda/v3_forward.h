@@ -62,10 +62,20 @@ struct V3ForwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;                  // of the table
-  int32_t pair = 0;                 // pair_bits(), of lengths alone
+  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences alone
   std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
+
+// The kernel that lists the tiles of packed sequences (kernels/v3/packed_tiles.h); 64 bytes without padding.
+struct V3PackedTilesKey {
+  KernelKind kind = KernelKind::kV3PackedTiles;
+  V3Mask mask = V3Mask::kFull;
+  int32_t block_m = 0, block_n = 0;
+  std::array<int32_t, 12> reserved{};
+};
+static_assert(sizeof(V3PackedTilesKey) == 64);
+jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key);
 
 // Why the kernel cannot compute the problem on the target; empty: it can, with pointers that tensor_map_takes().
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target);
@@ -75,7 +85,8 @@ struct V3ForwardPlan {
   V3ForwardTile tile;
   int64_t tiles = 0;
   int grid = 0, threads = 0, shared_bytes = 0;
-  int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0;
+  int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
+  int64_t workspace_bytes = 0;  // of packed sequences: the list of tiles, which a kernel before this one writes
 };
 // For problems that are not refused.
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
@@ -90,7 +101,7 @@ struct V3ForwardParams {
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
 };
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs = {});
+                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs = {}, void* workspace = nullptr);
 
 jit::Request v3_forward_request(const V3ForwardKey& key);
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile);

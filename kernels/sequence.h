@@ -1,0 +1,67 @@
+// Packed sequences: where each lies, as device memory says, and the parameters of a call as if a sequence were all of it. Specialisations without
+// PairFeatures::packed have none of this.
+#pragma once
+
+#include "kernels/pair.h"
+#include "shared/attention_params.h"
+
+namespace fattn {
+
+// Rows [begin, begin + count) of a tensor.
+struct Rows {
+  int begin, count;
+};
+struct Sequence {
+  Rows q, k;
+};
+
+// Offsets n and n + 1 of a tensor of `total` rows; -1 rows: they are out of range, or further apart than `most`.
+__device__ __forceinline__ Rows given_rows(const int* offsets, long long stride, int n, long long total, int most) {
+  const int begin = offsets[n * stride], end = offsets[(n + 1) * stride];
+  const bool good = (n > 0 ? begin >= 0 : begin == 0) && begin <= end && end <= total && end - begin <= most;
+  return good ? Rows{begin, end - begin} : Rows{0, -1};
+}
+
+// Sequence n of a call. Nothing is read or written of one whose offsets are out of range: it counts as empty, and kernels/sequence_rest.h fills its
+// rows with NaN.
+__device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
+  const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
+  const Rows k = given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k);
+  return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
+}
+
+// Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements have 16 bits. The workspace is
+// the kernels' own business.
+__device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at) {
+  const auto forward_to = [](const void* tensor, const TensorStrides& strides, int row) {
+    return static_cast<const void*>(static_cast<const unsigned short*>(tensor) + row * strides.row);
+  };
+  p.q = forward_to(p.q, p.q_strides, at.q.begin);
+  p.k = forward_to(p.k, p.k_strides, at.k.begin);
+  p.v = forward_to(p.v, p.v_strides, at.k.begin);
+  p.o = const_cast<void*>(forward_to(p.o, p.o_strides, at.q.begin));
+  if (p.lse != nullptr) p.lse += at.q.begin * p.lse_strides.row;
+  p.dout = forward_to(p.dout, p.dout_strides, at.q.begin);
+  p.dq = const_cast<void*>(forward_to(p.dq, p.dq_strides, at.q.begin));
+  p.dk = const_cast<void*>(forward_to(p.dk, p.dk_strides, at.k.begin));
+  p.dv = const_cast<void*>(forward_to(p.dv, p.dv_strides, at.k.begin));
+  p.dlse += at.q.begin * p.dlse_strides.row;
+  p.document_q += at.q.begin;
+  p.document_k += at.k.begin;
+  p.seqlen_q = at.q.count;
+  p.seqlen_k = at.k.count;
+}
+
+// What a CTA that works on batch entry n is told: of packed sequences its own, otherwise the call's parameters themselves.
+template <PairFeatures kPair>
+__device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& call, [[maybe_unused]] int n) {
+  if constexpr (kPair.packed) {
+    PairParams own = pairs_of(call);
+    enter_sequence(own, given_sequence(own, n));
+    return own;
+  } else {
+    return (call);
+  }
+}
+
+}  // namespace fattn

@@ -1,0 +1,67 @@
+// Before a v3 forward pass over packed sequences: the list of their tiles, group by group of sequences, those with most blocks of keys first. The
+// host does not know the lengths; with the list no CTA of the pass has a tile without rows, and dealt to and fro the tiles come out even.
+//
+// One CTA. The order of tiles with as many blocks is any, and no result depends on it.
+#pragma once
+
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/sequence.h"
+#include "kernels/v3/mask.h"
+#include "shared/v3_packed_tiles.h"
+
+namespace fattn::v3 {
+
+template <class Mask, int kBlockM, int kBlockN>
+struct PackedTileList {
+  static constexpr int kBuckets = kV3PackThreads;  // by group and number of blocks
+
+  // Calls visit(tile, its bucket, the longest of a group first) for each tile: a warp takes a sequence.
+  template <class Visit>
+  static __device__ __forceinline__ void for_each(const PairParams& p, Visit visit) {
+    const auto [warp, lane] = ptx::thread_place();
+    const int in_group = kBuckets / p.tile_groups, most = (p.seqlen_k + kBlockN - 1) / kBlockN + 1;
+    for (int n = warp; n < p.batch; n += kV3PackThreads / 32) {
+      const Sequence at = given_sequence(p, n);
+      const Keys<false, true> keys{at.k.count, at.q.count};
+      const int group = min(static_cast<int>(at.k.begin * static_cast<long long>(p.tile_groups) / p.total_k), p.tile_groups - 1);
+      for (int row = lane * kBlockM; row < at.q.count; row += 32 * kBlockM) {
+        const int end = Mask::visible_end(p, keys, row + kBlockM - 1), begin = visible_begin<Mask>(p, keys, row);
+        const int blocks = max(0, (end + kBlockN - 1) / kBlockN - begin / kBlockN);  // below `most`
+        const int length = most <= in_group ? blocks : static_cast<int>(static_cast<long long>(blocks) * in_group / most);
+        visit(V3PackedTile{row, n, at.q.begin, at.q.count, at.k.begin, at.k.count, {}}, (group + 1) * in_group - 1 - length);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void run(const PairParams& p) {
+    ptx::let_kernel_after_come_up();
+    __shared__ int first[kBuckets];  // counts; then where each bucket begins
+    const int thread = static_cast<int>(threadIdx.x);
+    first[thread] = 0;
+    __syncthreads();
+    for_each(p, [&](const V3PackedTile&, int bucket) { atomicAdd(&first[bucket], 1); });
+    __syncthreads();
+    const int count = first[thread];
+    for (int step = 1; step < kBuckets; step *= 2) {  // sums of all up to each
+      const int before = thread >= step ? first[thread - step] : 0;
+      __syncthreads();
+      first[thread] += before;
+      __syncthreads();
+    }
+    const int until = first[thread];
+    if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = until;
+    __syncthreads();
+    first[thread] = until - count;
+    __syncthreads();
+    V3PackedTile* const tiles = reinterpret_cast<V3PackedTile*>(static_cast<V3PackedTiles*>(p.tiles) + 1);
+    for_each(p, [&](const V3PackedTile& tile, int bucket) { tiles[atomicAdd(&first[bucket], 1)] = tile; });
+  }
+};
+
+template <class Mask, int kBlockM, int kBlockN>
+__device__ __forceinline__ void packed_tiles(const PairParams& p) {
+  PackedTileList<Mask, kBlockM, kBlockN>::run(p);
+}
+
+}  // namespace fattn::v3

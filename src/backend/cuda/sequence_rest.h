@@ -1,0 +1,37 @@
+// Host side of kernels/sequence_rest.h: what a pass over packed sequences writes where no sequence is. It follows the pass's other kernels.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_common.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/sequence_rest_params.h"
+
+namespace fattn::core::cuda {
+
+// 64 bytes without padding.
+struct SequenceRestKey {
+  KernelKind kind = KernelKind::kSequenceRest;
+  int32_t arch = 0;
+  std::array<int32_t, 14> reserved{};
+};
+static_assert(sizeof(SequenceRestKey) == 64);
+
+inline constexpr int kRestCtas = 256;  // whatever the lengths: they are in device memory
+
+// Whether the pass has an output that may have such rows.
+bool has_sequence_rest(const Problem& problem);
+
+struct RestBuffers {
+  void *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  float* lse = nullptr;  // of a forward pass
+  const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;
+};
+SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& buffers);
+
+jit::Request sequence_rest_request(const SequenceRestKey& key);
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,23 @@
+// Tiles of packed sequences as algorithm v3's forward pass takes them, in the workspace: their number, then the tiles. Sequences are in groups of
+// which one head's keys and values stay in L2; of a group the tiles with most keys come first. Include-free, used by the host too.
+#pragma once
+
+namespace fattn {
+
+inline constexpr int kV3PackThreads = 1024;   // of the one CTA that writes them
+inline constexpr int kV3MostTileGroups = 16;  // beyond, groups are larger
+
+// Queries from `row` on of a sequence, whose rows begin at q_begin and k_begin.
+struct alignas(16) V3PackedTile {
+  int row, batch;
+  int q_begin, seqlen_q, k_begin, seqlen_k;
+  int unused[2];
+};
+
+struct alignas(16) V3PackedTiles {
+  int count;
+  int unused[3];
+};
+static_assert(sizeof(V3PackedTile) == 32 && sizeof(V3PackedTiles) == 16);
+
+}  // namespace fattn
