@@ -33,30 +33,42 @@ constexpr int kTwinOf80 = 87;  // it has the tiles of 80: its common kernels sta
 
 using Which = jit::Planned::List;
 
-// Lines in the order in which they were added; a kernel for several targets is one line, on the shortest list that it was added to.
+// Kernels in the order in which they were added. A line of one has its targets of one list: each is on the shortest that it was added to.
 class List {
  public:
   void add(const jit::Request& request, int budget, Which which) {
     if (request.arch == kTwinOf80 && which != Which::kCommon) return;
-    const std::string name = request.entry + "\n" + request.source;
-    const auto [at, is_new] = places_.try_emplace(name, lines_.size());
-    if (is_new) lines_.push_back({which, budget, {}, request});
-    jit::Planned& line = lines_[at->second];
-    line.list = std::min(line.list, which);
-    const auto same = [&](const jit::Target& t) { return t.arch == request.arch && t.arch_specific == request.arch_specific; };
-    if (std::none_of(line.targets.begin(), line.targets.end(), same)) line.targets.push_back({request.arch, request.arch_specific});
+    const auto [at, is_new] = places_.try_emplace(request.entry + "\n" + request.source, kernels_.size());
+    if (is_new) kernels_.push_back({budget, request, {}});
+    for (auto& [target, list] : kernels_[at->second].targets)
+      if (target.arch == request.arch && target.arch_specific == request.arch_specific) {
+        list = std::min(list, which);
+        return;
+      }
+    kernels_[at->second].targets.push_back({{request.arch, request.arch_specific}, which});
   }
   void print() const {
     std::printf(
         "# Kernels that are compiled without being asked for: by `make test` for every architecture that NVRTC knows, and into pack\n"
         "# files. src/jit/planned.h says what the fields are: list, budget of registers, targets, entry, source.\n"
         "# Made by build/tests/make_planned from the tables of src/backend/cuda; do not edit.\n");
-    for (const jit::Planned& line : lines_) std::printf("%s\n", jit::planned_line(line).c_str());
+    for (const Kernel& kernel : kernels_)
+      for (const Which which : {Which::kCommon, Which::kQuick, Which::kFull}) {
+        jit::Planned line{which, kernel.budget, {}, kernel.request};
+        for (const auto& [target, list] : kernel.targets)
+          if (list == which) line.targets.push_back(target);
+        if (!line.targets.empty()) std::printf("%s\n", jit::planned_line(line).c_str());
+      }
   }
 
  private:
+  struct Kernel {
+    int budget;
+    jit::Request request;
+    std::vector<std::pair<jit::Target, Which>> targets;
+  };
   std::map<std::string, size_t> places_;
-  std::vector<jit::Planned> lines_;
+  std::vector<Kernel> kernels_;
 };
 
 // What __launch_bounds__ leaves a thread.
