@@ -33,7 +33,7 @@ std::string ProviderFlags::directory() const {
 
 std::vector<measure::ProviderProgram> ProviderFlags::found() const { return measure::find_providers(directory()); }
 
-std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name, int threads, const measure::Placement& place) const {
+measure::ProviderOptions ProviderFlags::options_of(const std::string& name, int threads, const measure::Placement& place) const {
   measure::ProviderOptions options;
   const size_t colon = name.find(':');
   options.name = name.substr(0, colon);
@@ -50,7 +50,15 @@ std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name
   if (options.program.empty())
     throw CLI::ValidationError("--provider",
                                fmt::format("there is no provider {}; there are fattn, standard{}", printable(options.name), printable(known)));
-  return measure::make_provider_contestant(options);
+  return options;
+}
+
+std::unique_ptr<measure::Contestant> ProviderFlags::make(const std::string& name, int threads, const measure::Placement& place) const {
+  return measure::make_provider_contestant(options_of(name, threads, place));
+}
+
+std::string ProviderFlags::why_unavailable(const std::string& name, int threads, const measure::Placement& place) const {
+  return measure::why_unavailable(options_of(name, threads, place));
 }
 
 std::vector<std::string> ProviderFlags::repeating_flags() const {

@@ -17,9 +17,11 @@ class ProviderFlags {
   std::vector<measure::ProviderProgram> found() const;
   // `name` is one of found(), with ":VARIANT" or without. Throws CLI::ValidationError, naming those that exist.
   std::unique_ptr<measure::Contestant> make(const std::string& name, int threads, const measure::Placement& place) const;
+  std::string why_unavailable(const std::string& name, int threads, const measure::Placement& place) const;  // "" if it can run here
   std::vector<std::string> repeating_flags() const;
 
  private:
+  measure::ProviderOptions options_of(const std::string& name, int threads, const measure::Placement& place) const;
   std::string directory() const;
 
   std::string directory_, python_;

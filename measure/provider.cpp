@@ -38,6 +38,29 @@ class ProviderContestant final : public Contestant {
  public:
   explicit ProviderContestant(const ProviderOptions& options) : options_(options) {}
 
+  // A process that failed is not started again: its state is unknown, and the reason is on its first row.
+  void start() {
+    if (process_) return;
+    const bool script = std::filesystem::path(options_.program).extension() == ".py";
+    const std::string count = std::to_string(threads());
+    std::string reasons;
+    Status status = Status::kUnavailable;
+    for (const std::string& python : script ? options_.pythons : std::vector<std::string>{""}) {
+      try {
+        process_ =
+            std::make_unique<Subprocess>(script ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
+                                         std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
+        hello();
+        return;
+      } catch (const Failure& failure) {
+        process_.reset();
+        status = failure.status();
+        reasons += (reasons.empty() ? "" : "; ") + (script ? python + ": " : std::string()) + failure.what();
+      }
+    }
+    throw Failure(status, reasons.empty() ? "no Python was found; give one with --python PATH" : reasons);
+  }
+
   Identity identity() const override {
     Identity id;
     id.provider = options_.name;
@@ -166,29 +189,6 @@ class ProviderContestant final : public Contestant {
     return answer;
   }
 
-  // A process that failed is not started again: its state is unknown, and the reason is on its first row.
-  void start() {
-    if (process_) return;
-    const bool script = std::filesystem::path(options_.program).extension() == ".py";
-    const std::string count = std::to_string(threads());
-    std::string reasons;
-    Status status = Status::kUnavailable;
-    for (const std::string& python : script ? options_.pythons : std::vector<std::string>{""}) {
-      try {
-        process_ =
-            std::make_unique<Subprocess>(script ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
-                                         std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
-        hello();
-        return;
-      } catch (const Failure& failure) {
-        process_.reset();
-        status = failure.status();
-        reasons += (reasons.empty() ? "" : "; ") + (script ? python + ": " : std::string()) + failure.what();
-      }
-    }
-    throw Failure(status, reasons.empty() ? "no Python was found; give one with --python PATH" : reasons);
-  }
-
   void hello() {
     const json answer = ask({{"op", "hello"}, {"protocol", kProtocol}}, std::min(kHelloSeconds, options_.timeout_seconds));
     const auto protocol = answer.find("protocol");
@@ -223,6 +223,15 @@ class ProviderContestant final : public Contestant {
 
 std::unique_ptr<Contestant> make_provider_contestant(const ProviderOptions& options) { return std::make_unique<ProviderContestant>(options); }
 
+std::string why_unavailable(const ProviderOptions& options) {
+  try {
+    ProviderContestant(options).start();
+    return "";
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+}
+
 std::vector<ProviderProgram> find_providers(const std::string& directory) {
   std::vector<ProviderProgram> found;
   std::error_code error;
@@ -230,6 +239,7 @@ std::vector<ProviderProgram> find_providers(const std::string& directory) {
     const std::filesystem::path path = it->path();
     if (!it->is_regular_file(error)) continue;
     if (path.extension() != ".py" && access(path.c_str(), X_OK) != 0) continue;
+    if (path.filename().string().front() == '_') continue;  // what providers share
     std::string name = path.stem().string();
     std::replace(name.begin(), name.end(), '_', '-');
     found.push_back({name, path.string()});

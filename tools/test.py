@@ -56,12 +56,17 @@ def heavy_and_light(build, jobs, whole):
     return f"status=0\n{light.rstrip()} || status=1\n{heavy.rstrip()} || status=1\nexit $status\n"
 
 
+def make_wheel(jobs, *arguments):
+    """Of the sources as they are now; with the flags of the stage `build`, so that ccache has the library's objects, and little is done again for the next stage."""
+    return f"SKBUILD_CMAKE_DEFINE=FATTN_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL={jobs} {' '.join(('tools/make_wheel.sh', *arguments))}\n"
+
+
 def package_tests(which, jobs):
     """The wheel with another torch and another Python; the models of transformers and the examples are left to the stage `package`."""
     return Stage(
         f"package-{which}",
-        f"compgen -G 'build/wheel/fattn-*.whl' >/dev/null || CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
-        f"tools/package_venv.sh {which}\n"
+        make_wheel(jobs)
+        + f"tools/package_venv.sh {which}\n"
         f"build/venv-package-{which}/bin/python -m pytest tests/python/package -q --ignore tests/python/package/test_transformers.py "
         '--ignore tests/python/package/test_examples.py --junitxml="$REPORTS/pytest.xml"\n',
         count_pytest,
@@ -76,8 +81,8 @@ def package_stages(jobs):
         package_tests("newest", jobs),
         Stage(
             "package-aarch64",
-            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --arch aarch64\n"
-            "tools/arm64_python.sh\n"
+            make_wheel(jobs, "--arch", "aarch64")
+            + "tools/arm64_python.sh\n"
             # No test that starts Python or the command: without binfmt the kernel runs no programs of another processor.
             "PYTHONPATH=build/arm64/site qemu-aarch64 -L build/arm64/root build/arm64/root/usr/bin/python3 -m pytest -q -p no:cacheprovider "
             "tests/python/package/test_numpy.py "
@@ -88,8 +93,8 @@ def package_stages(jobs):
         ),
         Stage(
             "package-pack",
-            f"CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh --pack\n"
-            "tools/package_venv.sh\n"
+            make_wheel(jobs, "--pack")
+            + "tools/package_venv.sh\n"
             'build/venv-package/bin/python -m pytest tests/python/package/test_package.py -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,
@@ -126,9 +131,8 @@ def stages(jobs, long):
         ),
         Stage(
             "package",
-            # With the flags of the stage `build`, so that ccache has the library's objects.
-            f"SKBUILD_CMAKE_DEFINE=FATTN_WERROR=ON CMAKE_BUILD_PARALLEL_LEVEL={jobs} tools/make_wheel.sh\n"
-            "tools/package_venv.sh\n"
+            make_wheel(jobs)
+            + "tools/package_venv.sh\n"
             'build/venv-package/bin/python -m pytest tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,

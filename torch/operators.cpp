@@ -25,7 +25,8 @@ const std::string kOptionsSchema =
     "softcap=0., "
     "int backend=0, int algorithm=0";
 const std::string kScoresSchema =
-    ", float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? dropout_state=None";
+    ", float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? dropout_state=None, "
+    "Tensor? document_q=None, Tensor? document_k=None";
 const std::string kPackedSchema = ", Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {

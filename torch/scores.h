@@ -12,10 +12,10 @@ namespace fattn::torch {
 
 // Owns them: views are good as long as it lives.
 struct Scores {
-  std::optional<Tensor> seqused_k, alibi_slopes, bias, mask, dropout_state, cu_seqlens_q, cu_seqlens_k;
+  std::optional<Tensor> seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k, cu_seqlens_q, cu_seqlens_k;
 
   // In the order of the schema; `take_packed` for the operators on packed sequences.
-  void take(Arguments& arguments) { take(arguments, {&seqused_k, &alibi_slopes, &bias, &mask, &dropout_state}); }
+  void take(Arguments& arguments) { take(arguments, {&seqused_k, &alibi_slopes, &bias, &mask, &dropout_state, &document_q, &document_k}); }
   void take_packed(Arguments& arguments) { take(arguments, {&cu_seqlens_q, &cu_seqlens_k}); }
 
   ScoreTensors views() const {
@@ -28,6 +28,8 @@ struct Scores {
       views.mask = four_dimensions("mask", of("mask", *mask, is_bool ? mask->dtype() : aoti_torch_dtype_uint8(), DType::kU8, "bool, uint8"));
     }
     if (dropout_state) views.dropout_state = of("dropout_state", *dropout_state, aoti_torch_dtype_int64(), DType::kI64, "int64");
+    if (document_q) views.document_q = of("document_q", *document_q, aoti_torch_dtype_int32(), DType::kI32, "int32");
+    if (document_k) views.document_k = of("document_k", *document_k, aoti_torch_dtype_int32(), DType::kI32, "int32");
     if (cu_seqlens_q) views.cu_seqlens_q = of("cu_seqlens_q", *cu_seqlens_q, aoti_torch_dtype_int32(), DType::kI32, "int32");
     if (cu_seqlens_k) views.cu_seqlens_k = of("cu_seqlens_k", *cu_seqlens_k, aoti_torch_dtype_int32(), DType::kI32, "int32");
     return views;

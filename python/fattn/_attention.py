@@ -42,6 +42,8 @@ def attention(
     mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     dropout_state: torch.Tensor | None = None,
+    document_q: torch.Tensor | None = None,
+    document_k: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
@@ -72,6 +74,9 @@ def attention(
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
         dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend. None: from torch's
             generator of the device, so that `torch.manual_seed` repeats it. Without dropout it is not looked at.
+        document_q: (batch, seqlen_q), int32: the id of each query's document. A query sees the keys of its own id only, in addition to all masks; positions stay
+            those of the whole sequence. Sorted ids cost least.
+        document_k: (batch, seqlen_k), the ids of the keys; None: as document_q.
         sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. o is made without
             them, then multiplied by sigmoid(lse - sink), which rounds it once more in 16 bits; lse counts them.
         return_lse: returns the log-sum-exp too.
@@ -103,8 +108,9 @@ def attention(
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     bhsd = layout == "bhsd" or is_bhsd(layout)
     scores = None
-    if seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p:
-        scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
+    if (seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p or document_q is not None
+            or document_k is not None):
+        scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k)
         bias = scores.bias
     in_functorch = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
     needs_grad = in_functorch or (

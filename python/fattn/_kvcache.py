@@ -23,18 +23,32 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: tor
         raise ValueError(f"{'k' if k is None else 'v'} is None and {'v' if k is None else 'k'} is not; give both, or neither")
 
 
-def _append(cache: torch.Tensor, new: torch.Tensor, name: str, lengths: int | torch.Tensor) -> None:
+def _check_new(cache: torch.Tensor, new: torch.Tensor, name: str) -> None:
     """Both (batch, seqlen, heads, headdim)."""
     if new.shape[0] != cache.shape[0] or new.shape[2:] != cache.shape[2:]:
         raise ValueError(f"{name} has batch {new.shape[0]}, heads {new.shape[2]} and headdim {new.shape[3]}; expected {cache.shape[0]}, {cache.shape[2]} and "
                          f"{cache.shape[3]}, from {name}_cache")
     if new.dtype != cache.dtype:
         raise ValueError(f"{name} is {new.dtype} but {name}_cache is {cache.dtype}; convert one of them")
-    if isinstance(lengths, int):
-        cache[:, lengths : lengths + new.shape[1]] = new
-    else:
-        rows = lengths.to(torch.int64)[:, None] + torch.arange(new.shape[1], device=cache.device)
-        cache[torch.arange(cache.shape[0], device=cache.device)[:, None], rows] = new
+
+
+def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor | int, known: list[int]) -> None:
+    """`known`: the lengths as the host has them, one if it is that of all; empty where they are on a device, or anywhere in torch.compile."""
+    seqlen_new = new[0].shape[1]
+    if len(known) == 1:  # a slice costs a tenth of what indices do
+        for cache, x in zip(caches, new):
+            cache[:, known[0] : known[0] + seqlen_new] = x
+        return
+    rows = lengths.to(torch.int64)[:, None]  # the host learns nothing of them, so that a CUDA graph can hold it
+    if seqlen_new != 1:
+        rows = rows + torch.arange(seqlen_new, device=lengths.device)
+    if lengths.is_cuda:  # one kernel for a cache
+        for cache, x in zip(caches, new):
+            cache.scatter_(1, rows[:, :, None, None].expand(x.shape), x)
+    else:  # a thousand times as fast there as scatter_
+        batch = torch.arange(lengths.shape[0])[:, None]
+        for cache, x in zip(caches, new):
+            cache[batch, rows] = x
 
 
 def with_kvcache(
@@ -79,6 +93,8 @@ def with_kvcache(
         if cache_seqlens.dtype not in (torch.int32, torch.int64) or cache_seqlens.shape != k_cache.shape[:1]:
             raise ValueError(f"cache_seqlens is a tensor of {cache_seqlens.dtype} with the shape {tuple(cache_seqlens.shape)}; allowed: int32 or int64, "
                              f"({k_cache.shape[0]}), from k_cache's batch")
+        if cache_seqlens.device != k_cache.device:
+            raise ValueError(f"cache_seqlens is on {cache_seqlens.device} and k_cache on {k_cache.device}; give a number, or move it there")
         known = [] if cache_seqlens.is_cuda or torch.compiler.is_compiling() else cache_seqlens.tolist()
     elif isinstance(cache_seqlens, int):
         known = [cache_seqlens]
@@ -87,12 +103,15 @@ def with_kvcache(
     for n in known:
         if not 0 <= n <= longest - seqlen_new:
             raise ValueError(f"cache_seqlens has {n}, and {seqlen_new} keys are new; allowed: 0 to {longest - seqlen_new}, for the caches have room for {longest}")
+    for cache, x, name in zip(caches, new, ("k", "v")):
+        _check_new(cache, x, name)
     with torch.no_grad():
-        for cache, x, name in zip(caches, new, ("k", "v")):
-            _append(cache, x, name, cache_seqlens)
+        if seqlen_new:
+            _append(caches, new, cache_seqlens, known)
         if isinstance(cache_seqlens, int):
             end = cache_seqlens + seqlen_new
             k_cache, v_cache = (x[:, :, :end] if bhsd else x[:, :end] for x in (k_cache, v_cache))
         else:
-            options["seqused_k"] = cache_seqlens + seqlen_new
+            seqused_k = cache_seqlens + seqlen_new
+            options["seqused_k"] = seqused_k.to(torch.int32) if seqlen_new else seqused_k  # nothing was written where it does not fit
         return attention(q, k_cache, v_cache, layout=layout, **options)

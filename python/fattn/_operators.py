@@ -119,7 +119,7 @@ def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> t
 def _batched(operator: Any, ntensors: int) -> Any:
     def rule(info, in_dims, *arguments):
         size, scores = info.batch_size, arguments[ntensors + len(OPTIONS) :]
-        if any(x is not None for x in scores[1:]):  # all but seqused_k
+        if any(x is not None for x in scores[1:5]):  # alibi_slopes, bias, mask, dropout_state
             outputs = _one_by_one(operator, size, in_dims, arguments)
             return outputs, (0,) * len(outputs)
         folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]

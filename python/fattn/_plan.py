@@ -45,6 +45,8 @@ def plan(
     softcap: float | None = None,
     seqused_k: bool = False,
     alibi_slopes: bool = False,
+    documents: bool = False,
+    packed: tuple[int, int, int] | None = None,
     bias: Sequence[int] | None = None,
     mask: Sequence[int] | None = None,
     dropout_p: float = 0.0,
@@ -68,7 +70,7 @@ def plan(
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
     problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
-                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_p=dropout_p,
+                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
                         deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout, num_threads=num_threads)
     handle, info = ctypes.c_void_p(), _abi.PlanInfo()
     _abi.check(_abi.library.fattn_plan_create(problem, handle))

@@ -26,9 +26,11 @@ def describe(*, causal: bool, softmax_scale: float | None, window: Window | None
     return problem
 
 
-def tensor(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], *, bhsd: bool, data: int | None = None) -> _abi.Tensor:
-    """A view of 3 (lse) or 4 dimensions; strides count elements. `bhsd`: shape and strides have heads before seqlen."""
-    if len(shape) not in (3, 4):
+def tensor(name: str, shape: Sequence[int], dtype: int, strides: Sequence[int], *, bhsd: bool, data: int | None = None, packed: bool = False) -> _abi.Tensor:
+    """A view of 3 (lse) or 4 dimensions, of packed sequences one less; strides count elements. `bhsd`: shape and strides have heads before seqlen."""
+    if packed and len(shape) not in (2, 3):
+        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
+    if not packed and len(shape) not in (3, 4):
         raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
     order = (0, 2, 1, 3) if bhsd and len(shape) == 4 else range(len(shape))
     described = _abi.Tensor(data=data, dtype=dtype, ndim=len(shape))

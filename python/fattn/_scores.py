@@ -1,4 +1,4 @@
-"""What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout. Made ready here for the operators, in the order of their schema."""
+"""What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout, documents. Made ready here for the operators, in the order of their schema."""
 
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ class Scores(NamedTuple):
     bias: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     dropout_state: torch.Tensor | None = None
+    document_q: torch.Tensor | None = None
+    document_k: torch.Tensor | None = None
 
 
 NONE = Scores()
@@ -48,9 +50,21 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-1, 2**31 - 1).to(torch.int32) if x.dtype == torch.int64 else x
 
 
+def _ids(name: str, x: torch.Tensor | None) -> torch.Tensor | None:
+    """Of documents. int64 is not converted here: different ids could become the same."""
+    if x is None:
+        return None
+    if x.dtype != torch.int32:
+        raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: torch.int32. Convert it with .to(torch.int32), if that keeps different ids apart")
+    return rows_contiguous(x) if x.dim() else x
+
+
 def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alibi_slopes: torch.Tensor | None, bias: torch.Tensor | None,
-            mask: torch.Tensor | None, dropout_p: float, dropout_state: torch.Tensor | None) -> Scores:
-    given = {"seqused_k": seqused_k, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "dropout_state": dropout_state}
+            mask: torch.Tensor | None, dropout_p: float, dropout_state: torch.Tensor | None, document_q: torch.Tensor | None,
+            document_k: torch.Tensor | None) -> Scores:
+    document_k = document_q if document_k is None else document_k
+    given = {"seqused_k": seqused_k, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "dropout_state": dropout_state, "document_q": document_q,
+             "document_k": document_k}
     for name, x in given.items():
         if x is not None and not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor or None")
@@ -71,4 +85,4 @@ def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alib
         dropout_state = None
     elif dropout_state is None:
         dropout_state = new_dropout_state(q.device)
-    return Scores(seqused_k, alibi_slopes, bias, mask, dropout_state)
+    return Scores(seqused_k, alibi_slopes, bias, mask, dropout_state, _ids("document_q", document_q), _ids("document_k", document_k))

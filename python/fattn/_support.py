@@ -35,6 +35,8 @@ def supported(
     softcap: float | None = None,
     seqused_k: bool = False,
     alibi_slopes: bool = False,
+    documents: bool = False,
+    packed: tuple[int, int, int] | None = None,
     bias: Sequence[int] | None = None,
     mask: Sequence[int] | None = None,
     dropout_p: float = 0.0,
@@ -52,7 +54,8 @@ def supported(
         device, device_index: "cpu", or "cuda" and which one.
         backward: asks for the backward pass instead of the forward pass.
         causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
-        seqused_k, alibi_slopes: whether there are such tensors.
+        seqused_k, alibi_slopes, documents: whether there are such tensors (documents: document_q and document_k).
+        packed: (batch, max_seqlen_q, max_seqlen_k) asks for packed sequences as `fattn.attention_varlen` takes them: q, k and v are (total, heads, headdim).
         bias, mask: their shapes, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); `backward` asks for the gradient of the bias too.
 
     Returns:
@@ -62,7 +65,7 @@ def supported(
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
     problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
-                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_p=dropout_p,
+                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
                         deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout)
     reason = ctypes.create_string_buffer(1024)
     status = _abi.library.fattn_supported(problem, reason, len(reason))

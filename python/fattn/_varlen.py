@@ -36,6 +36,8 @@ def attention_varlen(
     mask: torch.Tensor | None = None,
     dropout_p: float = 0,
     dropout_state: torch.Tensor | None = None,
+    document_q: torch.Tensor | None = None,
+    document_k: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
@@ -56,6 +58,7 @@ def attention_varlen(
         seqused_k: (batch): sequence b has the first seqused_k[b] of its keys only.
         alibi_slopes, bias, mask: as in `fattn.attention`, with max_seqlen_q and max_seqlen_k for seqlen_q and seqlen_k, the first element being that of a
             sequence's first query and key.
+        document_q, document_k: (total_q) and (total_k), int32: as in `fattn.attention`, within each sequence; None for the latter: as document_q.
         causal, softmax_scale, window, softcap, dropout_p, dropout_state, sinks, return_lse, return_dropout_state, deterministic, backend, algorithm: as in
             `fattn.attention`.
 
@@ -81,7 +84,8 @@ def attention_varlen(
                           _longest("cu_seqlens_k", cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k)
     options = (softmax_scale, causal, deterministic, False, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
-    scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state)
+    scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state,
+                     document_q, document_k)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, scores.bias))
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _problem
-from ._options import Window, is_bhsd
+from ._options import Window, is_bhsd, within
 
 __all__ = ["backward", "forward"]
 
@@ -33,13 +33,13 @@ def _dtype_of(name: str, x: np.ndarray) -> int:
     return _abi.DTYPES[_DTYPES[x.dtype.name]]
 
 
-def _described(name: str, x: np.ndarray, bhsd: bool) -> _abi.Tensor:
+def _described(name: str, x: np.ndarray, bhsd: bool, packed: bool = False) -> _abi.Tensor:
     dtype, size = _dtype_of(name, x), x.dtype.itemsize
     if any(stride % size for stride in x.strides):
         raise ValueError(f"{name} has the strides {x.strides} in bytes, which are no multiples of its {size} byte elements. Copy it first")
     # NumPy may give an empty array strides of 0, which reach nothing and mean nothing.
     strides = [stride // size for stride in x.strides] if x.size else _problem.row_major(x.shape)
-    return _problem.tensor(name, x.shape, dtype, strides, bhsd=bhsd, data=x.__array_interface__["data"][0])
+    return _problem.tensor(name, x.shape, dtype, strides, bhsd=bhsd, data=x.__array_interface__["data"][0], packed=packed)
 
 
 def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
@@ -53,16 +53,44 @@ def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
     return x if x.shape[3] < 2 or x.strides[3] == x.itemsize else np.ascontiguousarray(x)
 
 
+def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
+                   max_seqlen_k: int | None) -> list[np.ndarray] | None:
+    """Packed sequences: the arrays, which must live as long as the problem; None where there are none."""
+    if cu_seqlens_q is None:
+        for name, x in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+            if x is not None:
+                raise ValueError(f"{name} is given and cu_seqlens_q is not; give cu_seqlens_q, where each packed sequence begins in q, or neither")
+        return None
+    if layout != "bshd":
+        raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
+    arrays = []
+    for side, x, longest in (("q", cu_seqlens_q, max_seqlen_q), ("k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, max_seqlen_k)):
+        name = f"cu_seqlens_{side}"
+        x = np.ascontiguousarray(_array(name, x))
+        if x.dtype == np.int64:
+            x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
+        if x.dtype != np.int32:
+            raise TypeError(f"{name} has the dtype {x.dtype}; allowed: int32, int64 in native byte order. Convert it with astype")
+        if x.ndim != 1 or not x.size:
+            raise ValueError(f"{name} has the shape {x.shape}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
+        if longest is None:
+            longest = max(0, int(np.diff(x.astype(np.int64)).max(initial=0)))
+        setattr(problem, f"max_seqlen_{side}", within(f"max_seqlen_{side}", longest, 64))
+        setattr(problem, name, _problem.beside(name, x.shape, _abi.INT32, [1], x.__array_interface__["data"][0]))
+        arrays.append(x)
+    return arrays
+
+
 def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool, **given: Any) -> dict[str, np.ndarray]:
     """What a score depends on beside q and k. Returns the arrays, some of which are copies, and must live as long as the problem."""
     arrays = {name: x for name, x in given.items() if x is not None}
     for name, x in arrays.items():
         if name in ("bias", "mask"):
-            x = _of_pairs(name, x, k.shape[2 if bhsd else 1])
+            x = _of_pairs(name, x, problem.max_seqlen_k if problem.cu_seqlens_k.ndim else k.shape[2 if bhsd else 1])
         else:
             x = np.ascontiguousarray(_array(name, x))
         dtypes = {"seqused_k": {"int32": _abi.INT32}, "alibi_slopes": {"float32": _abi.DTYPES["fp32"]}, "mask": {"bool": _abi.UINT8, "uint8": _abi.UINT8},
-                  "dropout_state": {"int64": _abi.INT64}}.get(name) or {key: _abi.DTYPES[value] for key, value in _DTYPES.items()}
+                  "dropout_state": {"int64": _abi.INT64}, "document_q": {"int32": _abi.INT32}, "document_k": {"int32": _abi.INT32}}.get(name) or {key: _abi.DTYPES[value] for key, value in _DTYPES.items()}
         if name == "seqused_k" and x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
         if x.dtype.name not in dtypes or not x.dtype.isnative:
@@ -95,6 +123,12 @@ def forward(
     mask: Any = None,
     dropout_p: float = 0.0,
     dropout_state: Any = None,
+    document_q: Any = None,
+    document_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -118,6 +152,11 @@ def forward(
         mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p.
         dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.
+        document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
+        cu_seqlens_q: (batch + 1), int32 or int64: packed sequences, where each begins in q, 0 first, and where the last one ends. q is (total_q, nheads, headdim)
+            then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
+        cu_seqlens_k: the same in k and v; None: as cu_seqlens_q.
+        max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence, or more; bias and mask have these lengths. None: looked up.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
@@ -137,18 +176,21 @@ def forward(
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    packed = sequences is not None
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        setattr(problem, name, _described(name, x, bhsd))
-    arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state)
-    o = np.empty(q.shape[:3] + v.shape[3:], q.dtype)
-    problem.o = _described("o", o, bhsd)
+        setattr(problem, name, _described(name, x, bhsd, packed))
+    arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state,
+                         document_q=document_q, document_k=document_q if document_k is None else document_k)
+    o = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+    problem.o = _described("o", o, bhsd, packed)
     lse = None
     if return_lse:
-        lse = np.empty(_lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
-        problem.lse = _described("lse", lse, bhsd)
+        lse = np.empty(q.shape[-2::-1] if packed else _lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
+        problem.lse = _described("lse", lse, bhsd, packed)
     _abi.check(_abi.library.fattn_execute(problem))
-    del arrays
+    del arrays, sequences
     return (o, lse) if return_lse else o
 
 
@@ -170,6 +212,12 @@ def backward(
     mask: Any = None,
     dropout_p: float = 0.0,
     dropout_state: Any = None,
+    document_q: Any = None,
+    document_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
@@ -183,8 +231,8 @@ def backward(
         dout: the gradient of o, in its shape and dtype.
         q, k, v: as they were given to `forward`.
         o, lse: as `forward` returned them.
-        causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, backend, algorithm, layout, num_threads: as in
-            `forward`.
+        causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, backend, algorithm, layout, num_threads: as in `forward`.
         dlse: the gradient of lse, in its shape and dtype; None: 0.
         return_dbias: returns the gradient of bias too.
 
@@ -198,14 +246,15 @@ def backward(
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     if dlse is not None:
         inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
-        setattr(problem, name, _described(name, x, bhsd))
+        setattr(problem, name, _described(name, x, bhsd, sequences is not None))
     arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
-                         dropout_state=dropout_state)
+                         dropout_state=dropout_state, document_q=document_q, document_k=document_q if document_k is None else document_k)
     dbias = None
     if return_dbias:
         if bias is None:
@@ -213,6 +262,6 @@ def backward(
         dbias = np.empty(arrays["bias"].shape, arrays["bias"].dtype)
         problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])
     _abi.check(_abi.library.fattn_execute(problem))
-    del arrays
+    del arrays, sequences
     results = gradients["dq"], gradients["dk"], gradients["dv"]
     return results if dbias is None else (*results, dbias)

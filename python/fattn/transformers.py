@@ -12,7 +12,7 @@ What becomes of transformers' masks:
 - none, causal, causal with a sliding window: fattn's own masks;
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
   of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), the mask itself is given to fattn;
-- packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call for each sequence; with `position_ids` that start again, a mask as below;
+- packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call of `fattn.attention_varlen`, or, where the device has none, one for each sequence; with `position_ids` that start again, a mask as below;
 - any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
 - inside `torch.compile` numbers cannot be looked at: every mask but that of a prompt without `attention_mask` or window is given to fattn whole.
 
@@ -40,6 +40,7 @@ except ImportError as error:
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
 from ._support import supported
+from ._varlen import attention_varlen as _attention_varlen
 
 __all__ = ["NAME", "Comparison", "compare"]
 
@@ -86,9 +87,9 @@ _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", 
 
 @functools.cache
 def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: int, headdim_v: int, backward: bool) -> bool:
-    """Whether the library computes masks, biases or dropout there."""
-    options = {"mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)}, "dropout": {"dropout_p": 0.5}}[feature]
-    q, v = (1, 1, 1, headdim), (1, 1, 1, headdim_v)
+    """Whether the library computes masks, biases, dropout or packed sequences there."""
+    options = {"mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)}, "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
+    q, v = ((1, 1, headdim), (1, 1, headdim_v)) if feature == "packed" else ((1, 1, 1, headdim), (1, 1, 1, headdim_v))
     return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
 
 
@@ -138,17 +139,34 @@ def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     return torch.cat(parts)
 
 
-def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None, causal: bool,
+def _ends(cu_seqlens: torch.Tensor) -> list[int]:
+    """Asked once for all layers, and again when the tensor was written."""
+    if torch.compiler.is_compiling() or cu_seqlens.is_inference():  # the latter does not tell when it is written
+        return cu_seqlens.tolist()
+    version, known = getattr(cu_seqlens, "_fattn_ends", (None, []))
+    if version != cu_seqlens._version:
+        known = cu_seqlens.tolist()
+        cu_seqlens._fattn_ends = cu_seqlens._version, known
+    return known
+
+
+def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None, longest: tuple[Any, Any], causal: bool,
             options: dict[str, Any]) -> torch.Tensor:
     """(1, tokens, heads, headdim_v) of sequences behind each other, (1, heads, tokens, headdim)."""
     if q.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences are one row of tokens, a batch of 1")
-    ends_q = cu_seqlens_q.tolist()
-    ends_k = ends_q if cu_seqlens_k is None else cu_seqlens_k.tolist()
-    if len(ends_q) != len(ends_k) or ends_q[-1] != q.shape[2] or ends_k[-1] != k.shape[2]:
-        raise ValueError(f"cu_seq_lens_q ends with {ends_q[-1]} and cu_seq_lens_k with {ends_k[-1]} ({len(ends_q)} and {len(ends_k)} numbers); expected as many in "
-                         f"both, and {q.shape[2]} and {k.shape[2]} at the end, the tokens of query and key")
-    sequences = zip(itertools.pairwise(ends_q), itertools.pairwise(ends_k))
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    if not torch.compiler.is_compiling():
+        ends_q, ends_k = _ends(cu_seqlens_q), _ends(cu_seqlens_k)
+        if len(ends_q) != len(ends_k) or ends_q[-1] != q.shape[2] or ends_k[-1] != k.shape[2]:
+            raise ValueError(f"cu_seq_lens_q ends with {ends_q[-1]} and cu_seq_lens_k with {ends_k[-1]} ({len(ends_q)} and {len(ends_k)} numbers); expected as many "
+                             f"in both, and {q.shape[2]} and {k.shape[2]} at the end, the tokens of query and key")
+        longest = tuple(max((end - begin for begin, end in itertools.pairwise(ends)), default=0) for ends in (ends_q, ends_k))
+    if _can("packed", q, v):
+        rows = (x[0].transpose(0, 1) for x in (q, k, v))
+        return _attention_varlen(*rows, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest[0], max_seqlen_k=longest[1], causal=causal,
+                                 **options)[None]
+    sequences = zip(itertools.pairwise(_ends(cu_seqlens_q)), itertools.pairwise(_ends(cu_seqlens_k)))
     parts = [_attention(q[:, :, i:j], k[:, :, m:n], v[:, :, m:n], causal=causal, layout="bhsd", **options) for (i, j), (m, n) in sequences]
     return torch.cat(parts, dim=2).transpose(1, 2)
 
@@ -205,7 +223,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
                                   "config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
     lengths = options.get("cu_seq_lens_q")
     if lengths is not None and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
-        return _packed(query, key, value, lengths, options.get("cu_seq_lens_k"), causal, arguments), None
+        longest = options.get("max_length_q"), options.get("max_length_k")
+        return _packed(query, key, value, lengths, options.get("cu_seq_lens_k"), longest, causal, arguments), None
     if mask is None:
         return _attention(query, key, value, causal=causal, layout="bhsd", **arguments).transpose(1, 2), None
     if of_pairs:

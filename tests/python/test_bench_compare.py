@@ -152,7 +152,7 @@ def test_compare(schema, fattn):
 
 
 def test_compare_names_a_missing_provider(fattn):
-    assert "there is no provider xformers; there are fattn, standard" in fattn.refuses("compare", *TINY, "--provider", "xformers")
+    assert "there is no provider triton; there are fattn, standard" in fattn.refuses("compare", *TINY, "--provider", "triton")
 
 
 def test_algorithms_side_by_side(schema, fattn):

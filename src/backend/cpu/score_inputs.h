@@ -137,7 +137,7 @@ constexpr int64_t dropout_rows(int64_t keys) { return round_up(keys, kDropoutBlo
 struct WidePhilox {
   U32 word[4];
 };
-// Philox4x32-10 of counters that differ in the second word only. Of the products of the first three rounds four are the same for all lanes.
+// Philox4x32-7 of counters that differ in the second word only. Of the products of the first three rounds four are the same for all lanes.
 FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);

@@ -29,6 +29,7 @@ class Case:
     bias: str = ""  # those that are not 1, of "bhqk"
     mask: str = ""
     dropout_p: float = 0.0
+    documents: bool = False
 
     @property
     def name(self) -> str:
@@ -46,6 +47,8 @@ class Case:
                 name += f"-{what}_{getattr(self, what)}"
         if self.dropout_p:
             name += f"-dropout{self.dropout_p:g}"
+        if self.documents:
+            name += "-documents"
         return f"{name}-lengths" if self.lengths else name
 
     @property
@@ -97,7 +100,9 @@ _FEATURES = [
     {"mask": "qk"},
     {"mask": "bhk", "causal": True},
     {"dropout_p": 0.25},
-    {"lengths": True, "alibi": "h", "bias": "qk", "mask": "bqk", "dropout_p": 0.1, "causal": True, "window": (40, 0), "softcap": 20.0},
+    {"documents": True, "causal": True},
+    {"lengths": True, "alibi": "h", "bias": "qk", "mask": "bqk", "dropout_p": 0.1, "documents": True, "causal": True, "window": (40, 0),
+     "softcap": 20.0},
 ]
 _WIDE = Case(2, 65, 97, 6, 3, 40, 40)
 SCORE_CASES = [dataclasses.replace(shape, dtype=dtype, **features)
@@ -136,6 +141,9 @@ def _scores(case: Case, random: np.random.Generator) -> reference.Scores:
         scores.mask = pairs(case.mask) > -0.5
     if case.dropout_p:
         scores.dropout_state = random.integers(-(2**63), 2**63 - 1, 2)
+    if case.documents:
+        scores.document_q, scores.document_k = (np.sort(random.integers(0, 4, (case.batch, n)), axis=1).astype(np.int32)[:, ::-1].copy()
+                                                for n in (case.seqlen_q, case.seqlen_k))
     return scores
 
 

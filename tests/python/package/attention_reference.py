@@ -32,6 +32,8 @@ class Scores:
     bias: np.ndarray | None = None  # 4 dimensions, of 1 where it is the same for all
     mask: np.ndarray | None = None
     dropout_state: np.ndarray | None = None
+    document_q: np.ndarray | None = None  # (batch, seqlen_q)
+    document_k: np.ndarray | None = None
     dropout_p: float = 0.0
 
 
@@ -46,10 +48,10 @@ def _of_key_heads(x: np.ndarray, nheads_k: int) -> np.ndarray:
 
 
 def _philox(seed: int, counters: np.ndarray) -> np.ndarray:
-    """Philox4x32-10 (Salmon et al. 2011) of counters (..., 4)."""
+    """Philox4x32-7 (Salmon et al. 2011) of counters (..., 4)."""
     x = [counters[..., i].astype(np.uint64) for i in range(4)]
     key, low = [seed & 0xFFFFFFFF, seed >> 32], np.uint64(0xFFFFFFFF)
-    for _ in range(10):
+    for _ in range(7):
         a, b = x[0] * np.uint64(0xD2511F53), x[2] * np.uint64(0xCD9E8D57)
         x = [(b >> np.uint64(32)) ^ x[1] ^ np.uint64(key[0]), b & low, (a >> np.uint64(32)) ^ x[3] ^ np.uint64(key[1]), a & low]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
@@ -89,6 +91,8 @@ def _pairs(shape: tuple[int, ...], causal: bool, window: tuple[int, int] | None,
         added = added + scores.bias
     if scores.mask is not None:
         hidden = hidden | (scores.mask == 0)
+    if scores.document_q is not None:
+        hidden = hidden | (scores.document_q[:, None, :, None] != scores.document_k[:, None, None, :])
     kept = _kept(shape, scores.dropout_p, scores.dropout_state) if scores.dropout_p else np.ones(shape)
     return np.broadcast_to(hidden, shape), added, kept
 

@@ -38,7 +38,8 @@ def test_case(case):
 def test_scores(case):
     q, k, v, dout = inputs_of(case)
     scores = prepare(case).scores
-    options = case.options | {name: getattr(scores, name) for name in ("seqused_k", "alibi_slopes", "mask", "dropout_p", "dropout_state")}
+    options = case.options | {name: getattr(scores, name) for name in ("seqused_k", "alibi_slopes", "mask", "dropout_p", "dropout_state", "document_q",
+                                                                  "document_k")}
     if scores.bias is not None:
         options["bias"] = scores.bias.astype(NUMPY[case.dtype])
     o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
@@ -67,6 +68,63 @@ def test_biases_and_masks_broadcast():
     for x in (whole[0, 0], whole[:, :1, :1], whole[..., :1], whole[0, 0, 0], whole.swapaxes(2, 3).copy().swapaxes(2, 3)):
         expected = fattn.numpy.forward(q, k, v, bias=np.broadcast_to(x, whole.shape).copy(), mask=np.broadcast_to(x > 0, whole.shape).copy())
         assert np.array_equal(fattn.numpy.forward(q, k, v, bias=x, mask=x > 0), expected)
+
+
+ENDS_Q, ENDS_K = [0, 5, 5, 12, 13], [0, 7, 9, 14, 20]  # one has no query, and rows behind the last belong to none
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("lengths", [np.int32, np.int64])
+def test_packed_sequences(dtype, lengths):
+    """Each as a call of its own, with everything that a score depends on."""
+    random = np.random.default_rng(0)
+    q, k, v, dout = (random.standard_normal((n, h, d)).astype(dtype) for n, h, d in ((15, 4, 5), (21, 2, 5), (21, 2, 3), (15, 4, 3)))
+    bias, mask = random.standard_normal((4, 4, 7, 7)).astype(dtype), random.random((4, 1, 7, 7)) > 0.2
+    ids = {"document_q": random.integers(0, 2, 15).astype(np.int32), "document_k": random.integers(0, 2, 21).astype(np.int32)}
+    packed = {"cu_seqlens_q": np.array(ENDS_Q, lengths), "cu_seqlens_k": np.array(ENDS_K, lengths), "bias": bias, "mask": mask, **ids}
+    options = {"causal": True, "window": (4, 0), "softcap": 3.0}
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options, **packed)
+    got = o, lse, *fattn.numpy.backward(dout, q, k, v, o, lse, return_dbias=True, max_seqlen_q=7, max_seqlen_k=7, **options, **packed)
+    wanted = [np.zeros_like(x) for x in got]
+    wanted[1][:] = -np.inf
+    for b, (i, j, m, n) in enumerate(zip(ENDS_Q, ENDS_Q[1:], ENDS_K, ENDS_K[1:])):
+        extra = {"bias": bias[b : b + 1, :, : j - i, : n - m], "mask": mask[b : b + 1, :, : j - i, : n - m], "document_q": ids["document_q"][None, i:j],
+                 "document_k": ids["document_k"][None, m:n]}
+        one = q[None, i:j], k[None, m:n], v[None, m:n]
+        part, part_lse = fattn.numpy.forward(*one, return_lse=True, **options, **extra)
+        dq, dk, dv, dbias = fattn.numpy.backward(dout[None, i:j], *one, part, part_lse, return_dbias=True, **options, **extra)
+        wanted[0][i:j], wanted[1][:, i:j], wanted[2][i:j], wanted[3][m:n], wanted[4][m:n] = part[0], part_lse[0], dq[0], dk[0], dv[0]
+        wanted[5][b, :, : j - i, : n - m] = dbias[0]
+    tolerance = 1e-12 if dtype == "float64" else 1e-5
+    for x, y in zip(got, wanted):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+    alike = fattn.numpy.forward(q, q, q, cu_seqlens_q=packed["cu_seqlens_q"])
+    assert np.array_equal(alike, fattn.numpy.forward(q, q, q, cu_seqlens_q=packed["cu_seqlens_q"], cu_seqlens_k=packed["cu_seqlens_q"], max_seqlen_q=7, max_seqlen_k=9))
+
+
+PACKED = np.ones((6, 2, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("q", "options", "error", "message"),
+    [
+        (PACKED[None], {}, ValueError, r"^q has 4 dimensions; allowed: 3 \(total, heads, headdim\)"),
+        (PACKED, {"layout": "bhsd"}, ValueError, "^layout is 'bhsd' and cu_seqlens_q is given; packed sequences are"),
+        (PACKED, {"cu_seqlens_q": np.array(6)}, ValueError, "^cu_seqlens_q"),
+        (PACKED, {"cu_seqlens_q": np.array([0.0, 6.0])}, TypeError, "^cu_seqlens_q has the dtype float64; allowed: int32, int64"),
+        (PACKED, {"cu_seqlens_q": np.array([0, 7])}, ValueError, "^cu_seqlens_q"),
+        (PACKED, {"cu_seqlens_q": np.zeros((1, 2), np.int32)}, ValueError, r"^cu_seqlens_q has the shape \(1, 2\); allowed: \(batch \+ 1\)"),
+        (PACKED, {"cu_seqlens_q": None, "cu_seqlens_k": np.array([0, 6])}, ValueError, "^cu_seqlens_k is given and cu_seqlens_q is not; give cu_seqlens_q"),
+        (PACKED, {"cu_seqlens_q": None, "max_seqlen_k": 6}, ValueError, "^max_seqlen_k is given and cu_seqlens_q is not"),
+        (PACKED, {"max_seqlen_q": 3}, ValueError, "max_seqlen_q"),
+        (PACKED, {"document_q": np.zeros(6, np.int64)}, TypeError, "^document_q has the dtype int64; allowed: int32"),
+        (PACKED, {"document_q": np.zeros(5, np.int32)}, ValueError, r"^document_q has the shape \(5\)"),
+        (PACKED, {"algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute packed"),
+    ],
+)
+def test_packed_sequences_refused(q, options, error, message):
+    with pytest.raises(error, match=message):
+        fattn.numpy.forward(q, PACKED, PACKED, **{"cu_seqlens_q": np.array([0, 2, 6])} | options)
 
 
 @pytest.mark.parametrize("algorithm", ["standard", "v2"])

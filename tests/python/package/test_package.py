@@ -29,7 +29,7 @@ def test_is_the_installed_one_and_whole():
     assert fattn.__version__ == importlib.metadata.version("fattn")
     assert {"numpy.py", "py.typed"} <= {path.name for path in PACKAGE.iterdir()}
     for name in ("lib/libfattn.so", "lib/fattn_torch.so", "bin/fattn", "include/fattn/fattn.h", "include/fattn/fattn.hpp",
-                 "share/fattn/providers/torch_sdpa.py", "lib/cmake/fattn/fattnConfig.cmake"):
+                 "share/fattn/providers/torch_sdpa.py", "share/fattn/providers/_provider.py", "lib/cmake/fattn/fattnConfig.cmake"):
         assert (PACKAGE / name).is_file(), name
 
 
@@ -104,7 +104,7 @@ def test_supported(backward, layout):
 
 def test_supported_and_plan_of_what_scores_depend_on():
     q, k = (2, 5, 4, 8), (2, 7, 2, 8)
-    features = [{"seqused_k": True}, {"alibi_slopes": True}, {"bias": (1, 4, 5, 7)}, {"mask": (2, 1, 1, 7)}, {"dropout_p": 0.5}]
+    features = [{"seqused_k": True}, {"alibi_slopes": True}, {"bias": (1, 4, 5, 7)}, {"mask": (2, 1, 1, 7)}, {"dropout_p": 0.5}, {"documents": True}]
     for options in (*features, {key: value for x in features for key, value in x.items()}):
         for backward in (False, True):
             assert fattn.supported(q, k, backward=backward, **options)
@@ -112,6 +112,26 @@ def test_supported_and_plan_of_what_scores_depend_on():
             assert not no and "algorithm standard of backend cpu does not compute" in no.reason
     with pytest.raises(ValueError, match=r"mask has the shape \(2, 1, 1, 6\)"):
         fattn.supported(q, k, mask=(2, 1, 1, 6))
+    assert fattn.supported((2, 4, 5, 8), (2, 2, 7, 8), documents=True, backward=True, layout="bhsd")
+
+
+def test_supported_and_plan_of_packed_sequences():
+    q, k, v = (12, 4, 8), (20, 2, 8), (20, 2, 16)
+    for backward in (False, True):
+        for options in ({}, {"seqused_k": True, "alibi_slopes": True, "bias": (3, 4, 5, 9), "mask": (1, 1, 5, 9), "documents": True}):
+            assert fattn.supported(q, k, v, packed=(3, 5, 9), backward=backward, causal=True, **options)
+            plan = fattn.plan(q, k, v, packed=(3, 5, 9), backward=backward, causal=True, **options)
+            assert plan.backend == "cpu" and plan.algorithm == "v2"
+        no = fattn.supported(q, k, v, packed=(3, 5, 9), backward=backward, algorithm="standard")
+        assert not no and "does not compute packed sequences" in no.reason
+    for shape, options, message in (((1, *q), {}, r"^q has 4 dimensions; allowed: 3 \(total, heads, headdim\)"),
+                                    (q, {"packed": 3}, r"^packed is 3; allowed: None, or \(batch, max_seqlen_q, max_seqlen_k\)"),
+                                    (q, {"packed": (3, 5)}, r"^packed is \(3, 5\); allowed"),
+                                    (q, {"packed": (3, 5, 2**64)}, "^max_seqlen_k is 18446744073709551616, which does not fit"),
+                                    (q, {"packed": (3, -1, 9)}, "^max_seqlen_q is -1"),
+                                    (q, {"layout": "bhsd"}, "^layout is 'bhsd' and packed is")):
+        with pytest.raises(ValueError, match=message):
+            fattn.supported(shape, k, v, **{"packed": (3, 5, 9)} | options)
 
 
 def test_plan_and_warmup():

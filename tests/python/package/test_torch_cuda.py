@@ -67,6 +67,139 @@ def test_memory_is_what_the_results_take():
     assert torch.cuda.max_memory_allocated() - before <= results + 1024, "the forward pass needs no workspace"
 
 
+def test_memory_of_the_backward_pass_is_what_the_plan_says():
+    """Results and workspace, each rounded up by torch's allocator to 512 bytes."""
+    case = plain("cuda", batch=2, seqlen_q=515, seqlen_k=515, nheads=4, headdim=64, headdim_v=64)
+    leaf, dout = leaves(case, "cuda")
+    for deterministic in (False, True):
+        o = fattn.attention(*leaf, deterministic=deterministic)
+        torch.autograd.grad(o, leaf, dout, retain_graph=True)
+        shapes = [x.shape for x in leaf]
+        planned = fattn.plan(*shapes, dtype="bf16", device="cuda", backward=True, deterministic=deterministic).workspace_bytes
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradients = torch.autograd.grad(o, leaf, dout, retain_graph=True)
+        results = sum(x.nbytes for x in gradients)
+        assert results + planned <= torch.cuda.max_memory_allocated() - before <= results + planned + 4 * 512
+        del gradients
+
+
+ENDS_Q, ENDS_K = [0, 65, 65, 300, 301], [0, 70, 90, 325, 400]  # one has no query, and rows behind the last belong to none
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (40, 0), "softcap": 20.0}, {"documents": True}])
+def test_packed_sequences(options, backward):
+    """Each as a call of its own with the keys that it sees; or what the library says."""
+    options = dict(options)
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(n, h, 64, device="cuda", dtype=torch.bfloat16) for n, h in ((310, 4), (410, 2), (410, 2), (310, 4)))
+    leaf = [x.requires_grad_(backward) for x in (q, k, v)]
+    lengths = {"cu_seqlens_q": torch.tensor(ENDS_Q, device="cuda"), "cu_seqlens_k": torch.tensor(ENDS_K, device="cuda")}
+    support = fattn.supported(q.shape, k.shape, dtype="bf16", device="cuda", packed=(4, 235, 235), backward=backward, **options)
+    documents = options.pop("documents", False)
+    ids = {f"document_{x}": (torch.arange(n, device="cuda") // 50).to(torch.int32) for x, n in (("q", 310), ("k", 410))} if documents else {}
+
+    def results():
+        o = fattn.attention_varlen(*leaf, **lengths, **options, **ids)
+        return (o, *torch.autograd.grad(o, leaf, dout)) if backward else (o,)
+
+    if not support:
+        with pytest.raises(NotImplementedError) as refusal:
+            results()
+        assert str(refusal.value) == support.reason
+        return
+    wanted = [torch.zeros_like(x) for x in ((q, q, k, v) if backward else (q,))]
+    for i, j, m, n in zip(ENDS_Q, ENDS_Q[1:], ENDS_K, ENDS_K[1:]):
+        one = [x.detach()[None, begin:end].float().cpu().requires_grad_() for x, begin, end in ((q, i, j), (k, m, n), (v, m, n))]
+        here = {name: x[None, begin:end].cpu() for (name, x), (begin, end) in zip(ids.items(), ((i, j), (m, n)))}
+        o = fattn.attention(*one, **options, **here)
+        wanted[0][i:j] = o.detach()[0]
+        if backward and j > i:
+            for x, y, (begin, end) in zip(wanted[1:], torch.autograd.grad(o, one, dout[None, i:j].float().cpu()), ((i, j), (m, n), (m, n))):
+                x[begin:end] = y[0]
+    for x, y in zip(results(), wanted):
+        torch.testing.assert_close(x, y, atol=3e-2, rtol=2**-6)
+
+
+LONGEST = 200
+
+
+def decoding() -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """New q, k and v of a step, caches with the keys before, and how many these are, for each sequence another number."""
+    if not (support := fattn.supported((3, 1, 4, 64), (3, LONGEST, 2, 64), dtype="bf16", device="cuda", causal=True, seqused_k=True)):
+        pytest.skip(support.reason)
+    torch.manual_seed(0)
+    new = [torch.randn(3, 1, h, 64, device="cuda", dtype=torch.bfloat16) for h in (4, 2, 2)]
+    caches = [torch.randn(3, LONGEST, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    return new, caches, torch.tensor([150, 0, 37], device="cuda", dtype=torch.int32)
+
+
+def step_of_each(new, caches, lengths) -> torch.Tensor:
+    """What with_kvcache does, one sequence after the other, with lengths that the host knows."""
+    q, k, v = new
+    parts = []
+    for b, n in enumerate(lengths.tolist()):
+        for cache, x in zip(caches, (k, v)):
+            cache[b, n] = x[b, 0]
+        parts.append(fattn.attention(q[b : b + 1], *(cache[b : b + 1, : n + 1] for cache in caches), causal=True))
+    return torch.cat(parts)
+
+
+CLOSE = {"atol": 8e-3, "rtol": 2**-7}  # docs/NUMERICS.md
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_cache_asks_nothing_of_the_device(layout, dtype):
+    (q, k, v), caches, lengths = decoding()
+    wanted_caches = [x.clone() for x in caches]
+    wanted = step_of_each((q, k, v), wanted_caches, lengths)
+    given = [x.transpose(1, 2).contiguous() if layout == "bhsd" else x for x in (q, *caches, k, v)]
+    lengths = lengths.to(dtype)
+    with torch.no_grad():
+        fattn.with_kvcache(*(x.clone() for x in given), cache_seqlens=lengths, causal=True, layout=layout)  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            o = fattn.with_kvcache(*given, cache_seqlens=lengths, causal=True, layout=layout)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(o.transpose(1, 2) if layout == "bhsd" else o, wanted, **CLOSE)
+    for cache, expected in zip(given[1:3], wanted_caches):
+        assert torch.equal(cache.transpose(1, 2) if layout == "bhsd" else cache, expected)
+
+
+def test_graph_of_a_step_with_a_cache():
+    """Replayed with other queries, keys and lengths, which only the device knows."""
+    (q, k, v), caches, lengths = decoding()
+    fixed = [torch.zeros_like(x) for x in (q, k, v)]
+
+    def step():
+        return fattn.with_kvcache(fixed[0], *caches, *fixed[1:], cache_seqlens=lengths, causal=True)
+
+    kept = [x.clone() for x in caches]
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = step()
+            lengths += 1
+        for cache, x in zip(caches, kept):
+            cache.copy_(x)
+        at_first, wanted_caches = lengths.clone(), [x.clone() for x in kept]
+        for i in range(3):
+            new = [torch.randn_like(x) for x in (q, k, v)]
+            for x, y in zip(fixed, new):
+                x.copy_(y)
+            graph.replay()
+            torch.testing.assert_close(o, step_of_each(new, wanted_caches, at_first + i), **CLOSE)
+        assert all(torch.equal(x, y) for x, y in zip(caches, wanted_caches)) and torch.equal(lengths, at_first + 3)
+
+
 def test_addresses_that_are_not_aligned():
     case = plain("cuda", causal=True)
     (q, k, v), dout = leaves(case, "cuda")
@@ -128,8 +261,8 @@ def test_refused():
     q, k, v = detached()
     with pytest.raises(ValueError, match="^k is on the CPU but q is on CUDA device 0"):
         fattn.attention(q, k.cpu(), v)
-    with pytest.raises(NotImplementedError, match="fp32"):
-        fattn.attention(q.float(), k.float(), v.float())
+    with pytest.raises(NotImplementedError, match="fp64"):
+        fattn.attention(q.double(), k.double(), v.double())
     with pytest.raises(NotImplementedError, match="headdim"):
         fattn.attention(*(x.repeat(1, 1, 1, 5) for x in (q, k, v)))
     check(CASE, "o", fattn.attention(q, k, v, causal=True))

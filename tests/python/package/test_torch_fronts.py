@@ -142,6 +142,18 @@ def test_cache(layout, lengths):
     assert torch.equal(fattn.with_kvcache(*given[:3], cache_seqlens=after, causal=True, softcap=5.0, layout=layout), o), "read only"
 
 
+def test_cache_of_one_sequence():
+    """A length in a tensor of one element is as the number."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 2, 8), torch.randn(1, 2, 2, 8)
+    caches = [torch.randn(1, 9, 2, 8) for _ in range(2)]
+    again = [x.clone() for x in caches]
+    o = fattn.with_kvcache(q, *caches, k, v, cache_seqlens=torch.tensor([5]), causal=True)
+    torch.testing.assert_close(o, fattn.with_kvcache(q, *again, k, v, cache_seqlens=5, causal=True))
+    for cache, other, x in zip(caches, again, (k, v)):
+        assert torch.equal(cache, other) and torch.equal(cache[:, 5:7], x)
+
+
 Q = torch.ones(2, 1, 2, 8)
 CACHE = torch.zeros(2, 4, 2, 8)
 
@@ -152,6 +164,7 @@ CACHE = torch.zeros(2, 4, 2, 8)
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 4}, ValueError, "^cache_seqlens has 4, and 1 keys are new; allowed: 0 to 3, for the caches have room for 4"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0, -1])}, ValueError, "^cache_seqlens has -1"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0])}, ValueError, r"^cache_seqlens is a tensor of torch.int64 with the shape \(1,\); allowed: int32"),
+        ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": torch.tensor([0, 1], device="meta")}, ValueError, "^cache_seqlens is on meta and k_cache on cpu; give a number"),
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 1.0}, TypeError, "^cache_seqlens is a float"),
         ((Q, CACHE, CACHE, Q), {"cache_seqlens": 1}, ValueError, "^v is None and k is not; give both"),
         ((Q, CACHE, CACHE, Q.half(), Q.half()), {"cache_seqlens": 1}, ValueError, "^k is torch.float16 but k_cache is torch.float32"),

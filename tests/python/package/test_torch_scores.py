@@ -6,7 +6,7 @@ import torch
 import fattn
 from attention_cases import SCORE_CASES, Case, names
 from fattn import _operators
-from torch_cases import check, leaves, scores_of
+from torch_cases import check, leaves, scores_of, supported
 
 PLAIN = Case(batch=2, seqlen_k=40, nheads=4)
 
@@ -15,18 +15,21 @@ PLAIN = Case(batch=2, seqlen_k=40, nheads=4)
 def test_case(case, device):
     (q, k, v), dout = leaves(case, device)
     scores = scores_of(case, device)
-    if device == "cuda":
-        try:
-            o, lse = fattn.attention(q, k, v, return_lse=True, **case.options, **scores)
-        except NotImplementedError as refusal:
-            assert "backend cuda does not compute" in str(refusal)
-            return
-    else:
-        o, lse = fattn.attention(q, k, v, return_lse=True, **case.options, **scores)
+    if not (support := supported(case, device)):
+        with pytest.raises(NotImplementedError) as refusal:
+            fattn.attention(q, k, v, **case.options, **scores)
+        assert str(refusal.value) == support.reason
+        return
+    o, lse = fattn.attention(q, k, v, return_lse=True, **case.options, **scores)
     check(case, "o", o)
     check(case, "lse", lse)
     with torch.no_grad():
         assert torch.equal(fattn.attention(q, k, v, **case.options, **scores), o)
+    if not (support := supported(case, device, backward=True)):
+        with pytest.raises(NotImplementedError) as refusal:
+            o.backward(dout)
+        assert str(refusal.value) == support.reason
+        return
     o.backward(dout)
     for name, x in (("dq", q), ("dk", k), ("dv", v), ("dbias", scores.get("bias"))):
         if x is not None:
@@ -86,6 +89,17 @@ def test_dropout_follows_the_generator():
         assert torch.equal(x, y)
 
 
+def test_documents_of_keys_are_those_of_queries():
+    """Unless they are given; any strides between batch entries; what a document sees is what it would see alone."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 8, 2, 16) for _ in range(3))
+    ids = torch.tensor([4, 4, 4, 2, 2, 2, 2, 2], dtype=torch.int32)
+    o = fattn.attention(q, k, v, causal=True, document_q=ids.expand(2, 8))
+    assert torch.equal(o, fattn.attention(q, k, v, causal=True, document_q=ids.repeat(2, 1), document_k=ids.repeat(2, 1)))
+    for rows in (slice(0, 3), slice(3, 8)):
+        torch.testing.assert_close(o[:, rows], fattn.attention(q[:, rows], k[:, rows], v[:, rows], causal=True))
+
+
 def test_mean_of_dropout():
     """Of 100 states: each weight is kept with its probability, and the mean is what it is without."""
     q, v = torch.zeros(1, 64, 4, 8), torch.ones(1, 64, 4, 8)
@@ -104,10 +118,15 @@ def test_autocast_keeps_the_bias():
     torch.testing.assert_close(o, fattn.attention(*(x.bfloat16() for x in (q, k, v)), bias=bias))
 
 
+def documents() -> dict[str, torch.Tensor]:
+    ids = torch.tensor([0, 0, 0, 5, 5, 5, 5, 7, 7, 7, 7], dtype=torch.int32)
+    return {"document_q": torch.stack([ids[2:], ids[:9]]), "document_k": ids.expand(2, 11)}
+
+
 def everything(seed: int = 0) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return {"seqused_k": torch.tensor([11, 6], dtype=torch.int32), "alibi_slopes": torch.rand(4), "bias": torch.randn(1, 4, 9, 11),
-            "mask": torch.rand(2, 1, 9, 11) > 0.2, "dropout_state": torch.tensor([1, 2])}
+            "mask": torch.rand(2, 1, 9, 11) > 0.2, "dropout_state": torch.tensor([1, 2]), **documents()}
 
 
 def small(requires_grad: bool = False) -> list[torch.Tensor]:
@@ -162,7 +181,7 @@ def test_dropout_compiled_without_a_state():
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("batched", ["q", "bias", "lengths", "state"])
+@pytest.mark.parametrize("batched", ["q", "bias", "lengths", "state", "documents"])
 def test_func_grad_and_vmap(batched):
     q, k, v = small()
     options = everything()
@@ -170,11 +189,13 @@ def test_func_grad_and_vmap(batched):
     def stack(x):
         return torch.stack([x, x.flip(0), x.roll(1, 0)])
 
-    names = {"q": "", "bias": "bias", "lengths": "seqused_k", "state": "dropout_state"}
+    names = {"q": "", "bias": "bias", "lengths": "seqused_k", "state": "dropout_state", "documents": "document_q"}
     if batched == "lengths":  # alone: folded into the batch
         options = {"seqused_k": options["seqused_k"]}
+    if batched == "documents":
+        options = documents()
     given = options.pop(names[batched]) if names[batched] else None
-    dropout_p = 0.25 if batched != "lengths" else 0.0
+    dropout_p = 0.25 if "dropout_state" in options or batched == "state" else 0.0
 
     def f(q, k, v, x):
         extra = {} if x is None else {names[batched]: x}
@@ -207,6 +228,11 @@ Q = torch.ones(1, 4, 2, 8)
         ({"seqused_k": torch.tensor([1.0])}, ValueError, "^seqused_k has another dtype than is allowed: int32"),
         ({"alibi_slopes": torch.ones(3)}, ValueError, r"^alibi_slopes has the shape \(3\)"),
         ({"alibi_slopes": torch.ones(2, requires_grad=True)}, NotImplementedError, "^alibi_slopes asks for a gradient, which is not computed; detach it"),
+        ({"document_q": torch.zeros(1, 4, dtype=torch.int64)}, ValueError, r"^document_q is a tensor of torch.int64; allowed: torch.int32. Convert it with"),
+        ({"document_k": torch.zeros(1, 4, dtype=torch.int32)}, ValueError, "^document_q is absent, and document_k is not; give the ids of queries and of keys"),
+        ({"document_q": torch.zeros(4, dtype=torch.int32)}, ValueError, r"^document_q has 1 dimensions; allowed: 2 \(batch, seqlen\)"),
+        ({"document_q": torch.zeros(1, 5, dtype=torch.int32)}, ValueError, r"^document_q has the shape \(1, 5\); expected \(1, 4\)"),
+        ({"document_q": [0, 0, 0, 0]}, TypeError, "^document_q is a list; it must be a torch.Tensor or None"),
         ({"dropout_p": 1.0}, ValueError, "^p_dropout is 1; allowed: 0"),
         ({"dropout_p": -0.5}, ValueError, "^p_dropout is -0.5"),
         ({"dropout_p": 0.5, "dropout_state": torch.ones(2)}, ValueError, "^dropout_state has another dtype than is allowed: int64"),

@@ -19,7 +19,7 @@ def lengths(dtype=torch.int32) -> dict:
     return {"cu_seqlens_q": torch.tensor(ENDS_Q, dtype=dtype), "cu_seqlens_k": torch.tensor(ENDS_K, dtype=dtype)}
 
 
-def one_by_one(q, k, v, causal, seqused_k=None, alibi_slopes=None, bias=None, mask=None, **options):
+def one_by_one(q, k, v, causal, seqused_k=None, alibi_slopes=None, bias=None, mask=None, document_q=None, document_k=None, **options):
     o, lse = q.new_zeros(TOTAL_Q, 4, 3), q.new_full((4, TOTAL_Q), -torch.inf)
     for b in range(4):
         i, j, m, n = ENDS_Q[b], ENDS_Q[b + 1], ENDS_K[b], ENDS_K[b + 1]
@@ -27,6 +27,8 @@ def one_by_one(q, k, v, causal, seqused_k=None, alibi_slopes=None, bias=None, ma
         if alibi_slopes is not None:
             extra["alibi_slopes"] = alibi_slopes[b : b + 1]
         extra |= {name: x[b : b + 1, :, : j - i, : n - m] for name, x in (("bias", bias), ("mask", mask)) if x is not None}
+        if document_q is not None:
+            extra |= {"document_q": document_q[None, i:j], "document_k": document_k[None, m:n]}
         part, part_lse = fattn.attention(q[None, i:j], k[None, m:n], v[None, m:n], causal=causal, return_lse=True, **extra, **options)
         o, lse = o.index_copy(0, torch.arange(i, j), part[0]), lse.index_copy(1, torch.arange(i, j), part_lse[0])
     return o, lse
@@ -35,7 +37,12 @@ def one_by_one(q, k, v, causal, seqused_k=None, alibi_slopes=None, bias=None, ma
 def everything(dtype=torch.float64) -> dict:
     torch.manual_seed(1)
     return {"seqused_k": torch.tensor([6, 2, 5, 0], dtype=torch.int32), "alibi_slopes": torch.rand(4, 4), "mask": torch.rand(4, 1, LONGEST_Q, LONGEST_K) > 0.2,
-            "bias": torch.randn(4, 4, LONGEST_Q, LONGEST_K, dtype=dtype, requires_grad=True)}
+            "bias": torch.randn(4, 4, LONGEST_Q, LONGEST_K, dtype=dtype, requires_grad=True), **documents()}
+
+
+def documents() -> dict:
+    """Ids that repeat in other sequences, and are not sorted."""
+    return {"document_q": torch.tensor([3, 3, 8, 8, 3, 8, 3, 3, 3, 3, 8, 8, 3, 3, 3], dtype=torch.int32), "document_k": torch.arange(TOTAL_K, dtype=torch.int32) % 3 + 3}
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -75,7 +82,7 @@ def test_dropout_and_sinks():
 def test_opcheck():
     q, k, v = packed(torch.float32, False)
     options = everything(torch.float32)
-    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]))
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values())
     arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
     torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
     o, lse = _operators.forward_varlen(q, k, v, *arguments)

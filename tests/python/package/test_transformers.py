@@ -70,7 +70,7 @@ def computed(device: str, name: str) -> bool:
 @pytest.fixture
 def calls(monkeypatch):
     """How often fattn, and how often standard attention was called by the adapter."""
-    counts = {"_attention": 0, "_standard": 0}
+    counts = {"_attention": 0, "_attention_varlen": 0, "_standard": 0}
     for function in counts:
         original = getattr(fattn.transformers, function)
 
@@ -209,15 +209,58 @@ def test_other_masks(inputs, name, calls):
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_packed_by_lengths(calls):
-    """cu_seq_lens, as collators without padding give them: each sequence by itself."""
-    model = model_of("llama", dtype=torch.float64)
+@pytest.mark.parametrize("computed", [True, False])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_packed_by_lengths(name, computed, calls, monkeypatch):
+    """cu_seq_lens, as collators without padding give them: each sequence by itself, in one call, or in one each where a device has no packed sequences."""
+    model = model_of(name, dtype=torch.float64)
     inputs, ends = packed_positions(), torch.tensor([0, 9, 23], dtype=torch.int32)
-    wanted = model(**inputs)[0]
-    calls.update(_attention=0)
+    with Float64():
+        model.set_attn_implementation("eager")
+        wanted = torch.cat([model(input_ids=x)[0] for x in inputs["input_ids"].split([9, 14], dim=1)], dim=1)
+        model.set_attn_implementation("fattn")
+        if not computed:
+            monkeypatch.setattr(fattn.transformers, "_computed", lambda *_: False)
+        lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 14, "max_length_k": 14}
+        torch.testing.assert_close(model(**inputs, **lengths)[0], wanted, rtol=1e-9, atol=1e-9)
+    assert calls == {"_attention": 0 if computed else 4, "_attention_varlen": 2 if computed else 0, "_standard": 0}
+
+
+def test_packed_by_lengths_that_change(calls):
+    """The same tensor with other numbers, and in torch.compile, where none is looked at."""
+    model = model_of("llama")
+    inputs, ends = packed_positions(), torch.tensor([0, 12, 23], dtype=torch.int32)
     lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 14, "max_length_k": 14}
+    model(**inputs, **lengths)
+    ends[1] = 9
+    wanted = model(**inputs)[0]
     torch.testing.assert_close(model(**inputs, **lengths)[0], wanted)
-    assert calls["_attention"] == 4
+    module, x = torch.nn.Module(), torch.randn(1, 2, 23, 8)
+    eager = fattn.transformers.attention(module, x, x, x, None, **lengths)[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, **lengths: fattn.transformers.attention(module, x, x, x, None, **lengths)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, **lengths), eager)
+    with torch.inference_mode():
+        torch.testing.assert_close(fattn.transformers.attention(module, x, x, x, None, **lengths | {"cu_seq_lens_q": ends.clone()})[0], eager)
+
+
+def test_packed_by_lengths_on_a_gpu():
+    """In one call or in several, as the device has it."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    model = model_of("llama", device="cuda", dtype=torch.bfloat16)
+    inputs = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in packed_positions().items()}
+    ends = torch.tensor([0, 9, 23], dtype=torch.int32, device="cuda")
+    with torch.no_grad():
+        got = model(**inputs, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=14, max_length_k=14)[0]
+        wanted = torch.cat([model(input_ids=x)[0] for x in inputs["input_ids"].split([9, 14], dim=1)], dim=1)
+    torch.testing.assert_close(got, wanted, atol=6e-2, rtol=2**-5)
+
+
+def test_packed_by_lengths_refused():
+    model = model_of("llama")
+    inputs, ends = packed_positions(), torch.tensor([0, 9, 23], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     with pytest.raises(ValueError, match="cu_seq_lens_q ends with 20"):
         model(**inputs, **lengths | {"cu_seq_lens_q": torch.tensor([0, 9, 20])})
     module, x = torch.nn.Module(), torch.ones(2, 2, 3, 8)

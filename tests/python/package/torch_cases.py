@@ -28,7 +28,8 @@ def leaves(case: Case, device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
 def scores_of(case: Case, device: str) -> dict[str, torch.Tensor | float]:
     """The arguments beside q, k and v; the bias asks for its gradient."""
     scores = prepare(case).scores
-    arguments = {name: torch.tensor(x, device=device) for name in ("seqused_k", "alibi_slopes", "mask", "dropout_state") if (x := getattr(scores, name)) is not None}
+    names = ("seqused_k", "alibi_slopes", "mask", "dropout_state", "document_q", "document_k")
+    arguments = {name: torch.tensor(x, device=device) for name in names if (x := getattr(scores, name)) is not None}
     if scores.bias is not None:
         arguments["bias"] = tensor(scores.bias, case.dtype, device, requires_grad=True)
     return arguments | {"dropout_p": case.dropout_p}
@@ -39,11 +40,13 @@ def check(case: Case, name: str, got: torch.Tensor) -> None:
     judge(name, got.detach().double().cpu().numpy(), prepared.expected, prepared.allowed)
 
 
-def supported(case: Case, device: str) -> fattn.Support:
+def supported(case: Case, device: str, backward: bool = False) -> fattn.Support:
     """What the library says about the case. Everything must be computed on the CPU, and on a GPU at least both masks in 16 bits."""
     prepared = prepare(case)
     shapes = [x.shape for x in (prepared.q, prepared.k, prepared.v)]
-    support = fattn.supported(*shapes, dtype=SHORT[case.dtype], device=device, **case.options)
-    must = device == "cpu" or (case.dtype in ("float16", "bfloat16") and not case.window and not case.softcap)
+    scores = {"seqused_k": case.lengths, "alibi_slopes": bool(case.alibi), "documents": case.documents, "dropout_p": case.dropout_p}
+    scores |= {name: x.shape for name in ("bias", "mask") if (x := getattr(prepared.scores, name)) is not None}
+    support = fattn.supported(*shapes, dtype=SHORT[case.dtype], device=device, backward=backward, **case.options, **scores)
+    must = device == "cpu" or (case.dtype in ("float16", "bfloat16") and not case.window and not case.softcap and not any(scores.values()))
     assert support or not must, support.reason
     return support

@@ -1,0 +1,82 @@
+"""fattn.attention in a model whose gradients (DDP) or whose parameters (FSDP) two processes share: the same gradients as in one process with the whole batch."""
+
+import copy
+import multiprocessing
+
+import pytest
+import torch
+
+import fattn
+
+distributed = pytest.importorskip("torch.distributed")
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+if not distributed.is_available() or not distributed.is_gloo_available():
+    pytest.skip("this torch is built without gloo", allow_module_level=True)
+
+
+class Block(torch.nn.Module):
+    """Two query heads share a key head; the bias is a parameter, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = torch.nn.Linear(32, 64), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.bias = torch.nn.Parameter(torch.randn(4, 9, 9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k, v = self.kv(x).view(*x.shape[:2], 2, 2, 16).unbind(2)
+        return x + self.out(fattn.attention(self.q(x).view(*x.shape[:2], 4, 16), k, v, causal=True, bias=self.bias).flatten(2))
+
+
+def _model_and_batch() -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(), Block()), torch.randn(4, 9, 32)
+
+
+def _backward(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    model(batch).square().mean().backward()
+    return {name.removeprefix("module."): x.grad for name, x in model.named_parameters()}
+
+
+def _shared(model: torch.nn.Module, way: str) -> torch.nn.Module:
+    if way == "DDP":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for part in (*model, model):
+        fsdp.fully_shard(part, mesh=mesh)
+    return model
+
+
+def _one_of_two(rank: int, meeting: str, results) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    try:
+        for way in ("DDP", "FSDP"):
+            model, batch = _model_and_batch()
+            gradients = _backward(_shared(model, way), batch[2 * rank : 2 * rank + 2])
+            whole = {name: (x.full_tensor() if way == "FSDP" else x).tolist() for name, x in gradients.items()}
+            if rank == 0:
+                results.put(whole)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_gradients_of_two_processes(tmp_path):
+    model, batch = _model_and_batch()
+    wanted = _backward(copy.deepcopy(model), batch)
+    assert all(x.abs().max() > 0 for x in wanted.values())
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_one_of_two, args=(rank, f"file://{tmp_path}/meeting", results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        for way in ("DDP", "FSDP"):
+            got = results.get(timeout=120)
+            assert got.keys() == wanted.keys(), way
+            for name, x in wanted.items():
+                torch.testing.assert_close(torch.tensor(got[name]), x, rtol=1e-4, atol=1e-6, msg=lambda text: f"{way}, {name}: {text}")
+    finally:
+        for process in processes:
+            process.join(30)
+            process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
