@@ -262,13 +262,13 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 }
 
-// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse. `call` is what the grid was made for, `p`
-// what this CTA works on.
+// Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
 template <class Spec>
-__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, const AttentionParams& p, unsigned tile_q) {
+__device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, unsigned tile_q) {
   using Shape = ForwardShape<Spec>;
   // Found again rather than kept in registers all the way.
   const Place place = place_of<Shape::kBlockM>(call, ptx::opaque(static_cast<int>(blockIdx.x)));
+  const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
   const auto [warp, lane] = ptx::thread_place();
   using TileO = typename Shape::TileO;
   const int warp_row = warp * Shape::kWarpRows;
@@ -537,7 +537,7 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   // finish: o takes the place of the queries. Each warp writes over its own rows of them, unless rows of o are longer.
   if constexpr (Shape::TileO::kRowBytes > Shape::TileQ::kRowBytes) __syncthreads();
-  finish<Spec>(w, call, p, tile_q);
+  finish<Spec>(w, call, tile_q);
 }
 
 }  // namespace fattn::v2
