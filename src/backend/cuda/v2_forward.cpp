@@ -190,10 +190,11 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kRowTiles", tile.row_tiles);
   add_int("kBlockN", tile.block_n);
   add_int("kStages", tile.stages);
-  // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths under the full mask.
+  // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
-  const bool lengths_alone = pair.lengths && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
-  const bool crowded = !key.aligned || key.capped || pair.terms() || lengths_alone;
+  const bool entries_alone =
+      (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool crowded = !key.aligned || key.capped || pair.terms() || entries_alone;
   add_int("kStepN", crowded && !f32 ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
