@@ -142,7 +142,7 @@ FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inp
     for (int w = 0; w < kTileVecs; ++w) {
       const int64_t at = key * kTile + w * kLanes;
       const F32 t = shaped(score, load(s + at));
-      F32 p = exp2(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
+      F32 p = exp2_weight(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
       const F32 of_score = gradient_of(inputs, p, load(ds + at), d[w], key, at);
       keep_gradient(inputs, t, of_score, mask, key, w, at);
       F32 g = through(score, t, of_score);

@@ -35,6 +35,9 @@ struct KeyRange {
   int64_t begin, end;
 };
 static inline KeyRange keys_of(IdRange rows, const int32_t* ids, int64_t begin, int64_t end) {
+  constexpr int64_t kStep = 64;  // ids looked at together, as vectors
+  while (begin + kStep <= end && !may_meet(rows, ids_of(ids, begin, begin + kStep))) begin += kStep;
+  while (begin + kStep <= end && !may_meet(rows, ids_of(ids, end - kStep, end))) end -= kStep;
   while (begin < end && !holds(rows, ids[begin])) ++begin;
   while (begin < end && !holds(rows, ids[end - 1])) --end;
   return {begin, end};

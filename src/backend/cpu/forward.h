@@ -330,7 +330,8 @@ void forward_task(const ForwardTask& task) {
     const auto attend = [&](int64_t t, int first_vec, int end_vec, IdRange of_rows) {
       KeyRange part{0, block};
       bool mixed = false;
-      if (row_ids) {
+      if (row_ids && !may_meet(of_rows, block_ids)) return;
+      if (row_ids && !are_one(of_rows, block_ids)) {
         part = keys_of(of_rows, key_ids + key0, 0, block);
         if (part.begin == part.end) return;
         part.begin -= part.begin % part_unit;
