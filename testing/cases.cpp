@@ -384,6 +384,23 @@ void add_pairs(Table& table) {
     c.mask = Pairs::kAll;
     table.add(c);
   }
+  // Tiles that a mask leaves whole or hides; gradients of biases in tiles that the mask, a window or documents leave out.
+  for (Pairs pairs : {Pairs::kOne, Pairs::kKeys}) {
+    Case c = shape(1, 400, 800, 2, 1, 40);
+    c.mask = pairs;
+    c.mask_blocks = true;
+    table.add_both_masks(c);
+    c.softcap = 3;
+    c.bias = Pairs::kHeads;
+    c.p_dropout = 0.2;
+    table.add(c);
+    c.softcap = 0;
+    c.bias_fp32 = true;
+    c.window_left = 70;
+    table.add_both_masks(c);
+    c.documents = Documents::kSorted;
+    table.add(c);
+  }
   Case summed = shape(3, 64, 700, 6, 3, 32);  // several super-blocks of keys that add to one gradient, in one order
   summed.bias = Pairs::kOne;
   summed.bias_fp32 = true;
@@ -629,7 +646,7 @@ std::string name_of(const Case& c) {
   if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
   if (c.documents != Documents::kNone) name << (c.documents == Documents::kSorted ? "-documents" : "-documents_any");
   if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "");
-  if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask);
+  if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask) << (c.mask_blocks ? "_blocks" : "");
   if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;
   if (c.layout != Layout::kBshd) name << "-" << name_of(c.layout);

@@ -62,6 +62,7 @@ struct Case {
   Alibi alibi = Alibi::kNone;
   Documents documents = Documents::kNone;
   Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
+  bool mask_blocks = false;                        // or all, some or none of the pairs of 128 rows and 192 keys
   bool bias_fp32 = false;                          // else of dtype
   double p_dropout = 0;
   std::optional<double> softmax_scale;

@@ -202,7 +202,9 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     for (size_t i = 0; i < mask.size(); ++i) {
       const auto row = static_cast<int64_t>(i) / std::max<int64_t>(c.seqlen_k, 1) % c.seqlen_q;
       const double x = numbers(8).uniform(i);
-      mask[i] = x < 0.3 || (has_rows && row == c.seqlen_q / 3) ? 0 : std::floor(1 + 254 * x);
+      double hidden = has_rows && row == c.seqlen_q / 3 ? 1 : 0.3;
+      if (c.mask_blocks) hidden = static_cast<double>(((has_rows ? row / 128 : 0) + static_cast<int64_t>(i) % c.seqlen_k / 192) % 3) / 2;
+      mask[i] = x < hidden ? 0 : std::floor(1 + 254 * x);
     }
     write(s.mask, mask);
   }

@@ -18,7 +18,7 @@ struct BackwardScratch {
   float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
   Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
   Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
-  float *terms, *score_gradient;         // [block_k][kTile]: what is added to scores, and the gradient of that (score_inputs.h)
+  float *terms, *score_gradient;         // [block_k][kTile]: what is added to capped scores; the gradient of that, where dS is not it
   uint32_t* words;                       // which weights are dropped
 
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -83,34 +83,46 @@ FATTN_INLINE F32 keep_visible(const BlockMask& mask, F32 x, int64_t key, int w) 
 struct PlainGradient {};
 FATTN_INLINE F32 addend(const PlainGradient&, F32 minus_lse, int64_t) { return minus_lse; }
 FATTN_INLINE F32 gradient_of(const PlainGradient&, F32& p, F32 dp, F32 delta, int64_t, int64_t) { return mul(p, sub(dp, delta)); }
-FATTN_INLINE void hide(const PlainGradient&, F32&, F32&, int64_t) {}
-FATTN_INLINE void keep_gradient(const PlainGradient&, F32, const BlockMask&, int64_t, int, int64_t) {}
+FATTN_INLINE void hide(const PlainGradient&, F32, F32&, F32&, int64_t) {}
+FATTN_INLINE void keep_gradient(const PlainGradient&, F32, F32, const BlockMask&, int64_t, int, int64_t) {}
 
-// With terms and dropout, both tiles always there: terms of 0 add nothing and a limit of 0 drops nothing.
+// With pairs that are hidden: by a score of -Inf, or kTerms, by a term of -Inf (what is added to capped scores is apart from them, since their
+// gradient needs both). kDrops: with dropout. kKeeps: the gradient by the score is wanted, too.
+template <bool kTerms, bool kDrops, bool kKeeps>
 struct InputGradient {
   const float* terms;
   const uint32_t* words;
   float* score_gradient;
   U32 limit;
-  F32 scale;  // of the weights that stay
+  F32 scale;   // of the weights that stay
+  F32 hidden;  // -Inf, or NaN if hidden pairs are looked for afterwards
 };
-FATTN_INLINE F32 addend(const InputGradient& in, F32 minus_lse, int64_t at) { return add(load(in.terms + at), minus_lse); }
-FATTN_INLINE F32 gradient_of(const InputGradient& in, F32& p, F32 dp, F32 delta, int64_t key, int64_t at) {
+template <bool kTerms, bool kDrops, bool kKeeps>
+FATTN_INLINE F32 addend(const InputGradient<kTerms, kDrops, kKeeps>& in, F32 minus_lse, int64_t at) {
+  if constexpr (kTerms) return add(load(in.terms + at), minus_lse);
+  return minus_lse;
+}
+template <bool kTerms, bool kDrops, bool kKeeps>
+FATTN_INLINE F32 gradient_of(const InputGradient<kTerms, kDrops, kKeeps>& in, F32& p, F32 dp, F32 delta, int64_t key, int64_t at) {
+  if constexpr (!kDrops) return mul(p, sub(dp, delta));
   const U32 word = load_u32(in.words + key / 2 * kTile + at % kTile);
   const F32 gradient = mul(p, sub(keep(mul(dp, in.scale), key, word, in.limit), delta));
   p = keep(mul(p, in.scale), key, word, in.limit);
   return gradient;
 }
-FATTN_INLINE void hide(const InputGradient& in, F32& p, F32& gradient, int64_t at) {
-  const F32 term = load(in.terms + at), hidden = set1(minus_infinity());
-  p = where_equal(term, hidden, zero(), p);
-  gradient = where_equal(term, hidden, zero(), gradient);
+template <bool kTerms, bool kDrops, bool kKeeps>
+FATTN_INLINE void hide(const InputGradient<kTerms, kDrops, kKeeps>& in, F32 t, F32& p, F32& gradient, int64_t at) {
+  const F32 tested = kTerms ? load(in.terms + at) : t;
+  p = where_equal(tested, in.hidden, zero(), p);
+  gradient = where_equal(tested, in.hidden, zero(), gradient);
 }
-// The gradient by the score, for that of a bias.
-FATTN_INLINE void keep_gradient(const InputGradient& in, F32 gradient, const BlockMask& mask, int64_t key, int w, int64_t at) {
-  const F32 hidden = set1(minus_infinity());
-  gradient = where_equal(load(in.terms + at), hidden, zero(), gradient);
-  store(in.score_gradient + at, keep_visible(mask, gradient, key, w));
+template <bool kTerms, bool kDrops, bool kKeeps>
+FATTN_INLINE void keep_gradient(const InputGradient<kTerms, kDrops, kKeeps>& in, F32 t, F32 gradient, const BlockMask& mask, int64_t key, int w,
+                                int64_t at) {
+  if constexpr (!kKeeps) return;
+  gradient = where_equal(kTerms ? load(in.terms + at) : t, in.hidden, zero(), gradient);
+  if (key < mask.whole_begin || key >= mask.whole_end) gradient = keep_visible(mask, gradient, key, w);
+  store(in.score_gradient + at, gradient);
 }
 
 // P = exp(score - lse) and dS of a block from S^T and dP^T, in the layouts that the products want. The difference is taken
@@ -130,11 +142,11 @@ FATTN_INLINE void softmax_gradient(OpsF32, const Score& score, const Inputs& inp
     for (int w = 0; w < kTileVecs; ++w) {
       const int64_t at = key * kTile + w * kLanes;
       const F32 t = shaped(score, load(s + at));
-      F32 p = exp2(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
+      F32 p = exp2_weight(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
       const F32 of_score = gradient_of(inputs, p, load(ds + at), d[w], key, at);
-      keep_gradient(inputs, of_score, mask, key, w, at);
+      keep_gradient(inputs, t, of_score, mask, key, w, at);
       F32 g = through(score, t, of_score);
-      hide(inputs, p, g, at);
+      hide(inputs, t, p, g, at);
       if (masked) {
         p = keep_visible(mask, p, key, w);
         g = keep_visible(mask, g, key, w);
@@ -169,9 +181,9 @@ FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inp
         const F32 t = shaped(score, load(s + at));
         p[j] = exp2_coarse(mul(plus(score, t, addend(inputs, l[w], at)), log2e));
         const F32 of_score = gradient_of(inputs, p[j], load(ds + at), d[w], key + j, at);
-        keep_gradient(inputs, of_score, mask, key + j, w, at);
+        keep_gradient(inputs, t, of_score, mask, key + j, w, at);
         g[j] = through(score, t, of_score);
-        hide(inputs, p[j], g[j], at);
+        hide(inputs, t, p[j], g[j], at);
         if (key + j < mask.whole_begin || key + j >= mask.whole_end) {
           p[j] = keep_visible(mask, p[j], key + j, w);
           g[j] = keep_visible(mask, g[j], key + j, w);
@@ -205,6 +217,19 @@ void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, con
     }
 }
 
+// The gradient of hidden pairs is 0 whatever the inputs hold. Rare, hence scalar.
+template <class T>
+void clear_hidden(const ScoreInputs& in, int64_t head, const TilePlace& at, float* gradient) {
+  for (int64_t key = 0; key < at.keys; ++key)
+    for (int64_t row = 0; row < at.rows; ++row)
+      if (is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
+}
+
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
+};
+
 template <class T, class Ops>
 void backward_task(const BackwardTask& task) {
   BackwardScratch<T, Ops> scratch;
@@ -224,18 +249,21 @@ void backward_task(const BackwardTask& task) {
   Scalars k_columns = k_rows;
   if constexpr (Ops::kPair == 2) k_columns = Operand<T, Ops>::column_scalars(k, task.k_stride, task_keys, task.headdim, scratch.k_columns);
 
-  // Blocks without inputs, but for those of different documents.
-  const bool plain = is_plain(task.inputs) && !task.dbias;
+  const ScoreInputs& in = task.inputs;
+  const bool capped = task.softcap > 0, added = adds(in), drops = in.dropout_below > 0, one_row_mask = in.mask && in.mask_stride == 0;
+  // dS is by the product q k; that is the gradient of a bias where scores are not capped and dS is kept in fp32.
+  const bool keeps = task.dbias && (capped || Ops::kPair == 2);
+  const float* const bias_gradient = keeps ? scratch.score_gradient : scratch.ds;
   const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
   const IdRange task_ids = row_ids ? ids_of(key_ids, task.key_begin, task.key_end) : IdRange{};
-  const InputGradient inputs{scratch.terms, scratch.words, scratch.score_gradient, dropout_limit(task.inputs), set1(task.inputs.dropout_scale)};
-  const auto clear_terms = [&](int64_t keys) {
-    for (int64_t i = 0; i < keys * kTile; i += kLanes) store(scratch.terms + i, zero());
-  };
-  if (!plain && !adds(task.inputs)) clear_terms(task.block_k);
-  if ((!plain || row_ids) && task.inputs.dropout_below == 0)
-    for (int64_t i = 0; i < dropout_rows(task.block_k) * kTile; i += kLanes) store_u32(scratch.words + i, set1_u32(0));
   const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;  // task.key_begin is a multiple of it
+
+  // Is there an Inf or NaN among the keys? Of all of the task's, looked for when it is first asked, or of some.
+  int task_nonfinite = -1;
+  const auto keys_nonfinite = [&](int64_t begin, int64_t keys) {
+    if (task_nonfinite < 0) task_nonfinite = any_nonfinite(k, task.k_stride, task_keys, task.headdim);
+    return task_nonfinite > 0 && any_nonfinite(k + begin * task.k_stride, task.k_stride, keys, task.headdim);
+  };
 
   F32 one[kTileVecs], unused[kTileVecs];
   for (int w = 0; w < kTileVecs; ++w) one[w] = unused[w] = set1(1.0f);
@@ -243,11 +271,26 @@ void backward_task(const BackwardTask& task) {
   // The rows that see a key of this task.
   const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
   const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
-  for (int64_t head = 0; head < task.group; ++head)
-    for (int64_t row0 = begin; row0 < end; row0 += kTile) {
-      const int64_t rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
+  for (int64_t head = 0; head < task.group; ++head) {
+    float* const dbias = task.dbias ? task.dbias + head * task.dbias_head_stride : nullptr;
+    // Whoever comes first stores its part of dbias, with zeros where it computes nothing: a pass that only writes zeros is saved.
+    const bool stores = dbias && task.stores_dbias && (head == 0 || task.dbias_head_stride > 0);
+    const auto clear_dbias = [&](int64_t row, int64_t to_row, int64_t from_key, int64_t to_key) {
+      if (!stores) return;
+      for (; row < to_row; ++row)
+        for (int64_t key = from_key; key < to_key; key += kLanes)
+          store_n(dbias + row * task.dbias_stride + task.key_begin + key, zero(), to_key - key);
+    };
+    clear_dbias(0, begin < task.seqlen_q ? begin : task.seqlen_q, 0, task_keys);
+    int64_t row0 = begin;
+    for (int64_t rows = 0; row0 < end; row0 += rows) {
+      rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
+      if (row_ids) rows = rows_of_one(row_ids + row0, rows);
       const IdRange ids = row_ids ? ids_of(row_ids, row0, row0 + rows) : IdRange{};
-      if (row_ids && !may_meet(ids, task_ids)) continue;
+      if (row_ids && !may_meet(ids, task_ids)) {
+        clear_dbias(row0, row0 + rows, 0, task_keys);
+        continue;
+      }
       const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);  // of the tile's that have rows
       const T* q = static_cast<const T*>(task.q) + head * task.q_head_stride + row0 * task.q_stride;
       const T* dout = static_cast<const T*>(task.dout) + head * task.dout_head_stride + row0 * task.dout_stride;
@@ -264,11 +307,18 @@ void backward_task(const BackwardTask& task) {
         delta[i] = i < rows ? task.delta[head * task.delta_head_stride + (row0 + i) * task.delta_stride] : 0.0f;
       }
 
+      int nonfinite = -1;
+      const auto rows_nonfinite = [&] {
+        if (nonfinite < 0)
+          nonfinite = any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v);
+        return nonfinite > 0;
+      };
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
       const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
       KeyRange some{unseen > 0 ? unseen : 0, keys_seen};
       if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
+      int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
       for (int64_t key0 = some.begin / unit * unit; key0 < some.end; key0 += task.block_k) {
         const int64_t keys = some.end - key0 < task.block_k ? some.end - key0 : task.block_k;
         const int64_t first = task.key_begin + key0;
@@ -279,6 +329,8 @@ void backward_task(const BackwardTask& task) {
         const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
         const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
         const TilePlace at{row0, rows, first, keys};
+        Seen visible = one_row_mask ? seen_of(in, head, at) : Seen::kAll;
+        if (visible == Seen::kNone) continue;
         const auto products_of = [&](int64_t first_key, int64_t end_key) {
           const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
           float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
@@ -290,44 +342,68 @@ void backward_task(const BackwardTask& task) {
                                        ds + w * kLanes, kTile, unused);
           });
         };
-        if (hides(task.inputs) || task.dbias) {
+        const bool fetches_dbias = dbias && task.dbias_stride > 0;
+        if (has_pairs(in) || fetches_dbias) {
           const int64_t parts = (keys + kFetchKeys - 1) / kFetchKeys;
           for (int64_t part = 0; part < parts; ++part) {
-            prefetch_terms<T>(task.inputs, head, at, part, parts);
-            if (task.dbias) prefetch_pairs(task.dbias + head * task.dbias_head_stride, 4, task.dbias_stride, at, part, parts);
+            prefetch_terms<T>(in, head, at, part, parts);
+            if (fetches_dbias) prefetch_pairs(dbias, 4, task.dbias_stride, at, part, parts);
             products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : keys);
           }
         } else {
           products_of(0, keys);
         }
+        if (in.mask && !one_row_mask) visible = seen_of(in, head, at);
+        if (visible == Seen::kNone) continue;
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
-        if (adds(task.inputs))
-          make_terms<kTileVecs, T>(task.inputs, head, at, scratch.terms);
-        else if (row_ids && (mixed || !plain))
-          clear_terms(keys);
-        if (mixed) hide_documents<kTileVecs>(task.inputs, at, scratch.terms, unused);
-        if (task.inputs.dropout_below > 0) make_dropout_words<kTileVecs>(task.inputs, head, at, scratch.words);
+        const bool hidden = in.bias || visible == Seen::kSome || mixed, masked = mask.whole_begin > 0 || mask.whole_end < keys || hidden;
+        const bool element_wise = masked && (rows_nonfinite() || keys_nonfinite(key0, keys));
+
+        const bool terms = capped && (added || hidden);
+        float* const scores = terms ? scratch.terms : scratch.s;  // or what is added to them
+        if (terms)
+          for (int64_t i = 0; i < keys * kTile; i += kLanes) store(scratch.terms + i, zero());
+        if (added) add_terms<kTileVecs, T>(in, head, at, capped ? 1.0f : static_cast<float>(scaling.magnitude), scores, unused);
+        if (visible == Seen::kSome) hide_masked<kTileVecs>(in, head, at, scores, unused);
+        if (mixed) hide_documents<kTileVecs>(in, at, scores, unused);
+        if (drops) make_dropout_words<kTileVecs>(in, head, at, scratch.words);
+
         const auto gradient_with = [&](const auto& score, const auto& with) {
           softmax_gradient(Ops{}, score, with, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
         };
-        const auto softmax_gradient_of = [&](const auto& score) {
-          if (plain && !mixed)
-            gradient_with(score, PlainGradient{});
-          else
-            gradient_with(score, inputs);
+        const auto gradient_of_inputs = [&](const auto& score, auto has_terms, auto has_dropout, auto has_gradient) {
+          gradient_with(score, InputGradient<has_terms.value, has_dropout.value, has_gradient.value>{
+                                   scratch.terms, scratch.words, scratch.score_gradient, dropout_limit(in), set1(in.dropout_scale),
+                                   set1(element_wise ? __builtin_nanf("") : minus_infinity())});
         };
-        if (task.softcap > 0)
-          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap));
+        const auto softmax_gradient_of = [&](const auto& score, auto has_terms) {
+          if (!hidden && !terms && !drops && !keeps) return gradient_with(score, PlainGradient{});
+          if (drops && keeps) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<true>{});
+          if (drops) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<false>{});
+          if (keeps) return gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<true>{});
+          gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<false>{});
+        };
+        if (!capped)
+          softmax_gradient_of(ScaledScore(added ? 1.0 : scaling.magnitude), Flag<false>{});
+        else if (terms)
+          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap), Flag<true>{});
         else
-          softmax_gradient_of(ScaledScore(scaling.magnitude));
-        if (task.dbias) add_transposed<kTileVecs>(scratch.score_gradient, at, task.dbias + head * task.dbias_head_stride, task.dbias_stride);
+          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap), Flag<false>{});
+
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        const bool masked = mask.whole_begin > 0 || mask.whole_end < keys || hides(task.inputs) || mixed;
-        if (masked && (any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v) ||
-                       any_nonfinite(k + key0 * task.k_stride, task.k_stride, keys, task.headdim))) {
+        if (element_wise && dbias) clear_hidden<T>(in, head, at, keeps ? scratch.score_gradient : scratch.ds);
+        if (dbias) {
+          clear_dbias(row0, row0 + rows, dbias_end, key0);
+          if (stores)
+            add_transposed<true, kTileVecs>(bias_gradient, at, dbias, task.dbias_stride);
+          else
+            add_transposed<false, kTileVecs>(bias_gradient, at, dbias, task.dbias_stride);
+          dbias_end = key0 + keys;
+        }
+        if (element_wise) {
           accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, head, at, scratch.dq, dk, dv);
           continue;
         }
@@ -343,6 +419,8 @@ void backward_task(const BackwardTask& task) {
         });
       }
 
+      clear_dbias(row0, row0 + rows, dbias_end, task_keys);
+
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
@@ -351,6 +429,8 @@ void backward_task(const BackwardTask& task) {
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });
     }
+    clear_dbias(row0, task.seqlen_q, 0, task_keys);
+  }
 
   const F32 scale = set1(task.scale);
   for (int64_t key = 0; key < task_keys; ++key) {

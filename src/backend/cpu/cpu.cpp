@@ -272,7 +272,7 @@ void merge_row(const Call& call, int64_t first, int64_t step, void* o, float* ls
   float m = kNone;
   for (int64_t c = 0; c < chunks; ++c) m = std::max(m, largest[index(c)]);
   const float safe = m == kNone ? 0.0f : m;
-  const bool whole = call.p.softmax_scale == 0 || call.p.softcap > 0 || call.p.has_pair_terms();
+  const bool whole = call.p.softmax_scale == 0 || call.p.softcap > 0 || call.p.has_alibi || call.p.bias.given;
   const float scale = whole ? 1.0f : static_cast<float>(std::fabs(call.p.softmax_scale));
   const auto factor_of = [&](int64_t chunk) { return std::exp((largest[index(chunk)] - safe) * scale); };
   float total = 0;
@@ -354,6 +354,16 @@ void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_
     if (lse[row * p.lse.row] != -std::numeric_limits<float>::infinity()) delta[row] -= dlse[row * p.dlse.row];
 }
 
+// The end of the super-block of keys at `begin`: with documents in its second half where one begins, so that its rows meet few other super-blocks.
+// (With dropout every super-block begins with a block of random numbers.)
+int64_t end_of_super_block(const ScoreInputs& in, int64_t begin, int64_t most, int64_t seqlen_k) {
+  if (seqlen_k - begin <= most) return seqlen_k;
+  if (!in.document_k || in.dropout_below > 0) return begin + most;
+  int64_t end = begin + most;
+  while (end > begin + most / 2 && in.document_k[end - 1] == in.document_k[end]) --end;
+  return end > begin + most / 2 ? end : begin + most;
+}
+
 void backward(const Call& call) {
   const Problem& p = call.p;
   // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry
@@ -381,7 +391,9 @@ void backward(const Call& call) {
     return at(dbias_base, i / pairs.rows / pairs.heads * dbias.batch + i / pairs.rows % pairs.heads * dbias.head + i % pairs.rows * dbias.row);
   };
   const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
-  run_tasks(call.plan, dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
+  // Where every pair of a batch entry and head is some task's, the first to come stores its part of dbias; else zeros are there before.
+  const bool stores_dbias = pairs.given && pairs.rows > 1 && !p.packed && !p.has_seqused_k && p.batch > 0 && p.nheads > 0;
+  run_tasks(call.plan, stores_dbias ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
@@ -438,10 +450,13 @@ void backward(const Call& call) {
     if (pairs.given) t.dbias = at(dbias_base, (pairs.batch > 1 ? n : 0) * dbias.batch + (pairs.heads > 1 ? h : 0) * dbias.head);
     t.dbias_stride = pairs.rows > 1 ? dbias.row : 0;
     t.dbias_head_stride = pairs.heads > 1 ? dbias.head : 0;
+    t.stores_dbias = stores_dbias && (pairs.batch > 1 || n == 0) && (pairs.heads > 1 || hk == 0);
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
-    for (int64_t begin = split * call.c.task_k; begin < s.seqlen_k; begin += call.c.splits * call.c.task_k) {
-      const int64_t end = std::min(s.seqlen_k, begin + call.c.task_k);
+    int64_t end = 0;
+    for (int64_t begin = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
+      end = end_of_super_block(t.inputs, begin, call.c.task_k, s.seqlen_k);
+      if (i % call.c.splits != split) continue;
       t.key_begin = begin;
       t.key_end = std::clamp(s.keys, begin, end);
       if (t.key_begin < t.key_end) call.kernels.backward(call.dtype, t);

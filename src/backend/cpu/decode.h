@@ -61,11 +61,11 @@ void begin_decode(const DecodeTask& task, const DecodeHead<T>& head) {
 // The query head that row r of key head h belongs to, counted from the task's first.
 FATTN_INLINE int64_t head_of_row(const DecodeTask& task, int64_t h, int64_t r) { return h * (task.rows / task.seqlen_q) + r / task.seqlen_q; }
 
-// Whole scores of the keys [key, key + n), n up to kLanes, of all rows: what is added to them, and -Inf where they are hidden.
+// Scores of the keys [key, key + n), n up to kLanes, of all rows: whole with what is added to them, and -Inf where they are hidden.
 template <class T>
 void add_row_terms(const DecodeTask& task, int64_t h, int64_t key, int64_t n, float* scores) {
   const ScoreInputs& in = task.inputs;
-  const F32 scale = set1(task.softcap > 0 ? 1.0f : static_cast<float>(Scale(task.scale).magnitude));
+  const F32 scale = set1(task.softcap > 0 || !adds(in) ? 1.0f : static_cast<float>(Scale(task.scale).magnitude));
   for (int64_t r = 0; r < task.rows; ++r) {
     const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q;
     F32 term = zero();
@@ -125,7 +125,7 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
         store(scores, plus(score, shaped(score, load(scores)), zero()));
       }
     }
-    if (adds(task.inputs)) add_row_terms<T>(task, h, key0 + j, n, s.scores + j);
+    if (adds(task.inputs) || task.inputs.mask) add_row_terms<T>(task, h, key0 + j, n, s.scores + j);
     if (const int32_t* ids = task.inputs.document_q) {
       const U32 key_ids = load_ids(task.inputs.document_k + key0 + j, n);
       for (int64_t r = 0; r < task.rows; ++r) {

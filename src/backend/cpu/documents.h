@@ -19,14 +19,25 @@ static inline IdRange ids_of(const int32_t* ids, int64_t begin, int64_t end) {
   return range;
 }
 FATTN_INLINE bool may_meet(IdRange a, IdRange b) { return a.least <= b.most && b.least <= a.most; }
+FATTN_INLINE bool is_one(IdRange a) { return a.least == a.most; }
 FATTN_INLINE bool are_one(IdRange a, IdRange b) { return a.least == a.most && b.least == b.most && a.least == b.least; }
 FATTN_INLINE bool holds(IdRange range, int32_t id) { return range.least <= id && id <= range.most; }
+
+// How many of the up to `most` rows from ids[0] on a tile takes: those of the first document, if they fill a vector at least.
+static inline int64_t rows_of_one(const int32_t* ids, int64_t most) {
+  int64_t rows = 1;
+  while (rows < most && ids[rows] == ids[0]) ++rows;
+  return rows < kLanes ? most : rows;
+}
 
 // What rows of the ids `rows` need of the keys [begin, end): from the first to the last that may be of their documents.
 struct KeyRange {
   int64_t begin, end;
 };
 static inline KeyRange keys_of(IdRange rows, const int32_t* ids, int64_t begin, int64_t end) {
+  constexpr int64_t kStep = 64;  // ids looked at together, as vectors
+  while (begin + kStep <= end && !may_meet(rows, ids_of(ids, begin, begin + kStep))) begin += kStep;
+  while (begin + kStep <= end && !may_meet(rows, ids_of(ids, end - kStep, end))) end -= kStep;
   while (begin < end && !holds(rows, ids[begin])) ++begin;
   while (begin < end && !holds(rows, ids[end - 1])) --end;
   return {begin, end};

@@ -22,7 +22,6 @@ struct ForwardScratch {
   Element *k, *v;    // K and V of a block, where they need a buffer
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
-  float* terms;      // what is added to S^T (score_inputs.h)
   uint32_t* words;   // which of P^T are dropped
 
   static constexpr int64_t kMaxTiles = 16;
@@ -40,7 +39,6 @@ struct ForwardScratch {
     v = s.take<Element>(Operand<T, Ops>::column_buffer(block_k, headdim_v));
     scores = s.take<float>(block_k * kPanel);
     weights = Ops::kPair == 1 ? reinterpret_cast<Element*>(scores) : s.take<Element>(elements<Ops>(block_k) * kPanel);
-    terms = s.take<float>(inputs ? block_k * kPanel : 0);
     words = s.take<uint32_t>(inputs ? dropout_rows(block_k) * kPanel : 0);
     return s.used;
   }
@@ -128,30 +126,11 @@ __attribute__((noinline)) void cap_scores(const CappedScore& function, float* sc
   for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
 }
 
-// Whole scores of products, or of capped scores with a scale of 1, in place: what is added to them; largest[w] = max(largest[w], them).
-template <bool kHides, int kVecs>
-__attribute__((noinline)) void add_some_terms(F32 scale, const float* terms, float* scores, int64_t n, F32* largest) {
-  F32 top[kVecs];
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
-  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    const int64_t at = (key * kVecs + w) * kLanes;
-    const F32 term = load(terms + at), s = kHides ? with_term(load(scores + at), scale, term) : fma(load(scores + at), scale, term);
-    top[w] = max(top[w], s);
-    store(scores + at, s);
-  }
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
-}
-
+// largest[w] = max(largest[w], scores of the keys [begin, end)).
 template <int kVecs>
-FATTN_INLINE void add_terms(double magnitude, const float* terms, bool hide, float* scores, int64_t n, F32* largest) {
-  const F32 scale = set1(static_cast<float>(magnitude));
-  if (hide)
-    add_some_terms<true, kVecs>(scale, terms, scores, n, largest);
-  else
-    add_some_terms<false, kVecs>(scale, terms, scores, n, largest);
+FATTN_INLINE void take_largest(const float* scores, int64_t begin, int64_t end, F32* largest) {
+  for (int64_t key = begin; key < end; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = max(largest[w], load(scores + (key * kVecs + w) * kLanes));
 }
 
 // Hides from every lane the keys outside of [first_seen + lane, first_hidden + lane); largest[w] = max(largest[w], the rest).
@@ -206,33 +185,50 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   F32* const seen_top = mixed ? unused : top;  // what documents leave is known in the end
   const int64_t steps = elements<Ops>(task.headdim);
   at.keys = n;
-  const bool capped = task.softcap > 0, added = adds(inputs), products_only = !capped && !added;
   const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
     product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scratch.scores + begin * kStride,
-                               kStride, products_only ? largest : unused);
+                               kStride, largest);
   };
-  if (hides(inputs)) {
-    const int64_t parts = (n + kFetchKeys - 1) / kFetchKeys;
-    for (int64_t part = 0; part < parts; ++part) {
-      prefetch_terms<T>(inputs, 0, at, part, parts);
-      products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, unused);
-    }
-  } else {
+  const bool capped = task.softcap > 0, added = adds(inputs), fetches = has_pairs(inputs);
+  if (!capped && !added && !inputs.mask) {
     products_of(seen, whole, seen_top);
     if (seen > 0) products_of(0, seen, unused);
     if (whole < n) products_of(whole, n, unused);
-  }
-  if (!products_only) {
-    if (added) make_terms<kVecs, T>(inputs, 0, at, scratch.terms);
+  } else {
+    // Each pass leaves the maximum of all keys; that of the last one counts.
     const double magnitude = Scale(task.scale).magnitude;
-    const auto whole_scores_of = [&](int64_t begin, int64_t end, F32* largest) {
-      float* scores = scratch.scores + begin * kStride;
-      if (capped) cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scores, end - begin, added ? unused : largest);
-      if (added) add_terms<kVecs>(capped ? 1.0 : magnitude, scratch.terms + begin * kStride, hides(inputs), scores, end - begin, largest);
+    F32 reached[kVecs];
+    const auto restart = [&] {
+      for (int w = 0; w < kVecs; ++w) reached[w] = old[w];
     };
-    whole_scores_of(seen, whole, seen_top);
-    if (seen > 0) whole_scores_of(0, seen, unused);
-    if (whole < n) whole_scores_of(whole, n, unused);
+    const bool one_row = inputs.mask && inputs.mask_stride == 0;
+    Seen visible = one_row ? seen_of(inputs, 0, at) : Seen::kAll;
+    if (visible == Seen::kNone) return;
+    restart();
+    const int64_t parts = fetches ? (n + kFetchKeys - 1) / kFetchKeys : 1;
+    for (int64_t part = 0; part < parts; ++part) {
+      if (fetches) prefetch_terms<T>(inputs, 0, at, part, parts);
+      products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, reached);
+    }
+    if (inputs.mask && !one_row) visible = seen_of(inputs, 0, at);
+    if (visible == Seen::kNone) return;
+    if (capped) {
+      restart();
+      cap_scores<kVecs>(CappedScore(magnitude, task.softcap), scratch.scores, n, reached);
+    }
+    if (added) {
+      restart();
+      add_terms<kVecs, T>(inputs, 0, at, capped ? 1.0f : static_cast<float>(magnitude), scratch.scores, reached);
+    }
+    if (visible == Seen::kSome) {
+      restart();
+      hide_masked<kVecs>(inputs, 0, at, scratch.scores, reached);
+    }
+    if (seen > 0 || whole < n) {
+      take_largest<kVecs>(scratch.scores, seen, whole, seen_top);
+    } else {
+      for (int w = 0; w < kVecs; ++w) seen_top[w] = reached[w];
+    }
   }
   if (seen > 0) hide_scores<kVecs>(scratch.scores, 0, seen, first_seen, first_hidden, seen_top);
   if (whole < n) hide_scores<kVecs>(scratch.scores, whole, n, first_seen, first_hidden, seen_top);
@@ -329,22 +325,23 @@ void forward_task(const ForwardTask& task) {
     const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k);
     const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v);
     const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
-    for (int64_t t = 0; t < tiles; ++t) {
-      // The tile's part of the block: all of it, or what is of its documents.
+    // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
+    // documents.
+    const auto attend = [&](int64_t t, int first_vec, int end_vec, IdRange of_rows) {
       KeyRange part{0, block};
       bool mixed = false;
-      if (row_ids) {
-        part = keys_of(tile_ids[t], key_ids + key0, 0, block);
-        if (part.begin == part.end) continue;
+      if (row_ids && !may_meet(of_rows, block_ids)) return;
+      if (row_ids && !are_one(of_rows, block_ids)) {
+        part = keys_of(of_rows, key_ids + key0, 0, block);
+        if (part.begin == part.end) return;
         part.begin -= part.begin % part_unit;
-        mixed = !are_one(tile_ids[t], ids_of(key_ids + key0, part.begin, part.end));
+        mixed = !are_one(of_rows, ids_of(key_ids + key0, part.begin, part.end));
       }
       const int64_t key_begin = key0 + part.begin, keys_here = part.end - part.begin;
       const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part{v.data + part.begin / Ops::kPair * v.stride, v.stride};
       const T* values = v_rows + part.begin * task.v_stride;
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
-      const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
       // For the tile's first row; what [seen_from, first_hidden) leaves of the part, some row does not see.
       const int64_t first_hidden = row0 + task.diagonal - key_begin, first_seen = row0 + task.left_diagonal - key_begin,
                     seen_from = first_seen + here - 1;
@@ -363,14 +360,36 @@ void forward_task(const ForwardTask& task) {
       };
       if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.
-        for (int w = 0; w < vecs; w += 2) {
-          if (w + 2 <= vecs)
+        for (int w = first_vec; w < end_vec; w += 2) {
+          if (w + 2 <= end_vec)
             panel(w, VecCount<2>{});
           else
             panel(w, VecCount<1>{});
         }
       } else {
-        for_panels(0, vecs, panel);
+        for_panels(first_vec, end_vec, panel);
+      }
+    };
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t row0 = task.row_begin + t * kTile, here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
+      const int vecs = static_cast<int>((here + kLanes - 1) / kLanes);
+      const auto ids_of_vec = [&](int w) {
+        const int64_t end = static_cast<int64_t>(w + 1) * kLanes;
+        return ids_of(row_ids, row0 + static_cast<int64_t>(w) * kLanes, row0 + (end < here ? end : here));
+      };
+      int mixed_vecs = 0;
+      if (row_ids && !is_one(tile_ids[t]))
+        for (int w = 0; w < vecs; ++w) mixed_vecs += !is_one(ids_of_vec(w));
+      if (!row_ids || is_one(tile_ids[t]) || 2 * mixed_vecs > vecs) {
+        attend(t, 0, vecs, row_ids ? tile_ids[t] : IdRange{});
+        continue;
+      }
+      // Rows of one document together: they need the keys of their own only.
+      for (int w = 0, end; w < vecs; w = end) {
+        const IdRange of_rows = ids_of_vec(w);
+        end = w + 1;
+        while (end < vecs && are_one(of_rows, ids_of_vec(end))) ++end;
+        attend(t, w, end, of_rows);
       }
     }
   }

@@ -90,6 +90,7 @@ struct BackwardTask {
   ScoreInputs inputs;
   float* dbias;  // null, or at row 0, key 0 of the first head's; added to
   int64_t dbias_stride, dbias_head_stride;
+  bool stores_dbias;  // nothing was added to it yet, and it holds anything: the task's keys are written whole; dbias_stride > 0
   void* scratch;
 };
 

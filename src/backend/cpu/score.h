@@ -26,10 +26,10 @@ struct Scale {
 };
 
 // Is there something to add to scores?
-FATTN_INLINE bool adds(const ScoreInputs& in) { return in.alibi_slopes || in.bias || in.mask; }
-// May that be -Inf, which hides?
+FATTN_INLINE bool adds(const ScoreInputs& in) { return in.alibi_slopes || in.bias; }
+// May that be -Inf, which hides, or does a mask?
 FATTN_INLINE bool hides(const ScoreInputs& in) { return in.bias || in.mask; }
-FATTN_INLINE bool is_plain(const ScoreInputs& in) { return !adds(in) && in.dropout_below == 0; }
+FATTN_INLINE bool is_plain(const ScoreInputs& in) { return !adds(in) && !in.mask && in.dropout_below == 0; }
 
 // score = |softmax_scale| product
 struct ScaledScore {

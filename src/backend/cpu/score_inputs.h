@@ -1,5 +1,4 @@
-// What is added to scores, which pairs are hidden and which weights are dropped, as tiles [key][lane] with query rows in lanes, as the products are.
-// A task without such inputs makes none of these tiles.
+// What is added to scores, which pairs are hidden and which weights are dropped, on tiles [key][lane] with query rows in lanes, as the products are.
 #pragma once
 
 #include "backend/cpu/kernels.h"
@@ -12,39 +11,31 @@ struct TilePlace {
   int64_t row, rows, key, keys;
 };
 
-// Calls take(key, w, x) for every key and vector of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows
-// are row_stride apart; 0 where there is no row.
-template <int kVecs, class T, class Take>
-FATTN_INLINE void for_transposed(const T* from, int64_t row_stride, const TilePlace& at, const Take& take) {
-  for (int64_t key = 0; key < at.keys; key += kLanes)
-    for (int w = 0; w < kVecs; ++w) {
-      F32 block[kLanes];
-      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
-      const T* corner = from + (at.row + first) * row_stride + at.key + key;
-      if (columns >= kLanes && rows >= kLanes) {
-        FATTN_UNROLL
-        for (int i = 0; i < kLanes; ++i) block[i] = load(corner + i * row_stride);
-        transpose(block);
-        FATTN_UNROLL
-        for (int j = 0; j < kLanes; ++j) take(key + j, w, block[j]);
-      } else {
-        for (int i = 0; i < kLanes; ++i) block[i] = i < rows ? load_n(corner + i * row_stride, columns) : zero();
-        transpose(block);
-        for (int64_t j = 0; j < kLanes && j < columns; ++j) take(key + j, w, block[j]);
-      }
+// Calls take(key, x) for every key of a place: lane i of x is the key's element of row place.row + w kLanes + i of a tensor whose rows are row_stride
+// apart, 0 where there is no row. With a row_stride of 0 all lanes have the one row's element.
+template <class T, class Take>
+FATTN_INLINE void for_transposed(const T* from, int64_t row_stride, const TilePlace& at, int w, const Take& take) {
+  if (row_stride == 0) {
+    for (int64_t key = 0; key < at.keys; ++key) take(key, set1(to_float(from[at.key + key])));
+    return;
+  }
+  const int64_t first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+  for (int64_t key = 0; key < at.keys; key += kLanes) {
+    F32 block[kLanes];
+    const int64_t columns = at.keys - key;
+    const T* corner = from + (at.row + first) * row_stride + at.key + key;
+    if (columns >= kLanes && rows >= kLanes) {
+      FATTN_UNROLL
+      for (int i = 0; i < kLanes; ++i) block[i] = load(corner + i * row_stride);
+      transpose(block);
+      FATTN_UNROLL
+      for (int j = 0; j < kLanes; ++j) take(key + j, block[j]);
+    } else {
+      for (int i = 0; i < kLanes; ++i) block[i] = i < rows ? load_n(corner + i * row_stride, columns) : zero();
+      transpose(block);
+      for (int64_t j = 0; j < kLanes && j < columns; ++j) take(key + j, block[j]);
     }
-}
-
-// Adds a bias tile to what is there; the first tile is stored.
-template <int kVecs, class T>
-FATTN_INLINE void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, bool first, float* to) {
-  if (first)
-    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) { store(to + (key * kVecs + w) * kLanes, x); });
-  else
-    for_transposed<kVecs>(bias, row_stride, at, [&](int64_t key, int w, F32 x) {
-      float* out = to + (key * kVecs + w) * kLanes;
-      store(out, add(x, load(out)));
-    });
+  }
 }
 
 FATTN_INLINE F32 lane_numbers() {
@@ -53,45 +44,109 @@ FATTN_INLINE F32 lane_numbers() {
   return load(numbers);
 }
 
-// -slope |row + shift - key|. Distances below 2^24 are exact.
+// A score with what is added to it: hidden stays hidden, even with NaN.
+FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
+  const F32 hidden = set1(minus_infinity());
+  return where_equal(term, hidden, hidden, fma(score, scale, term));
+}
+
+// Each of the following goes over the scores of a tile once, in place, and leaves in largest[w] the largest of what was there and they are.
+
+// score = scale score - slope |row + shift - key|. Distances below 2^24 are exact.
 template <int kVecs>
-FATTN_INLINE void alibi_terms(float slope, int64_t shift, const TilePlace& at, float* to) {
+FATTN_INLINE void add_alibi(F32 scale, float slope, int64_t shift, const TilePlace& at, float* scores, F32* largest) {
   const F32 minus_slope = set1(-slope);
-  F32 first[kVecs];  // distances from the first key
+  F32 first[kVecs], top[kVecs];  // distances from the first key
   FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) first[w] = add(set1(static_cast<float>(at.row + shift - at.key + w * kLanes)), lane_numbers());
+  for (int w = 0; w < kVecs; ++w) {
+    first[w] = add(set1(static_cast<float>(at.row + shift - at.key + w * kLanes)), lane_numbers());
+    top[w] = largest[w];
+  }
   for (int64_t key = 0; key < at.keys; ++key) {
     const F32 further = set1(static_cast<float>(static_cast<int>(key)));
     FATTN_UNROLL
     for (int w = 0; w < kVecs; ++w) {
-      const F32 away = sub(first[w], further);
-      store(to + (key * kVecs + w) * kLanes, mul(minus_slope, max(away, sub(zero(), away))));
+      float* to = scores + (key * kVecs + w) * kLanes;
+      const F32 away = sub(first[w], further), s = fma(load(to), scale, mul(minus_slope, max(away, sub(zero(), away))));
+      top[w] = max(top[w], s);
+      store(to, s);
     }
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
+// score = scale score + bias
+template <int kVecs, class T>
+FATTN_INLINE void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, F32 scale, float* scores, F32* largest) {
+  for (int w = 0; w < kVecs; ++w) {
+    F32 top = largest[w];
+    for_transposed(
+        bias, row_stride, at, w, [&](int64_t key, F32 x) __attribute__((always_inline)) {
+          float* to = scores + (key * kVecs + w) * kLanes;
+          const F32 s = with_term(load(to), scale, x);
+          top = max(top, s);
+          store(to, s);
+        });
+    largest[w] = top;
   }
 }
 
-// What is added to the scores of a tile, -Inf where a pair is hidden. `head` counts from the task's first.
+// Whole scores: what is added to `scale` times the scores that are there.
 template <int kVecs, class T>
-__attribute__((noinline)) void make_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, float* to) {
-  bool first = true;
+__attribute__((noinline)) void add_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, float scale, float* scores, F32* largest) {
+  F32 unused[kVecs];
   if (in.alibi_slopes) {
-    alibi_terms<kVecs>(in.alibi_slopes[head * in.alibi_head_stride], in.shift, at, to);
-    first = false;
+    for (int w = 0; w < kVecs; ++w) unused[w] = largest[w];
+    add_alibi<kVecs>(set1(scale), in.alibi_slopes[head * in.alibi_head_stride], in.shift, at, scores, in.bias ? unused : largest);
+    scale = 1.0f;
   }
-  if (in.bias) {
-    const int64_t offset = head * in.bias_head_stride;
-    if (in.bias_fp32)
-      add_bias<kVecs>(static_cast<const float*>(in.bias) + offset, in.bias_stride, at, first, to);
-    else
-      add_bias<kVecs>(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, first, to);
-    first = false;
-  }
-  if (!in.mask) return;
+  if (!in.bias) return;
+  const int64_t offset = head * in.bias_head_stride;
+  if (in.bias_fp32)
+    add_bias<kVecs>(static_cast<const float*>(in.bias) + offset, in.bias_stride, at, set1(scale), scores, largest);
+  else
+    add_bias<kVecs>(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, set1(scale), scores, largest);
+}
+
+// -Inf in the pairs that the mask hides.
+template <int kVecs>
+__attribute__((noinline)) void hide_masked(const ScoreInputs& in, int64_t head, const TilePlace& at, float* scores, F32* largest) {
   const F32 hidden = set1(minus_infinity());
-  for_transposed<kVecs>(in.mask + head * in.mask_head_stride, in.mask_stride, at, [&](int64_t key, int w, F32 seen) {
-    float* out = to + (key * kVecs + w) * kLanes;
-    store(out, where_equal(seen, zero(), hidden, first ? zero() : load(out)));
-  });
+  for (int w = 0; w < kVecs; ++w) {
+    F32 top = largest[w];
+    for_transposed(
+        in.mask + head * in.mask_head_stride, in.mask_stride, at, w, [&](int64_t key, F32 seen) __attribute__((always_inline)) {
+          float* to = scores + (key * kVecs + w) * kLanes;
+          const F32 s = where_equal(seen, zero(), hidden, load(to));
+          top = max(top, s);
+          store(to, s);
+        });
+    largest[w] = top;
+  }
+}
+
+// Which pairs of a place the mask leaves. It often is the same for whole tiles: padding, documents or a causal mask written out.
+enum class Seen { kNone, kSome, kAll };
+static inline Seen seen_of(const ScoreInputs& in, int64_t head, const TilePlace& at) {
+  constexpr uint64_t kOnes = 0x0101010101010101u, kTops = 0x8080808080808080u;
+  const uint8_t* row = in.mask + head * in.mask_head_stride + at.row * in.mask_stride + at.key;
+  uint64_t seen = 0, hidden = 0;  // not 0 if there is such a pair
+  for (int64_t r = 0; r < (in.mask_stride == 0 ? 1 : at.rows); ++r, row += in.mask_stride) {
+    int64_t key = 0;
+    for (; key + 8 <= at.keys; key += 8) {
+      uint64_t x;
+      __builtin_memcpy(&x, row + key, sizeof x);
+      seen |= x;
+      hidden |= (x - kOnes) & ~x & kTops;  // some byte is 0
+    }
+    for (; key < at.keys; ++key) {
+      seen |= row[key];
+      hidden |= row[key] == 0;
+    }
+    if (seen != 0 && hidden != 0) return Seen::kSome;
+  }
+  return seen == 0 ? Seen::kNone : Seen::kAll;
 }
 
 constexpr int64_t kFetchKeys = 12;  // products of so many keys between two parts of what is fetched
@@ -103,19 +158,15 @@ FATTN_INLINE void prefetch_pairs(const void* from, int64_t element, int64_t row_
   for (int64_t row = at.rows * part / parts; row < at.rows * (part + 1) / parts; ++row)
     for (int64_t byte = 0; byte < at.keys * element; byte += 64) __builtin_prefetch(corner + row * row_stride * element + byte, 0, 2);
 }
-// What make_terms will read. A row that is one for all is there soon.
+// Is there something to fetch? A row that is one for all is there soon.
+FATTN_INLINE bool has_pairs(const ScoreInputs& in) { return (in.bias && in.bias_stride > 0) || (in.mask && in.mask_stride > 0); }
+// What add_terms and hide_masked will read.
 template <class T>
 FATTN_INLINE void prefetch_terms(const ScoreInputs& in, int64_t head, const TilePlace& at, int64_t part, int64_t parts) {
   const int64_t element = in.bias_fp32 ? 4 : static_cast<int64_t>(sizeof(T));
   if (in.bias && in.bias_stride > 0)
     prefetch_pairs(static_cast<const char*>(in.bias) + head * in.bias_head_stride * element, element, in.bias_stride, at, part, parts);
   if (in.mask && in.mask_stride > 0) prefetch_pairs(in.mask + head * in.mask_head_stride, 1, in.mask_stride, at, part, parts);
-}
-
-// A score with what is added to it: hidden stays hidden, even with NaN.
-FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
-  const F32 hidden = set1(minus_infinity());
-  return where_equal(term, hidden, hidden, fma(score, scale, term));
 }
 
 // Is a pair hidden by document, bias or mask? For the rare ways that go pair by pair.
@@ -228,8 +279,8 @@ __attribute__((noinline)) void drop_weights(OpsDot, const ScoreInputs& in, const
 
 // ---- The gradient of a bias -------------------------------------------------------------------------------------------
 
-// to[row][key] += from[key][lane] for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
-template <int kVecs>
+// to[row][key] += from[key][lane], or kStores, = , for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
+template <bool kStores, int kVecs>
 __attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
   for (int64_t key = 0; key < at.keys; key += kLanes)
     for (int w = 0; w < kVecs; ++w) {
@@ -242,11 +293,12 @@ __attribute__((noinline)) void add_transposed(const float* from, const TilePlace
         for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
         transpose(block);
         FATTN_UNROLL
-        for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, add(load(out + i * to_stride), block[i]));
+        for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, kStores ? block[i] : add(load(out + i * to_stride), block[i]));
       } else {
         for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
         transpose(block);
-        for (int64_t i = 0; i < kLanes && i < rows; ++i) store_n(out + i * to_stride, add(load_n(out + i * to_stride, columns), block[i]), columns);
+        for (int64_t i = 0; i < kLanes && i < rows; ++i)
+          store_n(out + i * to_stride, kStores ? block[i] : add(load_n(out + i * to_stride, columns), block[i]), columns);
       }
     }
 }

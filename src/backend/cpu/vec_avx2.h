@@ -87,6 +87,7 @@ FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_no
 namespace fattn::core::FATTN_ISA {
 
 FATTN_INLINE F32 exp2(F32 x) { return exp2_by_magic(x); }
+FATTN_INLINE F32 exp2_weight(F32 x) { return _mm256_and_ps(exp2(x), _mm256_cmp_ps(x, set1(kLeastWeight), _CMP_NLT_UQ)); }
 FATTN_INLINE void transpose(F32 (&r)[8]) {
   F32 t[8];
   for (int i = 0; i < 8; i += 4) {  // 4 x 4 blocks inside 128-bit lanes

@@ -82,6 +82,10 @@ FATTN_INLINE F32 exp2(F32 x) {
   const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(has_exp2(x), exp2_polynomial(sub(x, n)), n);
 }
+FATTN_INLINE F32 exp2_weight(F32 x) {
+  const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set1(kLeastWeight), _CMP_NLT_UQ), exp2_polynomial(sub(x, n)), n);
+}
 FATTN_INLINE void transpose(F32 (&r)[16]) {
   F32 t[16];
   for (int i = 0; i < 16; i += 4) {  // 4 x 4 blocks inside 128-bit lanes

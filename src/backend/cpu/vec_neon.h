@@ -74,6 +74,7 @@ FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_no
 namespace fattn::core::FATTN_ISA {
 
 FATTN_INLINE F32 exp2(F32 x) { return exp2_by_magic(x); }
+FATTN_INLINE F32 exp2_weight(F32 x) { return vbslq_f32(vcltq_f32(x, set1(kLeastWeight)), zero(), exp2(x)); }
 FATTN_INLINE void transpose(F32 (&r)[4]) {
   const float32x4x2_t ab = vtrnq_f32(r[0], r[1]), cd = vtrnq_f32(r[2], r[3]);
   r[0] = vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0]));

@@ -82,6 +82,7 @@ FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_no
 namespace fattn::core::FATTN_ISA {
 
 FATTN_INLINE F32 exp2(F32 x) { return exp2_by_magic(x); }
+FATTN_INLINE F32 exp2_weight(F32 x) { return select(x < set1(kLeastWeight), zero(), exp2(x)); }
 FATTN_INLINE void transpose(F32 (&r)[4]) {
   const F32 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
   const F32 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);

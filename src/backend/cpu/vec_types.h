@@ -9,6 +9,7 @@
 //   keep_below(x, i, other) lanes < i from x, the rest from other
 //   sum, largest_lane       of all lanes; which is largest is open if there is a NaN
 //   exp2                    2^x for x <= 0, exact 0 below -127 (AVX-512: -125), NaN kept; relative error below 2e-7
+//   exp2_weight             the same, but 0 below 2^kLeastWeight
 //   transpose               of kLanes vectors
 //   sum_each                lane i: sum of all lanes of vector i of kLanes
 //   U32                     a vector of uint32_t: set1_u32, load_u32, store_u32, xor_u32
