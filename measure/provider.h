@@ -22,7 +22,8 @@ struct ProviderOptions {
 // Starts no process before `prepare`; a process that cannot be started, dies, hangs or answers nonsense is a Failure.
 std::unique_ptr<Contestant> make_provider_contestant(const ProviderOptions& options);
 
-// Why the provider cannot run here on its device: what it needs is not installed, or it has no such device; "" if it can. Starts a process and ends it.
+// Why the provider cannot run here on its device: what it needs is not installed, or it has no such device; "" if it can. Starts a process and ends
+// it.
 std::string why_unavailable(const ProviderOptions& options);
 
 struct ProviderProgram {

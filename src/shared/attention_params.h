@@ -56,7 +56,7 @@ struct PairFeatures {
   bool dlse = false;       // of the kernels that prepare a backward pass alone: the others know row sums only
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
-  constexpr bool terms() const { return alibi || hides(); }   // something is added to scores
+  constexpr bool terms() const { return alibi || hides(); }                // something is added to scores
   constexpr PairFeatures with_documents(bool has) const {
     PairFeatures other = *this;
     other.documents = has;

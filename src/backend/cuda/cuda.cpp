@@ -65,8 +65,7 @@ const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& c
 jit::Request v3_packed_tiles_request(const KernelKey& key) { return cuda::v3_packed_tiles_request(jit::pod_of_key<cuda::V3PackedTilesKey>(key)); }
 
 const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
-  const cuda::V3PackedTilesKey key{.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n};
-  return jit::kernel_table().get(device, jit::key_of_pod(key), v3_packed_tiles_request);
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(plan)), v3_packed_tiles_request);
 }
 
 jit::Request v3_backward_request(const KernelKey& key) { return cuda::v3_backward_request(jit::pod_of_key<cuda::V3BackwardKey>(key)); }

@@ -1,7 +1,6 @@
 #include "backend/cuda/requests.h"
 
 #include <string>
-#include <utility>
 
 #include "backend/cuda/decode.h"
 #include "backend/cuda/sequence_rest.h"
@@ -80,24 +79,23 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (plan.combine_grid > 0) requests.push_back(cuda::decode_request(plan.combine_key()));
     return requests;
   }
-  if (cuda::has_sequence_rest(problem)) requests.push_back(cuda::sequence_rest_request({.arch = arch}));
   // As calls with aligned pointers need them.
   if (problem.backward && v3) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
-    for (jit::Request& request : backward_requests(cuda::plan_v2_backward(problem, target))) requests.push_back(std::move(request));
+    requests = backward_requests(cuda::plan_v2_backward(problem, target));
   } else if (v3) {
     const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
-    if (problem.packed)
-      requests.push_back(cuda::v3_packed_tiles_request({.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n}));
+    if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(plan)));
     requests.push_back(cuda::v3_forward_request(plan.key));
   } else {
     if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
     if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
   }
+  if (cuda::has_sequence_rest(problem)) requests.push_back(cuda::sequence_rest_request({.arch = arch}));
   return requests;
 }
 

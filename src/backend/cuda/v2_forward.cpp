@@ -107,7 +107,7 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   const PairFeatures pair = pair_features(problem);
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && pair.hides() && pair.dropout)
-    return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias or mask together above headdim 192; use the CPU";
+    return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias, mask or documents together above headdim 192; use the CPU";
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -192,8 +192,7 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kStages", tile.stages);
   // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
-  const bool entries_alone =
-      (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool entries_alone = (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
   const bool crowded = !key.aligned || key.capped || pair.terms() || entries_alone;
   add_int("kStepN", crowded && !f32 ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);

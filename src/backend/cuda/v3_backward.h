@@ -47,7 +47,7 @@ struct V3BackwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned never
   int32_t deterministic = 0;
-  int32_t row = 0;  // of the table
+  int32_t row = 0;   // of the table
   int32_t pair = 0;  // pair_bits()
   std::array<int32_t, 7> reserved{};
 };

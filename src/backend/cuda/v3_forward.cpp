@@ -260,6 +260,10 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.work.by_group = divisor_of(static_cast<int>(problem.group()));
 }
 
+V3PackedTilesKey v3_packed_tiles_key(const V3ForwardPlan& plan) {
+  return {.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n};
+}
+
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
   const std::string entry = "fattn_v3_packed_tiles";
   return {.entry = entry,

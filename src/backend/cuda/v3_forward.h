@@ -88,6 +88,8 @@ struct V3ForwardPlan {
   int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
   int64_t workspace_bytes = 0;  // of packed sequences: the list of tiles, which a kernel before this one writes
 };
+// Of a plan for packed sequences.
+V3PackedTilesKey v3_packed_tiles_key(const V3ForwardPlan& plan);
 // For problems that are not refused.
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
 // With a tile that the table need not have, as the search for tiles tries them; key.row is -1.

@@ -1,5 +1,7 @@
 """fattn.attention on CUDA tensors: what the CPU has not. The table of cases runs there in test_torch_attention.py."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -30,6 +32,19 @@ def test_current_stream():
     check(CASE, "o", o)
 
 
+@contextlib.contextmanager
+def captured_after(step):
+    """A graph of what is called inside, once `step` has been called on another stream, where nothing is captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        yield graph
+
+
 def test_graph_of_both_passes():
     leaf, dout = leaves(CASE, "cuda")
     fixed = [torch.zeros_like(x).requires_grad_() for x in leaf]
@@ -39,13 +54,7 @@ def test_graph_of_both_passes():
         o = fattn.attention(*fixed, causal=True)
         return o, *torch.autograd.grad(o, fixed, fixed_dout)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with captured_after(step) as graph:
         outputs = step()
     with torch.no_grad():
         for x, y in zip((*fixed, fixed_dout), (*leaf, dout)):
@@ -179,13 +188,7 @@ def test_graph_of_a_step_with_a_cache():
 
     kept = [x.clone() for x in caches]
     with torch.no_grad():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with captured_after(step) as graph:
             o = step()
             lengths += 1
         for cache, x in zip(caches, kept):
