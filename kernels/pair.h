@@ -67,7 +67,7 @@ __device__ __forceinline__ float dlse_of_row(const AttentionParams& p, int batch
 // What is added to the scores of one head, in units of log2. -Inf hides a pair, whatever its score.
 template <PairFeatures kPair, class Element>
 struct Terms {
-  float slope;  // times log2(e)
+  float slope, natural_slope;  // the first times log2(e)
   int shift;    // query i is aligned with key i + shift
   const void* bias;
   const unsigned char* mask;
@@ -77,7 +77,8 @@ struct Terms {
   __device__ __forceinline__ Terms(const AttentionParams& params, int batch, int head, int seqlen_k) {
     [[maybe_unused]] const PairParams& p = pairs_of(params);
     if constexpr (kPair.alibi) {
-      slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
+      natural_slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride];
+      slope = natural_slope * kLog2e;
       shift = seqlen_k - p.seqlen_q;
     }
     if constexpr (kPair.bias != 0) {
@@ -99,6 +100,14 @@ struct Terms {
     float term = 0;
     if constexpr (kPair.alibi) term = -slope * fabsf(static_cast<float>(query + shift - key));
     if constexpr (kPair.bias != 0) term = kPair.alibi ? fmaf(bias_of(query, key), kLog2e, term) : bias_of(query, key) * kLog2e;
+    if constexpr (kPair.mask) term = mask[query * mask_row + key] == 0 ? -kInfinity : term;
+    if constexpr (kPair.documents) term = document_q[query] != document_k[key] ? -kInfinity : term;
+    return term;
+  }
+  // Of such a pair, in units of scores and without ALiBi.
+  __device__ __forceinline__ float natural(int query, int key) const {
+    float term = 0;
+    if constexpr (kPair.bias != 0) term = bias_of(query, key);
     if constexpr (kPair.mask) term = mask[query * mask_row + key] == 0 ? -kInfinity : term;
     if constexpr (kPair.documents) term = document_q[query] != document_k[key] ? -kInfinity : term;
     return term;

@@ -29,6 +29,12 @@ __device__ __forceinline__ unsigned short ld_shared_2(unsigned address) {
   return d;
 }
 
+__device__ __forceinline__ unsigned ld_shared_1(unsigned address) {
+  unsigned d;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
+  return d;
+}
+
 __device__ __forceinline__ void st_shared_16(unsigned address, uint4 x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
@@ -39,6 +45,10 @@ __device__ __forceinline__ void st_shared_4(unsigned address, unsigned x) {
 
 __device__ __forceinline__ void st_shared_2(unsigned address, unsigned short x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_1(unsigned address, unsigned x) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
 __device__ __forceinline__ void st_shared_f32(unsigned address, float x) {

@@ -17,7 +17,8 @@
 // nothing of dP^T, and of -0, a pair that bias or mask hides, nothing at all.
 //
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
-// kTile (a BackwardTile); kPair, none if it is left out.
+// kTile (a BackwardTile); kPair, none if it is left out; kStaged: bias and mask of pairs come through shared memory (kernels/v2/term_tile.h), false if it
+// is left out.
 #pragma once
 
 #include "kernels/constants.h"
@@ -42,6 +43,7 @@
 #include "kernels/v2/fragment_store.h"
 #include "kernels/v2/row_loader.h"
 #include "kernels/v2/swizzled_tile.h"
+#include "kernels/v2/term_tile.h"
 #include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
@@ -59,6 +61,8 @@ class Backward {
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kTwoForms = kCapped || kPair.dropout;  // what dV is made of is not what dS^T is made of
   static constexpr bool kHides = kPair.hides();
+  static constexpr bool kStaged = is_staged<Spec>();
+  static constexpr TermTile kTerms = term_tile<kPair>(kBlockM, kBlockN, true);  // one a stage, behind all else
   // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
   static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic, kRanges = kWindow || kByIds;
   static constexpr bool kByDocument = kByIds && !kPair.with_documents(false).terms() && !kPair.dropout;  // blocks of one document have nothing to add
@@ -138,8 +142,13 @@ class Backward {
     const int section_heads = min(p.heads_per_section, heads - first_head), rest = index - first_head * key_blocks;
     key_block = rest / section_heads;
     const int head = first_head + rest % section_heads;
-    batch = head / p.nheads_k;
-    head_k = head % p.nheads_k;
+    if constexpr (kPair.bias != 0 || kPair.mask || kPair.dbias) {  // batch entries side by side: they may share what lies by pair
+      batch = head % p.batch;
+      head_k = head / p.batch;
+    } else {
+      batch = head / p.nheads_k;
+      head_k = head % p.nheads_k;
+    }
     first_key = key_block * kBlockN;
     if constexpr (kPair.packed) enter<kWidth, kBlockM>(p, batch);
     if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
@@ -213,6 +222,9 @@ class Backward {
                                     p.q_strides.row, rows);
     v_loader.template load<kBlockM>(shared + kTile.dout_offset() + stage * kTile.dout_bytes(), at(p.dout, p.dout_strides, batch, step.head, first),
                                     p.dout_strides.row, rows);
+    if constexpr (kStaged)
+      copy_terms<kPair, kTerms, kThreads>(term_tile_at(stage), Terms<kPair, Element>(p, batch, step.head, seqlen_k()), first, rows, first_key,
+                                          seqlen_k(), thread);
     if (thread < 2 * kBlockM) {
       const int row = thread % kBlockM;
       const bool is_lse = thread < kBlockM;
@@ -363,17 +375,28 @@ class Backward {
     }
   }
 
-  // The same with terms or dropout: what dV is made of, and what the second role gets.
-  __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, int head, int first_query,
+  // The same with terms or dropout, of queries from `row` of the block at `first_query` on: what dV is made of, and what the second role gets.
+  __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], int stage, unsigned lse_at, int head, int first_query, int row,
                                unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
-    const float scale = kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e;
+    constexpr float kLn2 = 0.693147180559945309f;
+    // Terms are in units of scores.
+    const float scale = kPair.terms() ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale)
+                                      : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
     const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
     const Dropout<kPair> dropout(p, batch, head);
-    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
+    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + row + lane % 4 * 2;
+    TransposedTermReader<kPair, Element, kTerms, kKeyTiles> reader(term_tile_at(stage), terms, key_group * kKeys, row, lane);
+    [[maybe_unused]] float distance = 0, slope = 0;  // of the lane's first pair
+    if constexpr (kPair.alibi) {
+      distance = static_cast<float>(query + terms.shift - key);
+      slope = -terms.natural_slope;
+    }
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
+      if constexpr (kStaged)
+        if (j % 2 == 0) reader.next(j);
       core::Philox4 words;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
@@ -386,15 +409,32 @@ class Backward {
           unsigned marks = 0;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float score = s[i][j][2 * half + e] * scale;
+            float score = s[i][j][2 * half + e];
             if constexpr (kPair.terms()) {
-              // Rows and keys behind the last get what another one has, and are hidden later.
-              const float term = terms(min(query + 8 * j + e, p.seqlen_q - 1), min(key + 16 * i + 8 * half, seqlen_k() - 1));
-              score = with_term<kHides>(s[i][j][2 * half + e], scale, term);
+              // Rows and keys behind the last get what another one has, or something else, and are hidden later.
+              const int query_here = min(query + 8 * j + e, p.seqlen_q - 1), key_here = min(key + 16 * i + 8 * half, seqlen_k() - 1);
+              float term = 0;
+              if constexpr (kStaged) {
+                term = reader.term(i, half, j, e);
+                if constexpr (kPair.documents)
+                  if (terms.document_q[query_here] != terms.document_k[key_here]) term = -kInfinity;
+              } else if constexpr (kHides) {
+                term = terms.natural(query_here, key_here);
+              }
               if (kHides && term == -kInfinity) marks |= 0x8000u << 16 * e;
+              if constexpr (kPair.alibi) {
+                const float step = static_cast<float>(8 * j + e - 16 * i - 8 * half);
+                if constexpr (Spec::kCausal && !kHides)  // no key that is seen is behind its query
+                  term = fmaf(slope, step, slope * distance);
+                else
+                  term = fmaf(slope, fabsf(distance + step), term);
+              }
+              score = fmaf(score, scale, term);
+              w[e] = ptx::ex2(fmaf(score, kLog2e, -lse_log2[e]));
+            } else {
+              w[e] = ptx::ex2(score * scale - lse_log2[e]);
             }
-            w[e] = ptx::ex2(score - lse_log2[e]);
-            if (kHides && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the row's lse is
+            if (kHides && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the score and the row's lse are
           }
           unsigned& weights = p_bits[j / 2][i][j % 2 * 2 + half];
           weights = ptx::pack2<Element>(w[0], w[1]);
@@ -443,7 +483,7 @@ class Backward {
     }
   }
 
-  // The same with marks and dropout. Calls take(i, half, j, e, value) with dS before it is rounded.
+  // The same with marks and dropout. Calls take(i, half, j, pair) with dS of two neighbouring queries before it is rounded.
   template <class Take>
   __device__ void pair_score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
                                        unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], const Take& take) const {
@@ -465,27 +505,48 @@ class Backward {
             const unsigned short weight = kPair.dropout ? x & 0x7fffu : x;
             ds[e] = ptx::to_float<Element>(weight) * (gradient - row_sum[e]);
             if (kHides && x == 0x8000u) ds[e] = 0;
-            take(i, half, j, e, ds[e]);
           }
+          take(i, half, j, ds);
           pair = ptx::pack2<Element>(ds[0], ds[1]);
         }
     }
   }
 
-  // Adds dS to dbias, or writes it, where the pair is seen (masked: where not all are).
-  __device__ void add_to_dbias(int i, int half, int j, int e, float ds, int head, int first_query, bool masked) const {
-    const int key = first_key + key_group * kKeys + lane / 4 + 16 * i + 8 * half, query = first_query + lane % 4 * 2 + 8 * j + e;
-    if (masked) {
-      if (key >= seqlen_k() || query >= p.seqlen_q) return;
-      if (kMasked && key > query + diagonal) return;
-      if (kWindow && key < query + left_diagonal) return;
-    }
+  // Adds dS of two neighbouring queries to dbias, or writes it, where the pairs are seen (masked: where not all are). Lanes of neighbouring keys
+  // exchange a query each, so that what a lane adds lies side by side. All lanes of a warp together.
+  __device__ void add_to_dbias(int i, int half, int j, const float (&ds)[2], int head, int first_query, bool masked) const {
     const PairParams& pairs = pairs_of(p);
+    const int odd = lane / 4 & 1;
+    const float got = ptx::shfl_xor(odd ? ds[0] : ds[1], 4);
+    float x[2] = {odd ? got : ds[0], odd ? ds[1] : got};
+    // Of the keys `key` and the next, and one query.
+    const int key = first_key + key_group * kKeys + (lane / 4 - odd) + 16 * i + 8 * half, query = first_query + lane % 4 * 2 + odd + 8 * j;
     float* const to = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
-    if (pairs.dbias_alone != 0)
-      *to = ds;
-    else
-      ptx::red_add(to, ds);
+    bool both = reinterpret_cast<unsigned long long>(to) % 8 == 0;
+    if (masked) {
+      if (query >= p.seqlen_q || key >= seqlen_k()) return;
+      both = both && key + 1 < seqlen_k();
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {  // nothing of a pair that is hidden, whatever was computed for it
+        if (kMasked && key + e > query + diagonal) x[e] = 0;
+        if (kWindow && key + e < query + left_diagonal) x[e] = 0;
+      }
+    }
+    if (both) {
+      if (pairs.dbias_alone != 0)
+        *reinterpret_cast<float2*>(to) = {x[0], x[1]};
+      else
+        ptx::red_add2(to, x[0], x[1]);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (key + e >= seqlen_k()) return;
+      if (pairs.dbias_alone != 0)
+        to[e] = x[e];
+      else
+        ptx::red_add(to + e, x[e]);
+    }
   }
 
   // Barriers of a key group. A chunk of P^T is written: the first role goes on, perhaps to the next chunk (hence a barrier for each). It could
@@ -499,6 +560,7 @@ class Backward {
   __device__ unsigned q_tile(int stage) const { return shared + kTile.q_offset() + stage * kTile.q_bytes(); }
   __device__ unsigned dout_tile(int stage) const { return shared + kTile.dout_offset() + stage * kTile.dout_bytes(); }
   __device__ unsigned ds_tile(int stage) const { return shared + kTile.ds_offset() + stage * kTile.ds_bytes(); }
+  __device__ unsigned term_tile_at(int stage) const { return shared + kTile.shared_bytes() + stage * kTerms.bytes(); }
   __device__ unsigned p_tile() const { return shared + kTile.p_offset(); }
 
   // sum += A B for the queries of the other warps of this role: A from shared memory.
@@ -600,10 +662,10 @@ class Backward {
             weights(s, lse_at, p_bits, sloped);
             if constexpr (!kCapped) copy(sloped, p_bits);
           } else {
-            pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
+            pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped);
           }
         } else if constexpr (kPair.terms() || kPair.dropout) {
-          pair_weights(s, lse_at, head, first_query + query, p_bits, sloped);
+          pair_weights(s, stage, lse_at, head, first_query, query, p_bits, sloped);
         } else {
           weights(s, lse_at, p_bits, sloped);
         }
@@ -655,8 +717,8 @@ class Backward {
         if constexpr (kTwoForms) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
         const unsigned row_sum_at = shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query;
         if constexpr (kHides || kPair.dropout || kPair.dbias)
-          pair_score_gradients(dp, row_sum_at, ds_bits, [&](int i, int half, int j, int e, float ds) {
-            if constexpr (kPair.dbias) add_to_dbias(i, half, j, e, ds, head, first_query + query, masked);
+          pair_score_gradients(dp, row_sum_at, ds_bits, [&](int i, int half, int j, const float (&ds)[2]) {
+            if constexpr (kPair.dbias) add_to_dbias(i, half, j, ds, head, first_query + query, masked);
           });
         else
           score_gradients(dp, row_sum_at, ds_bits);

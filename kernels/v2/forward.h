@@ -11,6 +11,7 @@
 //   kAligned                       bases and strides are multiples of 16 bytes and headdims of 8
 //   kWarps, kRowTiles              warps of a CTA, 16-row tiles of a warp
 //   kBlockN, kStages               keys of a block, blocks in shared memory at once
+//   kStaged                        bias and mask of pairs come through shared memory (kernels/v2/term_tile.h); false if it is left out
 //   kStepN, kExactN                keys whose scores are in registers at once; the same in blocks that are masked
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
@@ -30,6 +31,7 @@
 #include "kernels/tile/global_load.h"
 #include "kernels/v2/nonfinite.h"
 #include "kernels/v2/schedule.h"
+#include "kernels/v2/term_tile.h"
 
 namespace fattn::v2 {
 
@@ -50,7 +52,10 @@ struct ForwardShape {
   using TileO = SharedTile<kBlockM, round_up(Spec::kHeaddimV, 32)>;
   static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
   static constexpr int kStageBytes = TileK::kBytes + TileV::kBytes;
-  static constexpr int kSharedBytes = kQueryBytes + Spec::kStages * kStageBytes;
+  static constexpr int kSharedBytes = kQueryBytes + Spec::kStages * kStageBytes;  // behind it kStages tiles of terms
+  static constexpr bool kStaged = is_staged<Spec>();
+  static constexpr TermTile kTerms = term_tile<kPairOf<Spec>>(kBlockM, Spec::kBlockN, false);
+  static constexpr bool kEntriesTogether = kPairOf<Spec>.bias != 0 || kPairOf<Spec>.mask;
   static constexpr auto kCopyBy = !Spec::kAligned ? tile::CopyBy::kElements : Spec::kLevel < 80 ? tile::CopyBy::kRegisters : tile::CopyBy::kAsync;
 };
 
@@ -88,16 +93,40 @@ struct StepPairs {};
 template <class Spec>
 struct StepPairs<Spec, true> {
   static constexpr PairFeatures kPair = kPairOf<Spec>;
+  using Shape = ForwardShape<Spec>;
+  using Reader = TermReader<kPair, typename Spec::Element, Shape::kTerms>;
   const Terms<kPair, typename Spec::Element>& terms;
   const Dropout<kPair>& dropout;
+  const Reader& reader;
   int row, key, seqlen_q, seqlen_k;
 
-  // The term of column `e` of 8-key tile `n` in row `half` of row tile i. Rows behind the last, and in a block with kExact keys, get what another one
-  // has.
+  // What is added to the scores of row tile i and 16 keys, but for ALiBi. Rows behind the last, and in a block with kExact keys, get what another one
+  // has, or something finite.
   template <bool kExact>
-  __device__ __forceinline__ float term(int i, int half, int n, int e) const {
+  __device__ __forceinline__ void read(float (&term)[2][4], int i, int chunk) const {
+    if constexpr (Shape::kStaged) {
+      reader.read(term, i, chunk);
+      if constexpr (kPair.documents) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (terms.document_q[query_of(i, e / 2)] != terms.document_k[key_of<kExact>(2 * chunk + n, e % 2)]) term[n][e] = -kInfinity;
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) term[n][e] = terms.natural(query_of(i, e / 2), key_of<kExact>(2 * chunk + n, e % 2));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int query_of(int i, int half) const { return min(row + 16 * i + 8 * half, seqlen_q - 1); }
+  template <bool kExact>
+  __device__ __forceinline__ int key_of(int n, int e) const {
     const int column = key + 8 * n + e;
-    return terms(min(row + 16 * i + 8 * half, seqlen_q - 1), kExact ? min(column, seqlen_k - 1) : column);
+    return kExact ? min(column, seqlen_k - 1) : column;
   }
 };
 
@@ -124,6 +153,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   constexpr int kRowTiles = State::kRowTiles;
   constexpr int kStepTiles = kStepN / 8;  // score tiles of 8 keys
   constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
+  constexpr float kLn2 = 0.693147180559945309f;
 
   // s = q k^T
   const unsigned q_address = ptx::opaque(w.q_address);
@@ -156,7 +186,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
-  const auto scale = [&] { return kTerms ? 1.0f : w.scale; };  // scores with terms have it already
+  const auto scale = [&] { return kTerms ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   const auto weigh = [&](int chunk, int piece) {
@@ -177,14 +207,39 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   });
 
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
+  // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
+  constexpr bool kHidesLate = Shape::kStaged && !kExact;
   if constexpr (kTerms) {
+    constexpr PairFeatures kPair = kPairOf<Spec>;
+    const float natural = w.scale * kLn2;
+    // The distance of a key is that of the lane's first pair and a constant. Under a causal mask no key that is seen is behind its query.
+    [[maybe_unused]] float distance = 0, slope = 0;
+    if constexpr (kPair.alibi) {
+      distance = static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
+      slope = -pairs.terms.natural_slope;
+    }
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int n = 0; n < kStepTiles; ++n) {
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        float term[2][4];
+        if constexpr (kPair.hides()) pairs.template read<kExact>(term, i, chunk);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[i][n][e] = with_term<kPairOf<Spec>.hides()>(s[i][n][e], w.scale, pairs.template term<kExact>(i, e / 2, n, e % 2));
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& x = s[i][2 * chunk + n][e];
+            float its = kPair.hides() ? term[n][e] : 0.0f;
+            if constexpr (kPair.alibi) {
+              const float step = static_cast<float>(16 * i + e / 2 * 8 - 16 * chunk - 8 * n - e % 2);
+              if constexpr (Spec::kCausal && !kPair.hides())
+                its = fmaf(slope, step, slope * distance);
+              else
+                its = fmaf(slope, fabsf(distance + step), its);
+            }
+            x = kPair.hides() && !kHidesLate && its == -kInfinity ? -kInfinity : fmaf(x, natural, its);
+          }
+        }
       }
     }
   }
@@ -224,6 +279,18 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
       if (!weights[chunk % 2].template within_limit<Element>()) [[unlikely]] {
+        if constexpr (kTerms && kHidesLate) {
+#pragma unroll
+          for (int i = 0; i < kRowTiles; ++i) {
+            float term[2][4];
+            pairs.template read<kExact>(term, i, chunk);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+#pragma unroll
+              for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = term[n][e] == -kInfinity ? -kInfinity : s[i][2 * chunk + n][e];
+            }
+          }
+        }
         w.softmax.raise(s, 2 * chunk, 2, scale(), w.o);
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
@@ -267,7 +334,7 @@ template <class Spec>
 __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams& call, unsigned tile_q) {
   using Shape = ForwardShape<Spec>;
   // Found again rather than kept in registers all the way.
-  const Place place = place_of<Shape::kBlockM>(call, ptx::opaque(static_cast<int>(blockIdx.x)));
+  const Place place = place_of<Shape::kBlockM, Shape::kEntriesTogether>(call, ptx::opaque(static_cast<int>(blockIdx.x)));
   const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
   const auto [warp, lane] = ptx::thread_place();
   using TileO = typename Shape::TileO;
@@ -336,7 +403,7 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned tile_q = ptx::shared_address(shared);
   const unsigned stages = tile_q + Shape::kQueryBytes;
-  const Place place = place_of<Shape::kBlockM>(call, static_cast<int>(blockIdx.x));
+  const Place place = place_of<Shape::kBlockM, Shape::kEntriesTogether>(call, static_cast<int>(blockIdx.x));
   const auto& p = entry_params<kPairOf<Spec>>(call, place.batch);
   if (kPairOf<Spec>.packed && place.row >= p.seqlen_q) return;
   const int seqlen_k = keys_of<kPairOf<Spec>>(p, place.batch);
@@ -373,6 +440,17 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
   const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
 
+  [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
+  [[maybe_unused]] const unsigned term_tiles = tile_q + Shape::kSharedBytes;
+
+  // Terms are copied asynchronously even where keys are not.
+  const auto commit = [] {
+    if constexpr (Shape::kStaged)
+      ptx::cp_async_commit();
+    else
+      CopyK::commit();
+  };
+
   // load: block j goes to stage j mod kStages. Only the last block of a sequence can lack keys, and it is among the first loads.
   const auto load_block = [&](auto bounded, int j) {
     constexpr bool kBounded = decltype(bounded)::value != 0;
@@ -381,12 +459,16 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     const int keys = (kPairOf<Spec>.lengths ? seqlen_k : p.seqlen_k) - j * Spec::kBlockN;
     CopyK::template copy<kBounded>(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
     CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
+    if constexpr (Shape::kStaged)
+      copy_terms<kPairOf<Spec>, Shape::kTerms, Shape::kThreads>(term_tiles + static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), terms,
+                                                               place.row, p.seqlen_q - place.row, static_cast<int>(key), seqlen_k,
+                                                               ptx::opaque(static_cast<int>(threadIdx.x)));
   };
   CopyQ::template copy<true>(tile_q, q, p.q_strides.row, p.seqlen_q - place.row);
 #pragma unroll
   for (int ahead = 0; ahead < (Spec::kStages > 1 ? Spec::kStages - 1 : 1); ++ahead) {
     if (blocks.end - 1 - ahead >= blocks.begin) load_block(Constant<1>{}, blocks.end - 1 - ahead);
-    CopyK::commit();
+    commit();
   }
   // Makes block j visible to all, frees the stage of block j + 1 and loads the next block into it. Tells whether there is Inf or NaN in its values,
   // if asked to look.
@@ -397,10 +479,13 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       if (j != blocks.end - 1) {
         __syncthreads();
         load_block(Constant<0>{}, j);
-        CopyK::commit();
+        commit();
       }
     }
-    CopyK::template wait<kPending>();
+    if constexpr (Shape::kStaged)
+      ptx::cp_async_wait<kPending>();
+    else
+      CopyK::template wait<kPending>();
     if (look_for_nonfinite) {
       const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
       nonfinite = ptx::bar_or(copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v));
@@ -409,7 +494,7 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     }
     if constexpr (Spec::kStages > 1) {
       if (j - (Spec::kStages - 1) >= blocks.begin) load_block(Constant<0>{}, j - (Spec::kStages - 1));
-      CopyK::commit();
+      commit();
     }
     return nonfinite;
   };
@@ -421,12 +506,13 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   State w;
   w.start(p);
-  [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
   [[maybe_unused]] const Dropout<kPairOf<Spec>> dropout(p, place.batch, place.head);
   const auto [warp, lane] = ptx::thread_place();
   w.q_address = tile::fragment_address<typename Shape::TileQ>(tile_q, warp * Shape::kWarpRows, lane);
   w.k_address = tile::fragment_address_n<typename Shape::TileK>(stages, 0, lane);
   w.v_address = tile::fragment_address<typename Shape::TileV>(stages + Shape::TileK::kBytes, 0, lane);
+
+  [[maybe_unused]] const TermReader<kPairOf<Spec>, typename Spec::Element, Shape::kTerms> reader(term_tiles, terms, warp * Shape::kWarpRows, lane);
 
   // A scale that is negative or 0 goes into q: the maximum of the scores is then that of the logits.
   if (!(p.softmax_scale > 0)) {
@@ -466,7 +552,14 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       if constexpr (kPairOf<Spec>.any()) {
         const auto [warp, lane] = ptx::thread_place();
         const int row = place.row + warp * Shape::kWarpRows + lane / 4;
-        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {terms, dropout, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
+        const auto read = [&] {
+          if constexpr (Shape::kStaged)
+            return reader.at(static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), step * kStepN);
+          else
+            return reader;
+        }();
+        forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible,
+                                                   {terms, dropout, read, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
       } else {
         forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {});
       }

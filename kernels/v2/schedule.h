@@ -12,7 +12,8 @@ struct Place {
 };
 
 // Tiles of one section of (batch, head) pairs run side by side, those of the last queries (under a causal mask the longest) first.
-template <int kBlockM>
+// kEntriesTogether: the batch entries of a head are neighbours, which may share what lies by pair, a bias.
+template <int kBlockM, bool kEntriesTogether = false>
 __device__ __forceinline__ Place place_of(const AttentionParams& p, int index) {
   const int tiles = (p.seqlen_q + kBlockM - 1) / kBlockM;
   const int per_section = p.heads_per_section * tiles;
@@ -22,8 +23,9 @@ __device__ __forceinline__ Place place_of(const AttentionParams& p, int index) {
   const int heads = min(p.heads_per_section, p.batch * p.nheads - first_head);
   const int tile = tiles - 1 - in_section / heads;
   const int head = first_head + in_section % heads;
-  const int batch = head / p.nheads;
-  const int nth = head - batch * p.nheads;
+  const int major = head / (kEntriesTogether ? p.batch : p.nheads), minor = head - major * (kEntriesTogether ? p.batch : p.nheads);
+  const int batch = kEntriesTogether ? minor : major;
+  const int nth = kEntriesTogether ? major : minor;
   return {batch, nth, nth / p.group, tile * kBlockM};
 }
 

@@ -32,6 +32,10 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 64, 64, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
+    // with masks of pairs and bias, which come through shared memory
+    {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false, false, 1, true, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true, true},
+    {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true, true},
     // with masks of pairs, bias, dbias, softcap and terms, or ALiBi and dropout above headdim 64, by count of registers; not timed
     {80, 64, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
@@ -69,7 +73,10 @@ V2BackwardRow row_of(int row, int headdim, int headdim_v) {
   return chosen;
 }
 
-int shared_bytes(const V2BackwardRow& row) { return row.f32 ? row.f32_tile().shared_bytes() : row.tile.shared_bytes(); }
+int shared_bytes(const V2BackwardRow& row, const PairFeatures& pair) {
+  const int terms = row.staged ? row.tile.stages() * term_tile(pair, row.tile.block_m, row.tile.block_n, true).bytes() : 0;
+  return row.f32 ? row.f32_tile().shared_bytes() : row.tile.shared_bytes() + terms;
+}
 
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target, bool tight) {
@@ -82,10 +89,11 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
       continue;
     if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
+    if (row.staged && !can_stage(pair)) continue;
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
-    const int64_t bytes = shared_bytes(row);
+    const int64_t bytes = shared_bytes(row, pair);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
   }
   return -1;
@@ -126,6 +134,9 @@ bool dbias_alone(const Problem& p) { return p.dbias.batch == p.batch && p.dbias.
 
 // Whether dbias is summed where it will be.
 bool dbias_in_place(const Problem& p) { return p.dbias.dtype == DType::kF32; }
+
+// Floats of a row of dbias in the workspace: whole units of 16 bytes.
+int64_t dbias_row(const Problem& p) { return ceil_div(p.seqlen_k, 4) * 4; }
 
 }  // namespace
 
@@ -176,7 +187,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.tile = chosen.tile;
   plan.prepare = {query_blocks(problem, kPrepareRows), kPrepareThreads, 0};
   plan.main = {problem.batch * problem.nheads_k * ceil_div(problem.seqlen_k, plan.tile.block_n) * chosen.parts, plan.tile.threads(),
-               shared_bytes(chosen)};
+               shared_bytes(chosen, pair)};
   // A warp takes 16 queries x 32 columns.
   plan.finish = {ceil_div(query_blocks(problem, kDqAccumRows) * (plan.tile.width / 32), kFinishThreads / 32), kFinishThreads, 0};
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, plan.tile, deterministic, target.l2_bytes));
@@ -190,8 +201,8 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
     plan.dbias_zero = {rows, kDbiasThreads, 0};
     if (!dbias_in_place(problem)) {
       plan.dbias_finish = plan.dbias_zero;
-      plan.dbias_offset = plan.workspace_bytes;
-      plan.workspace_bytes += rows * problem.seqlen_k * 4;
+      plan.dbias_offset = ceil_div(plan.workspace_bytes, 16) * 16;
+      plan.workspace_bytes = plan.dbias_offset + rows * dbias_row(problem) * 4;
     }
   }
   return plan;
@@ -261,8 +272,8 @@ PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan
   }
   params.dbias = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.dbias_offset);
   const auto stride = [&](int64_t size, int64_t step) { return size > 1 ? step : 0; };  // 0 where all share
-  params.dbias_strides = {stride(dbias.batch, dbias.heads * dbias.rows * problem.seqlen_k), stride(dbias.rows, problem.seqlen_k),
-                          stride(dbias.heads, dbias.rows * problem.seqlen_k)};
+  const int64_t row = dbias_row(problem);
+  params.dbias_strides = {stride(dbias.batch, dbias.heads * dbias.rows * row), stride(dbias.rows, row), stride(dbias.heads, dbias.rows * row)};
   return params;
 }
 
@@ -328,7 +339,7 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
            ";\n"
            "  static constexpr bool kCausal = ",
            flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
-           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", pair_line(key.pair),
+           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", row.staged && main ? "  static constexpr bool kStaged = true;\n" : "", pair_line(key.pair),
            "};\n"
            "extern \"C\" __global__ void __launch_bounds__(",
            kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),

@@ -7,6 +7,7 @@
 
 #include "problem/problem.h"
 #include "shared/attention_params.h"
+#include "shared/term_tile.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
@@ -72,6 +73,13 @@ PairFeatures pair_features_of(int32_t bits);
 std::string pair_line(int32_t bits);
 // Whether scores or weights have a part for every pair, which takes registers.
 inline bool heavy(const PairFeatures& pair) { return pair.terms() || pair.dropout || pair.dbias; }
+
+// Whether there is something that can come through shared memory: bias or a mask of pairs.
+inline bool can_stage(const PairFeatures& pair) { return pair.bias != 0 || pair.mask; }
+// What a tile of them takes there.
+constexpr TermTile term_tile(const PairFeatures& pair, int rows, int keys, bool transposed) {
+  return {rows, keys, pair.bias == 0 ? 0 : pair.bias == 2 ? 4 : 2, pair.mask, transposed};
+}
 
 struct PairBuffers {
   const int* seqused_k = nullptr;

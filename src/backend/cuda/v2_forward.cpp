@@ -34,6 +34,13 @@ constexpr V2ForwardRow kRows[] = {
     {75, 64, true, {4, 2, 64, 1, 64, 32, false, 1}},
     {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}},
     {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}},
+    // with bias or a mask of pairs, which come through shared memory
+    {80, 64, true, {4, 2, 64, 2, 64, 32, true, 2}, false, true, true, true},
+    {80, 128, true, {4, 2, 32, 2, 32, 32, false, 2}, false, true, true, true},
+    {80, 128, true, {8, 1, 64, 2, 64, 32, true, 1}, false, true, true, true},
+    {80, 128, true, {4, 1, 64, 2, 64, 32, true, 1}, false, true, true, true},
+    {80, 256, true, {8, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
+    {80, 256, true, {4, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
     // with terms of pairs or dropout, by count of registers; not timed
     {80, 64, true, {4, 1, 64, 2, 64, 32, true, 3}, false, true, false},
     {80, 64, true, {4, 1, 64, 2, 64, 32, true, 2}, false, true},
@@ -54,6 +61,11 @@ constexpr V2ForwardRow kRows[] = {
 };
 // clang-format on
 
+int shared_bytes(const V2ForwardRow& row, const Problem& problem) {
+  const int terms = row.staged ? row.tile.stages * term_tile(pair_features(problem), row.tile.block_m(), row.tile.block_n, false).bytes() : 0;
+  return row.tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), problem.dtype) + terms;
+}
+
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 int64_t tiles_of(const Problem& problem, const V2ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
@@ -67,11 +79,11 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    if (row.heavy != heavy(pair) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
+    if (row.heavy != heavy(pair) || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
-    const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v, problem.dtype);
+    const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
     if (fits_once < 0) fits_once = i;
@@ -139,7 +151,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   plan.tile = kRows[row].tile;
   plan.grid = tiles_of(problem, plan.tile) * problem.nheads * problem.batch;
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(headdim, headdim_v, problem.dtype);
+  plan.shared_bytes = shared_bytes(kRows[row], problem);
   plan.heads_per_section = static_cast<int>(heads_per_section(problem, target));
   const auto rows_aligned = [&](const Strides& strides, int64_t rows, int64_t heads) {
     return aligned(strides, problem.batch, rows, heads, problem.dtype);
@@ -198,6 +210,7 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
+  if (kRows[key.row].staged) add_bool("kStaged", true);
   source += pair_line(key.pair);
   source += text(
       "};\n\n"

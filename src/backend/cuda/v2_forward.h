@@ -35,6 +35,7 @@ struct V2ForwardRow {
   bool f32 = false;
   bool heavy = false;  // for terms of pairs and dropout: fewer registers for the rest
   bool hides = true;   // also with bias or a mask of pairs
+  bool staged = false;  // for these alone, which come through shared memory
 };
 std::span<const V2ForwardRow> v2_forward_rows();
 
