@@ -169,6 +169,17 @@ struct Dropout {
     return core::dropout_joined(mine, got, odd);
   }
 
+  // Of a pair of 16-bit weights those that a word's two numbers drop become 0.
+  __device__ __forceinline__ void drop(unsigned& pair, unsigned word) const {
+    if (word << 16 < below << 16) pair &= 0xffff0000u;
+    if (word < below << 16) pair &= 0x0000ffffu;
+  }
+  // Sets their signs.
+  __device__ __forceinline__ void mark(unsigned& pair, unsigned word) const {
+    if (word << 16 < below << 16) pair |= 0x00008000u;
+    if (word < below << 16) pair |= 0x80000000u;
+  }
+
   // Of a word's two numbers: all ones in the halves of those that stay.
   __device__ __forceinline__ unsigned kept(unsigned word) const {
     return ((word & 0xffffu) < below ? 0u : 0xffffu) | (word < below << 16 ? 0u : 0xffff0000u);

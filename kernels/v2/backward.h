@@ -448,9 +448,9 @@ class Backward {
           to |= marks;
           if constexpr (kPair.dropout) {
             const bool upper = kKeys % core::kDropoutBlock != 0 && (first_key + key_group * kKeys) % core::kDropoutBlock != 0;
-            const unsigned kept = dropout.kept(upper || i % 2 != 0 ? words.word[2 + half] : words.word[half]);
-            weights &= kept;
-            to |= ~kept & 0x80008000u;
+            const unsigned word = upper || i % 2 != 0 ? words.word[2 + half] : words.word[half];
+            dropout.drop(weights, word);
+            dropout.mark(to, word);
           }
         }
       }
@@ -483,10 +483,9 @@ class Backward {
     }
   }
 
-  // The same with marks and dropout. Calls take(i, half, j, pair) with dS of two neighbouring queries before it is rounded.
-  template <class Take>
-  __device__ void pair_score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
-                                       unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], const Take& take) const {
+  // The same with marks and dropout; dS in fp32 takes the place of dP, for dbias.
+  __device__ void pair_score_gradients(float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
+                                       unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
@@ -496,57 +495,73 @@ class Backward {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
-          float ds[2];
+          float* const ds = &dp[i][j][2 * half];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const unsigned short x = static_cast<unsigned short>(pair >> 16 * e);
-            float gradient = dp[i][j][2 * half + e];
-            if constexpr (kPair.dropout) gradient = (x & 0x8000u) != 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
-            const unsigned short weight = kPair.dropout ? x & 0x7fffu : x;
-            ds[e] = ptx::to_float<Element>(weight) * (gradient - row_sum[e]);
-            if (kHides && x == 0x8000u) ds[e] = 0;
+            const float marked = e == 0 ? ptx::low_float<Element>(pair) : ptx::high_float<Element>(pair);
+            const int sign = static_cast<int>(__float_as_uint(marked));  // below 0: dropped or hidden, and -0: hidden
+            float gradient = ds[e];
+            if constexpr (kPair.dropout) gradient = sign < 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
+            ds[e] = fabsf(marked) * (gradient - row_sum[e]);
+            if (kHides && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
           }
-          take(i, half, j, ds);
           pair = ptx::pack2<Element>(ds[0], ds[1]);
         }
     }
   }
 
-  // Adds dS of two neighbouring queries to dbias, or writes it, where the pairs are seen (masked: where not all are). Lanes of neighbouring keys
-  // exchange a query each, so that what a lane adds lies side by side. All lanes of a warp together.
-  __device__ void add_to_dbias(int i, int half, int j, const float (&ds)[2], int head, int first_query, bool masked) const {
+  // Adds dS of a chunk, of queries from `first_query` on, to dbias, or writes it, where pairs are seen (masked: where not all are). Lanes of
+  // neighbouring keys exchange a query each, so that what a lane adds lies side by side.
+  __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked) const {
     const PairParams& pairs = pairs_of(p);
     const int odd = lane / 4 & 1;
-    const float got = ptx::shfl_xor(odd ? ds[0] : ds[1], 4);
-    float x[2] = {odd ? got : ds[0], odd ? ds[1] : got};
-    // Of the keys `key` and the next, and one query.
-    const int key = first_key + key_group * kKeys + (lane / 4 - odd) + 16 * i + 8 * half, query = first_query + lane % 4 * 2 + odd + 8 * j;
-    float* const to = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
-    bool both = reinterpret_cast<unsigned long long>(to) % 8 == 0;
-    if (masked) {
-      if (query >= p.seqlen_q || key >= seqlen_k()) return;
-      both = both && key + 1 < seqlen_k();
+    const int key = first_key + key_group * kKeys + lane / 4 - odd, query = first_query + lane % 4 * 2 + odd;
+    const long long step = pairs.dbias_strides.row * 8;
+    float* const first = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
+    const bool by_pair = ((reinterpret_cast<unsigned long long>(pairs.dbias) / 4 | static_cast<unsigned long long>(pairs.dbias_strides.row) |
+                           static_cast<unsigned long long>(pairs.dbias_strides.head) | static_cast<unsigned long long>(pairs.dbias_strides.batch)) &
+                          1) == 0;
+    const bool alone = pairs.dbias_alone != 0;
+    // Calls take(i, half, j, x): of the query 8 j and the keys 16 i + 8 half and the next, from this lane's.
+    const auto for_each_pair = [&](const auto& take) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {  // nothing of a pair that is hidden, whatever was computed for it
-        if (kMasked && key + e > query + diagonal) x[e] = 0;
-        if (kWindow && key + e < query + left_diagonal) x[e] = 0;
-      }
-    }
-    if (both) {
-      if (pairs.dbias_alone != 0)
-        *reinterpret_cast<float2*>(to) = {x[0], x[1]};
-      else
-        ptx::red_add2(to, x[0], x[1]);
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float low = ds[i][j][2 * half], high = ds[i][j][2 * half + 1];
+            const float got = ptx::shfl_xor(odd ? low : high, 4);
+            const float x[2] = {odd ? got : low, odd ? high : got};
+            take(i, half, j, x);
+          }
+    };
+    if (by_pair && !masked && !alone) {
+      for_each_pair([&](int i, int half, int j, const float (&x)[2]) { ptx::red_add2(first + j * step + 16 * i + 8 * half, x[0], x[1]); });
       return;
     }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (key + e >= seqlen_k()) return;
-      if (pairs.dbias_alone != 0)
-        to[e] = x[e];
-      else
-        ptx::red_add(to + e, x[e]);
+    if (by_pair && !masked) {
+      for_each_pair([&](int i, int half, int j, const float (&x)[2]) {
+        *reinterpret_cast<float2*>(first + j * step + 16 * i + 8 * half) = {x[0], x[1]};
+      });
+      return;
     }
+    for_each_pair([&](int i, int half, int j, const float (&x)[2]) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int its_query = query + 8 * j, its_key = key + 16 * i + 8 * half + e;
+        float* const to = first + j * step + 16 * i + 8 * half + e;
+        bool seen = its_query < p.seqlen_q && its_key < seqlen_k();
+        if (kMasked) seen = seen && its_key <= its_query + diagonal;
+        if (kWindow) seen = seen && its_key >= its_query + left_diagonal;
+        if (seen) {
+          if (alone)
+            *to = x[e];
+          else
+            ptx::red_add(to, x[e]);
+        }
+      }
+    });
   }
 
   // Barriers of a key group. A chunk of P^T is written: the first role goes on, perhaps to the next chunk (hence a barrier for each). It could
@@ -717,12 +732,11 @@ class Backward {
         if constexpr (kTwoForms) ptx::bar_sync(weights_barrier(row / kChunk), kAllThreads);
         const unsigned row_sum_at = shared + kTile.row_sum_offset() + stage * kTile.row_bytes() + 4 * query;
         if constexpr (kHides || kPair.dropout || kPair.dbias)
-          pair_score_gradients(dp, row_sum_at, ds_bits, [&](int i, int half, int j, const float (&ds)[2]) {
-            if constexpr (kPair.dbias) add_to_dbias(i, half, j, ds, head, first_query + query, masked);
-          });
+          pair_score_gradients(dp, row_sum_at, ds_bits);
         else
           score_gradients(dp, row_sum_at, ds_bits);
         if (masked) hide(ds_bits, first_query + query);
+        if constexpr (kPair.dbias) add_to_dbias(dp, head, first_query + query, masked);
       }
       store_chunk(ds_store, ds_tile(stage), row, ds_bits);
       if (careful) continue;

@@ -269,7 +269,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const core::Philox4& from = words[i][half];
-          weights[chunk % 2].p[i][2 * n + half] &= pairs.dropout.kept(second ? from.word[2 + n] : from.word[n]);
+          pairs.dropout.drop(weights[chunk % 2].p[i][2 * n + half], second ? from.word[2 + n] : from.word[n]);
         }
       }
     }

@@ -21,6 +21,7 @@ constexpr V2BackwardRow kRows[] = {
     // level, headdim, {width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined}, ctas, tight
     {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},
     {80, 64, {0, 0, 64, 128, 2, 1, 32, false}, 2, false},
+    {80, 64, {0, 0, 64, 128, 4, 1, 32, true}, 1, false},  // 32 keys a warp
     {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 2, false},
     {80, 96, {0, 0, 64, 128, 4, 1, 64, true}, 1, false},
     {80, 96, {0, 0, 64, 64, 4, 1, 64, true}, 1, false},
@@ -90,6 +91,9 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
     if (row.staged && !can_stage(pair)) continue;
+    // Wide heads and 32 keys of a warp leave registers to a bias or a mask, not to much besides.
+    const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);
+    if (row.staged && std::max(headdim, headdim_v) > 64 && much && row.tile.block_n / row.tile.key_groups > 16) continue;
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;

@@ -41,8 +41,12 @@ constexpr V2ForwardRow kRows[] = {
     {80, 128, true, {4, 1, 64, 2, 64, 32, true, 1}, false, true, true, true},
     {80, 256, true, {8, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
     {80, 256, true, {4, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
+    // with ALiBi or dropout alone
+    {80, 64, true, {4, 2, 128, 2, 64, 32, true, 2}, false, true, false},
+    {80, 64, true, {4, 2, 64, 2, 64, 32, true, 2}, false, true, false},
+    {80, 128, true, {4, 2, 64, 2, 32, 32, false, 2}, false, true, false},
+    {80, 128, true, {4, 2, 32, 2, 32, 32, false, 2}, false, true, false},
     // with terms of pairs or dropout, by count of registers; not timed
-    {80, 64, true, {4, 1, 64, 2, 64, 32, true, 3}, false, true, false},
     {80, 64, true, {4, 1, 64, 2, 64, 32, true, 2}, false, true},
     {80, 128, true, {8, 1, 64, 2, 64, 32, true, 1}, false, true},
     {80, 128, true, {4, 1, 64, 2, 64, 32, true, 1}, false, true},
