@@ -84,6 +84,20 @@ struct Weights {
     }
   }
 
+  // The same with something added that grows by `slope` from one key to the next, of which `steps` are those of s[0] and s[2] (and of s[1] and s[3] one
+  // less), and `shift` is minus the reference with the rest of it.
+  template <class Element>
+  __device__ __forceinline__ void weigh_sloped(const float (&s)[4], int i, int n, const float (&shift)[2], float scale, float slope,
+                                               const float (&steps)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float p0 = ptx::ex2(fmaf(s[2 * half], scale, fmaf(slope, steps[half], shift[half])));
+      const float p1 = ptx::ex2(fmaf(s[2 * half + 1], scale, fmaf(slope, steps[half] - 1.0f, shift[half])));
+      p[i][2 * n + half] = ptx::pack2<Element>(p0, p1);
+      sum[i][half] = n == 0 ? p0 + p1 : sum[i][half] + (p0 + p1);
+    }
+  }
+
   // False for NaN too.
   template <class Element>
   __device__ __forceinline__ bool within_limit() const {

@@ -379,9 +379,8 @@ class Backward {
   __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], int stage, unsigned lse_at, int head, int first_query, int row,
                                unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
     constexpr float kLn2 = 0.693147180559945309f;
-    // Terms are in units of scores.
-    const float scale = kPair.terms() ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale)
-                                      : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
+    // What may hide is in units of scores, ALiBi alone in those of log2.
+    const float scale = kHides ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale) : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
     const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
     const Dropout<kPair> dropout(p, batch, head);
     const int key = first_key + key_group * kKeys + lane / 4, query = first_query + row + lane % 4 * 2;
@@ -389,7 +388,7 @@ class Backward {
     [[maybe_unused]] float distance = 0, slope = 0;  // of the lane's first pair
     if constexpr (kPair.alibi) {
       distance = static_cast<float>(query + terms.shift - key);
-      slope = -terms.natural_slope;
+      slope = kHides ? -terms.natural_slope : -terms.slope;
     }
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
@@ -409,8 +408,9 @@ class Backward {
           unsigned marks = 0;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float score = s[i][j][2 * half + e];
-            if constexpr (kPair.terms()) {
+            const float score = s[i][j][2 * half + e];
+            [[maybe_unused]] const float step = static_cast<float>(8 * j + e - 16 * i - 8 * half);
+            if constexpr (kHides) {
               // Rows and keys behind the last get what another one has, or something else, and are hidden later.
               const int query_here = min(query + 8 * j + e, p.seqlen_q - 1), key_here = min(key + 16 * i + 8 * half, seqlen_k() - 1);
               float term = 0;
@@ -418,19 +418,16 @@ class Backward {
                 term = reader.term(i, half, j, e);
                 if constexpr (kPair.documents)
                   if (terms.document_q[query_here] != terms.document_k[key_here]) term = -kInfinity;
-              } else if constexpr (kHides) {
+              } else {
                 term = terms.natural(query_here, key_here);
               }
-              if (kHides && term == -kInfinity) marks |= 0x8000u << 16 * e;
-              if constexpr (kPair.alibi) {
-                const float step = static_cast<float>(8 * j + e - 16 * i - 8 * half);
-                if constexpr (Spec::kCausal && !kHides)  // no key that is seen is behind its query
-                  term = fmaf(slope, step, slope * distance);
-                else
-                  term = fmaf(slope, fabsf(distance + step), term);
-              }
-              score = fmaf(score, scale, term);
-              w[e] = ptx::ex2(fmaf(score, kLog2e, -lse_log2[e]));
+              if (term == -kInfinity) marks |= 0x8000u << 16 * e;
+              if constexpr (kPair.alibi) term = fmaf(slope, fabsf(distance + step), term);
+              w[e] = ptx::ex2(fmaf(fmaf(score, scale, term), kLog2e, -lse_log2[e]));
+            } else if constexpr (kPair.alibi && Spec::kCausal) {  // no key that is seen is behind its query
+              w[e] = ptx::ex2(fmaf(score, scale, fmaf(slope, step, slope * distance - lse_log2[e])));
+            } else if constexpr (kPair.alibi) {
+              w[e] = ptx::ex2(fmaf(score, scale, fmaf(slope, fabsf(distance + step), -lse_log2[e])));
             } else {
               w[e] = ptx::ex2(score * scale - lse_log2[e]);
             }

@@ -99,6 +99,7 @@ struct StepPairs<Spec, true> {
   const Dropout<kPair>& dropout;
   const Reader& reader;
   int row, key, seqlen_q, seqlen_k;
+  float ahead;  // of ALiBi in a block that all rows see: -1 if no key is behind its query, 1 if none is before it
 
   // What is added to the scores of row tile i and 16 keys, but for ALiBi. Rows behind the last, and in a block with kExact keys, get what another one
   // has, or something finite.
@@ -154,6 +155,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   constexpr int kStepTiles = kStepN / 8;  // score tiles of 8 keys
   constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
   constexpr float kLn2 = 0.693147180559945309f;
+  constexpr bool kSloped = kTerms && !kExact && kPairOf<Spec>.alibi && !kPairOf<Spec>.hides();
 
   // s = q k^T
   const unsigned q_address = ptx::opaque(w.q_address);
@@ -185,16 +187,37 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   };
 
+  // What ALiBi adds to the score of row 16 i + 8 half and key 8 n + e is that of the lane's first pair and, while all keys are on one side of their
+  // queries, a multiple of the distance from it: it then comes with the exponential. In units of log2.
+  [[maybe_unused]] float slope_log2 = 0, first_log2 = 0, sloped_shift[kRowTiles][2];
+  [[maybe_unused]] const auto shift_sloped = [&] {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sloped_shift[i][half] = w.softmax.shift[i][half] + first_log2;
+    }
+  };
+  if constexpr (kSloped) {
+    slope_log2 = pairs.ahead * pairs.terms.slope;
+    first_log2 = slope_log2 * static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
+    shift_sloped();
+  }
+
   // p = exp2(s * scale - reference) of 16 keys, in pieces of one 16 x 8 tile of scores.
-  const auto scale = [&] { return kTerms ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
+  const auto scale = [&] { return kTerms && !kSloped ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
   const auto weigh = [&](int chunk, int piece) {
+    if constexpr (kSloped) {
+      const int i = piece / 2, n = 2 * chunk + piece % 2;
+      const float steps[2] = {static_cast<float>(16 * i - 8 * n), static_cast<float>(16 * i + 8 - 8 * n)};
+      return weights[chunk % 2].template weigh_sloped<Element>(s[i][n], i, piece % 2, sloped_shift[i], scale(), slope_log2, steps);
+    }
     weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale());
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
-  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && !kTerms && !kExact && kRowTiles * kChunks >= 8;
+  constexpr bool kTwoPasses = Spec::kQueriesInRegisters && !Spec::kCapped && (!kTerms || kSloped) && !kExact && kRowTiles * kChunks >= 8;
   constexpr int kSplit = kTwoPasses ? kChunks / 2 : 0;
   if constexpr (kTwoPasses) for_each<0, State::kDepthQ>([&](auto d) { score(d, 0, kSplit); });
   for_each<0, State::kDepthQ>([&](auto d) {
@@ -209,10 +232,9 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
   // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
   constexpr bool kHidesLate = Shape::kStaged && !kExact;
-  if constexpr (kTerms) {
+  [[maybe_unused]] const auto add_terms = [&](int chunk) {
     constexpr PairFeatures kPair = kPairOf<Spec>;
     const float natural = w.scale * kLn2;
-    // The distance of a key is that of the lane's first pair and a constant. Under a causal mask no key that is seen is behind its query.
     [[maybe_unused]] float distance = 0, slope = 0;
     if constexpr (kPair.alibi) {
       distance = static_cast<float>(pairs.row + pairs.terms.shift - pairs.key);
@@ -220,28 +242,23 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
+      float term[2][4];
+      if constexpr (kPair.hides()) pairs.template read<kExact>(term, i, chunk);
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        float term[2][4];
-        if constexpr (kPair.hides()) pairs.template read<kExact>(term, i, chunk);
+      for (int n = 0; n < 2; ++n) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float& x = s[i][2 * chunk + n][e];
-            float its = kPair.hides() ? term[n][e] : 0.0f;
-            if constexpr (kPair.alibi) {
-              const float step = static_cast<float>(16 * i + e / 2 * 8 - 16 * chunk - 8 * n - e % 2);
-              if constexpr (Spec::kCausal && !kPair.hides())
-                its = fmaf(slope, step, slope * distance);
-              else
-                its = fmaf(slope, fabsf(distance + step), its);
-            }
-            x = kPair.hides() && !kHidesLate && its == -kInfinity ? -kInfinity : fmaf(x, natural, its);
-          }
+        for (int e = 0; e < 4; ++e) {
+          float& x = s[i][2 * chunk + n][e];
+          float its = kPair.hides() ? term[n][e] : 0.0f;
+          if constexpr (kPair.alibi) its = fmaf(slope, fabsf(distance + static_cast<float>(16 * i + e / 2 * 8 - 16 * chunk - 8 * n - e % 2)), its);
+          x = kPair.hides() && !kHidesLate && its == -kInfinity ? -kInfinity : fmaf(x, natural, its);
         }
       }
     }
+  };
+  if constexpr (kTerms && !kSloped) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) add_terms(chunk);
   }
   if constexpr (kExact) {
 #pragma unroll
@@ -291,11 +308,14 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
             }
           }
         }
-        w.softmax.raise(s, 2 * chunk, 2, scale(), w.o);
+        if constexpr (kSloped) add_terms(chunk);
+        const float its_scale = kTerms ? kLog2e : w.scale;
+        w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale());
+          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale);
         }
+        if constexpr (kSloped) shift_sloped();
       }
     }
     weights[chunk % 2].add_to(w.softmax);
@@ -531,6 +551,15 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     });
   }
 
+  // Of block j, for ALiBi alone: -1 if none of its keys is behind a query of the tile, 1 if none is before one, otherwise 0.
+  const auto ahead = [&](int j) {
+    if constexpr (kPairOf<Spec>.alibi) {
+      if (Spec::kCausal || place.row + terms.shift >= (j + 1) * Spec::kBlockN - 1) return -1.0f;
+      if (place.row + Shape::kBlockM - 1 + terms.shift <= j * Spec::kBlockN) return 1.0f;
+    }
+    return 0.0f;
+  };
+
   // compute: first the blocks that not all rows see whole (or just the first one, to find the references), then the others.
   const auto compute_block = [&](auto exact, auto with_terms, int j) {
     constexpr bool kExact = decltype(exact)::value != 0, kTerms = decltype(with_terms)::value != 0;
@@ -559,7 +588,7 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
             return reader;
         }();
         forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible,
-                                                   {terms, dropout, read, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k});
+                                                   {terms, dropout, read, row, key + lane % 4 * 2, p.seqlen_q, seqlen_k, ahead(j)});
       } else {
         forward_step<Spec, kStepN, kExact, kTerms>(w, k_address, v_address, visible, {});
       }
@@ -605,6 +634,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
         enter_block(j, false);
         return compute_block(Constant<0>{}, Constant<0>{}, j);
       }
+    if constexpr (kPairOf<Spec>.alibi && !kPairOf<Spec>.hides() && !Spec::kCausal)
+      if (ahead(j) == 0) return masked_block(j);  // distances are absolute values there
     const bool nonfinite = enter_block(j, kPairOf<Spec>.hides());
     if constexpr (kPairOf<Spec>.hides())
       if (nonfinite) [[unlikely]]

@@ -80,9 +80,13 @@ int choose_row(const Problem& problem, const V2Target& target) {
   // Queries in registers leave too few (spills of 16 bytes) to packed sequences at the widest, and to ids of documents beside all else.
   const bool crowded = (pair.packed && std::max(headdim, headdim_v) > 192) ||
                        (pair.documents && (pair.alibi || pair.bias != 0 || pair.mask || pair.dropout) && std::max(headdim, headdim_v) > 64);
+  // Wide heads leave two tiles of rows of a warp registers for one of these, not for several.
+  const int features = (pair.alibi ? 1 : 0) + (pair.bias != 0 ? 1 : 0) + (pair.mask ? 1 : 0) + (pair.dropout ? 1 : 0) + (problem.softcap > 0 ? 1 : 0);
+  const bool several = std::max(headdim, headdim_v) > 64 && (features > 1 || pair.documents);
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
+    if (row.heavy && several && row.tile.row_tiles > 1) continue;
     if (row.heavy != heavy(pair) || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
@@ -209,7 +213,7 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
   const bool entries_alone = (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
-  const bool crowded = !key.aligned || key.capped || pair.terms() || entries_alone;
+  const bool crowded = !key.aligned || key.capped || pair.hides() || (pair.alibi && key.headdim > 64) || entries_alone;
   add_int("kStepN", crowded && !f32 ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
