@@ -53,6 +53,13 @@ constexpr V2ForwardRow kRows[] = {
     {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true},
     {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true},
     {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true},
+    // fp32 with terms of pairs or dropout, and with softcap above headdim 64, by count of registers
+    {80, 64, true, {8, 2, 64, 2, 16, 0, false, 1}, true, true},
+    {80, 64, true, {8, 2, 32, 2, 16, 0, false, 1}, true, true},
+    {80, 128, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},
+    {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},
+    {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true, true},
+    {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true, true},
 };
 // clang-format on
 
@@ -69,10 +76,13 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    if (row.heavy != heavy(pair) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
+    const bool many_registers = heavy(pair) || (problem.dtype == DType::kF32 && problem.softcap > 0 && std::max(headdim, headdim_v) > 64);
+    if (row.heavy != many_registers || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
+    // Of unequal widths that tile spills, and the one behind it does not.
+    if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     const int64_t bytes = row.tile.shared_bytes(headdim, headdim_v, problem.dtype);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -98,8 +108,8 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
 
 int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
-  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there is one more.
-  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 4;
+  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there are four more.
+  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 16;
   return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
 }
 
@@ -185,8 +195,8 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kHeaddim", key.headdim);
   add_int("kHeaddimV", key.headdim_v);
   add_bool("kCausal", key.causal != 0);
-  if (!f32) add_bool("kWindow", key.window != 0);
-  if (!f32) add_bool("kCapped", key.capped != 0);
+  add_bool("kWindow", key.window != 0);
+  add_bool("kCapped", key.capped != 0);
   add_bool("kAligned", key.aligned != 0);
   add_int("kWarps", tile.warps);
   add_int("kRowTiles", tile.row_tiles);
