@@ -91,14 +91,14 @@ TEST(V2BackwardPlanSmall, Fp32ComputesRowsOfDqAgainWithFeatures) {
   const auto finish = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), {}).finish; };
   EXPECT_EQ(finish().window, 1);
   EXPECT_EQ(finish().capped, 1);
-  EXPECT_TRUE(pair_features_of(finish().pair).lengths);
-  EXPECT_TRUE(pair_features_of(finish().pair).mask);
+  EXPECT_TRUE(cuda::pair_features_of(finish().pair).lengths);
+  EXPECT_TRUE(cuda::pair_features_of(finish().pair).mask);
   const std::string source = cuda::v2_backward_request(finish()).source;
   for (const char* part : {"kWindow = true", "kCapped = true", ".lengths = true", "fattn::PairParams p", "backward_f32_finish<Spec>"})
     EXPECT_NE(source.find(part), std::string::npos) << part << "\n" << source;
   p.softcap = 0;
   p.bias = p.dbias = {true, DType::kF32, 1, 1, 1, {}};
-  EXPECT_FALSE(pair_features_of(finish().pair).dbias);
+  EXPECT_FALSE(cuda::pair_features_of(finish().pair).dbias);
 }
 
 TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
