@@ -179,6 +179,13 @@ struct Dropout {
     if (word << 16 < below << 16) pair |= 0x00008000u;
     if (word < below << 16) pair |= 0x80000000u;
   }
+  // Whether the weight of one pair stays.
+  __device__ __forceinline__ bool keeps(int query, int key) const {
+    const core::Philox4 all = words(query, key / core::kDropoutBlock, key % 8 / 2);
+    const unsigned low = key % 16 < 8 ? all.word[0] : all.word[1], high = key % 16 < 8 ? all.word[2] : all.word[3];
+    const unsigned word = key % core::kDropoutBlock < 16 ? low : high;
+    return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= below;
+  }
 
   // Of a word's two numbers: all ones in the halves of those that stay.
   __device__ __forceinline__ unsigned kept(unsigned word) const {

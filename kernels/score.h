@@ -51,4 +51,39 @@ struct CapCurve {
   }
 };
 
+// cap_scores() for scores in fp32: to a relative error of 4e-7 each: of those below half of softcap of 2e-7, whatever the others are.
+template <int kCount>
+__device__ __forceinline__ void cap_scores_closely(float (&s)[kCount], float factor) {
+  constexpr float kPolynomialTo = 0.5f, kTwoLog2e = 2.88539008177792681f;
+  const float scale = factor * (1.0f / kTanhUnit);
+  const auto curve = [](float x) {
+    const float y = x * x;
+    return x * fmaf(y, fmaf(y, fmaf(y, fmaf(y, 0.0171313443f, -0.0529842388f), 0.133247505f), -0.333330679f), 0.999999987f);
+  };
+  float greatest = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) greatest = fmaxf(greatest, fabsf(s[i]));  // passes over NaN
+  if (ptx::vote_all(greatest * fabsf(scale) <= kPolynomialTo)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = curve(s[i] * scale);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float x = s[i] * scale;
+      s[i] = fabsf(x) <= kPolynomialTo ? curve(x) : fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(x * kTwoLog2e)), 1.0f);
+    }
+  }
+}
+
+// The capped score of one product of q and k, in all lanes of a warp.
+template <class Spec>
+__device__ __forceinline__ float capped_closely(const AttentionParams& p, float product) {
+  if constexpr (Spec::kCapped) {
+    float s[1] = {product};
+    cap_scores_closely(s, features_of(p).score_factor);
+    return s[0];
+  }
+  return product;
+}
+
 }  // namespace fattn

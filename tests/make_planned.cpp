@@ -322,7 +322,21 @@ int main() {
         add_forward(list, arch, problem, true, quick(is_quick));
         add_backward(list, arch, problem, true, false, quick(is_quick));
       }
+      // Windows and softcap, features of pairs, and all of them: a window does without kCausal.
+      for (const int headdim : {64, 128, 192, 256}) {
+        const Problem plain = contiguous(DType::kF32, headdim, headdim, causal);
+        Problem lengths = plain;
+        lengths.has_seqused_k = true;
+        for (const Problem& problem : {with_features(plain, !causal, true), with_features(plain, !causal, false), lengths, with_pairs(plain, false),
+                                       with_pairs(plain, true), with_pairs(with_features(plain, !causal, true), true)}) {
+          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dbias.given);
+          add_forward(list, arch, problem, true, which);
+          add_backward(list, arch, problem, true, false, which);
+        }
+      }
       const Problem odd = contiguous(DType::kF32, 20, 50, causal);  // unaligned
+      add_forward(list, arch, with_pairs(odd, true), false, Which::kFull);
+      add_backward(list, arch, with_pairs(odd, true), false, true, Which::kFull);
       add_forward(list, arch, odd, false, Which::kFull);
       add_backward(list, arch, odd, false, false, Which::kFull);
       add_backward(list, arch, contiguous(DType::kF32, 128, 128, causal), true, true, Which::kFull);

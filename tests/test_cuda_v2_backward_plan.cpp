@@ -39,6 +39,20 @@ TEST(V2BackwardPlanSmall, EveryPairOfHeadDimensionsHasATile) {
             EXPECT_GE(plan.tile.width, headdim);
             EXPECT_GE(plan.tile.width_v, headdim_v);
             EXPECT_EQ(cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)].f32, dtype == DType::kF32);
+            if (dtype != DType::kF32) continue;
+            Problem features = p;
+            features.backward = features.has_seqused_k = features.has_alibi = features.pair_mask.given = true;
+            features.bias = features.dbias = {true, DType::kF32, 1, 1, 1, {}};
+            features.dropout_below = 1;
+            for (const bool capped : {false, true}) {
+              features.softcap = capped ? 20 : 0;
+              features.dbias.given = !capped;
+              ASSERT_EQ(cuda::v2_backward_refusal(features, target), "") << where;
+              const cuda::V2BackwardPlan heavy = cuda::plan_v2_backward(features, target);
+              EXPECT_GT(heavy.tile.dq_row_warps(), 0) << where;
+              EXPECT_LE(heavy.main.shared_bytes, target.shared_bytes) << where;
+              EXPECT_TRUE(cuda::v2_backward_rows()[static_cast<size_t>(heavy.key.row)].heavy) << where;
+            }
           }
     }
 }
@@ -66,6 +80,25 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("fattn::v2::backward_f32<Spec>"), std::string::npos);
   EXPECT_NE(cuda::v2_backward_request(keys.finish).source.find("fattn::v2::backward_f32_finish<Spec>"), std::string::npos);
   EXPECT_NE(cuda::v2_backward_request(keys.prepare).source.find("using Element = float;"), std::string::npos);
+}
+
+// So it depends on whatever hides pairs or changes scores, but not on what becomes of dS.
+TEST(V2BackwardPlanSmall, Fp32ComputesRowsOfDqAgainWithFeatures) {
+  Problem p = problem_of(64, 64, false, DType::kF32);
+  p.backward = p.has_seqused_k = p.pair_mask.given = true;
+  p.window_left = 10;
+  p.softcap = 20;
+  const auto finish = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), {}).finish; };
+  EXPECT_EQ(finish().window, 1);
+  EXPECT_EQ(finish().capped, 1);
+  EXPECT_TRUE(cuda::pair_features_of(finish().pair).lengths);
+  EXPECT_TRUE(cuda::pair_features_of(finish().pair).mask);
+  const std::string source = cuda::v2_backward_request(finish()).source;
+  for (const char* part : {"kWindow = true", "kCapped = true", ".lengths = true", "fattn::PairParams p", "backward_f32_finish<Spec>"})
+    EXPECT_NE(source.find(part), std::string::npos) << part << "\n" << source;
+  p.softcap = 0;
+  p.bias = p.dbias = {true, DType::kF32, 1, 1, 1, {}};
+  EXPECT_FALSE(cuda::pair_features_of(finish().pair).dbias);
 }
 
 TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {

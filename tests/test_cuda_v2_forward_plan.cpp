@@ -212,8 +212,34 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
       any.dropout_below = 0;
       EXPECT_EQ(v2_forward_refusal(any, target), "") << target.arch << " " << headdim;
     }
-  p.dtype = DType::kF32;
-  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences, documents, lengths"), std::string::npos);
+}
+
+// In fp32 too, at every width and on every device that has it, with tiles of its own; but neither packed sequences nor documents.
+TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
+  for (const V2Target& target : kTargets)
+    for (int headdim = 8; headdim <= 256; headdim += 8) {
+      if (target.level < 80) continue;
+      Problem p = problem_of(DType::kF32, headdim, headdim, true);
+      p.has_seqused_k = true;
+      EXPECT_EQ(v2_forward_refusal(p, target), "");
+      EXPECT_EQ(plan_v2_forward(p, target).key.row, plan_v2_forward(problem_of(DType::kF32, headdim, headdim, true), target).key.row);
+      p.softcap = 20;
+      p.window_left = 10;
+      p.window_right = 0;
+      ASSERT_EQ(v2_forward_refusal(p, target), "");
+      V2ForwardPlan plan = plan_v2_forward(p, target);
+      EXPECT_EQ(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy, headdim > 64);
+      p.has_alibi = p.pair_mask.given = true;
+      p.bias = {true, DType::kF32, 1, 1, 1, {}};
+      p.dropout_below = 1;
+      ASSERT_EQ(v2_forward_refusal(p, target), "");
+      plan = plan_v2_forward(p, target);
+      EXPECT_TRUE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy);
+      EXPECT_LE(plan.shared_bytes, target.shared_bytes);
+      const std::string source = v2_forward_request(plan.key).source;
+      for (const char* part : {"kWindow = true;", "kCapped = true;", "kCausal = false;", ".bias = 2", "fattn::PairParams p", "forward_f32.h"})
+        EXPECT_NE(source.find(part), std::string::npos) << part << "\n" << source;
+    }
 }
 
 TEST(V2ForwardPlanSmall, PackedSequencesAndDocumentsGoIntoKeysAndTiles) {
@@ -235,7 +261,7 @@ TEST(V2ForwardPlanSmall, PackedSequencesAndDocumentsGoIntoKeysAndTiles) {
   p.has_alibi = true;
   EXPECT_FALSE(plan_v2_forward(p, kHopper).tile.queries_in_registers) << "they would leave too few for ids and slopes";
   p.dtype = DType::kF32;
-  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences, documents"), std::string::npos);
+  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences and no documents"), std::string::npos);
 }
 
 TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {

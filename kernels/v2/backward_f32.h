@@ -7,19 +7,28 @@
 // memory as it is, in fp32. dS^T, split, is in shared memory for dQ, which all warps compute together when the block is done. What comes from shared
 // memory was scaled by powers of two, the keys once and the queries block by block, and is scaled back when it is added to a gradient in fp32.
 //
-// Spec: kHeaddim, kHeaddimV; kCausal; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile).
+// With softcap P^T (1 - T^2) goes to the second warp in place of P^T, T the capped scores before they are multiplied by softcap. With features of pairs
+// (kernels/pair.h) it is marked by its sign: of a dropped pair the second warp takes nothing of dP^T, and of -0, a pair that bias or mask hides,
+// nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
+//
+// Spec: kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile);
+// kPair, none if it is left out, without packed sequences and documents.
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
 #include "kernels/ptx/async_copy_word.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/ldmatrix.h"
 #include "kernels/ptx/math.h"
+#include "kernels/ptx/reduce.h"
 #include "kernels/ptx/semaphore.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/score.h"
 #include "kernels/tile/split_product.h"
 #include "kernels/tile/split_tile.h"
 #include "kernels/v2/backward_f32_again.h"
@@ -45,6 +54,10 @@ class BackwardF32 {
   static constexpr BackwardF32Tile kTile = Spec::kTile;
   static constexpr int kWidth = kTile.width, kWidthV = kTile.width_v, kBlockM = kTile.block_m, kBlockN = kTile.block_n;
   static constexpr int kThreads = kTile.threads(), kWarps = kTile.warps();
+  static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  static constexpr bool kHides = kPair.hides();
+  static_assert(!kPair.packed && !kPair.documents);
   using TileK = SplitRows<kBlockN, kWidth>;
   using TileV = SplitRows<kBlockN, kWidthV>;
   using TileQ = SplitRows<kBlockM, kWidth>;
@@ -89,6 +102,7 @@ class BackwardF32 {
   __device__ static bool computes_values() { return this_warp() < kTile.key_groups; }  // S, P, dV; otherwise dP, dS, dK
   __device__ static int this_group() { return this_warp() % kTile.key_groups; }
   int batch, head_k, first_key, part;
+  int entry_keys;                     // kPair.lengths: keys of this batch entry
   float query_inverse, dout_inverse;  // of the splitting of q and dout, in the block at hand
   // Of k and v: in shared memory, because registers are few.
   __device__ float key_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset()); }
@@ -99,14 +113,39 @@ class BackwardF32 {
     int head, block;  // query head, query block
   };
   __device__ Step after(Step step) const {
-    return step.block + 1 < query_blocks() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block()};
+    return step.block + 1 < blocks_end() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block()};
   }
+  __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : p.seqlen_k; }
   // Query i sees the keys j <= i + diagonal().
-  __device__ int diagonal() const { return p.seqlen_k - p.seqlen_q; }
+  __device__ int diagonal() const {
+    if constexpr (kWindow) return mask().ends() ? mask().diagonal() - 1 : kNoLimit;
+    return seqlen_k() - p.seqlen_q;
+  }
+  // kWindow: and j >= i + left_diagonal().
+  __device__ int left_diagonal() const { return mask().begins() ? mask().left_diagonal() : -kNoLimit; }
   // Of the queries that see these keys.
-  __device__ int first_block() const { return Spec::kCausal ? max(0, first_key - diagonal()) / kBlockM : 0; }
+  __device__ int first_block() const {
+    if constexpr (kWindow) return mask().first_row(first_key) / kBlockM;
+    return Spec::kCausal ? max(0, first_key - diagonal()) / kBlockM : 0;
+  }
+  __device__ int blocks_end() const {
+    if constexpr (kWindow) return (mask().row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
+    return query_blocks();
+  }
   __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
-  __device__ core::Mask32 mask() const { return {p.seqlen_q, p.seqlen_k, Spec::kCausal}; }
+  static constexpr int kNoLimit = 1 << 30;
+  __device__ core::Mask32 mask() const {
+    if constexpr (kWindow)
+      return window_mask_of<kPair>(p, seqlen_k());
+    else
+      return {p.seqlen_q, seqlen_k(), Spec::kCausal};
+  }
+  // How many blocks of lower keys add to dQ of a block of queries.
+  __device__ int nth_key_block(int query_block) const {
+    const int key_block = first_key / kBlockN;
+    if constexpr (kWindow) return key_block - mask().visible_begin(query_block * kBlockM) / kBlockN;
+    return key_block;
+  }
 
   // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
   // block: under a causal mask the first is the longest.
@@ -128,6 +167,7 @@ class BackwardF32 {
     batch = head / p.nheads_k;
     head_k = head % p.nheads_k;
     first_key = rest / section_heads * kBlockN;
+    if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
   }
 
   // ---- load ----
@@ -140,7 +180,7 @@ class BackwardF32 {
   __device__ unsigned ds_tile() const { return shared + kTile.ds_offset(); }
 
   __device__ void load_keys() const {
-    const int rows = p.seqlen_k - first_key;
+    const int rows = seqlen_k() - first_key;
     CopyK::copy(shared, at(p.k, p.k_strides, batch, head_k, first_key), p.k_strides.row, rows);
     CopyV::copy(v_tile(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
     ptx::cp_async_commit();
@@ -265,10 +305,18 @@ class BackwardF32 {
   }
 
   // ---- compute: P^T and dS^T ----
+  // What dropout multiplies the weights that stay by, and its inverse.
+  __device__ float dropout_scale() const {
+    if constexpr (kPair.dropout) return pairs_of(p).dropout_scale;
+    return 1.0f;
+  }
+  __device__ float kept_share() const { return 1.0f - static_cast<float>(pairs_of(p).dropout_below) * (1.0f / 65536); }
+
   // Zeros in place of the pairs that the mask hides, or that are beyond the last key or query, whatever was computed for them.
   __device__ void hide(float (&x)[kKeyTiles][kChunkTiles][4], int first_query) const {
     const int lane = this_lane(), key = first_key + this_group() * kKeys + lane / 4, query = first_query + lane % 4 * 2;
-    const int keys_left = p.seqlen_k - key, queries_left = p.seqlen_q - query, reach = query + diagonal() - key;
+    const int keys_left = seqlen_k() - key, queries_left = p.seqlen_q - query, reach = query + diagonal() - key;
+    const int lead = kWindow ? query + left_diagonal() - key : 0;
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
@@ -276,7 +324,9 @@ class BackwardF32 {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key_step = 16 * i + e / 2 * 8, query_step = 8 * j + e % 2;
-          if (key_step >= keys_left || query_step >= queries_left || (Spec::kCausal && key_step - query_step > reach)) x[i][j][e] = 0;
+          if (key_step >= keys_left || query_step >= queries_left || (kMasked && key_step - query_step > reach) ||
+              (kWindow && key_step - query_step < lead))
+            x[i][j][e] = 0;
         }
   }
 
@@ -296,6 +346,88 @@ class BackwardF32 {
     }
   }
 
+  // The same with softcap, terms or dropout: P^T as dV takes it, and `sent`, what the second warp gets.
+  __device__ void pair_weights(float (&s)[kKeyTiles][kChunkTiles][4], float (&sent)[kKeyTiles][kChunkTiles][4], unsigned lse_at, int head,
+                               int first_query) const {
+    const int lane = this_lane(), group_key = first_key + this_group() * kKeys, key = group_key + lane / 4, query = first_query + lane % 4 * 2;
+    float scale = p.softmax_scale * (key_inverse() * query_inverse) * kLog2e;
+    if constexpr (kCapped) {
+      cap_scores_closely(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor * (key_inverse() * query_inverse));
+      scale = p.softmax_scale_log2;
+    }
+    [[maybe_unused]] const Terms<kPair, f16> terms(p, batch, head, seqlen_k());  // no bias is of 16 bits here
+    [[maybe_unused]] const Dropout<kPair> dropout(p, batch, head);
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; ++j) {
+      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
+      const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
+      core::Philox4 words;
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        // kKeys is a multiple of 32, or a half of a block of random numbers.
+        if (kPair.dropout && i % 2 == 0) words = dropout.transposed_words(query + 8 * j, (group_key + 16 * i) / core::kDropoutBlock, lane);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          // Rows and keys behind the last get what another one has, and are hidden later.
+          const float term = terms(min(query + 8 * j + e % 2, p.seqlen_q - 1), min(key + 16 * i + e / 2 * 8, seqlen_k() - 1));
+          const bool hidden = kHides && term == -kInfinity;
+          const float capped = s[i][j][e], weight = hidden ? 0.0f : ptx::ex2(fmaf(capped, scale, fmaf(-reference[e % 2], kLog2e, term)));
+          s[i][j][e] = weight;
+          sent[i][j][e] = hidden ? -0.0f : kCapped ? weight * fmaf(-capped, capped, 1.0f) : weight;
+          if constexpr (kPair.dropout) {
+            const bool upper = kKeys % core::kDropoutBlock != 0 && group_key % core::kDropoutBlock != 0;
+            const unsigned word = upper || i % 2 != 0 ? words.word[2 + e / 2] : words.word[e / 2];
+            const bool dropped = e % 2 == 0 ? (word & 0xffffu) < dropout.below : word < dropout.below << 16;
+            if (dropped) s[i][j][e] = 0;
+            if (dropped) sent[i][j][e] = -sent[i][j][e];
+            if (hidden) sent[i][j][e] = -0.0f;
+          }
+        }
+      }
+    }
+  }
+
+  // Adds dS, in units of `factor` * `factor2`, to dbias, or writes it, where the pair is seen (masked: where not all are). What is not finite, by IEEE
+  // rules: of an Inf in k or v the split operands make NaN.
+  __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked, float factor,
+                               float factor2) const {
+    static_assert(kKeyTiles * kChunkTiles * 4 <= 32);
+    const int lane = this_lane(), key = first_key + this_group() * kKeys + lane / 4, query = first_query + lane % 4 * 2;
+    const PairParams& pairs = pairs_of(p);
+    float* const to = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
+    const auto add = [&](int key_step, int query_step, float x) {
+      if (masked) {
+        if (key + key_step >= seqlen_k() || query + query_step >= p.seqlen_q) return;
+        if (kMasked && key + key_step > query + query_step + diagonal()) return;
+        if (kWindow && key + key_step < query + query_step + left_diagonal()) return;
+      }
+      if (!is_finite(x)) x = HeadPairs<Spec>(p, batch, head, seqlen_k()).gradient_alone(query + query_step, key + key_step);
+      float* const at = to + query_step * pairs.dbias_strides.row + key_step;
+      if (pairs.dbias_alone != 0)
+        *at = x;
+      else
+        ptx::red_add(at, x);
+    };
+    unsigned again = 0;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float x = ds[i][j][e] * factor * factor2;
+          if (is_finite(x))
+            add(16 * i + e / 2 * 8, 8 * j + e % 2, x);
+          else
+            again |= 1u << ((i * kChunkTiles + j) * 4 + e);
+        }
+#pragma unroll 1
+    for (; again != 0; again &= again - 1) {
+      const int at = __ffs(static_cast<int>(again)) - 1;
+      add(at / (4 * kChunkTiles) * 16 + at % 4 / 2 * 8, at / 4 % kChunkTiles * 8 + at % 2, kInfinity);
+    }
+  }
+
   // A chunk of P^T in shared memory: every lane writes its own numbers, and the same lane of the other warp reads them.
   __device__ unsigned p_slot(int chunk) const {
     return shared + kTile.p_offset() + static_cast<unsigned>((this_group() * kChunks + chunk) * kKeys * kChunk * 4 + this_lane() * 16);
@@ -304,7 +436,7 @@ class BackwardF32 {
   // compute-sanitizer's racecheck then finds hazards in any program.)
   __device__ int weights_barrier(int chunk) const { return 1 + this_group() * kChunks + chunk; }
 
-  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int first_query, bool masked) const {
+  __device__ void compute_values(float (&dv)[kKeyTiles][kSumTiles][4], int first_query, bool masked, [[maybe_unused]] int head) const {
     const int lane = this_lane(), key_group = this_group();
     const BlockAddress<kWidth, kWidth, LaneOrder::kColumnMajor> k_rows(lane, key_group * kKeys, 0);
     const BlockAddress<kWidth, kWidth, LaneOrder::kRowMajor> q_rows(lane, 0, 0);
@@ -314,15 +446,25 @@ class BackwardF32 {
       const int row = chunk * kChunk;
       float s[kKeyTiles][kChunkTiles][4];
       multiply_rows<TileK, TileQ, kWidth>(s, shared, q_tile() + static_cast<unsigned>(row * TileQ::kPitch), k_rows, q_rows, 0);  // S^T = K Q^T
-      weights(s, shared + kTile.lse_offset() + 4 * row);
-      if (masked) hide(s, first_query + row);
-      const unsigned p_at = p_slot(chunk);
+      const auto send = [&](const float(&x)[kKeyTiles][kChunkTiles][4]) {
+        const unsigned p_at = p_slot(chunk);
 #pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
+        for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
-        for (int j = 0; j < kChunkTiles; ++j)
-          ptx::st_shared_16(p_at + (i * kChunkTiles + j) * 512, uint4{__float_as_uint(s[i][j][0]), __float_as_uint(s[i][j][1]),
-                                                                      __float_as_uint(s[i][j][2]), __float_as_uint(s[i][j][3])});
+          for (int j = 0; j < kChunkTiles; ++j)
+            ptx::st_shared_16(p_at + (i * kChunkTiles + j) * 512, uint4{__float_as_uint(x[i][j][0]), __float_as_uint(x[i][j][1]),
+                                                                        __float_as_uint(x[i][j][2]), __float_as_uint(x[i][j][3])});
+      };
+      if constexpr (kCapped || kPair.terms() || kPair.dropout) {
+        float sent[kKeyTiles][kChunkTiles][4];
+        pair_weights(s, sent, shared + kTile.lse_offset() + 4 * row, head, first_query + row);
+        send(sent);  // what the mask hides the second warp hides again
+        if (masked) hide(s, first_query + row);
+      } else {
+        weights(s, shared + kTile.lse_offset() + 4 * row);
+        if (masked) hide(s, first_query + row);
+        send(s);
+      }
       ptx::bar_sync(weights_barrier(chunk), 64);
       const Fragments fragments(s, kWeightFactor);
       accumulate<TileDout, kWidthV, kColumnsV>(dv, fragments, dout_tile() + static_cast<unsigned>(row * TileDout::kPitch), dout_columns,
@@ -330,7 +472,7 @@ class BackwardF32 {
     }
   }
 
-  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int first_query, bool masked) const {
+  __device__ void compute_keys(float (&dk)[kKeyTiles][kSumTiles][4], int first_query, bool masked, [[maybe_unused]] int head) const {
     const int lane = this_lane(), key_group = this_group();
     const BlockAddress<kWidthV, kWidthV, LaneOrder::kColumnMajor> v_rows(lane, key_group * kKeys, 0);
     const BlockAddress<kWidthV, kWidthV, LaneOrder::kRowMajor> dout_rows(lane, 0, 0);
@@ -345,7 +487,8 @@ class BackwardF32 {
       ptx::bar_sync(weights_barrier(chunk), 64);
       const unsigned p_at = p_slot(chunk);
       const unsigned row_sum_at = shared + kTile.row_sum_offset() + 4 * row;
-      const float dout_factor = tile::inverse_of(dout_inverse), value_gradient_factor = tile::inverse_of(value_inverse()) * kGradientFactor;
+      const float dout_factor = tile::inverse_of(dout_inverse),
+                  value_gradient_factor = tile::inverse_of(value_inverse()) * (kGradientFactor * (kPair.dropout ? kept_share() : 1.0f));
 #pragma unroll
       for (int j = 0; j < kChunkTiles; ++j) {
         const float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
@@ -355,10 +498,22 @@ class BackwardF32 {
           const uint4 bits = ptx::ld_shared_16(p_at + (i * kChunkTiles + j) * 512);
           const float weight[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
 #pragma unroll
-          for (int e = 0; e < 4; ++e) ds[i][j][e] = weight[e] * fmaf(ds[i][j][e], kGradientFactor, -scaled[e % 2]);  // dS^T = P^T (dP^T - row_sum)
+          for (int e = 0; e < 4; ++e) {  // dS^T = P^T (dP^T - row_sum)
+            if constexpr (kPair.dropout) {
+              const bool dropped = __float_as_uint(weight[e]) >> 31 != 0;
+              const bool hidden = kHides && __float_as_uint(weight[e]) == 0x80000000u;
+              const float gradient = fmaf(dropped ? 0.0f : ds[i][j][e], kGradientFactor, -scaled[e % 2]);
+              ds[i][j][e] = hidden ? 0.0f : fabsf(weight[e]) * gradient;
+            } else {
+              ds[i][j][e] = weight[e] * fmaf(ds[i][j][e], kGradientFactor, -scaled[e % 2]);
+              if (kHides && __float_as_uint(weight[e]) == 0x80000000u) ds[i][j][e] = 0;
+            }
+          }
         }
       }
       if (masked) hide(ds, first_query + row);
+      if constexpr (kPair.dbias)
+        add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
       const Fragments fragments(ds, 1.0f);
 #pragma unroll
       for (int depth = 0; depth < kDepths; ++depth)
@@ -395,7 +550,7 @@ class BackwardF32 {
                          static_cast<long long>(first_row / kDqAccumRows) * (kDqAccumRows * kWidth) + dq_column * kDqAccumRows;
     int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * query_blocks() + step.block : nullptr;
     constexpr int kTiles = kDqRows / 16;
-    const float factor = key_inverse() / kGradientFactor, factor2 = dout_inverse * value_inverse();
+    const float factor = key_inverse() / kGradientFactor * dropout_scale(), factor2 = dout_inverse * value_inverse();
 #pragma unroll
     for (int first = 0; first < kDqColumns; first += kDqSpan) {
       float high[kDqSpan / 8][kTiles][4], low[kDqSpan / 8][kTiles][4];
@@ -421,7 +576,7 @@ class BackwardF32 {
       }
       if (Spec::kDeterministic && first == 0) {  // lower key blocks first: the same order of additions in every run
         if (this_thread() == 0) {
-          while (ptx::ld_acquire(turn) < first_key / kBlockN * kParts) __nanosleep(64);
+          while (ptx::ld_acquire(turn) < nth_key_block(step.block) * kParts) __nanosleep(64);
         }
         __syncthreads();
       }
@@ -472,14 +627,14 @@ class BackwardF32 {
           }
         }
         unsigned bad = ptx::ballot(!good && key < p.seqlen_k);
+        if (kPair.lengths && given_length(p, batch) < 0) bad = 0;  // NaN it shall be
         if (bad == 0) [[likely]]
           continue;
         ptx::warp_sync();
 #pragma unroll 1
         for (int g = 0; g < 8; ++g, bad >>= 4)
           if ((bad & 15) != 0)
-            key_row_again<Spec::kHeaddim, Spec::kHeaddimV, kIsDk>(p, mask(), batch, head_k, first + g,
-                                                                  const_cast<float*>(at(tensor, strides, batch, head_k, first + g)), lane);
+            key_row_again<Spec, kIsDk>(p, mask(), batch, head_k, first + g, const_cast<float*>(at(tensor, strides, batch, head_k, first + g)), lane);
       }
   }
 
@@ -490,8 +645,17 @@ class BackwardF32 {
     take_tile();
     float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
     clear(sum);
+    if constexpr (kPair.lengths) {
+      const float first = first_sum<kPair>(p, batch);
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kSumTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[i][j][e] = first;
+    }
 
-    const bool any = first_block() < query_blocks();  // some query sees these keys
+    const bool any = first_block() < blocks_end() && (!kPair.lengths || first_key < seqlen_k());  // some query sees these keys
     Step now{head_k * p.group, first_block()};
     if (any) {
       load_keys();
@@ -505,14 +669,16 @@ class BackwardF32 {
       split_queries();
       __syncthreads();
       const int first_query = now.block * kBlockM, group_key = first_key + this_group() * kKeys;
-      const bool hidden = Spec::kCausal && group_key > first_query + kBlockM - 1 + diagonal();  // no query of the block sees a key of the group
-      const bool masked = first_key + kBlockN > p.seqlen_k || first_query + kBlockM > p.seqlen_q ||
-                          (Spec::kCausal && group_key + kKeys - 1 > first_query + diagonal());
+      const bool hidden = (kMasked && group_key > first_query + kBlockM - 1 + diagonal()) ||
+                          (kWindow && group_key + kKeys - 1 < first_query + left_diagonal());  // no query of the block sees a key of the group
+      const bool masked = first_key + kBlockN > seqlen_k() || first_query + kBlockM > p.seqlen_q ||
+                          (kMasked && group_key + kKeys - 1 > first_query + diagonal()) ||
+                          (kWindow && group_key < first_query + kBlockM - 1 + left_diagonal());
       if (computes_values()) {
-        if (!hidden) compute_values(sum, first_query, masked);
+        if (!hidden) compute_values(sum, first_query, masked, now.head);
       } else {
         if (!hidden)
-          compute_keys(sum, first_query, masked);
+          compute_keys(sum, first_query, masked, now.head);
         else
           clear_ds();
       }
@@ -523,9 +689,9 @@ class BackwardF32 {
       now = after(now);
     }
     if (computes_values())
-      store_gradient<false>(sum, p.dv, p.dv_strides, 1.0f);
+      store_gradient<false>(sum, p.dv, p.dv_strides, dropout_scale());
     else
-      store_gradient<true>(sum, p.dk, p.dk_strides, p.softmax_scale);
+      store_gradient<true>(sum, p.dk, p.dk_strides, p.softmax_scale * dropout_scale());
   }
 };
 

@@ -1,10 +1,12 @@
 // Backward in fp32, last kernel: dq = softmax_scale * dq_accum, with the strides of dq.
 //
 // A warp takes 16 queries x 32 columns. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN. Other
-// rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kAligned, kTile, as in backward_f32.h.
+// rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kWindow, kCapped, kAligned, kTile, kPair, as in backward_f32.h.
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/backward_f32_again.h"
@@ -18,6 +20,7 @@ namespace fattn::v2 {
 
 template <class Spec>
 __device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
+  constexpr PairFeatures kPair = kPairOf<Spec>;
   constexpr int kWidth = Spec::kTile.width, kHeaddim = Spec::kHeaddim, kColumnGroups = kWidth / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const long long row_blocks = dq_accum_blocks(p.seqlen_q);
@@ -33,12 +36,13 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
   float4 x[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);
+  const bool wrong_length = kPair.lengths && given_length(p, batch) < 0;  // dq_accum is NaN then, and dq shall be
   float* const dq = static_cast<float*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + 8 * half;
     const bool exists = row < p.seqlen_q;
-    const bool empty = exists && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
+    const bool empty = exists && !wrong_length && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
     bool good = true;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -55,16 +59,22 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
           if (column + e < kHeaddim) to[e] = empty ? 0.0f : pair[e];
       }
     }
-    unsigned bad = ptx::ballot(!good && exists && !empty);
+    unsigned bad = ptx::ballot(!good && exists && !empty && !wrong_length);
     if (bad == 0) [[likely]]
       continue;
     ptx::warp_sync();
-    const core::Mask32 mask{p.seqlen_q, p.seqlen_k, Spec::kCausal};
+    const core::Mask32 mask = [&] {
+      const int seqlen_k = keys_of<kPair>(p, batch);
+      if constexpr (Spec::kWindow)
+        return window_mask_of<kPair>(p, seqlen_k);
+      else
+        return core::Mask32{p.seqlen_q, seqlen_k, Spec::kCausal};
+    }();
 #pragma unroll 1
     for (int g = 0; g < 8; ++g, bad >>= 4) {
       if ((bad & 15) == 0) continue;
       const int again = first_row + 8 * half + g, column = first_column + lane;
-      const float value = dq_again<kHeaddim, Spec::kHeaddimV>(p, mask, batch, head, again, column, lane);
+      const float value = dq_again<Spec>(p, mask, batch, head, again, column, lane);
       if (column < kHeaddim) dq[again * p.dq_strides.row + column] = value * p.softmax_scale;
     }
   }

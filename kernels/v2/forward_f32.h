@@ -7,16 +7,21 @@
 // A specialisation is a struct with
 //   kHeaddim, kHeaddimV            1 to 256
 //   kCausal                        keys after the query are hidden
+//   kWindow                        keys outside a window (FeatureParams) are hidden; kCausal is then false
+//   kCapped                        softcap (kernels/score.h)
 //   kAligned                       bases and strides are multiples of 16 bytes and headdims of 4
 //   kWarps, kRowTiles              warps of a CTA, 16-row tiles of a warp
 //   kBlockN, kStages               keys of a block, blocks in shared memory at once (1 or 2)
 //   kStepN                         keys whose scores are in registers at once
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
+//   kPair                          features of pairs (kernels/pair.h) but for packed sequences and documents; none if it is left out
 #pragma once
 
 #include "kernels/mask.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/score.h"
 #include "kernels/softmax.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -32,8 +37,8 @@ using tile::for_each;
 using tile::round_up;
 using tile::SharedTile;
 
-// Shared memory of a CTA: the queries, then kStages pairs of keys and values, then the greatest numbers that each warp found, and the scale of
-// the queries.
+// Shared memory of a CTA: the queries, then kStages pairs of keys and values, then the greatest numbers that each warp found, the scale of the
+// queries, and the place of the tile.
 template <class Spec>
 struct ForwardF32Shape {
   static constexpr int kThreads = Spec::kWarps * 32;
@@ -47,6 +52,7 @@ struct ForwardF32Shape {
   static constexpr int kStageBytes = kValueOffset + 2 * TileV::kBytes;
   static constexpr int kGreatestOffset = kQueryBytes + Spec::kStages * kStageBytes;
   static constexpr int kQueryScaleOffset = kGreatestOffset + 8 * Spec::kWarps;
+  static constexpr int kPlaceOffset = kQueryScaleOffset + 4;  // three numbers
 };
 
 // A weight enters the product with v as weight * 2^12: at its usual size, 1 or less, it is far from the least of fp16, and up to 15 it is below the
@@ -68,6 +74,10 @@ class ForwardF32 {
   static constexpr int kStepTiles = kStepN / 8;                // score tiles of 8 keys
   static constexpr int kChunks = kStepN / 16;                  // 16 keys: the depth of one mma of p v
   static constexpr bool kWide = kRowTiles * kDepthO > 8;       // o takes half of the registers
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  static constexpr bool kWindow = Spec::kWindow, kTerms = kPair.terms();
+  using Visible = VisibleKeys<kRowTiles, kWindow>;
+  static_assert(!kPair.packed && !kPair.documents);
   static_assert(Spec::kBlockN % kStepN == 0 && kStepN % 16 == 0 && (Spec::kStages == 1 || Spec::kStages == 2));
 
   const AttentionParams& p;
@@ -77,12 +87,22 @@ class ForwardF32 {
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][2][kRowTiles][4];  // high, low
   unsigned q_address, k_address, v_address;                              // of this lane, in the queries and in stage 0
 
-  // softmax_scale_log2, undoing the factor of the queries. In shared memory, because registers are few.
+  // softmax_scale_log2 (kCapped: score_factor), undoing the factor of the queries. In shared memory, because registers are few.
   __device__ __forceinline__ float query_scale() const { return ptx::ld_shared_f32(tile_q + Shape::kQueryScaleOffset); }
 
   // Which keys a row sees. Without a causal mask all, but with wide outputs the compiler is not told: it then keeps fewer things in registers.
-  __device__ __forceinline__ core::Mask32 visible_mask() const {
-    return {p.seqlen_q, p.seqlen_k, Spec::kCausal, -1, Spec::kCausal || !kWide ? -1 : ptx::opaque(p.seqlen_q)};
+  __device__ __forceinline__ core::Mask32 visible_mask(int seqlen_k) const {
+    if constexpr (kWindow)
+      return window_mask_of<kPair>(p, seqlen_k);
+    else
+      return {p.seqlen_q, kPair.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal, -1, Spec::kCausal || !kWide ? -1 : ptx::opaque(p.seqlen_q)};
+  }
+
+  // The tile's place, with features of pairs: of wide outputs from shared memory, where its first warp put it.
+  __device__ __forceinline__ Place place_again(const Place& place) const {
+    if constexpr (!kWide) return place;
+    const auto number = [&](int i) { return static_cast<int>(ptx::ld_shared_4(tile_q + Shape::kPlaceOffset + 4 * i)); };
+    return {number(0), number(1), 0, number(2)};
   }
 
   // s = q k^T of kStepN keys from `k_address`, in the units of the split operands.
@@ -191,12 +211,72 @@ class ForwardF32 {
     });
   }
 
+  // Where a step is, for features of pairs: the tile, this lane's first query and first key, and how many keys there are.
+  struct StepPairs {
+    Place place;
+    int row, key, seqlen_k;
+  };
+
+  // Scores in units of log2 with their terms. Rows behind the last, and in a block with kExact keys, get what another one has.
+  template <bool kExact>
+  __device__ __forceinline__ void add_terms(float (&s)[kRowTiles][kStepTiles][4], float scale, const StepPairs& at) const {
+    const Terms<kPair, f16> terms(p, at.place.batch, at.place.head, at.seqlen_k);  // no bias is of 16 bits here
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = min(at.row + 16 * i + 8 * half, p.seqlen_q - 1);
+#pragma unroll
+        for (int n = 0; n < kStepTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int key = at.key + 8 * n + e;
+            float& score = s[i][n][2 * half + e];
+            score = with_term<kPair.hides()>(score, scale, terms(query, kExact ? min(key, at.seqlen_k - 1) : key));
+          }
+        }
+      }
+    }
+  }
+
+  // Drops weights, once their sums are taken.
+  __device__ __forceinline__ void drop(Weights& w, const StepPairs& at) const {
+    const Dropout<kPair> dropout(p, at.place.batch, at.place.head);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        core::Philox4 words;
+#pragma unroll
+        for (int n = 0; n < kStepTiles; ++n) {
+          const int key = at.key + 8 * n;  // a step of 16 keys is one half of a block of random numbers or the other
+          if (n % 4 == 0) words = dropout.words(at.row + 16 * i + 8 * half, key / core::kDropoutBlock, key % 8 / 2);
+          const bool second = kStepN % core::kDropoutBlock != 0 ? at.key % core::kDropoutBlock >= 16 : n % 4 >= 2;
+          const unsigned kept = dropout.kept(second ? words.word[2 + n % 2] : words.word[n % 2]);
+          w.high[n / 2][i][n % 2 * 2 + half] &= kept;
+          w.low[n / 2][i][n % 2 * 2 + half] &= kept;
+        }
+      }
+    }
+  }
+
   // One step over kStepN keys; which begin at these bytes from the first stage. kExact: mask the scores and find their maximum; otherwise every
-  // key is visible, and the reference is good unless the sums of the weights say that it is not.
-  template <bool kExact, class Visible>
-  __device__ __forceinline__ void step(unsigned k_offset, unsigned v_offset, float scale, float value_inverse, const Visible& visible) {
+  // key is visible, and the reference is good unless the sums of the weights say that it is not. `score_scale`: what makes scores of those of the
+  // split operands, in units of log2, or, kCapped, in those of tanh.
+  template <bool kExact>
+  __device__ __forceinline__ void step(unsigned k_offset, unsigned v_offset, float score_scale, float value_inverse, const Visible& visible,
+                                       [[maybe_unused]] const StepPairs& at) {
     float s[kRowTiles][kStepTiles][4];
     scores(s, k_address + k_offset);
+    float scale = score_scale;
+    if constexpr (Spec::kCapped) {
+      cap_scores_closely(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), score_scale);
+      scale = p.softmax_scale_log2;
+    }
+    if constexpr (kTerms) {
+      add_terms<kExact>(s, scale, at);
+      scale = 1;
+    }
     if constexpr (kExact) {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
@@ -221,6 +301,7 @@ class ForwardF32 {
 #pragma unroll
       for (int half = 0; half < 2; ++half) softmax.sum[i][half] += w.sum[i][half];
     }
+    if constexpr (kPair.dropout) drop(w, at);
     add_values(w, v_address + v_offset, value_inverse);
   }
 
@@ -238,8 +319,9 @@ class ForwardF32 {
         float sum = softmax.sum[i][half];
         sum += ptx::shfl_xor(sum, 1);
         sum += ptx::shfl_xor(sum, 2);
+        if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
         const bool empty = sum == 0;
-        const float inverse = 1.0f / (sum * kWeightFactor);
+        const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;
 #pragma unroll
@@ -265,12 +347,13 @@ class ForwardF32 {
         }
         // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
         unsigned bad = ptx::ballot(!good && !empty && row < p.seqlen_q);
+        if (kPair.lengths && given_length(p, place.batch) < 0) bad = 0;
         if (bad != 0) [[unlikely]] {
           ptx::warp_sync();
 #pragma unroll 1
           for (int g = 0; g < 8; ++g, bad >>= 4) {
             const int again = first + i * 16 + half * 8 + g;
-            if ((bad & 15) != 0) forward_row_again<Spec::kHeaddim, Spec::kHeaddimV>(p, place, again, mask.visible_end(again), lane);
+            if ((bad & 15) != 0) forward_row_again<Spec>(p, place, again, mask, lane);
           }
         }
       }
@@ -282,13 +365,14 @@ class ForwardF32 {
 
   __device__ __forceinline__ void run() {
     const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
-    const core::Mask32 mask = visible_mask();
+    const int seqlen_k = keys_of<kPair>(p, place.batch);
+    const core::Mask32 mask = visible_mask(seqlen_k);
     const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
     // load: block j goes to stage j mod kStages.
     const auto load_block = [&](int j) {
       const unsigned stage = tile_q + Shape::kQueryBytes + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
       const long long key = static_cast<long long>(j) * Spec::kBlockN;
-      const int keys = p.seqlen_k - j * Spec::kBlockN;
+      const int keys = (kPair.lengths ? seqlen_k : p.seqlen_k) - j * Spec::kBlockN;
       // Found again rather than kept in registers all the way: the addresses, with wide outputs all that leads to them.
       const Place from = kWide ? place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x))) : place;
       const int batch = ptx::opaque(from.batch), head = ptx::opaque(from.head_k);
@@ -312,7 +396,20 @@ class ForwardF32 {
     const tile::SplitFactor query_factor(greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyQ::greatest(tile_q), 0).x);
     const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
     CopyQ::split(tile_q, query_factor.factor * sign);
-    if (threadIdx.x == 0) ptx::st_shared_f32(tile_q + Shape::kQueryScaleOffset, p.softmax_scale_log2 * query_factor.inverse);
+    const float query_scale_log2 = [&] {
+      if constexpr (Spec::kCapped)
+        return features_of(p).score_factor;
+      else
+        return p.softmax_scale_log2;
+    }();
+    if (threadIdx.x == 0) {
+      ptx::st_shared_f32(tile_q + Shape::kQueryScaleOffset, query_scale_log2 * query_factor.inverse);
+      if constexpr (kPair.any() && kWide) {
+        ptx::st_shared_4(tile_q + Shape::kPlaceOffset, static_cast<unsigned>(place.batch));
+        ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 4, static_cast<unsigned>(place.head));
+        ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 8, static_cast<unsigned>(place.row));
+      }
+    }
     __syncthreads();
 
     softmax.start();
@@ -354,7 +451,7 @@ class ForwardF32 {
       const float2 greatest =
           greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyK::greatest(stage), CopyV::greatest(stage + Shape::kValueOffset));
       if constexpr (Spec::kStages == 2) {
-        if (j > 0) load_block(j - 1);
+        if (j > (kWindow ? blocks.begin : 0)) load_block(j - 1);
       }
       const tile::SplitFactor key_factor(greatest.x), value_factor(greatest.y);
       CopyK::split(stage, key_factor.factor);
@@ -371,23 +468,43 @@ class ForwardF32 {
 #pragma unroll 1
       for (int nth = Spec::kBlockN / kStepN - 1; nth >= 0; --nth) {
         const int key = j * Spec::kBlockN + nth * kStepN;
-        VisibleKeys<kRowTiles, false> visible;
+        Visible visible;
+        StepPairs at;
         if constexpr (kExact) {
           const auto [warp, lane] = ptx::thread_place();
           const Place here = kWide ? place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x))) : place;
           const int row = here.row + warp * Shape::kWarpRows;
           if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
-          visible = visible_keys<kRowTiles, false>(mask, row, key, lane / 4, lane % 4 * 2);
+          if (kWindow && key + kStepN <= mask.visible_begin(row)) continue;
+          visible = visible_keys<kRowTiles, kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
+        }
+        if constexpr (kTerms || kPair.dropout) {
+          const auto [warp, lane] = ptx::thread_place();
+          at.place = place_again(place);
+          at.row = at.place.row + warp * Shape::kWarpRows + lane / 4;
+          at.key = key + lane % 4 * 2;
+          at.seqlen_k = seqlen_k;
         }
         step<kExact>(stage + static_cast<unsigned>(nth * kStepN * TileK::kRowBytes), stage + static_cast<unsigned>(nth * kStepN * TileV::kRowBytes),
-                     query_scale() * inverse.x, inverse.y, visible);
+                     query_scale() * inverse.x, inverse.y, visible, at);
       }
     };
     int j = blocks.end - 1;
+    if constexpr (kWindow) {
+      const int exact_from = min(blocks.whole_end, blocks.end - 1);
 #pragma unroll 1
-    for (; j >= min(blocks.whole_end, blocks.end - 1) && j >= 0; --j) compute_block(tile::Constant<1>{}, j);
+      for (; j >= blocks.begin; --j) {
+        if (j >= exact_from || j < blocks.whole_begin)
+          compute_block(tile::Constant<1>{}, j);
+        else
+          compute_block(tile::Constant<0>{}, j);
+      }
+    } else {
 #pragma unroll 1
-    for (; j >= 0; --j) compute_block(tile::Constant<0>{}, j);
+      for (; j >= min(blocks.whole_end, blocks.end - 1) && j >= 0; --j) compute_block(tile::Constant<1>{}, j);
+#pragma unroll 1
+      for (; j >= 0; --j) compute_block(tile::Constant<0>{}, j);
+    }
     finish(mask);
   }
 };

@@ -3,33 +3,51 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/math.h"
+#include "kernels/score.h"
 #include "kernels/v2/global_row.h"
 #include "kernels/v2/schedule.h"
+#include "shared/mask.h"
 
 namespace fattn::v2 {
 
-// Row `row` sees the keys [0, end).
-template <int kHeaddim, int kHeaddimV>
-__device__ __forceinline__ void forward_row_again(const AttentionParams& p, const Place& place, int row, int end, int lane) {
+// Spec: as in forward_f32.h.
+template <class Spec>
+__device__ __forceinline__ void forward_row_again(const AttentionParams& p, const Place& place, int row, const core::Mask32& mask, int lane) {
+  constexpr int kHeaddim = Spec::kHeaddim, kHeaddimV = Spec::kHeaddimV;
+  constexpr PairFeatures kPair = kPairOf<Spec>;
+  constexpr bool kTerms = kPair.terms(), kHides = kPair.hides();
+  const int begin = Spec::kWindow ? mask.visible_begin(row) : 0, end = mask.visible_end(row);
   const HeadRows q(p.q, p.q_strides, place.batch, place.head), k(p.k, p.k_strides, place.batch, place.head_k),
       v(p.v, p.v_strides, place.batch, place.head_k);
   const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
-  const auto score = [&](int key) { return warp_dot(q.row(row), sign, k.row(key), kHeaddim, lane); };
+  [[maybe_unused]] const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
+  [[maybe_unused]] const Dropout<kPair> dropout(p, place.batch, place.head);
+  const auto scale = [&] { return kTerms ? 1.0f : p.softmax_scale_log2; };  // of scores to units of log2: with terms they are in them already
+  const auto score = [&](int key) {
+    const float product = warp_dot(q.row(row), sign, k.row(key), kHeaddim, lane);
+    const float s = Spec::kCapped ? capped_closely<Spec>(p, product) : product;
+    if constexpr (kTerms) return with_term<kHides>(s, p.softmax_scale_log2, terms(row, key));
+    return s;
+  };
 
   float greatest = -kInfinity;  // a NaN stays
 #pragma unroll 1
-  for (int key = 0; key < end; ++key) {
+  for (int key = begin; key < end; ++key) {
     const float s = score(key);
     if (s > greatest || s != s) greatest = s;
   }
   const bool empty = greatest == -kInfinity;
-  const float reference = greatest * p.softmax_scale_log2;
+  const float reference = greatest * scale();
   float o[(kHeaddimV + 31) / 32] = {}, sum = 0;
 #pragma unroll 1
-  for (int key = 0; key < end && !empty; ++key) {
-    const float weight = ptx::ex2(fmaf(score(key), p.softmax_scale_log2, -reference));
+  for (int key = begin; key < end && !empty; ++key) {
+    if constexpr (kHides)
+      if (!terms.sees(row, key)) continue;
+    float weight = ptx::ex2(fmaf(score(key), scale(), -reference));
     sum += weight;
+    if constexpr (kPair.dropout) weight = dropout.keeps(row, key) ? weight * pairs_of(p).dropout_scale : 0.0f;
 #pragma unroll
     for (int i = 0; i < (kHeaddimV + 31) / 32; ++i)
       if (lane + 32 * i < kHeaddimV) o[i] = fmaf(weight, v.row(key)[lane + 32 * i], o[i]);

@@ -24,6 +24,14 @@ __device__ __forceinline__ float warp_dot(const float* a, float factor, const fl
   return sum;
 }
 
+// The sum of a[i] * b[i], by one lane.
+__device__ __forceinline__ float dot_alone(const float* a, const float* b, int count) {
+  float sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) sum = fmaf(a[i], b[i], sum);
+  return sum;
+}
+
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
 }  // namespace fattn::v2

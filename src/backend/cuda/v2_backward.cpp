@@ -56,6 +56,14 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true, 2},
     {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2},
     {80, 256, {0, 0, 32, 16, 1, 1, 32, false}, 1, false, true, 2},
+    // fp32, as above with masks of pairs and so on
+    {80, 64, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true},
+    {80, 128, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 1, true},
+    {80, 128, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 1, true},
+    {80, 256, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 2, true},
+    {80, 256, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 2, true},
+    {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2, true},
+    {80, 256, {0, 0, 32, 16, 1, 1, 16, false}, 1, false, true, 2, true},
 };
 
 // The kernels' widths; a tile is made for the larger of two.
@@ -241,11 +249,15 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   if (!keys.main.deterministic) keys.prepare.row = 0;
   keys.finish = keys.main;
   keys.finish.kind = KernelKind::kV2BackwardFinish;
-  keys.finish.pair = pair_bits({.packed = pair.packed});
-  keys.finish.window = keys.finish.capped = keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
-  if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {  // in fp32 it may compute rows again
+  keys.finish.deterministic = keys.finish.row = keys.finish.one_head = 0;
+  if (keys.main.dtype != static_cast<int32_t>(DType::kF32)) {
+    keys.finish.pair = pair_bits({.packed = pair.packed});
     keys.finish.headdim_v = keys.main.headdim;
-    keys.finish.causal = 0;
+    keys.finish.causal = keys.finish.window = keys.finish.capped = 0;
+  } else {  // it may compute rows again
+    PairFeatures of_finish = pair;
+    of_finish.dbias = false;
+    keys.finish.pair = pair_bits(of_finish);
   }
   for (V2BackwardKey* const key : {&keys.dbias_zero, &keys.dbias_finish}) {
     key->arch = keys.main.arch;
@@ -342,8 +354,9 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
            key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
            ";\n"
            "  static constexpr bool kCausal = ",
-           flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
-           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", row.staged && main ? "  static constexpr bool kStaged = true;\n" : "", pair_line(key.pair),
+           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned),
+           ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n",
+           row.staged && main ? "  static constexpr bool kStaged = true;\n" : "", pair_line(key.pair),
            "};\n"
            "extern \"C\" __global__ void __launch_bounds__(",
            kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),

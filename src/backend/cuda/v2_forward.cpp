@@ -19,7 +19,7 @@ namespace {
 // memory-efficient backend without TF32 takes 2.25, 1.84 and 1.86 ms:
 //   headdim  64  1.02 to 1.04 ms the first row; 128 keys a block 1.03; two CTAs of 4 warps 1.05 to 1.09; one row tile a warp 1.26 to 1.55
 //   headdim 128  1.15 ms the first row; 32 keys a block 1.05, but that spills; one row tile a warp 1.21 to 1.52
-//   headdim 256  1.35 ms the first row; 32 keys a block, one stage 1.39; 4 warps 2.05
+//   headdim 256  1.35 ms the row with two stages; 32 keys a block, one stage 1.39; 4 warps 2.05
 // clang-format off
 constexpr V2ForwardRow kRows[] = {
     // level, headdim, causal, {warps, row_tiles, block_n, stages, step_n, exact_n, queries_in_registers, ctas}
@@ -58,10 +58,19 @@ constexpr V2ForwardRow kRows[] = {
     {80, 64, true, {8, 2, 64, 2, 16, 0, true, 1}, true},
     {80, 64, true, {8, 2, 32, 2, 16, 0, true, 1}, true},
     {80, 128, true, {8, 2, 16, 2, 16, 0, false, 1}, true},
-    {80, 128, true, {4, 2, 16, 2, 16, 0, false, 1}, true},
+    {80, 128, true, {8, 1, 16, 2, 16, 0, false, 1}, true},  // 4 warps with two row tiles each spill on sm_120
+    {80, 192, true, {8, 1, 16, 2, 16, 0, false, 1}, true},
+    {80, 256, false, {8, 1, 32, 1, 16, 0, false, 1}, true},  // the next one spills on sm_90 where no mask ends rows
     {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true},
     {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true},
     {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true},
+    // fp32 with terms of pairs or dropout, and with softcap above headdim 64, by count of registers
+    {80, 64, true, {8, 2, 64, 2, 16, 0, false, 1}, true, true},
+    {80, 64, true, {8, 2, 32, 2, 16, 0, false, 1}, true, true},
+    {80, 128, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},
+    {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},
+    {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true, true},
+    {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true, true},
 };
 // clang-format on
 
@@ -86,11 +95,15 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
+    const bool many_registers = heavy(pair) || (problem.dtype == DType::kF32 && problem.softcap > 0 && std::max(headdim, headdim_v) > 64);
     if (row.heavy && several && row.tile.row_tiles > 1) continue;
-    if (row.heavy != heavy(pair) || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
+    if (row.heavy != many_registers || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers))
+      continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
+    // Of unequal widths that tile spills, and the one behind it does not.
+    if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -116,8 +129,8 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
 
 int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
-  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there is one more.
-  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 4;
+  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there are four more.
+  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 16;
   return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
 }
 
@@ -203,8 +216,8 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kHeaddim", key.headdim);
   add_int("kHeaddimV", key.headdim_v);
   add_bool("kCausal", key.causal != 0);
-  if (!f32) add_bool("kWindow", key.window != 0);
-  if (!f32) add_bool("kCapped", key.capped != 0);
+  add_bool("kWindow", key.window != 0);
+  add_bool("kCapped", key.capped != 0);
   add_bool("kAligned", key.aligned != 0);
   add_int("kWarps", tile.warps);
   add_int("kRowTiles", tile.row_tiles);

@@ -30,10 +30,10 @@ struct V2ForwardTile {
 // many as it wants on a multiprocessor, fit into its shared memory; if there is none, the first of which one fits.
 struct V2ForwardRow {
   int level, headdim;
-  bool causal;  // also under a causal mask or in a window
+  bool causal;  // also under a causal mask or in a window, and in fp32 of unequal widths
   V2ForwardTile tile;
   bool f32 = false;
-  bool heavy = false;  // for terms of pairs and dropout: fewer registers for the rest
+  bool heavy = false;  // for terms of pairs and dropout, in fp32 also for softcap above headdim 64: fewer registers for the rest
   bool hides = true;   // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
 };
