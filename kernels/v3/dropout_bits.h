@@ -1,8 +1,8 @@
-// Dropout in v3's forward pass. Which weights stay follows from their place alone (shared/dropout.h), so the bits need not wait for scores: warps that
-// have nothing else to do make them, some blocks ahead of the consumers, in a ring in shared memory beside those of keys and values.
+// Dropout in v3's forward pass. Which weights stay follows from their place alone (shared/dropout.h), so the bits need not wait for scores: warps
+// that have nothing else to do make them, some blocks ahead of the consumers, in a ring in shared memory beside those of keys and values.
 //
-// A unit is what a consumer warp needs of a block: each lane's own bits, in the order of its scores. 8-key tile n of row `half` has bit at(half, n) for
-// its even key and the bit 16 above for its odd one, of word word(half).
+// A unit is what a consumer warp needs of a block: each lane's own bits, in the order of its scores. 8-key tile n of row `half` has bit at(half, n)
+// for its even key and the bit 16 above for its odd one, of word word(half).
 #pragma once
 
 #include "kernels/pair.h"

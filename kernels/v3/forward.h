@@ -1,5 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
-// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), forward_copy.h (loads, stores), forward_consumer.h.
+// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), forward_copy.h (loads, stores), forward_consumer.h, and with
+// dropout dropout_bits.h (random numbers).
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -32,7 +33,8 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
       if (kStoreWarp && own == 1) store_forward<Spec>(p, shared, barriers);
       if (own >= kFirst) make_dropout_bits<Spec, 4 - kFirst>(p, shared, barriers, own - kFirst);
     } else {
-      if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
+      if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32))
+        store_forward<Spec>(p, shared, barriers);
     }
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();

@@ -131,7 +131,8 @@ struct Consumer {
     if constexpr (kDropout) {
       ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
       const int warp = group * 4 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
-      DropoutUnit::load(kept, shared + Shape::kOffsetBits + bits.stage * Shape::kBitBytes + static_cast<unsigned>(warp * DropoutUnit::kBytes), lane());
+      DropoutUnit::load(kept, shared + Shape::kOffsetBits + bits.stage * Shape::kBitBytes + static_cast<unsigned>(warp * DropoutUnit::kBytes),
+                        lane());
       ptx::warp_sync();
       free_bits();
     }
@@ -366,8 +367,8 @@ struct Consumer {
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
     if constexpr (Mask::kUneven || kAlibi) {
-      // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with: keys
-      // behind it have terms that rise, and weights with them.
+      // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
+      // keys behind it have terms that rise, and weights with them.
       const int whole = max(0, last_whole_key(row + group * 64)) / kBlockN;
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer);

@@ -48,7 +48,8 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
-  constexpr bool takes_lengths() const { return tile.groups <= 2; }  // or packed, or dropout: more warpgroups leave too few registers, spills of 8 bytes
+  // Or packed sequences, or dropout: more warpgroups leave too few registers, spills of 8 bytes.
+  constexpr bool takes_lengths() const { return tile.groups <= 2; }
   constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
