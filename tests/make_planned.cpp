@@ -128,14 +128,15 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    if (its.mask != mask || (!pair.packed && !its.takes(score == V3Score::kCapped)) || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
-    if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
+    const bool fits = pair.lengths || pair.packed || pair.dropout ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
+    if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
+    const cuda::V3ForwardTile tile = pair.dropout ? its.tile.with_dropout(headdim, headdim_v) : its.tile;
+    if (tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);
     key.width = headdim, key.width_v = headdim_v;
     key.mask = mask;
     key.score = score;
-    if ((pair.lengths || pair.packed) && !its.takes_lengths()) continue;
     key.row = static_cast<int32_t>(row);
     key.pair = cuda::pair_bits(pair);
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
@@ -399,6 +400,18 @@ int main() {
         add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128), {.packed = true});
     list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, Which::kQuick);
   }
+  // ALiBi and dropout, each by itself and both with lengths or packed.
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256})
+      for (const DType dtype : {DType::kBF16, DType::kF16}) {
+        const bool few = dtype == DType::kBF16 && mask == V3Mask::kCausal && headdim == 128;
+        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, quick(few), {.alibi = true});
+        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, quick(few), {.dropout = true});
+        for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) {
+          add_v3_forward(list, dtype, headdim, headdim, mask, score, Which::kFull, {.lengths = true, .alibi = true, .dropout = true});
+          add_v3_forward(list, dtype, headdim, headdim, mask, score, Which::kFull, {.alibi = true, .dropout = true, .packed = true});
+        }
+      }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const auto& [window, softcap] : {std::pair{true, true}, {true, false}, {false, true}})

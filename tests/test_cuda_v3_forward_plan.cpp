@@ -8,6 +8,7 @@
 
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_sections.h"
+#include "shared/v3_forward_work.h"
 #include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
@@ -248,8 +249,72 @@ TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
   p.softcap = 9;
   EXPECT_NE(v3_forward_refusal(p, kH200).find("with softcap"), std::string::npos);
   p.softcap = 0;
-  p.has_alibi = true;
-  EXPECT_NE(v3_forward_refusal(p, kH200).find("ALiBi"), std::string::npos);
+  for (const int64_t seqlen_k : {500, 5000})  // where tiles of other problems have three or four warpgroups
+    for (const int headdim : {64, 96, 128, 192, 256})
+      for (const bool window : {false, true}) {
+        Problem any = problem_of(DType::kBF16, headdim, headdim, true, 5000, seqlen_k);
+        any.has_seqused_k = true;
+        if (window) any.window_left = 100;
+        ASSERT_EQ(v3_forward_refusal(any, kH200), "") << headdim;
+        EXPECT_LE(plan_v3_forward(any, kH200).tile.groups, 2);
+      }
+}
+
+TEST(V3ForwardPlanSmall, AlibiHasTheTilesOfProblemsWithoutAny) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const int64_t seqlen : {300, 9000}) {
+        Problem p = problem_of(DType::kBF16, headdim, headdim, causal, seqlen, seqlen);
+        const int row = plan_v3_forward(p, kH200).key.row;
+        p.has_alibi = true;
+        ASSERT_EQ(v3_forward_refusal(p, kH200), "");
+        const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+        EXPECT_EQ(plan.key.row, row);
+        const std::string source = v3_forward_request(plan.key).source;
+        EXPECT_NE(source.find(".alibi = true"), std::string::npos);
+        EXPECT_EQ(source.find("v3::EntryMask"), std::string::npos) << "no key is hidden that was not";
+        p.softcap = 9;
+        EXPECT_NE(v3_forward_refusal(p, kH200).find("no registers for ALiBi with softcap"), std::string::npos);
+      }
+}
+
+// Bits are in shared memory beside keys and values, and the warps that make them have registers: all within what there is.
+TEST(V3ForwardPlanSmall, DropoutHasRoomForItsBits) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const int headdim_v : {64, 128, 256})
+      for (const bool causal : {false, true})
+        for (const bool window : {false, true})
+          for (const bool packed : {false, true})
+            for (const int64_t seqlen : {300, 9000}) {
+              Problem p = problem_of(DType::kF16, headdim, headdim_v, causal, seqlen, seqlen);
+              if (window) p.window_left = 100;
+              if (packed) {
+                p.packed = true;
+                p.total_q = p.total_k = 20000;
+                p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+              }
+              const V3ForwardPlan without = plan_v3_forward(p, kH200);
+              p.dropout_below = 6554;
+              ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << headdim_v;
+              const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+              const V3ForwardTile& tile = plan.tile;
+              EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+              EXPECT_EQ(plan.shared_bytes,
+                        tile.shared_bytes(plan.key.width, plan.key.width_v) + kV3DropoutStages * (tile.block_m() * tile.block_n / 8 + 16));
+              EXPECT_TRUE(tile.groups == 2 && (tile.block_n == 64 || tile.block_n == 128)) << "as kernels/v3/dropout_bits.h lays bits";
+              EXPECT_GE(tile.stages_k, 2);
+              EXPECT_TRUE(tile.registers_suffice());
+              EXPECT_TRUE(tile.careful());
+              const std::string source = v3_forward_request(plan.key).source;
+              EXPECT_NE(source.find(".dropout = true"), std::string::npos);
+              EXPECT_NE(source.find("kProducerRegisters = 56"), std::string::npos) << "the source is that of the plan's tile";
+              EXPECT_NE(source.find("kStagesK = " + std::to_string(tile.stages_k) + ";"), std::string::npos);
+              EXPECT_EQ(v3_forward_request(without.key).source.find("kProducerRegisters = 56"), std::string::npos);
+            }
+  Problem p = problem_of(DType::kBF16, 128, 128, true);
+  p.dropout_below = 1;
+  p.softcap = 9;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("no registers for dropout with softcap"), std::string::npos);
 }
 
 TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemRegisters) {

@@ -60,6 +60,47 @@ TEST_F(CudaV3Gpu, AgreesWithV2OverManyTiles) {
     }
 }
 
+// The same with what depends on pairs: rings of bits go round beside those of keys and values, in tiles that a mask makes short and long.
+TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 128, 256})
+    for (const bool causal : {false, true})
+      for (const bool lengths : {false, true}) {
+        const Case c = shape(headdim == 64 ? DType::kF16 : DType::kBF16, 5, 1030, 1300, 24, 8, headdim, causal);
+        DeviceForward d(c);
+        uint32_t seed = 1;
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+        cuda::Buffer memory(0, 1024);
+        std::array<float, 24> slopes{};
+        for (size_t i = 0; i < slopes.size(); ++i) slopes[i] = std::exp2(-static_cast<float>(i + 1) / 3);
+        const std::array<int64_t, 2> state{0x123456789abcdef, (int64_t{5} << 32) - 7};  // the stream's high word changes among the heads
+        const std::array<int32_t, 5> keys{1300, 1291, 1100, 1299, 1050};
+        memory.copy_from(slopes.data(), sizeof slopes);
+        memory.copy_from(state.data(), sizeof state, nullptr, 256);
+        memory.copy_from(keys.data(), sizeof keys, nullptr, 512);
+        const auto at = [&](DType dtype, int64_t count, int64_t offset) {
+          return Tensor(nullptr, dtype, {count}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+        };
+        d.t.scores.alibi_slopes = at(DType::kF32, 24, 0);
+        d.t.scores.dropout_state = at(DType::kI64, 2, 256);
+        if (lengths) d.t.scores.seqused_k = at(DType::kI32, 5, 512);
+        DeviceForward other(c);
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        for (const double scale : {1 / std::sqrt(static_cast<double>(headdim)), 1.0}) {
+          Options options = on_cuda(c);
+          options.softmax_scale = scale;
+          options.p_dropout = 0.2;
+          options.algorithm = Algorithm::kV3;
+          if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+          for (int run = 0; run < 3; ++run) forward(d.t, options);
+          options.algorithm = Algorithm::kV2;
+          forward(v2, options);
+          EXPECT_LT(difference(d.t.o, v2.o), 0.03) << headdim << " " << causal << " " << lengths << " " << scale;
+          EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << lengths << " " << scale;
+        }
+      }
+}
+
 // A problem with outputs of two algorithms: q, k, v, o and lse of forward, dout, and gradients in the places of q, k and v.
 struct TwoWays {
   Case c;

@@ -11,6 +11,12 @@ __device__ __forceinline__ uint4 ld_shared_16(unsigned address) {
   return d;
 }
 
+__device__ __forceinline__ uint2 ld_shared_8(unsigned address) {
+  uint2 d;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(d.x), "=r"(d.y) : "r"(address) : "memory");
+  return d;
+}
+
 __device__ __forceinline__ unsigned ld_shared_4(unsigned address) {
   unsigned d;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
@@ -37,6 +43,10 @@ __device__ __forceinline__ unsigned ld_shared_1(unsigned address) {
 
 __device__ __forceinline__ void st_shared_16(unsigned address, uint4 x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_8(unsigned address, uint2 x) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 
 __device__ __forceinline__ void st_shared_4(unsigned address, unsigned x) {

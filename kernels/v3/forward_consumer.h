@@ -8,6 +8,8 @@
 #include "kernels/ptx/stmatrix.h"
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
+#include "kernels/v3/alibi.h"
+#include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/hidden_values.h"
 #include "kernels/v3/schedule.h"
@@ -32,6 +34,11 @@ struct Consumer {
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
   static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
+  static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
+  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
+  using Slope = v3::Slope<kAlibi>;
+  using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
+  static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
 
   const ForwardCall& p;
   const unsigned shared;
@@ -53,6 +60,10 @@ struct Consumer {
   int row = 0;              // the tile's first
   Keys keys;                // of the tile's batch entry
   int block = 0;            // whose weights are computed
+  Slope slope;              // of the tile's head
+
+  Ring<kV3DropoutStages> bits;
+  unsigned kept[DropoutUnit::kWords];  // bits of the block whose weights are computed
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
   __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
@@ -115,6 +126,22 @@ struct Consumer {
     if constexpr (kTurns) ptx::bar_arrive(1 + (group + 1 == kGroups ? 0 : group + 1), 256);
   }
 
+  // The bits of the next block, if there is dropout.
+  __device__ __forceinline__ void take_bits() {
+    if constexpr (kDropout) {
+      ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
+      const int warp = group * 4 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
+      DropoutUnit::load(kept, shared + Shape::kOffsetBits + bits.stage * Shape::kBitBytes + static_cast<unsigned>(warp * DropoutUnit::kBytes),
+                        lane());
+      ptx::warp_sync();
+      free_bits();
+    }
+  }
+  __device__ __forceinline__ void free_bits() {
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.bits_empty(bits.stage));
+    bits.next();
+  }
+
   // Both products, in this warpgroup's turn.
   __device__ __forceinline__ void issue_products(unsigned buffer) {
     wait_k();
@@ -170,19 +197,40 @@ struct Consumer {
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+    if constexpr (kDropout) DropoutUnit::drop(weights, kept);
   }
   __device__ __forceinline__ void rescale() {
 #pragma unroll
     for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] *= factor[i >> 1 & 1];
   }
 
-  // A block that some row does not see whole: hidden scores, and a maximum.
+  // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
+  __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
+    const int away = of * kBlockN + lane() % 4 * 2 - aligned_key(p.call, keys, row + own_row());
+    distance[0] = static_cast<float>(away);
+    distance[1] = static_cast<float>(away - 8);
+  }
+  // References are found or raised, of the scores of block `of`.
+  template <bool kFirst>
+  __device__ __forceinline__ bool update(int of) {
+    if constexpr (kAlibi) {
+      float distance[2];
+      distances(distance, of);
+      add_alibi<kNothingBehind>(s, scale, slope.value, distance);
+      return softmax.template update<kFirst>(s, factor, 1.0f);
+    } else {
+      return softmax.template update<kFirst>(s, factor, scale);
+    }
+  }
+
+  // A block that some row does not see whole, or with ALiBi one with keys behind a row: hidden scores, and a maximum.
   __device__ __forceinline__ void masked_block(unsigned buffer) {
     issue_products(buffer);
+    take_bits();
     scores_done();
     free_k();
-    hide(block - 1);
-    const bool moved = softmax.template update<false>(s, factor, scale);
+    if constexpr (Mask::kUneven) hide(block - 1);
+    const bool moved = update<false>(block - 1);
     output_done();
     if (moved) rescale();
     pack();
@@ -195,6 +243,7 @@ struct Consumer {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
+    take_bits();
     if constexpr (kByCurve)
       products_done();
     else
@@ -203,15 +252,23 @@ struct Consumer {
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
     float greatest = 0;
+    [[maybe_unused]] float line[2];  // of the terms, less the references
+    if constexpr (kAlibi) {
+      distances(line, block - 1);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) line[r] = fmaf(slope.value, line[r], -softmax.reference[r]);
+    }
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
+      else if constexpr (kAlibi)
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, slope.value, line);
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
     };
     if (careful) [[unlikely]] {
       if constexpr (kByCurve) Spec::Score::apply(s, p.call);
-      moved = softmax.template update<false>(s, factor, scale);
+      moved = update<false>(block - 1);
     } else {
       weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
     }
@@ -226,7 +283,7 @@ struct Consumer {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kBegins) hide_before(block - 1);
-        softmax.template update<false>(s, factor, scale);
+        update<false>(block - 1);
         rescale();
         pack();
         ++overflows;
@@ -251,13 +308,15 @@ struct Consumer {
   __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
 
   // The weights of a tile's first (last) block, from its scores.
-  __device__ __forceinline__ void first_softmax(int first_row, Keys of) {
+  __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
     overflows = 0;
     row = first_row;
     keys = of;
+    slope = of_head;
+    take_bits();
     block = own_blocks(first_row, of) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
-    softmax.template update<true>(s, factor, scale);
+    update<true>(block);
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
@@ -274,12 +333,16 @@ struct Consumer {
       v.next();
       free_k();
       free_v();
+      if constexpr (kDropout) {
+        ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
+        free_bits();
+      }
     }
     k_is_there = false;
   }
 
   // The first block of a tile that is not joined to the one before.
-  __device__ __forceinline__ void begin(int first_row, Keys of, QueryBuffer<Spec::kQueryBuffers> buffer) {
+  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, QueryBuffer<Spec::kQueryBuffers> buffer) {
     ptx::mbarrier_wait(barriers.q_full(buffer.stage), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
     wait_k();
@@ -291,16 +354,22 @@ struct Consumer {
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
     free_k();
-    first_softmax(first_row, of);
+    first_softmax(first_row, of, of_head);
     clear_output();
     pack();
   }
 
+  __device__ __forceinline__ int last_whole_key(int first_row) const {
+    const int last = Mask::visible_end(p.call, keys, first_row) - 1;
+    if constexpr (kAlibi && !kNothingBehind) return min(last, aligned_key(p.call, keys, first_row));
+    return last;
+  }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
-    if constexpr (Mask::kUneven) {
-      // Down to the block of the first row's last key: by then every row has seen a key.
-      const int whole = max(0, Mask::visible_end(p.call, keys, row + group * 64) - 1) / kBlockN;
+    if constexpr (Mask::kUneven || kAlibi) {
+      // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
+      // keys behind it have terms that rise, and weights with them.
+      const int whole = max(0, last_whole_key(row + group * 64)) / kBlockN;
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer);
     }
@@ -341,6 +410,7 @@ struct Consumer {
       sum += ptx::shfl_xor(sum, 2);
       if constexpr (kPairOf<Spec>.lengths) sum += first_sum<kPairOf<Spec>>(call, place.batch);  // NaN if the length is out of range
       inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
+      if constexpr (kDropout) inverse.of_row[r] *= pairs_of(call).dropout_scale;
       const int at = place.row + own_row() + 8 * r;
       if (call.lse != nullptr && lane() % 4 == 0 && at < queries_of(call, place)) {
         constexpr float kLn2 = 0.693147180559945309f;
@@ -460,7 +530,7 @@ struct Consumer {
         const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
         const auto place = place_at(number);
-        begin(place.row, keys_of<Spec>(p.call, place), buffer);
+        begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
@@ -470,6 +540,7 @@ struct Consumer {
       const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
       const int next_row = next_place.row;
       const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place) : Keys{};
+      const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
@@ -479,7 +550,7 @@ struct Consumer {
         const Inverse inverse = close_rows(nth);  // beside the products
         scores_done();
         free_k();
-        first_softmax(next_row, next_keys);
+        first_softmax(next_row, next_keys, next_slope);
         output_done();
         finish(inverse, nth, buffer.stage);
         clear_output();

@@ -1,5 +1,5 @@
 // The two warps that copy: one loads queries, keys and values with TMA, one stores o. A single thread of each works, of packed sequences all lanes of
-// the second.
+// the second. With dropout one thread does both, and the other warp makes random numbers.
 #pragma once
 
 #include "kernels/ptx/tensor_copy.h"
@@ -16,18 +16,47 @@ __device__ __forceinline__ void load_tile(unsigned tile, const TensorMap& map, u
   load_columns<Tile>(tile, map, barrier, at);
 }
 
+// The thread that loads stores too. Not of packed sequences, where a whole warp stores.
+template <class Spec>
+inline constexpr bool kLoadWarpStores = kPairOf<Spec>.dropout && !kPairOf<Spec>.packed && !ForwardShape<Spec>::kStoreFromRegisters;
+
+// Stores the rows of o of a tile that consumers have left in the buffer of its queries, and waits until they are read. A single thread.
+template <class Spec>
+__device__ __forceinline__ void store_tile(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int nth) {
+  using Shape = ForwardShape<Spec>;
+  using TileO = typename Shape::TileO;
+  const auto place = place_of<Spec, Shape::kBlockM>(p, tile_number<Spec>(p, nth));
+  const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
+  for (int group = 0; group < Shape::kGroups; ++group) {
+    ptx::mbarrier_wait(barriers.o_full(buffer.stage, group), buffer.parity);
+    const int row = place.row + group * 64;
+    if (row >= p.call.seqlen_q) continue;
+    for (int column = 0; column < TileO::kColumns; ++column)
+      ptx::tensor_store(&p.o, shared + buffer.stage * Shape::kQueryBytes + column * TileO::kColumnBytes + group * 64 * 128,
+                        {column * 64, row, place.head, place.batch});
+  }
+  ptx::bulk_commit();
+  ptx::bulk_wait_read<0>();
+}
+
 // Tile by tile: the queries, and blocks of keys and values from the last to the first, keys one block ahead.
 template <class Spec>
 __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
   using Shape = ForwardShape<Spec>;
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
-  for (int nth = 0;; ++nth) {
+  int nth = 0;
+  for (;; ++nth) {
     const int number = tile_number<Spec>(p, nth);
     if (number < 0) break;
     const auto place = place_of<Spec, Shape::kBlockM>(p, number);
     const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
-    ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
+    if constexpr (kLoadWarpStores<Spec>) {
+      // The tile before the last one has this buffer. Consumers end it with what was loaded before, so it is worth the wait.
+      if (nth >= 2) store_tile<Spec>(p, shared, barriers, nth - 2);
+    } else {
+      ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
+    }
     load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
                                      {0, place.first_query() + place.row, place.head, place.batch});
     const auto load_k = [&](int block) {
@@ -51,6 +80,10 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
       load_v(block);
     }
     load_v(first);
+  }
+  if constexpr (kLoadWarpStores<Spec>) {
+    for (int left = max(0, nth - 2); left < nth; ++left) store_tile<Spec>(p, shared, barriers, left);
+    ptx::bulk_wait<0>();
   }
 }
 

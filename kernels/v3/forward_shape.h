@@ -13,11 +13,14 @@
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
 //   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
 //   kProducerRegisters, kConsumerRegisters of a thread
+//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout; none if it is left out
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "kernels/v3/ring.h"
+#include "shared/v3_forward_work.h"
 
 namespace fattn::v3 {
 
@@ -38,8 +41,11 @@ struct ForwardShape {
   static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
   static constexpr int kOffsetK = Spec::kQueryBuffers * kQueryBytes;
   static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
-  static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
-  static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * Spec::kStagesK + 2 * Spec::kStagesV;
+  static constexpr int kOffsetBits = kOffsetV + Spec::kStagesV * TileV::kBytes;  // of dropout
+  static constexpr int kBitStages = kPairOf<Spec>.dropout ? kV3DropoutStages : 0;
+  static constexpr int kBitBytes = kBlockM * kBlockN / 8;  // of a stage: a bit a pair
+  static constexpr int kOffsetBarriers = kOffsetBits + kBitStages * kBitBytes;
+  static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
   static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
 
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
@@ -64,6 +70,8 @@ struct Barriers {
   __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
+  __device__ __forceinline__ unsigned bits_full(unsigned stage) const { return v_empty(Spec::kStagesV + stage); }
+  __device__ __forceinline__ unsigned bits_empty(unsigned stage) const { return bits_full(Shape::kBitStages + stage); }
 
   // By one thread.
   __device__ __forceinline__ void init() const {
@@ -80,6 +88,10 @@ struct Barriers {
     for (unsigned i = 0; i < Spec::kStagesV; ++i) {
       ptx::mbarrier_init(v_full(i), 1);
       ptx::mbarrier_init(v_empty(i), kConsumerWarps);
+    }
+    for (unsigned i = 0; i < Shape::kBitStages; ++i) {
+      ptx::mbarrier_init(bits_full(i), kConsumerWarps);  // as many units
+      ptx::mbarrier_init(bits_empty(i), kConsumerWarps);
     }
     ptx::mbarrier_init_fence();
   }

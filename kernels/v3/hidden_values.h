@@ -6,6 +6,7 @@
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/v3/alibi.h"
 #include "kernels/v3/global_rows.h"
 #include "kernels/v3/schedule.h"
 #include "kernels/v3/softmax.h"
@@ -80,6 +81,27 @@ struct GlobalRow {
   __device__ __forceinline__ void put(int column, unsigned short x) const { first[column] = x; }
 };
 
+// The same with its term.
+template <class Spec, class Place>
+__device__ __forceinline__ float whole_score_of(const ForwardCall& p, const Place& place, const GlobalRows<typename Spec::Element>& q, int row,
+                                                const GlobalRows<typename Spec::Element>& k, int key, int lane) {
+  const float score = score_of<Spec>(p, q, row, k, key, lane);
+  if constexpr (kPairOf<Spec>.alibi) {
+    const int away = key - aligned_key(p.call, keys_of<Spec>(p.call, place), row);
+    return fmaf(-Slope<true>::of(p.call, place).value, fabsf(static_cast<float>(away)), score);
+  }
+  return score;
+}
+
+// Whether dropout leaves the weight of a pair.
+template <class Spec, class Place>
+__device__ __forceinline__ bool stays(const AttentionParams& call, const Place& place, int row, int key) {
+  const Dropout<kPairOf<Spec>> dropout(call, place.entry(), place.head);
+  const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
+  const unsigned low = key & 8 ? words.word[1] : words.word[0], high = key & 8 ? words.word[3] : words.word[2];
+  return (((key & 16 ? high : low) >> key % 2 * 16) & 0xffffu) >= dropout.below;
+}
+
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
 template <class Spec, class Place, class Row>
 __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int begin, int end, Row o_row, int lane) {
@@ -97,12 +119,13 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
     if (ptx::vote_all(!wrong)) continue;
     float greatest = -kInfinity;
 #pragma unroll 1
-    for (int key = begin; key < end; ++key) greatest = fmaxf(greatest, score_of<Spec>(p, q, row, k, key, lane));
+    for (int key = begin; key < end; ++key) greatest = fmaxf(greatest, whole_score_of<Spec>(p, place, q, row, k, key, lane));
     float o = 0, sum = 0;
 #pragma unroll 1
     for (int key = begin; key < end; ++key) {
-      const float weight = ptx::ex2(score_of<Spec>(p, q, row, k, key, lane) - greatest);
+      float weight = ptx::ex2(whole_score_of<Spec>(p, place, q, row, k, key, lane) - greatest);
       sum += weight;
+      if constexpr (kPairOf<Spec>.dropout) weight = stays<Spec>(call, place, row, key) ? weight * pairs_of(call).dropout_scale : 0.0f;
       if (wrong) o = fmaf(weight, v.value(key, column), o);
     }
     if (wrong) o_row.put(column, static_cast<unsigned short>(ptx::pack2<Element>(o * ptx::rcp(sum), 0.0f)));

@@ -41,24 +41,28 @@ __device__ __forceinline__ int divide(int x, const Divisor& by) {
   return static_cast<int>(__umulhi(2 * static_cast<unsigned>(x), by.factor) >> by.shift);
 }
 
-// The batch entry is one of the tensors; where packed sequences have none, it is 0 and their rows begin further on.
+// The batch entry is one of the tensors; where packed sequences have none, it is 0 and their rows begin further on. entry() counts those too: what
+// slopes and random numbers go by.
 struct Place {
   int row;  // first query of the tile
   int head, head_k, batch;
   __device__ __forceinline__ int first_query() const { return 0; }
   __device__ __forceinline__ int first_key() const { return 0; }
   __device__ __forceinline__ int keys_behind(const AttentionParams& p) const { return p.seqlen_k; }
+  __device__ __forceinline__ int entry() const { return batch; }
 };
 struct PackedPlace {
   int row;
   int head, head_k;
   int q_begin, k_begin;
   Keys<false, true> keys;
+  int sequence;
   static constexpr int batch = 0;
   __device__ __forceinline__ int first_query() const { return q_begin; }
   __device__ __forceinline__ int first_key() const { return k_begin; }
   // Keys from the sequence's first to the end of memory.
   __device__ __forceinline__ int keys_behind(const AttentionParams& p) const { return static_cast<int>(pairs_of(p).total_k - k_begin); }
+  __device__ __forceinline__ int entry() const { return sequence; }
 };
 
 template <class Spec>
@@ -80,7 +84,7 @@ __device__ __forceinline__ PackedPlace packed_place_of(const ForwardCall& p, int
   const int4* const at = reinterpret_cast<const int4*>(tiles + nth * static_cast<long long>(sizeof(V3PackedTile)));
   const int4 first = at[0];
   const int2 second = *reinterpret_cast<const int2*>(at + 1);
-  return {first.x, head, divide(head, p.work.by_group), first.z, second.x, {second.y, first.w}};
+  return {first.x, head, divide(head, p.work.by_group), first.z, second.x, {second.y, first.w}, first.y};
 }
 
 // Tiles of one section of (batch, head) pairs run side by side, so that their keys and values stay in L2; those of the last queries (under a causal

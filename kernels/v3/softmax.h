@@ -9,6 +9,7 @@
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/v3/alibi.h"
 
 namespace fattn::v3 {
 
@@ -76,6 +77,13 @@ struct Softmax {
   __device__ __forceinline__ void weigh(Scores& s, float scale) const {
 #pragma unroll
     for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, -reference[row_of(i)]));
+  }
+
+  // The same of scores with ALiBi's terms: `line`, of each row's first key of the lane, less the reference.
+  template <int kFrom, int kTo>
+  __device__ __forceinline__ void weigh(Scores& s, float scale, float slope, const float (&line)[2]) const {
+#pragma unroll
+    for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, fmaf(slope, static_cast<float>(key_of(i)), line[row_of(i)])));
   }
 
   // The same of scores that `curve` caps. `greatest`: so far, of their squares.

@@ -13,6 +13,9 @@ constexpr Divisor divisor_of(int divisor) {
   return {static_cast<unsigned>(((1ull << (31 + shift)) + static_cast<unsigned>(divisor) - 1) / static_cast<unsigned>(divisor)), shift};
 }
 
+// With dropout: blocks whose bits are in shared memory at once (kernels/v3/dropout_bits.h).
+inline constexpr int kV3DropoutStages = 4;
+
 struct V3ForwardWork {
   int columns, columns_v;  // headdim and headdim_v; the specialisation may be wider
   int row_tiles;           // tiles of queries of one head

@@ -85,6 +85,8 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
     return "algorithm v3's backward pass has no packed sequences (cu_seqlens_q, cu_seqlens_k); its forward pass and algorithm v2 do";
   if (problem.has_seqused_k)
     return "algorithm v3's backward pass has no lengths of the batch's entries (seqused_k); its forward pass and algorithm v2 do";
+  if (problem.has_alibi) return "algorithm v3's backward pass has no ALiBi (alibi_slopes); its forward pass and algorithm v2 do";
+  if (problem.dropout_below > 0) return "algorithm v3's backward pass has no dropout; its forward pass and algorithm v2 do";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},

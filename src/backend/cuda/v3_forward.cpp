@@ -16,6 +16,13 @@ namespace {
 
 constexpr int kAnyLength = std::numeric_limits<int>::max();
 
+// The warps that make random numbers want more than those that copy; with 40 they would keep round keys in memory.
+constexpr V3ForwardTile with_dropout_registers(V3ForwardTile tile) {
+  tile.producer_registers = 56;
+  tile.consumer_registers = 224;
+  return tile;
+}
+
 // Measured 2026-11-21 on one H200 (CUDA 13.0, driver 580.159), bf16, batch * seqlen = 16384, nheads * headdim = 2048, medians of 15 to 20 launches by
 // events, in turn with cuDNN through torch 2.11. TFLOP/s of the first row at seqlen 512, 2048, 8192, 16384 and of what it was chosen over:
 //   64          431 563 564 567; 3 groups x 128 keys: 389 543 565 567; 3 x 64: 365 502 518 520; 2 x 128: 400 516 517 520
@@ -63,7 +70,7 @@ constexpr V3ForwardRow kRows[] = {
 
 static_assert([] {
   for (const V3ForwardRow& row : kRows)
-    if (!row.tile.registers_suffice()) return false;
+    if (!row.tile.registers_suffice() || (row.takes_lengths() && !with_dropout_registers(row.tile).registers_suffice())) return false;
   return true;
 }());
 
@@ -72,12 +79,18 @@ int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return
 // Tiles of a head that packed sequences may have: each ends with one that is perhaps not full.
 int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) { return problem.total_q / tile.block_m() + problem.batch; }
 
+// A row's tile as the problem gets it.
+V3ForwardTile tile_for(const V3ForwardRow& row, const Problem& problem) {
+  return problem.dropout_below > 0 ? row.tile.with_dropout(v3_width(problem.headdim), v3_width(problem.headdim_v)) : row.tile;
+}
+
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  const bool scores = problem.packed ? row.takes_lengths() : row.takes(problem.softcap > 0);
+  const bool registers = problem.packed || problem.has_seqused_k || problem.dropout_below > 0;
+  const bool scores = registers ? row.takes_lengths() : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
-         row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
+         tile_for(row, problem).shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -156,10 +169,19 @@ int v3_row_width(int width, int width_v) {
   return least;
 }
 
-int V3ForwardTile::shared_bytes(int width, int width_v) const {
+int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
-  const int barriers = query_buffers * (2 + groups) + 2 * stages_k + 2 * stages_v;
-  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers;
+  const int stages_bits = dropout ? kV3DropoutStages : 0;
+  const int barriers = query_buffers * (2 + groups) + 2 * (stages_k + stages_v + stages_bits);
+  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
+         stages_bits * block_m() * block_n / 8 + 8 * barriers;
+}
+
+V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
+  constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
+  V3ForwardTile tile = with_dropout_registers(*this);
+  while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
+  return tile;
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
@@ -170,6 +192,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
     why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
+  if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
+    why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
@@ -179,8 +203,6 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   if (row < 0)
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
-  if (problem.has_seqused_k && !kRows[row].takes_lengths())
-    return "algorithm v3's tile for the problem has no registers for lengths of the batch's entries (seqused_k); algorithm v2 has them";
   if (problem.packed) {
     const int64_t most = most_packed_tiles(problem, kRows[row].tile);
     if (most > kMaxGrid / 2 / problem.nheads)
@@ -198,7 +220,7 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target) {
   const int row = choose_row(problem, target);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_forward() was called for a problem that v3_forward_refusal() refuses");
-  V3ForwardPlan plan = plan_v3_forward(problem, target, kRows[row].tile);
+  V3ForwardPlan plan = plan_v3_forward(problem, target, tile_for(kRows[row], problem));
   plan.key.row = row;
   return plan;
 }
@@ -213,7 +235,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
-  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k, .packed = problem.packed});
+  plan.key.pair =
+      pair_bits({.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed});
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
@@ -222,7 +245,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
   }
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v);
+  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
   schedule(problem, target, plan);
   return plan;
 }
@@ -275,7 +298,10 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
           .arch_specific = true};
 }
 
-jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
+jit::Request v3_forward_request(const V3ForwardKey& key) {
+  const V3ForwardTile& tile = kRows[key.row].tile;
+  return v3_forward_request(key, pair_features_of(key.pair).dropout ? tile.with_dropout(key.width, key.width_v) : tile);
+}
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   V3Source source(key.dtype, key.width, key.width_v);
@@ -284,7 +310,8 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add(", tile ", tile.block_m(), " x ", tile.block_n, tile.skip ? ", skipping" : "", "\n");
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
-  if (key.pair != 0 && key.mask == V3Mask::kFull)
+  const PairFeatures pair = pair_features_of(key.pair);
+  if ((pair.lengths || pair.packed) && key.mask == V3Mask::kFull)
     source.add_type("Mask", "v3::EntryMask");  // keys behind an entry's last are hidden
   else
     source.add_mask(key.mask);

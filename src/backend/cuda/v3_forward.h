@@ -26,13 +26,15 @@ struct V3ForwardTile {
   int early_eighths, producer_registers, consumer_registers;
 
   // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many.
-  constexpr bool careful() const { return consumer_registers >= 232; }
+  constexpr bool careful() const { return consumer_registers >= 224; }
   constexpr int block_m() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   // setmaxnreg beyond what the launch gave would wait for ever.
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
-  int shared_bytes(int width, int width_v) const;
+  int shared_bytes(int width, int width_v, bool dropout = false) const;
+  // The same for a specialisation with dropout: registers for the warps that make random numbers, and room for bits.
+  V3ForwardTile with_dropout(int width, int width_v) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers.
@@ -46,7 +48,8 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
-  constexpr bool takes_lengths() const { return tile.groups <= 2; }  // more warpgroups leave too few registers: spills of 8 bytes
+  // Or packed sequences, or dropout: more warpgroups leave too few registers, spills of 8 bytes.
+  constexpr bool takes_lengths() const { return tile.groups <= 2; }
   constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
@@ -62,7 +65,7 @@ struct V3ForwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;                  // of the table
-  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences alone
+  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences, ALiBi and dropout
   std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
