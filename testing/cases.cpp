@@ -384,6 +384,22 @@ void add_pairs(Table& table) {
     c.mask = Pairs::kAll;
     table.add(c);
   }
+  // Rows of whole 16 bytes, which GPUs copy at once, in several blocks of queries and keys.
+  for (int headdim : {64, 128}) {
+    Case c = shape(2, 150, 336, 4, 2, headdim);
+    c.bias = Pairs::kHeads;
+    table.add_both_masks(c);
+    c.key_lengths = c.bias_fp32 = true;
+    c.mask = Pairs::kAll;
+    table.add(c);
+    c = shape(1, 150, 336, 2, 1, headdim);
+    c.inputs = Inputs::kNanValue;
+    c.mask = Pairs::kHeads;
+    table.add(c);
+    c.inputs = Inputs::kInfKey;
+    c.bias = Pairs::kAll;
+    table.add(c);
+  }
   // Tiles that a mask leaves whole or hides; gradients of biases in tiles that the mask, a window or documents leave out.
   for (Pairs pairs : {Pairs::kOne, Pairs::kKeys}) {
     Case c = shape(1, 400, 800, 2, 1, 40);

@@ -113,6 +113,20 @@ Problem with_pairs(Problem problem, bool hides) {
   return problem;
 }
 
+// A bias in the tensors' dtype and its gradient, or a mask of pairs, ALiBi or dropout: alone each has wider tiles than with the others.
+enum class Alone { kBias, kMask, kAlibi, kDropout };
+Problem with_one(Problem problem, Alone which) {
+  const Problem all = with_pairs(problem, true);
+  problem.has_alibi = which == Alone::kAlibi;
+  problem.dropout_below = which == Alone::kDropout ? all.dropout_below : 0;
+  if (which == Alone::kMask) problem.pair_mask = all.pair_mask;
+  if (which == Alone::kBias) {
+    problem.bias = problem.dbias = all.dbias;
+    problem.dbias.given = true;
+  }
+  return problem;
+}
+
 // Sequences of up to as many rows as the problem has; with dlse, which the first kernel of a backward pass reads.
 Problem packed(Problem problem, bool documents) {
   problem.packed = problem.has_dlse = true;
@@ -295,6 +309,21 @@ int main() {
               problem.has_seqused_k = true;
               add_forward(list, a.capability, problem, true, Which::kFull);
               add_backward(list, a.capability, problem, true, false, Which::kFull);
+            }
+        // And each alone, with a window, of packed sequences and without alignment too.
+        if (dtype == (a.capability == 75 ? DType::kF16 : DType::kBF16))
+          for (const int headdim : {64, 128})
+            for (const Alone alone : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout}) {
+              const Problem problem = with_one(contiguous(dtype, headdim, headdim, causal), alone);
+              const Which which = quick(a.capability == 90 && headdim == 128 && causal && (alone == Alone::kBias || alone == Alone::kAlibi));
+              add_forward(list, a.capability, problem, true, which);
+              add_backward(list, a.capability, problem, true, false, which);
+              if (causal) continue;
+              Problem hard = packed(with_features(problem, true, false), false);
+              hard.has_seqused_k = true;
+              if (alone == Alone::kBias) hard.bias.dtype = DType::kF32;
+              for (const bool aligned : {false, true}) add_forward(list, a.capability, hard, aligned, Which::kFull);
+              for (const bool aligned : {false, true}) add_backward(list, a.capability, hard, aligned, !aligned, Which::kFull);
             }
         // Packed sequences, and documents in them; with `features` all that there is besides.
         if (dtype == (a.capability == 75 ? DType::kF16 : DType::kBF16))

@@ -139,6 +139,37 @@ TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
   EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90, 75)).find("7.5"), std::string::npos);
 }
 
+TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
+  for (const int arch : {80, 86, 89, 90, 100, 120})
+    for (int headdim = 8; headdim <= 256; headdim += 8)
+      for (const bool fp32 : {false, true}) {
+        Problem p = problem_of(headdim, headdim, true);
+        p.bias = p.dbias = {true, fp32 ? DType::kF32 : DType::kF16, 1, p.nheads, p.seqlen_q, {0, p.seqlen_k, p.seqlen_q * p.seqlen_k}};
+        const cuda::V2Target target = cuda::target_of(arch);
+        ASSERT_EQ(cuda::v2_backward_refusal(p, target), "") << arch << " " << headdim;
+        const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, target);
+        const cuda::V2BackwardRow& row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
+        const TermTile terms{plan.tile.block_m, plan.tile.block_n, fp32 ? 4 : 2, false, true};
+        EXPECT_EQ(plan.main.shared_bytes, plan.tile.shared_bytes() + (row.staged ? plan.tile.stages() * terms.bytes() : 0));
+        EXPECT_LE(plan.main.shared_bytes, target.shared_bytes);
+        EXPECT_EQ(plan.tile.shared_bytes() % 16, 0) << "where the terms begin";
+        const std::string source = cuda::v2_backward_request(cuda::v2_backward_keys(plan, cuda::BackwardBuffers{}).main).source;
+        EXPECT_EQ(source.find("kStaged = true") != std::string::npos, row.staged);
+        if (arch == 90) {
+          EXPECT_TRUE(row.staged);
+          EXPECT_EQ(plan.tile.block_n, headdim > 128 ? 32 : headdim <= 64 || (headdim > 96 && fp32) ? 64 : 128) << headdim;
+        }
+      }
+  // Rows of dbias in the workspace take vectors.
+  Problem p = problem_of(64, 64, true);
+  p.seqlen_k = 333;
+  p.bias = p.dbias = {true, DType::kF16, 1, 1, p.seqlen_q, {0, 333, 0}};
+  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
+  EXPECT_EQ(plan.dbias_offset % 16, 0);
+  EXPECT_EQ(plan.workspace_bytes, plan.dbias_offset + p.seqlen_q * 336 * 4);
+  EXPECT_EQ(cuda::v2_backward_params(p, plan, cuda::BackwardBuffers{}).dbias_strides.row, 336);
+}
+
 TEST(V2BackwardPlanSmall, TheGradientOfLseIsOfTheFirstKernelAlone) {
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     Problem p = problem_of(64, 64, true, dtype);

@@ -242,6 +242,41 @@ TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
     }
 }
 
+TEST(V2ForwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
+  for (const V2Target& target : kTargets)
+    for (int headdim = 8; headdim <= 256; headdim += 8)
+      for (const auto& [bias, mask] : {std::pair{0, true}, {1, false}, {2, false}, {2, true}}) {
+        Problem p = problem_of(DType::kF16, headdim, headdim, true);
+        p.bias = {bias != 0, bias == 2 ? DType::kF32 : DType::kF16, 1, 1, 1, {}};
+        p.pair_mask.given = mask;
+        const V2ForwardPlan plan = plan_v2_forward(p, target);
+        const V2ForwardRow& row = v2_forward_rows()[static_cast<size_t>(plan.key.row)];
+        const bool staged = v2_forward_request(plan.key).source.find("kStaged = true") != std::string::npos;
+        EXPECT_EQ(row.staged, staged);
+        EXPECT_TRUE(row.heavy);
+        EXPECT_FALSE(staged && target.level < 80) << "they are copied by cp.async";
+        if (target.level >= 80 && headdim <= 128 && bias != 2) {
+          EXPECT_TRUE(staged) << target.arch << " " << headdim;
+        }
+        const TermTile terms{row.tile.block_m(), row.tile.block_n, 2 * bias, mask, false};
+        EXPECT_EQ(plan.shared_bytes, row.tile.shared_bytes(headdim, headdim, p.dtype) + (staged ? row.tile.stages * terms.bytes() : 0));
+        EXPECT_LE(plan.shared_bytes, target.shared_bytes);
+        EXPECT_EQ(terms.bias_pitch() % 16, 0);
+        EXPECT_EQ(terms.mask_pitch() % 16, 0);
+      }
+  // What is alone leaves a warp two tiles of rows.
+  Problem p = problem_of(DType::kBF16, 128, 128, true);
+  p.has_alibi = true;
+  EXPECT_EQ(plan_v2_forward(p, kHopper).tile.row_tiles, 2);
+  p.dropout_below = 1;
+  EXPECT_EQ(plan_v2_forward(p, kHopper).tile.row_tiles, 1) << "both spill";
+  p.has_alibi = false;
+  EXPECT_EQ(plan_v2_forward(p, kHopper).tile.row_tiles, 2);
+  p.dropout_below = 0;
+  p.bias = {true, DType::kBF16, 1, 1, 1, {}};
+  EXPECT_EQ(plan_v2_forward(p, kHopper).tile.row_tiles, 2);
+}
+
 TEST(V2ForwardPlanSmall, PackedSequencesAndDocumentsGoIntoKeysAndTiles) {
   Problem p = problem_of(DType::kBF16, 128, 128, true);
   const V2ForwardKey plain = plan_v2_forward(p, kHopper).key;

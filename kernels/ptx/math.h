@@ -1,4 +1,4 @@
-// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2, lg2, rcp", "Half Precision Floating Point Instructions: fma".
+// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2, lg2, rcp", "Half Precision Floating Point Instructions: fma, min".
 #pragma once
 
 #include "kernels/ptx/element.h"
@@ -34,6 +34,17 @@ __device__ __forceinline__ unsigned fma2(unsigned a, unsigned b, unsigned c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   else
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// The lesser of each half; of a NaN and a number the number. sm_80 and later.
+template <class Element>
+__device__ __forceinline__ unsigned min2(unsigned a, unsigned b) {
+  unsigned d;
+  if constexpr (is_same<Element, bf16>)
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  else
+    asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
 

@@ -38,6 +38,7 @@
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
+#include "kernels/tile/for_each.h"
 #include "kernels/v2/careful.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/fragment_store.h"
@@ -49,6 +50,8 @@
 #include "shared/backward_layout.h"
 
 namespace fattn::v2 {
+
+using tile::Constant;
 
 template <class Spec>
 class Backward {
@@ -390,12 +393,11 @@ class Backward {
       distance = static_cast<float>(query + terms.shift - key);
       slope = kHides ? -terms.natural_slope : -terms.slope;
     }
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; ++j) {
+    // Score tiles j of 8 queries; may_hide: some of their pairs may be hidden.
+    const auto weigh = [&](auto may_hide, int j) {
+      constexpr bool kMayHide = decltype(may_hide)::value != 0;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
-      if constexpr (kStaged)
-        if (j % 2 == 0) reader.next(j);
       core::Philox4 words;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
@@ -421,7 +423,7 @@ class Backward {
               } else {
                 term = terms.natural(query_here, key_here);
               }
-              if (term == -kInfinity) marks |= 0x8000u << 16 * e;
+              if (kMayHide && term == -kInfinity) marks |= 0x8000u << 16 * e;
               if constexpr (kPair.alibi) term = fmaf(slope, fabsf(distance + step), term);
               w[e] = ptx::ex2(fmaf(fmaf(score, scale, term), kLog2e, -lse_log2[e]));
             } else if constexpr (kPair.alibi && Spec::kCausal) {  // no key that is seen is behind its query
@@ -431,7 +433,7 @@ class Backward {
             } else {
               w[e] = ptx::ex2(score * scale - lse_log2[e]);
             }
-            if (kHides && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the score and the row's lse are
+            if (kMayHide && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the score and the row's lse are
           }
           unsigned& weights = p_bits[j / 2][i][j % 2 * 2 + half];
           weights = ptx::pack2<Element>(w[0], w[1]);
@@ -451,6 +453,19 @@ class Backward {
           }
         }
       }
+    };
+#pragma unroll
+    for (int j = 0; j < kChunkTiles; j += 2) {
+      if constexpr (kStaged) reader.next(j);
+      if constexpr (kStaged && decltype(reader)::kTells) {
+        if (!reader.hides()) {
+          weigh(Constant<0>{}, j);
+          weigh(Constant<0>{}, j + 1);
+          continue;
+        }
+      }
+      weigh(Constant<kHides>{}, j);
+      weigh(Constant<kHides>{}, j + 1);
     }
   }
 
@@ -483,6 +498,20 @@ class Backward {
   // The same with marks and dropout; dS in fp32 takes the place of dP, for dbias.
   __device__ void pair_score_gradients(float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
                                        unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
+    if constexpr (kHides && !kPair.dropout && !kPair.mask && !kPair.documents) {
+      unsigned marks = 0;
+#pragma unroll
+      for (int j = 0; j < kChunkTiles / 2; ++j)
+#pragma unroll
+        for (int i = 0; i < kKeyTiles; ++i) marks |= bits[j][i][0] | bits[j][i][1] | bits[j][i][2] | bits[j][i][3];
+      if (ptx::vote_all((marks & 0x80008000u) == 0)) return marked_gradients(Constant<0>{}, dp, row_sum_at, bits);
+    }
+    marked_gradients(Constant<kHides>{}, dp, row_sum_at, bits);
+  }
+  // has_hidden: some pairs may be marked as hidden.
+  template <class HasHidden>
+  __device__ void marked_gradients(HasHidden, float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
+                                   unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
@@ -500,7 +529,7 @@ class Backward {
             float gradient = ds[e];
             if constexpr (kPair.dropout) gradient = sign < 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
             ds[e] = fabsf(marked) * (gradient - row_sum[e]);
-            if (kHides && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
+            if (HasHidden::value != 0 && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
           }
           pair = ptx::pack2<Element>(ds[0], ds[1]);
         }

@@ -34,8 +34,10 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 64, 32, 2, 2, 32, false}, 1, false},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
     // with masks of pairs and bias, which come through shared memory
+    {80, 64, {0, 0, 64, 64, 2, 1, 32, true}, 2, false, false, 1, true, true},
     {80, 128, {0, 0, 64, 128, 4, 1, 32, true}, 1, false, false, 1, true, true},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true, true},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true, true},
     // with masks of pairs, bias, dbias, softcap and terms, or ALiBi and dropout above headdim 64, by count of registers; not timed
     {80, 64, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
@@ -96,8 +98,10 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const V2BackwardRow row = row_of(i, headdim, headdim_v);
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
-    if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
-    const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
+    const bool alibi_alone = pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
+    if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
+    const bool crowded =
+        std::max(headdim, headdim_v) > 64 && pair.dropout && (pair.alibi || (problem.deterministic && pair.packed && row.level >= 80));
     if (row.staged && !can_stage(pair)) continue;
     // Wide heads and 32 keys of a warp leave registers to a bias or a mask, not to much besides.
     const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);

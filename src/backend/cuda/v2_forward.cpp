@@ -35,17 +35,17 @@ constexpr V2ForwardRow kRows[] = {
     {75, 128, true, {4, 1, 64, 1, 64, 32, false, 1}},
     {75, 256, true, {4, 1, 32, 1, 32, 16, false, 1}},
     // with bias or a mask of pairs, which come through shared memory
-    {80, 64, true, {4, 2, 64, 2, 64, 32, true, 2}, false, true, true, true},
-    {80, 128, true, {4, 2, 32, 2, 32, 32, false, 2}, false, true, true, true},
-    {80, 128, true, {8, 1, 64, 2, 64, 32, true, 1}, false, true, true, true},
-    {80, 128, true, {4, 1, 64, 2, 64, 32, true, 1}, false, true, true, true},
-    {80, 256, true, {8, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
-    {80, 256, true, {4, 1, 32, 2, 32, 16, false, 1}, false, true, true, true},
+    {80, 64, true, {4, 2, 64, 2, 32, 32, true, 2}, false, true, true, true},
+    {80, 128, true, {4, 2, 32, 2, 32, 16, false, 2}, false, true, true, true},
+    {80, 128, true, {8, 1, 64, 2, 32, 32, true, 1}, false, true, true, true},
+    {80, 128, true, {4, 1, 64, 2, 32, 32, true, 1}, false, true, true, true},
+    {80, 256, true, {8, 1, 32, 2, 16, 16, false, 1}, false, true, true, true},
+    {80, 256, true, {4, 1, 32, 2, 16, 16, false, 1}, false, true, true, true},
     // with ALiBi or dropout alone
     {80, 64, true, {4, 2, 128, 2, 64, 32, true, 2}, false, true, false},
     {80, 64, true, {4, 2, 64, 2, 64, 32, true, 2}, false, true, false},
-    {80, 128, true, {4, 2, 64, 2, 32, 32, false, 2}, false, true, false},
-    {80, 128, true, {4, 2, 32, 2, 32, 32, false, 2}, false, true, false},
+    {80, 128, true, {4, 2, 64, 2, 32, 16, false, 2}, false, true, false},
+    {80, 128, true, {4, 2, 32, 2, 32, 16, false, 2}, false, true, false},
     // with terms of pairs or dropout, by count of registers; not timed
     {80, 64, true, {4, 1, 64, 2, 64, 32, true, 2}, false, true},
     {80, 128, true, {8, 1, 64, 2, 64, 32, true, 1}, false, true},
@@ -225,9 +225,9 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kStages", tile.stages);
   // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
-  const bool entries_alone = (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
-  const bool crowded = !key.aligned || key.capped || pair.hides() || (pair.alibi && key.headdim > 64) || entries_alone;
-  add_int("kStepN", crowded && !f32 ? tile.exact_n : tile.step_n);
+  const bool entries_alone = !kRows[key.row].heavy && (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool crowded = !key.aligned || key.capped || pair.hides() || (pair.alibi && key.headdim > 128) || entries_alone;
+  add_int("kStepN", crowded && !f32 && !kRows[key.row].staged ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);
   add_bool("kQueriesInRegisters", tile.queries_in_registers);
   add_int("kCtas", tile.ctas);
