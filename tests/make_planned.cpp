@@ -327,7 +327,10 @@ int main() {
         const Problem plain = contiguous(DType::kF32, headdim, headdim, causal);
         Problem lengths = plain;
         lengths.has_seqused_k = true;
-        for (const Problem& problem : {with_features(plain, !causal, true), with_features(plain, !causal, false), lengths, with_pairs(plain, false),
+        Problem documents = with_pairs(with_features(plain, !causal, true), false);
+        documents.has_documents = true;
+        documents.pair_mask = {true, DType::kU8, plain.batch, plain.nheads, plain.seqlen_q, {8 << 20, 1024, 1 << 20}};
+        for (const Problem& problem : {documents, with_features(plain, !causal, true), with_features(plain, !causal, false), lengths, with_pairs(plain, false),
                                        with_pairs(plain, true), with_pairs(with_features(plain, !causal, true), true)}) {
           const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dbias.given);
           add_forward(list, arch, problem, true, which);
