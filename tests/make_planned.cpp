@@ -330,9 +330,22 @@ int main() {
         Problem documents = with_pairs(with_features(plain, !causal, true), false);
         documents.has_documents = true;
         documents.pair_mask = {true, DType::kU8, plain.batch, plain.nheads, plain.seqlen_q, {8 << 20, 1024, 1 << 20}};
-        for (const Problem& problem : {documents, with_features(plain, !causal, true), with_features(plain, !causal, false), lengths, with_pairs(plain, false),
-                                       with_pairs(plain, true), with_pairs(with_features(plain, !causal, true), true)}) {
-          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dbias.given);
+        Problem one = with_features(lengths, !causal, false);
+        one.pair_mask = documents.pair_mask;
+        Problem bias = one;
+        bias.bias = bias.dbias = with_pairs(plain, true).bias;
+        bias.pair_mask.given = false;
+        const Problem all[] = {documents,
+                               one,
+                               bias,
+                               lengths,
+                               with_features(plain, !causal, true),
+                               with_features(plain, !causal, false),
+                               with_pairs(plain, false),
+                               with_pairs(plain, true),
+                               with_pairs(with_features(plain, !causal, true), true)};
+        for (const Problem& problem : all) {
+          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dropout_below > 0 && problem.dbias.given);
           add_forward(list, arch, problem, true, which);
           add_backward(list, arch, problem, true, false, which);
         }

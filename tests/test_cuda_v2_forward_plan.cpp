@@ -232,14 +232,13 @@ TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
       p.has_alibi = p.pair_mask.given = true;
       p.bias = {true, DType::kF32, 1, 1, 1, {}};
       p.dropout_below = 1;
-      ASSERT_EQ(v2_forward_refusal(p, target), "");
+      ASSERT_EQ(v2_forward_refusal(p, target).find("for fp32 have registers for up to 192") != std::string::npos, headdim > 192);
+      if (headdim > 192) continue;
       plan = plan_v2_forward(p, target);
       EXPECT_TRUE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy);
       EXPECT_LE(plan.shared_bytes, target.shared_bytes);
       const std::string source = v2_forward_request(plan.key).source;
       p.has_documents = true;
-      EXPECT_EQ(v2_forward_refusal(p, target).find("documents, a bias and a mask") != std::string::npos, headdim > 192);
-      p.bias.given = false;
       EXPECT_EQ(v2_forward_refusal(p, target), "");
       for (const char* part : {"kWindow = true;", "kCapped = true;", "kCausal = false;", ".bias = 2", "fattn::PairParams p", "forward_f32.h"})
         EXPECT_NE(source.find(part), std::string::npos) << part << "\n" << source;

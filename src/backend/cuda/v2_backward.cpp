@@ -52,7 +52,9 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2},
     {80, 256, {0, 0, 32, 16, 1, 1, 32, false}, 1, false, true, 2},
     // fp32, as above with masks of pairs and so on
+    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true, 1, true, true},
     {80, 64, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true, true},
     {80, 128, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 1, true},
     {80, 128, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 1, true},
     {80, 256, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 2, true},
@@ -91,6 +93,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     if ((problem.softcap > 0 || heavy(pair)) && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const bool crowded = std::max(headdim, headdim_v) > 64 && pair.alibi && pair.dropout;
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
+    const int terms = (pair.bias != 0) + pair.mask + pair.documents;
+    if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
     const int64_t bytes = shared_bytes(row);
