@@ -7,9 +7,9 @@
 // memory as it is, in fp32. dS^T, split, is in shared memory for dQ, which all warps compute together when the block is done. What comes from shared
 // memory was scaled by powers of two, the keys once and the queries block by block, and is scaled back when it is added to a gradient in fp32.
 //
-// With softcap P^T (1 - T^2) goes to the second warp in place of P^T, T the capped scores before they are multiplied by softcap. With features of pairs
-// (kernels/pair.h) it is marked by its sign: of a dropped pair the second warp takes nothing of dP^T, and of -0, a pair that bias or mask hides,
-// nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
+// With softcap P^T (1 - T^2) goes to the second warp in place of P^T, T the capped scores before they are multiplied by softcap. With features of
+// pairs (kernels/pair.h) it is marked by its sign: of a dropped pair the second warp takes nothing of dP^T, and of -0, a pair that bias or mask
+// hides, nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
 //
 // Spec: kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile);
 // kPair, none if it is left out, without packed sequences.
@@ -177,10 +177,10 @@ class BackwardF32 {
     if constexpr (kByIds) {
       extern __shared__ __align__(1024) unsigned char shared_memory[];
       const PairParams& pairs = pairs_of(p);
-      const IdRange range = common_range<kThreads>(pairs.document_k + batch * pairs.document_k_stride + first_key,
-                                                   min(kBlockN, seqlen_k() - first_key), pairs.document_q + batch * pairs.document_q_stride,
-                                                   first_unmasked_block() * kBlockM, min(unmasked_blocks_end() * kBlockM, p.seqlen_q),
-                                                   reinterpret_cast<int*>(shared_memory));
+      const IdRange range =
+          common_range<kThreads>(pairs.document_k + batch * pairs.document_k_stride + first_key, min(kBlockN, seqlen_k() - first_key),
+                                 pairs.document_q + batch * pairs.document_q_stride, first_unmasked_block() * kBlockM,
+                                 min(unmasked_blocks_end() * kBlockM, p.seqlen_q), reinterpret_cast<int*>(shared_memory));
       ids_begin = range.begin / kBlockM;
       ids_end = range.begin == range.end ? ids_begin : (range.end + kBlockM - 1) / kBlockM;
       __syncthreads();  // before the keys are where the range was
@@ -404,8 +404,8 @@ class BackwardF32 {
     }
   }
 
-  // Adds dS, in units of `factor` * `factor2`, to dbias, or writes it, where the pair is seen (masked: where not all are). What is not finite, by IEEE
-  // rules: of an Inf in k or v the split operands make NaN.
+  // Adds dS, in units of `factor` * `factor2`, to dbias, or writes it, where the pair is seen (masked: where not all are). What is not finite, by
+  // IEEE rules: of an Inf in k or v the split operands make NaN.
   __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked, float factor,
                                float factor2) const {
     static_assert(kKeyTiles * kChunkTiles * 4 <= 32);
@@ -529,8 +529,7 @@ class BackwardF32 {
         }
       }
       if (masked) hide(ds, first_query + row);
-      if constexpr (kPair.dbias)
-        add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
+      if constexpr (kPair.dbias) add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
       const Fragments fragments(ds, 1.0f);
 #pragma unroll
       for (int depth = 0; depth < kDepths; ++depth)

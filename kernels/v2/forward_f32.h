@@ -60,9 +60,9 @@ struct ForwardF32Shape {
 // greatest. Above that the reference is renewed.
 inline constexpr float kWeightFactor = 4096.0f, kGreatestWeight = 15.0f;
 
-// Beyond this reference the rounding of score * scale makes an odd number of the greatest weight, and the product of a row that has hardly another one
-// is then off by what split products leave out. Such rows are computed again in specialisations with features, but for terms: those may be
-// as large on purpose, to hide.
+// Beyond this reference the rounding of score * scale makes an odd number of the greatest weight, and the product of a row that has hardly another
+// one is then off by what split products leave out. Such rows are computed again in specialisations with features, but for terms: those may be as
+// large on purpose, to hide.
 inline constexpr float kGreatestReference = 2048.0f;
 
 template <class Spec>

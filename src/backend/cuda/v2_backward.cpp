@@ -343,8 +343,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
            key.level, ", kHeaddim = ", key.headdim, ", kHeaddimV = ", key.headdim_v,
            ";\n"
            "  static constexpr bool kCausal = ",
-           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped),
-           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", pair_line(key.pair),
+           flag(key.causal), ", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped), ", kAligned = ", flag(key.aligned),
+           ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", pair_line(key.pair),
            "};\n"
            "extern \"C\" __global__ void __launch_bounds__(",
            kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),
