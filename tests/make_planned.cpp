@@ -357,9 +357,25 @@ int main() {
         const Problem plain = contiguous(DType::kF32, headdim, headdim, causal);
         Problem lengths = plain;
         lengths.has_seqused_k = true;
-        for (const Problem& problem : {with_features(plain, !causal, true), with_features(plain, !causal, false), lengths, with_pairs(plain, false),
-                                       with_pairs(plain, true), with_pairs(with_features(plain, !causal, true), true)}) {
-          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dbias.given);
+        Problem documents = with_pairs(with_features(plain, !causal, true), false);
+        documents.has_documents = true;
+        documents.pair_mask = {true, DType::kU8, plain.batch, plain.nheads, plain.seqlen_q, {8 << 20, 1024, 1 << 20}};
+        Problem one = with_features(lengths, !causal, false);
+        one.pair_mask = documents.pair_mask;
+        Problem bias = one;
+        bias.bias = bias.dbias = with_pairs(plain, true).bias;
+        bias.pair_mask.given = false;
+        const Problem all[] = {documents,
+                               one,
+                               bias,
+                               lengths,
+                               with_features(plain, !causal, true),
+                               with_features(plain, !causal, false),
+                               with_pairs(plain, false),
+                               with_pairs(plain, true),
+                               with_pairs(with_features(plain, !causal, true), true)};
+        for (const Problem& problem : all) {
+          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dropout_below > 0 && problem.dbias.given);
           add_forward(list, arch, problem, true, which);
           add_backward(list, arch, problem, true, false, which);
         }

@@ -243,7 +243,8 @@ TEST_F(CudaGpu, FirstCallsCompileQuicklyAndLoadAtOnce) {
 
 // In device memory nobody can refuse them: nothing is read by them, and what such a batch entry gets is NaN.
 TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
-  for (const auto& [dtype, algorithm] : {std::pair{DType::kBF16, Algorithm::kV2}, {DType::kBF16, Algorithm::kAuto}, {DType::kF32, Algorithm::kAuto}}) {
+  for (const auto& [dtype, algorithm] :
+       {std::pair{DType::kBF16, Algorithm::kV2}, {DType::kBF16, Algorithm::kAuto}, {DType::kF32, Algorithm::kAuto}}) {
     const Case c = shape(dtype, 4, 130, 200, 2, 1, 64, false);
     DeviceForward d(c), dout(c), gradients(c);
     const int32_t lengths[] = {200, -1, 201, 0};

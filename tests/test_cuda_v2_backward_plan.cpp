@@ -82,6 +82,23 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   EXPECT_NE(cuda::v2_backward_request(keys.prepare).source.find("using Element = float;"), std::string::npos);
 }
 
+// One term leaves registers for the larger tiles.
+TEST(V2BackwardPlanSmall, Fp32HasLargerTilesForOneTerm) {
+  for (const int headdim : {64, 128}) {
+    Problem p = problem_of(headdim, headdim, false, DType::kF32);
+    p.backward = p.pair_mask.given = true;
+    const auto row = [&] { return cuda::v2_backward_rows()[static_cast<size_t>(cuda::plan_v2_backward(p, cuda::target_of(90)).key.row)]; };
+    EXPECT_TRUE(row().one_term);
+    EXPECT_EQ(row().tile.block_m, 64);
+    p.softcap = 20;
+    EXPECT_FALSE(row().one_term);
+    p.softcap = 0;
+    p.has_documents = true;
+    EXPECT_FALSE(row().one_term);
+    EXPECT_TRUE(row().heavy);
+  }
+}
+
 // So it depends on whatever hides pairs or changes scores, but not on what becomes of dS.
 TEST(V2BackwardPlanSmall, Fp32ComputesRowsOfDqAgainWithFeatures) {
   Problem p = problem_of(64, 64, false, DType::kF32);

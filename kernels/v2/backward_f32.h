@@ -7,15 +7,16 @@
 // memory as it is, in fp32. dS^T, split, is in shared memory for dQ, which all warps compute together when the block is done. What comes from shared
 // memory was scaled by powers of two, the keys once and the queries block by block, and is scaled back when it is added to a gradient in fp32.
 //
-// With softcap P^T (1 - T^2) goes to the second warp in place of P^T, T the capped scores before they are multiplied by softcap. With features of pairs
-// (kernels/pair.h) it is marked by its sign: of a dropped pair the second warp takes nothing of dP^T, and of -0, a pair that bias or mask hides,
-// nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
+// With softcap P^T (1 - T^2) goes to the second warp in place of P^T, T the capped scores before they are multiplied by softcap. With features of
+// pairs (kernels/pair.h) it is marked by its sign: of a dropped pair the second warp takes nothing of dP^T, and of -0, a pair that bias or mask
+// hides, nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
 //
 // Spec: kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile);
-// kPair, none if it is left out, without packed sequences and documents.
+// kPair, none if it is left out, without packed sequences.
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
@@ -57,7 +58,9 @@ class BackwardF32 {
   static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kHides = kPair.hides();
-  static_assert(!kPair.packed && !kPair.documents);
+  // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
+  static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic;
+  static_assert(!kPair.packed);
   using TileK = SplitRows<kBlockN, kWidth>;
   using TileV = SplitRows<kBlockN, kWidthV>;
   using TileQ = SplitRows<kBlockM, kWidth>;
@@ -103,6 +106,7 @@ class BackwardF32 {
   __device__ static int this_group() { return this_warp() % kTile.key_groups; }
   int batch, head_k, first_key, part;
   int entry_keys;                     // kPair.lengths: keys of this batch entry
+  int ids_begin, ids_end;             // kByIds: no query before the first of these blocks or from the second on has an id of these keys
   float query_inverse, dout_inverse;  // of the splitting of q and dout, in the block at hand
   // Of k and v: in shared memory, because registers are few.
   __device__ float key_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset()); }
@@ -124,11 +128,13 @@ class BackwardF32 {
   // kWindow: and j >= i + left_diagonal().
   __device__ int left_diagonal() const { return mask().begins() ? mask().left_diagonal() : -kNoLimit; }
   // Of the queries that see these keys.
-  __device__ int first_block() const {
+  __device__ int first_block() const { return kByIds ? ids_begin : first_unmasked_block(); }
+  __device__ int blocks_end() const { return kByIds ? ids_end : unmasked_blocks_end(); }
+  __device__ int first_unmasked_block() const {
     if constexpr (kWindow) return mask().first_row(first_key) / kBlockM;
     return Spec::kCausal ? max(0, first_key - diagonal()) / kBlockM : 0;
   }
-  __device__ int blocks_end() const {
+  __device__ int unmasked_blocks_end() const {
     if constexpr (kWindow) return (mask().row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
     return query_blocks();
   }
@@ -168,6 +174,17 @@ class BackwardF32 {
     head_k = head % p.nheads_k;
     first_key = rest / section_heads * kBlockN;
     if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
+    if constexpr (kByIds) {
+      extern __shared__ __align__(1024) unsigned char shared_memory[];
+      const PairParams& pairs = pairs_of(p);
+      const IdRange range =
+          common_range<kThreads>(pairs.document_k + batch * pairs.document_k_stride + first_key, min(kBlockN, seqlen_k() - first_key),
+                                 pairs.document_q + batch * pairs.document_q_stride, first_unmasked_block() * kBlockM,
+                                 min(unmasked_blocks_end() * kBlockM, p.seqlen_q), reinterpret_cast<int*>(shared_memory));
+      ids_begin = range.begin / kBlockM;
+      ids_end = range.begin == range.end ? ids_begin : (range.end + kBlockM - 1) / kBlockM;
+      __syncthreads();  // before the keys are where the range was
+    }
   }
 
   // ---- load ----
@@ -387,8 +404,8 @@ class BackwardF32 {
     }
   }
 
-  // Adds dS, in units of `factor` * `factor2`, to dbias, or writes it, where the pair is seen (masked: where not all are). What is not finite, by IEEE
-  // rules: of an Inf in k or v the split operands make NaN.
+  // Adds dS, in units of `factor` * `factor2`, to dbias, or writes it, where the pair is seen (masked: where not all are). What is not finite, by
+  // IEEE rules: of an Inf in k or v the split operands make NaN.
   __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked, float factor,
                                float factor2) const {
     static_assert(kKeyTiles * kChunkTiles * 4 <= 32);
@@ -512,8 +529,7 @@ class BackwardF32 {
         }
       }
       if (masked) hide(ds, first_query + row);
-      if constexpr (kPair.dbias)
-        add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
+      if constexpr (kPair.dbias) add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
       const Fragments fragments(ds, 1.0f);
 #pragma unroll
       for (int depth = 0; depth < kDepths; ++depth)

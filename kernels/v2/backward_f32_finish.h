@@ -42,7 +42,8 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + 8 * half;
     const bool exists = row < p.seqlen_q;
-    const bool empty = exists && !wrong_length && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
+    const bool empty =
+        exists && !wrong_length && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
     bool good = true;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

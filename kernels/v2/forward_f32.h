@@ -15,9 +15,10 @@
 //   kStepN                         keys whose scores are in registers at once
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
-//   kPair                          features of pairs (kernels/pair.h) but for packed sequences and documents; none if it is left out
+//   kPair                          features of pairs (kernels/pair.h) but for packed sequences; none if it is left out
 #pragma once
 
+#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/special_registers.h"
@@ -59,6 +60,11 @@ struct ForwardF32Shape {
 // greatest. Above that the reference is renewed.
 inline constexpr float kWeightFactor = 4096.0f, kGreatestWeight = 15.0f;
 
+// Beyond this reference the rounding of score * scale makes an odd number of the greatest weight, and the product of a row that has hardly another
+// one is then off by what split products leave out. Such rows are computed again in specialisations with features, but for terms: those may be as
+// large on purpose, to hide.
+inline constexpr float kGreatestReference = 2048.0f;
+
 template <class Spec>
 class ForwardF32 {
   using Shape = ForwardF32Shape<Spec>;
@@ -76,8 +82,10 @@ class ForwardF32 {
   static constexpr bool kWide = kRowTiles * kDepthO > 8;       // o takes half of the registers
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kWindow = Spec::kWindow, kTerms = kPair.terms();
+  static constexpr bool kKeepsNumbers = kPair.dropout && !kWide && kStepN == 16;
+  static constexpr bool kRanges = kWindow || kPair.documents;  // the first blocks may be seen by no row
   using Visible = VisibleKeys<kRowTiles, kWindow>;
-  static_assert(!kPair.packed && !kPair.documents);
+  static_assert(!kPair.packed);
   static_assert(Spec::kBlockN % kStepN == 0 && kStepN % 16 == 0 && (Spec::kStages == 1 || Spec::kStages == 2));
 
   const AttentionParams& p;
@@ -86,6 +94,8 @@ class ForwardF32 {
   Softmax<kRowTiles> softmax;
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][2][kRowTiles][4];  // high, low
   unsigned q_address, k_address, v_address;                              // of this lane, in the queries and in stage 0
+  unsigned numbers[kKeepsNumbers ? kRowTiles : 1][2][2];                 // of dropout, in the lower half of block numbers_of
+  int numbers_of;
 
   // softmax_scale_log2 (kCapped: score_factor), undoing the factor of the queries. In shared memory, because registers are few.
   __device__ __forceinline__ float query_scale() const { return ptx::ld_shared_f32(tile_q + Shape::kQueryScaleOffset); }
@@ -96,6 +106,24 @@ class ForwardF32 {
       return window_mask_of<kPair>(p, seqlen_k);
     else
       return {p.seqlen_q, kPair.lengths ? seqlen_k : p.seqlen_k, Spec::kCausal, -1, Spec::kCausal || !kWide ? -1 : ptx::opaque(p.seqlen_q)};
+  }
+
+  // The blocks of keys that the tile meets: without those whose documents no query of the tile is of.
+  __device__ __forceinline__ KeyBlocks blocks_of(const Place& place, const core::Mask32& mask, [[maybe_unused]] int seqlen_k) const {
+    KeyBlocks seen = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+    if constexpr (kPair.documents) {
+      extern __shared__ __align__(1024) unsigned char shared[];
+      const PairParams& pairs = pairs_of(p);
+      const IdRange range =
+          common_range<Shape::kThreads>(pairs.document_q + place.batch * pairs.document_q_stride + place.row,
+                                        min(Shape::kBlockM, p.seqlen_q - place.row), pairs.document_k + place.batch * pairs.document_k_stride,
+                                        seen.begin * Spec::kBlockN, min(seen.end * Spec::kBlockN, seqlen_k), reinterpret_cast<int*>(shared));
+      seen.end = (range.end + Spec::kBlockN - 1) / Spec::kBlockN;
+      seen.begin = range.begin / Spec::kBlockN;
+      if (range.begin == range.end) seen.begin = seen.end = 0;
+      __syncthreads();  // before the queries are where the range was
+    }
+    return seen;
   }
 
   // The tile's place, with features of pairs: of wide outputs from shared memory, where its first warp put it.
@@ -239,24 +267,43 @@ class ForwardF32 {
     }
   }
 
-  // Drops weights, once their sums are taken.
-  __device__ __forceinline__ void drop(Weights& w, const StepPairs& at) const {
+  // Drops weights of a step, once their sums are taken. A step of 16 keys is a half of a block of random numbers; the upper half comes first, and the
+  // numbers of the lower one are kept for it, where registers are left.
+  __device__ __forceinline__ void drop(Weights& w, const StepPairs& at) {
     const Dropout<kPair> dropout(p, at.place.batch, at.place.head);
+    constexpr bool kHalf = kStepN % core::kDropoutBlock != 0;
+    static_assert(!kHalf || kStepN == 16);
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
+    for (int n = 0; n < kStepTiles; n += kHalf ? 2 : 4) {
+      const int key = at.key + 8 * n, block = key / core::kDropoutBlock;
+      const bool upper = kHalf && key % core::kDropoutBlock >= 16;
+      core::Philox4 words[kRowTiles][2];
+      const bool compute = !kKeepsNumbers || upper || numbers_of != block;
+      if (compute) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        core::Philox4 words;
+        for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-        for (int n = 0; n < kStepTiles; ++n) {
-          const int key = at.key + 8 * n;  // a step of 16 keys is one half of a block of random numbers or the other
-          if (n % 4 == 0) words = dropout.words(at.row + 16 * i + 8 * half, key / core::kDropoutBlock, key % 8 / 2);
-          const bool second = kStepN % core::kDropoutBlock != 0 ? at.key % core::kDropoutBlock >= 16 : n % 4 >= 2;
-          const unsigned kept = dropout.kept(second ? words.word[2 + n % 2] : words.word[n % 2]);
-          w.high[n / 2][i][n % 2 * 2 + half] &= kept;
-          w.low[n / 2][i][n % 2 * 2 + half] &= kept;
+          for (int half = 0; half < 2; ++half) words[i][half] = dropout.words(at.row + 16 * i + 8 * half, block, key % 8 / 2);
         }
       }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int m = 0; m < (kHalf ? 2 : 4); ++m) {
+            unsigned word = compute ? (upper ? words[i][half].word[2 + m % 2] : words[i][half].word[m]) : 0;
+            if constexpr (kKeepsNumbers) {
+              if (!compute) word = numbers[i][half][m];
+              if (compute) numbers[i][half][m] = words[i][half].word[m];
+            }
+            const unsigned kept = dropout.kept(word);
+            w.high[(n + m) / 2][i][m % 2 * 2 + half] &= kept;
+            w.low[(n + m) / 2][i][m % 2 * 2 + half] &= kept;
+          }
+        }
+      }
+      if constexpr (kKeepsNumbers) numbers_of = block;
     }
   }
 
@@ -324,6 +371,7 @@ class ForwardF32 {
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;
+        if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) good = fabsf(softmax.shift[i][half]) < kGreatestReference;
 #pragma unroll
         for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
           const float x[2] = {o[i][n][2 * half] * inverse, o[i][n][2 * half + 1] * inverse};
@@ -367,7 +415,7 @@ class ForwardF32 {
     const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
     const int seqlen_k = keys_of<kPair>(p, place.batch);
     const core::Mask32 mask = visible_mask(seqlen_k);
-    const KeyBlocks blocks = key_blocks<Shape::kBlockM, Spec::kBlockN>(mask, place.row);
+    const KeyBlocks blocks = blocks_of(place, mask, seqlen_k);
     // load: block j goes to stage j mod kStages.
     const auto load_block = [&](int j) {
       const unsigned stage = tile_q + Shape::kQueryBytes + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
@@ -413,6 +461,7 @@ class ForwardF32 {
     __syncthreads();
 
     softmax.start();
+    if constexpr (kKeepsNumbers) numbers_of = -1;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -451,7 +500,7 @@ class ForwardF32 {
       const float2 greatest =
           greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyK::greatest(stage), CopyV::greatest(stage + Shape::kValueOffset));
       if constexpr (Spec::kStages == 2) {
-        if (j > (kWindow ? blocks.begin : 0)) load_block(j - 1);
+        if (j > (kRanges ? blocks.begin : 0)) load_block(j - 1);
       }
       const tile::SplitFactor key_factor(greatest.x), value_factor(greatest.y);
       CopyK::split(stage, key_factor.factor);
@@ -490,7 +539,7 @@ class ForwardF32 {
       }
     };
     int j = blocks.end - 1;
-    if constexpr (kWindow) {
+    if constexpr (kRanges) {
       const int exact_from = min(blocks.whole_end, blocks.end - 1);
 #pragma unroll 1
       for (; j >= blocks.begin; --j) {

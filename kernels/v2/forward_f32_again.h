@@ -45,7 +45,7 @@ __device__ __forceinline__ void forward_row_again(const AttentionParams& p, cons
   for (int key = begin; key < end && !empty; ++key) {
     if constexpr (kHides)
       if (!terms.sees(row, key)) continue;
-    float weight = ptx::ex2(fmaf(score(key), scale(), -reference));
+    float weight = ptx::ex2((score(key) - greatest) * scale());  // 1 at the maximum, however large that is
     sum += weight;
     if constexpr (kPair.dropout) weight = dropout.keeps(row, key) ? weight * pairs_of(p).dropout_scale : 0.0f;
 #pragma unroll

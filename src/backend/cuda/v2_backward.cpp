@@ -59,7 +59,9 @@ constexpr V2BackwardRow kRows[] = {
     {80, 256, {0, 0, 16, 16, 1, 1, 16, false}, 1, false, true, 2},
     {80, 256, {0, 0, 32, 16, 1, 1, 32, false}, 1, false, true, 2},
     // fp32, as above with masks of pairs and so on
+    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true, 1, true, false, true},
     {80, 64, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, true, false, true},
     {80, 128, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 1, true},
     {80, 128, {0, 0, 32, 32, 2, 1, 16, false}, 1, false, true, 1, true},
     {80, 256, {0, 0, 32, 64, 4, 1, 16, false}, 1, false, true, 2, true},
@@ -98,7 +100,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const V2BackwardRow row = row_of(i, headdim, headdim_v);
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
-    const bool alibi_alone = pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
+    const bool alibi_alone =
+        !row.f32 && pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
     if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const bool crowded =
         std::max(headdim, headdim_v) > 64 && pair.dropout && (pair.alibi || (problem.deterministic && pair.packed && row.level >= 80));
@@ -107,6 +110,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);
     if (row.staged && std::max(headdim, headdim_v) > 64 && much && row.tile.block_n / row.tile.key_groups > 16) continue;
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
+    const int terms = (pair.bias != 0) + pair.mask + pair.documents;
+    if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
     const int64_t bytes = shared_bytes(row, pair);

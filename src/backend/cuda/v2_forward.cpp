@@ -141,6 +141,9 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   const PairFeatures pair = pair_features(problem);
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && pair.hides() && pair.dropout)
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias, mask or documents together above headdim 192; use the CPU";
+  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.hides())
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+                "; with a bias, a mask of pairs or documents the CUDA kernels for fp32 have registers for up to 192; use fp16 or bf16, or the CPU");
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
