@@ -14,8 +14,8 @@ What becomes of transformers' masks:
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
   of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), the mask itself is given to fattn;
 - packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call of `fattn.attention_varlen`, or, where the device has none, one for each sequence; with
-  `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` transformers takes all `position_ids` for such, its own too, if
-  there is neither an `attention_mask` nor a cache;
+  `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` transformers takes all `position_ids` for such, its own
+  too, if there is neither an `attention_mask` nor a cache;
 - any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
 - inside `torch.compile` numbers cannot be looked at: every mask with an `attention_mask` or window is given to fattn whole.
 
@@ -152,8 +152,8 @@ _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", 
 @functools.cache
 def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: int, headdim_v: int, backward: bool) -> bool:
     """Whether the library computes lengths of keys, documents, masks, biases, dropout or packed sequences there."""
-    options = {"lengths": {"seqused_k": True}, "documents": {"documents": True}, "mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)}, "dropout": {"dropout_p": 0.5},
-               "packed": {"packed": (1, 1, 1)}}[feature]
+    options = {"lengths": {"seqused_k": True}, "documents": {"documents": True}, "mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)},
+               "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
     q, v = ((1, 1, headdim), (1, 1, headdim_v)) if feature == "packed" else ((1, 1, 1, headdim), (1, 1, 1, headdim_v))
     return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
 
