@@ -6,7 +6,7 @@ except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
 from . import _abi
-from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, run_forward
+from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, distinct, run_forward
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._scores import NONE, prepare
@@ -129,12 +129,14 @@ def attention(
         options = softmax_scale, causal
     else:
         options = ()
+    if (q is k or q is v or k is v) and needs_grad and torch.compiler.is_compiling():
+        q, k, v = distinct(q, k, v)
     if not needs_grad:
         o, lse = run_forward(q, k, v, options, scores)
     elif in_functorch:
         o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
     elif scores is not None:
-        o, lse = AttentionWithScores.apply(q, k, v, *scores, options)
+        o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if torch.compiler.is_compiling() else scores), options)
     elif return_lse or sinks is not None:
         o, lse = AttentionAndLse.apply(q, k, v, options)
     else:

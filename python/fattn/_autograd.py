@@ -81,6 +81,11 @@ def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int]
     ctx.longest = longest
 
 
+def distinct(*inputs: Any) -> tuple:
+    """The same for a function inside torch.compile, which takes no tensor twice: views where one repeats."""
+    return tuple(x.view_as(x) if isinstance(x, torch.Tensor) and any(x is y for y in inputs[:i]) else x for i, x in enumerate(inputs))
+
+
 class Attention(torch.autograd.Function):
     """(q, k, v, options) -> o."""
 

@@ -4,7 +4,7 @@ import torch
 
 from . import _abi
 from ._attention import autocast
-from ._autograd import AttentionInFunctorch, AttentionWithScores, run_forward
+from ._autograd import AttentionInFunctorch, AttentionWithScores, distinct, run_forward
 from ._operators import rows_contiguous
 from ._options import Window, choose, window_limits
 from ._scores import Sequences, as_int32, prepare
@@ -90,7 +90,8 @@ def attention_varlen(
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)
     elif needs_grad:
-        o, lse = AttentionWithScores.apply(q, k, v, *scores, *sequences, options)
+        inputs = q, k, v, *scores, *sequences
+        o, lse = AttentionWithScores.apply(*(distinct(*inputs) if torch.compiler.is_compiling() else inputs), options)
     else:
         o, lse = run_forward(q, k, v, options, scores, sequences)
     if sinks is not None:

@@ -10,11 +10,14 @@ Dropout of the weights in training and sinks are computed.
 What becomes of transformers' masks:
 
 - none, causal, causal with a sliding window: fattn's own masks;
+- a static cache, one token at a time, without padding: fattn's own masks and lengths of keys, which stay on the device: `generate` compiles the step once;
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
   of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), the mask itself is given to fattn;
-- packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call of `fattn.attention_varlen`, or, where the device has none, one for each sequence; with `position_ids` that start again, a mask as below;
+- packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call of `fattn.attention_varlen`, or, where the device has none, one for each sequence; with
+  `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` transformers takes all `position_ids` for such, its own
+  too, if there is neither an `attention_mask` nor a cache;
 - any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
-- inside `torch.compile` numbers cannot be looked at: every mask but that of a prompt without `attention_mask` or window is given to fattn whole.
+- inside `torch.compile` numbers cannot be looked at: every mask with an `attention_mask` or window is given to fattn whole.
 
 Where a device computes no masks (`fattn.supported`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
 of numbers, standard attention, which stores the matrix of scores; holes are gathered.
@@ -50,6 +53,43 @@ _BOTH = masks.and_masks(masks.causal_mask_function).__code__
 _SLIDING = masks.sliding_window_overlay(1).__code__
 
 
+class _Documents:
+    """The mask function that transformers makes for packed sequences, with what it hides in closures: the sequences' numbers (batch, seqlen), and what is seen
+    within one."""
+
+    def __init__(self, within: Callable, numbers: torch.Tensor, seen: Callable) -> None:
+        self.within, self.numbers, self.seen = within, numbers, seen
+
+    def __call__(self, batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return self.seen(batch_idx, head_idx, q_idx, kv_idx)
+
+
+def _tell_documents() -> None:
+    """Has transformers make its mask functions of packed sequences so; they say the same as before."""
+    if hasattr(masks, "packed_sequence_compatibility_function"):
+        made = masks.packed_sequence_compatibility_function
+
+        def of_sequences(mask_function: Callable, position_ids: torch.Tensor, numbers: torch.Tensor) -> _Documents:
+            return _Documents(mask_function, numbers, made(mask_function, position_ids, numbers))
+
+        masks.packed_sequence_compatibility_function = of_sequences
+        return
+    both, same_sequence = masks.and_masks, masks.packed_sequence_mask_function  # older versions: a mask function, and being in the same sequence
+
+    def of_numbers(numbers: torch.Tensor) -> _Documents:
+        return _Documents(masks.bidirectional_mask_function, numbers, same_sequence(numbers))
+
+    def and_masks(*functions: Callable) -> Callable:
+        if len(functions) == 2 and isinstance(functions[1], _Documents):
+            return _Documents(functions[0], functions[1].numbers, both(*functions))
+        return both(*functions)
+
+    masks.packed_sequence_mask_function, masks.and_masks = of_numbers, and_masks
+
+
+_tell_documents()
+
+
 def _is_ours(mask_function: Callable) -> bool:
     """Whether the module's own arguments (is_causal, sliding_window) say all that transformers' mask does."""
     if mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
@@ -60,25 +100,49 @@ def _is_ours(mask_function: Callable) -> bool:
     return len(parts) == 2 and getattr(parts[0], "__code__", None) is _SLIDING and parts[1] is masks.causal_mask_function
 
 
+def _is_static_step(q_length: int, options: dict[str, Any]) -> bool:
+    """One token behind a cache of fixed size, for which transformers asks for a mask even where it need not have one: what the step is compiled with
+    must look the same at the next."""
+    return q_length == 1 and not options.get("allow_is_causal_skip", True)
+
+
+def _lengths(batch_size: int, filled: int | torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """(batch, 1, 1, 1), int32: how many keys there are, the queries being the last of them. Four dimensions, because transformers leaves such a mask alone."""
+    if isinstance(filled, torch.Tensor):
+        return filled.to(torch.int32).reshape(1, 1, 1, 1).repeat(batch_size, 1, 1, 1)  # a copy: the cache counts in place
+    return torch.full((batch_size, 1, 1, 1), filled, dtype=torch.int32, device=device)
+
+
 def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, mask_function: Callable = masks.causal_mask_function,
              attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
-    """What `attention` is given as its mask, once for all layers: None, which of the keys of the cache are there (batch, up to kv_length), or a mask of
-    pairs (batch, 1, q_length, kv_length); true: seen."""
+    """What `attention` is given as its mask, once for all layers: None, which of the keys of the cache are there (batch, up to kv_length), how many are
+    there (batch, 1, 1, 1), int32, each token's document (batch, 1, q_length, 1), int32, or a mask of pairs (batch, 1, q_length, kv_length); true: seen."""
+    if isinstance(mask_function, _Documents) and attention_mask is None and q_length == kv_length > 1:
+        within = mask_function.within
+        if within is masks.causal_mask_function or (not torch.compiler.is_compiling() and _is_ours(within)):
+            return mask_function.numbers.to(torch.int32)[:, None, :, None]
+    causal, filled = mask_function is not masks.bidirectional_mask_function, q_offset + q_length - kv_offset  # a static cache is longer
     if torch.compiler.is_compiling():  # nothing can be asked of tensors then, nor of what functions hold
-        if attention_mask is None and q_length == kv_length and mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
+        ours = attention_mask is None and mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function)
+        if ours and (q_length == kv_length or (causal and not isinstance(filled, torch.Tensor) and filled == kv_length)):
             return None
+        if ours and causal:
+            return _lengths(batch_size, filled, options.get("device"))
         ours = False
     else:
         ours = _is_ours(mask_function)
+    if ours and causal and _is_static_step(q_length, options):
+        if attention_mask is None or attention_mask.all():
+            return _lengths(batch_size, filled, options.get("device"))
+        ours = False
     if not ours:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return masks.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
     if attention_mask is not None:
         attention_mask = attention_mask[:, -kv_length:]  # what a window's cache keeps; `generate` may have cut it before
-    if mask_function is not masks.bidirectional_mask_function:
-        filled = int(q_offset) + q_length - kv_offset  # a static cache is longer
-        if filled < kv_length:
-            return torch.ones(batch_size, filled, dtype=torch.bool, device=options.get("device")) if attention_mask is None else attention_mask[:, :filled]
+    if causal and int(filled) < kv_length:
+        filled = int(filled)
+        return torch.ones(batch_size, filled, dtype=torch.bool, device=options.get("device")) if attention_mask is None else attention_mask[:, :filled]
     return None if attention_mask is None or (attention_mask.shape[1] == kv_length and attention_mask.all()) else attention_mask
 
 
@@ -87,8 +151,9 @@ _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", 
 
 @functools.cache
 def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: int, headdim_v: int, backward: bool) -> bool:
-    """Whether the library computes masks, biases, dropout or packed sequences there."""
-    options = {"mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)}, "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
+    """Whether the library computes lengths of keys, documents, masks, biases, dropout or packed sequences there."""
+    options = {"lengths": {"seqused_k": True}, "documents": {"documents": True}, "mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)},
+               "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
     q, v = ((1, 1, headdim), (1, 1, headdim_v)) if feature == "packed" else ((1, 1, 1, headdim), (1, 1, 1, headdim_v))
     return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
 
@@ -197,6 +262,16 @@ def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     return (weights @ v).transpose(1, 2).contiguous(), weights
 
 
+def _pairs(numbers: torch.Tensor, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int] | None) -> torch.Tensor:
+    """The mask of pairs, for a causal mask behind so many keys (batch, 1, 1, 1), or inside of documents (batch, 1, seqlen_q, 1)."""
+    lengths = numbers if numbers.shape[2] == 1 else seqlen_k
+    distance = torch.arange(seqlen_k, device=numbers.device) - (lengths - seqlen_q + torch.arange(seqlen_q, device=numbers.device)[:, None])
+    seen = distance <= (0 if causal else seqlen_k)
+    if window is not None:
+        seen = seen & (-distance <= window[0]) & (distance <= window[1])
+    return seen if numbers.shape[2] == 1 else seen & (numbers == numbers.transpose(2, 3))
+
+
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
               dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
               softcap: float | None = None, s_aux: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -211,6 +286,13 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if mask is not None and mask.dim() == 2:  # a static cache is longer than what is in it
         key, value = key[:, :, : mask.shape[1]], value[:, :, : mask.shape[1]]
     of_pairs = mask is not None and mask.dim() == 4
+    numbers = {}
+    if of_pairs and mask.dtype == torch.int32 and mask.shape[1] == mask.shape[3] == 1:
+        name, feature = ("seqused_k", "lengths") if mask.shape[2] == 1 else ("document_q", "documents")
+        if not options.get("output_attentions") and _can(feature, query, value):
+            numbers, mask, of_pairs = {name: mask.flatten() if mask.shape[2] == 1 else mask[:, 0, :, 0]}, None, False
+        else:
+            mask = _pairs(mask, query.shape[2], key.shape[2], causal, window)
     if of_pairs:
         mask = mask[..., : key.shape[2]]
 
@@ -221,12 +303,12 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if dropout > 0 and not _can("dropout", query, value):
         raise NotImplementedError(f"dropout of the weights (it is {dropout}) is not computed on {query.device}; set the model's attention dropout to 0 (GPT-2: "
                                   "config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
-    lengths = options.get("cu_seq_lens_q")
-    if lengths is not None and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
+    begins = options.get("cu_seq_lens_q")
+    if begins is not None and "seqused_k" not in numbers and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
         longest = options.get("max_length_q"), options.get("max_length_k")
-        return _packed(query, key, value, lengths, options.get("cu_seq_lens_k"), longest, causal, arguments), None
+        return _packed(query, key, value, begins, options.get("cu_seq_lens_k"), longest, causal, arguments), None
     if mask is None:
-        return _attention(query, key, value, causal=causal, layout="bhsd", **arguments).transpose(1, 2), None
+        return _attention(query, key, value, causal=causal, layout="bhsd", **numbers, **arguments).transpose(1, 2), None
     if of_pairs:
         kind = "mask" if mask.dtype == torch.bool else "bias"
         if _can(kind, query, value):

@@ -59,6 +59,24 @@ def test_compile_without_a_break(backend, layout):
         torch.testing.assert_close(compiled(*again)[0], expected)
 
 
+@pytest.mark.parametrize("case", ["q is k", "documents", "packed"])
+def test_compile_with_a_tensor_given_twice(case):
+    """torch.compile takes none twice for an autograd.Function."""
+    ids = torch.tensor([0, 3, 9], dtype=torch.int32)
+
+    def call(x):
+        if case == "packed":
+            return fattn.attention_varlen(x[0], x[0], x[0], cu_seqlens_q=ids, cu_seqlens_k=ids, max_seqlen_q=6, max_seqlen_k=6)
+        numbers = {"document_q": torch.searchsorted(ids, torch.arange(9), right=True, out_int32=True).expand(2, 9)} if case == "documents" else {}
+        return fattn.attention(x, x, x, causal=True, **numbers)
+
+    torch._dynamo.reset()
+    leaf = inputs()[0]
+    wanted = torch.autograd.grad(call(leaf).square().sum(), leaf)[0]
+    got = torch.autograd.grad(torch.compile(call, fullgraph=True, backend="aot_eager")(leaf).square().sum(), leaf)[0]
+    torch.testing.assert_close(got, wanted)
+
+
 def test_dynamic_lengths_compile_once():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

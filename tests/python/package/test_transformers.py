@@ -1,5 +1,7 @@
 """attn_implementation="fattn" on small random models of transformers: equal to eager, with padding, caches, generation, training, compiled."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -139,6 +141,38 @@ def test_generate(name, padding, cache, calls):
     assert calls["_attention"] > 0
 
 
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
+def test_generate_compiled(name, padding, lengths, monkeypatch):
+    """A step is compiled once; where a window's cache fills, as often as transformers needs. Without padding nothing is stored for the pairs, unless a device has no
+    lengths."""
+    if not lengths:
+        monkeypatch.setattr(fattn.transformers, "_computed", lambda feature, *_: feature != "lengths")
+    model, made = model_of(name, causal_lm=True), []
+    mapping = fattn.transformers.AttentionMaskInterface._global_mapping
+    monkeypatch.setitem(mapping, "fattn", lambda *x, **options: made.append(fattn.transformers.mask_for(*x, **options)) or made[-1])
+    results, graphs = [], []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    for implementation in ("eager", "fattn"):
+        model.set_attn_implementation(implementation)
+        options = {"max_new_tokens": 12, "do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0, "cache_implementation": "static"}
+        if implementation == "fattn":
+            torch._dynamo.reset()
+            options["compile_config"] = transformers.CompileConfig(backend=counted, fullgraph=True, mode=None)
+            options["compile_config"]._compile_all_devices = True
+        with torch.no_grad():
+            results.append(model.generate(**inputs_of(padding, seqlen=5 if padding == "none" else 9), **options))
+    assert torch.equal(*results)
+    assert 1 <= len(graphs) <= (1 if name == "gpt2" else 4)
+    steps = [x for x in made if x is not None and x.dim() == 4]
+    assert steps and all(x.dtype == torch.int32 and x.shape == (4, 1, 1, 1) if padding == "none" else x.dtype == torch.bool for x in steps)
+
+
 def test_tokens_in_steps():
     """A prompt in two parts: queries behind a cache."""
     model = model_of("llama", causal_lm=True, dtype=torch.float64)
@@ -199,14 +233,42 @@ def mask_of_pairs() -> dict:
 @pytest.mark.parametrize("inputs", [packed_positions, mask_of_pairs])
 def test_other_masks(inputs, name, calls):
     model = model_of(name, dtype=torch.float64)
-    if name == "gemma2":
-        model.config.sliding_window = 30
     with Float64():
         got = model(**inputs())[0]
         assert calls["_attention"] == 2 and calls["_standard"] == 0
         model.set_attn_implementation("eager")
         wanted = model(**inputs())[0]
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+def test_packed_by_positions(name, device, monkeypatch):
+    """As documents, no mask of pairs is stored; in both passes, as it is and compiled, where transformers takes all positions for packed ones."""
+    dtype = torch.float64 if device == "cpu" else torch.bfloat16
+    model, seen = model_of(name, device=device, dtype=dtype), set()
+    packed = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in packed_positions().items()}
+    options = {"document_q": True, "mask": False}
+    original = fattn.transformers._attention
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for inputs, run in ((packed, model), (packed, compiled), (inputs_of(device=device) | {"use_cache": False}, compiled)):
+        torch._dynamo.reset()
+        gradients, outputs = [], []
+        for implementation in ("eager", "fattn"):
+            model.set_attn_implementation(implementation)
+            model.zero_grad()
+            monkeypatch.setattr(fattn.transformers, "_attention", original)
+            if implementation == "fattn" and run is model:
+                monkeypatch.setattr(fattn.transformers, "_attention", lambda *x, **y: seen.add(tuple(y.get(n) is not None for n in options)) or original(*x, **y))
+            with Float64() if device == "cpu" and run is model else contextlib.nullcontext():
+                outputs.append((model if implementation == "eager" else run)(**inputs)[0])
+            outputs[-1].square().sum().backward()
+            gradients.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+        loose = {"rtol": 2**-5, "atol": 6e-2} if device == "cuda" else {"rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(outputs[1], outputs[0], **loose)
+        for x, y in zip(*gradients, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=(0.1 if device == "cuda" else 1e-5) * float(y.abs().max()) + 1e-12)
+    if name != "mistral" or computed(device, name):
+        assert seen == {tuple(options.values())}
 
 
 @pytest.mark.parametrize("computed", [True, False])
