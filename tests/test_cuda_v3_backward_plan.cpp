@@ -134,6 +134,28 @@ TEST(V3BackwardPlanSmall, SoftcapEndsWhereRegistersDo) {
   EXPECT_EQ(v3_backward_request(plan.prepare).source.find("FeatureParams"), std::string::npos) << "knows no mask";
 }
 
+// Lengths are the main kernel's, and the first one's, which makes dq of an entry out of range NaN; the last one asks where a mask hides keys.
+TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
+  for (const bool causal : {false, true}) {
+    Problem p = gradient_problem(DType::kBF16, 128, 128, causal);
+    p.has_seqused_k = true;
+    ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+    const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+    const std::string lengths = ".lengths = true", taken = "PairParams call";
+    EXPECT_NE(v3_backward_request(plan.main).source.find(lengths), std::string::npos);
+    EXPECT_NE(v3_backward_request(plan.main).source.find(taken), std::string::npos);
+    EXPECT_NE(v3_backward_request(plan.prepare).source.find(lengths), std::string::npos);
+    EXPECT_EQ(v3_backward_request(plan.finish).source.find(lengths) != std::string::npos, causal);
+    V3BackwardParams params;
+    PairBuffers buffers;
+    buffers.seqused_k = reinterpret_cast<const int*>(64);
+    p.seqused_k_stride = 3;
+    set_v3_backward_params(params, p, plan, cuda_device(0), {.workspace = reinterpret_cast<void*>(4096), .pairs = buffers});
+    EXPECT_EQ(params.call.lengths, buffers.seqused_k);
+    EXPECT_EQ(params.call.length_stride, 3);
+  }
+}
+
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
   Problem p = gradient_problem(DType::kBF16, 72, 40, true);

@@ -115,26 +115,30 @@ __device__ __forceinline__ void write_row(const GradientRow<kWidth>& gradient, f
 }
 
 // The warp's 16 rows of dv (or of dk, kIsDk) from `in_tile` on in a tile, those that hidden queries have spoilt.
-template <class Element, class Mask, class Score, class Tile, bool kIsDk, int kWidth>
+template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, int lane) {
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  using Pairs = HeadPairs<Element, typename Spec::Score>;
+  const auto keys = tile.keys<kPairOf<Spec>.lengths>();
   const int columns = kIsDk ? p.work.columns : p.work.columns_v;
   const int first_head = tile.head_k() * p.call.group;
 #pragma unroll 1
   for (int nth = in_tile; nth < in_tile + 16; ++nth) {
     const int key = tile.key() + nth;
-    if (key >= p.call.seqlen_k) break;
-    const int seen_from = Mask::first_row(p.call, key), hidden_end = min(seen_from, p.call.seqlen_q);
+    if (key >= keys.count(p.call)) break;
+    const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, p.call.seqlen_q);
     bool spoilt = false;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
-      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head);
 #pragma unroll 1
       for (int row = tile.first_row(); row < hidden_end && !spoilt; ++row)
         spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
       if constexpr (Mask::kBegins) {
         const int rows = min(tile.rows_end<Mask>(p), p.call.seqlen_q);
 #pragma unroll 1
-        for (int row = max(tile.first_row(), Mask::row_end(p.call, key)); row < rows && !spoilt; ++row)
+        for (int row = max(tile.first_row(), Mask::row_end(p.call, keys, key)); row < rows && !spoilt; ++row)
           spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
       }
     }
@@ -142,9 +146,9 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     GradientRow<kWidth> gradient;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group; ++head) {
-      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head);
 #pragma unroll 1
-      for (int row = seen_from; row < row_end<Mask>(p.call, key) && !gradient.lost(columns, lane); ++row) {
+      for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else

@@ -26,15 +26,16 @@ struct BackwardFinish {
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
   static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
     const HeadPairs<Element, typename Spec::Score> pairs(p, at.batch, at.head);
-    const int tiles = (Mask::visible_end(p.call, Keys<false>{}, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
-    const int keys = min(tiles * Spec::kBlockN, p.call.seqlen_k);
+    const auto of_entry = Keys<kPairOf<Spec>.lengths>::of(p.call, at.batch);
+    const int tiles = (Mask::visible_end(p.call, of_entry, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
+    const int keys = min(tiles * Spec::kBlockN, of_entry.count(p.call));
     // Tiles whose keys nobody sees met the first block.
-    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, Keys<false>{}, at.row) / Spec::kBlockN * Spec::kBlockN;
+    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, of_entry, at.row) / Spec::kBlockN * Spec::kBlockN;
 #pragma unroll 1
     for (int nth = first; nth < first + 16; ++nth) {
       const int row = at.row + nth;
       if (row >= p.call.seqlen_q) break;
-      const int begin = visible_begin<Mask>(p.call, Keys<false>{}, row), end = Mask::visible_end(p.call, Keys<false>{}, row);
+      const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
       bool spoilt = false;
       if constexpr (Mask::kBegins) {
 #pragma unroll 1

@@ -50,6 +50,7 @@ struct KeyGradients {
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
   __device__ __forceinline__ int key() const { return tile.key() + 64 * group; }
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
 
   // --- products, of the whole warpgroup ---
 
@@ -81,7 +82,7 @@ struct KeyGradients {
 
   __device__ __forceinline__ void read_lse() { lse.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides<Mask>(p, key(), row)) hide<Mask>(x, p, key(), row);
+    if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -145,7 +146,7 @@ struct KeyGradients {
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.
   __device__ __forceinline__ void skip_blocks() {
-    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, key()) - tile.first_row()) / Shape::kBlockM);
+    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, keys(), key()) - tile.first_row()) / Shape::kBlockM);
 #pragma unroll
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1

@@ -12,8 +12,10 @@
 //   kOwnLoader                  loads are issued by a warpgroup of its own, otherwise by a thread of that of dq
 //   kDeterministic              dq is added up in the order of the keys
 //   kMainRegisters, kDqRegisters, kLoaderRegisters   of a thread
+//   kPair                       kernels/pair.h; none if it is left out
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "shared/v3_backward_work.h"
@@ -25,6 +27,7 @@ inline constexpr int kTileBytes = 32;  // of a TilePlace (v3/backward_schedule.h
 template <class Spec>
 struct BackwardShape {
   static constexpr int kKeyGroups = Spec::kByRole ? 1 : Spec::kGroups;  // of 64 keys
+  static constexpr bool kLengths = kPairOf<Spec>.lengths;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;

@@ -28,9 +28,12 @@ __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], con
     if (!all_finite(x)) [[unlikely]] {
       ptx::wait_for_kernel_before();  // it wrote the row sums, which this thread has only seen through copies
       ptx::warp_sync();
-      keys_again<typename Spec::Element, typename Spec::Mask, typename Spec::Score, Tile, kIsDk, kWidth>(p, tile, in_shared, row,
-                                                                                                         static_cast<int>(own_lane()));
+      keys_again<Spec, Tile, kIsDk, kWidth>(p, tile, in_shared, row, static_cast<int>(own_lane()));
     }
+  }
+  if constexpr (kPairOf<Spec>.lengths) {
+    ptx::warp_sync();
+    clear_rows<Tile>(in_shared, max(row, tile.keys<true>().keys - tile.key()), row + 16, static_cast<int>(own_lane()), 32);
   }
   ptx::async_proxy_fence();
   ptx::bar_sync(barrier, 128);

@@ -37,7 +37,10 @@ struct FullMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int) {
     return keys.count(p);
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams&, int) { return 0; }
+  template <class Keys>
+  static __device__ __forceinline__ int first_row(const AttentionParams&, Keys, int) {
+    return 0;
+  }
 };
 
 // Of batch entries with lengths: there are hidden keys.
@@ -52,7 +55,10 @@ struct CausalMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
     return core::Mask32{keys.queries(p), keys.count(p), true}.visible_end(row);
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return max(0, key - p.seqlen_k + p.seqlen_q); }
+  template <class Keys>
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys keys, int key) {
+    return max(0, key - keys.count(p) + keys.queries(p));
+  }
 };
 
 // With a beginning or an end or both. Rows behind the last, which a tile may have, see what the last sees: a row that sees nothing costs more.
@@ -77,8 +83,12 @@ struct WindowMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<false, true> keys, int row) {
     return of_sequence(p, keys).visible_end(min(row, keys.rows - 1));
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return window_mask(p).first_row(key); }
-  static __device__ __forceinline__ int row_end(const AttentionParams& p, int key) { return window_mask(p).row_end(key); }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys<false>, int key) { return window_mask(p).first_row(key); }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<false>, int key) { return window_mask(p).row_end(key); }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys<true> keys, int key) {
+    return window_mask(p, keys.keys).first_row(key);
+  }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<true> keys, int key) { return window_mask(p, keys.keys).row_end(key); }
 
  private:
   static __device__ __forceinline__ core::Mask32 of_sequence(const AttentionParams& p, Keys<false, true> keys) {
@@ -94,9 +104,9 @@ __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys
   return 0;
 }
 // And which rows a key.
-template <class Mask>
-__device__ __forceinline__ int row_end(const AttentionParams& p, int key) {
-  if constexpr (Mask::kBegins) return Mask::row_end(p, key);
+template <class Mask, class Keys>
+__device__ __forceinline__ int row_end(const AttentionParams& p, Keys keys, int key) {
+  if constexpr (Mask::kBegins) return Mask::row_end(p, keys, key);
   return p.seqlen_q;
 }
 

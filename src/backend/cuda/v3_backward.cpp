@@ -83,8 +83,6 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (!why.empty()) return why;
   if (problem.packed)
     return "algorithm v3's backward pass has no packed sequences (cu_seqlens_q, cu_seqlens_k); its forward pass and algorithm v2 do";
-  if (problem.has_seqused_k)
-    return "algorithm v3's backward pass has no lengths of the batch's entries (seqused_k); its forward pass and algorithm v2 do";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
@@ -120,19 +118,22 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
+  const PairFeatures pair{.lengths = problem.has_seqused_k};
+  key.pair = pair_bits(pair);
   plan.main = plan.prepare = plan.finish = key;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
   plan.prepare.kind = KernelKind::kV3BackwardPrepare;
   plan.prepare.mask = V3Mask::kFull;
   plan.prepare.score = V3Score::kPlain;
   plan.prepare.row = 0;
-  plan.prepare.pair = pair_bits({.dlse = problem.has_dlse});  // the others know row sums only
+  plan.prepare.pair = pair_bits({.lengths = pair.lengths, .dlse = problem.has_dlse});  // the others know row sums only
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
   if (key.mask == V3Mask::kFull) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
+    plan.finish.pair = 0;
   }
 
   plan.tile = kRows[row].tile;
