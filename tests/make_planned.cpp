@@ -370,6 +370,8 @@ int main() {
         if (window && causal) continue;
         Problem problem = with_features(contiguous(DType::kBF16, headdim, headdim, causal), window, softcap);
         problem.has_seqused_k = true;
+        add_v3_backward(list, problem, false, Which::kFull);
+        problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
       }
   // Windows and softcap: what has both is the harder to fit into registers.

@@ -156,6 +156,19 @@ TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
   }
 }
 
+// A term of the score: the kernels that take exponentials have it, the first one does not.
+TEST(V3BackwardPlanSmall, AlibiIsInTheKernelsThatTakeExponentials) {
+  Problem p = gradient_problem(DType::kBF16, 128, 128, true);
+  const int plain = plan_v3_backward(p, kH200).shared_bytes;
+  p.has_alibi = true;
+  ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+  const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+  EXPECT_EQ(plan.shared_bytes, plain + 16) << "slopes";
+  EXPECT_NE(v3_backward_request(plan.main).source.find(".alibi = true"), std::string::npos);
+  EXPECT_NE(v3_backward_request(plan.finish).source.find(".alibi = true"), std::string::npos);
+  EXPECT_EQ(v3_backward_request(plan.prepare).source.find(".alibi"), std::string::npos);
+}
+
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
   Problem p = gradient_problem(DType::kBF16, 72, 40, true);

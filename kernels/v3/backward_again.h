@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
@@ -35,15 +36,17 @@ __device__ __forceinline__ float dot(const GlobalRows<Element>& a, int a_row, co
 }
 
 // Everything that a pair's weight and gradient need, of one query head.
-template <class Element, class Score>
+template <class Element, class Score, PairFeatures kPair>
 struct HeadPairs {
   GlobalRows<Element> q, k, v, dout;
   int columns, columns_v;
   const float *lse_log2, *row_sum;
   float scale_log2;
   const AttentionParams& call;
+  Terms<kPair, Element> terms;
 
-  __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head)
+  // `keys`: that the batch entry has.
+  __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head, int keys)
       : q(rows_of<Element>(p.call.q, p.call.q_strides, batch, head)),
         k(rows_of<Element>(p.call.k, p.call.k_strides, batch, head / p.call.group)),
         v(rows_of<Element>(p.call.v, p.call.v_strides, batch, head / p.call.group)),
@@ -53,20 +56,26 @@ struct HeadPairs {
         lse_log2(p.work.lse_log2 + first_workspace_row(p, batch, head)),
         row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
         scale_log2(Score::exponent_scale(p.call)),
-        call(p.call) {}
+        call(p.call),
+        terms(p.call, batch, head, keys) {}
 
   __device__ __forceinline__ float score(int row, int key, int lane) const {
     float score[1] = {dot(q, row, k, key, columns, lane)};
     Score::apply(score, call);
     return score[0];
   }
-  __device__ __forceinline__ float weight_of(float score, int row) const { return ptx::ex2(__fmaf_rn(score, scale_log2, -lse_log2[row])); }
-  __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row); }
+  __device__ __forceinline__ float weight_of(float score, int row, int key) const {
+    if constexpr (kPair.terms())
+      return ptx::ex2(__fmaf_rn(score, scale_log2, terms(row, key)) - lse_log2[row]);
+    else
+      return ptx::ex2(__fmaf_rn(score, scale_log2, -lse_log2[row]));
+  }
+  __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row, key); }
   // What the weight is multiplied with to give dS.
   __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, columns_v, lane) - row_sum[row]; }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const {
     const float s = score(row, key, lane), by_score = Score::kCapped ? fmaf(-s, s, 1.0f) : 1.0f;
-    return weight_of(s, row) * by_score * slope(row, key, lane);
+    return weight_of(s, row, key) * by_score * slope(row, key, lane);
   }
 
   // Whether a pair that is hidden spoils dv, dk or dq: 0 * Inf.
@@ -119,7 +128,7 @@ template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, int lane) {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
-  using Pairs = HeadPairs<Element, typename Spec::Score>;
+  using Pairs = HeadPairs<Element, typename Spec::Score, kPairOf<Spec>>;
   const auto keys = tile.keys<kPairOf<Spec>.lengths>();
   const int columns = kIsDk ? p.work.columns : p.work.columns_v;
   const int first_head = tile.head_k() * p.call.group;
@@ -131,7 +140,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     bool spoilt = false;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
-      const Pairs pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
 #pragma unroll 1
       for (int row = tile.first_row(); row < hidden_end && !spoilt; ++row)
         spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
@@ -146,7 +155,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     GradientRow<kWidth> gradient;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group; ++head) {
-      const Pairs pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
 #pragma unroll 1
       for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)

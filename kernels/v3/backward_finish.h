@@ -25,8 +25,8 @@ struct BackwardFinish {
 
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
   static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
-    const HeadPairs<Element, typename Spec::Score> pairs(p, at.batch, at.head);
     const auto of_entry = Keys<kPairOf<Spec>.lengths>::of(p.call, at.batch);
+    const HeadPairs<Element, typename Spec::Score, kPairOf<Spec>> pairs(p, at.batch, at.head, of_entry.count(p.call));
     const int tiles = (Mask::visible_end(p.call, of_entry, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
     const int keys = min(tiles * Spec::kBlockN, of_entry.count(p.call));
     // Tiles whose keys nobody sees met the first block.

@@ -8,6 +8,7 @@
 
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
+#include "kernels/v3/backward_alibi.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -80,7 +81,35 @@ struct KeyGradients {
 
   // --- what a block goes through ---
 
-  __device__ __forceinline__ void read_lse() { lse.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
+  __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + slot() * Shape::kRowBytes; }
+  __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, slot()); }
+  __device__ __forceinline__ AlibiLine line() const { return {Mask{}, p.call, keys(), slope(), key(), row}; }
+  __device__ __forceinline__ void read_lse() {
+    if constexpr (!Spec::Score::kCapped && !Shape::kAlibi) lse.read(lse_place());
+  }
+  // P from S, but for what the mask hides.
+  __device__ __forceinline__ void take_exponentials() {
+    if constexpr (!Shape::kAlibi) {
+      exponentials(s, lse, scale);
+    } else if constexpr (Mask::kBegins) {  // no registers for both ways
+      take_each_exponential();
+    } else if (const AlibiLine of = line(); Mask::kCausal || !of.crosses) {
+      exponentials_on_line(s, lse_place(), scale, of);
+    } else {
+      take_each_exponential();
+    }
+  }
+  // The same, pair by pair, lse where it is.
+  __device__ __forceinline__ void take_each_exponential() {
+    if constexpr (Shape::kAlibi) {
+      const float of = slope(), distance = static_cast<float>(own_distance(p.call, keys(), key(), row));
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
+    }
+  }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
     if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
   }
@@ -92,12 +121,11 @@ struct KeyGradients {
       ptx::pin(gradients);
       Spec::Score::apply(s, p.call);
       keep_squares(gradients, s);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, shared + Shape::kOffsetLse + slot() * Shape::kRowBytes, scale);
+      take_each_exponential();
       hide_in(s);
       pack<Element>(weights, s);
     } else {
-      exponentials(s, lse, scale);
+      take_exponentials();
       hide_in(s);
       ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
       ptx::pin(gradients);
@@ -171,7 +199,7 @@ struct KeyGradients {
     ptx::wgmma_fence();
     issue_s();
     ptx::mbarrier_wait(barriers.v_full(), 0);
-    if constexpr (!Spec::Score::kCapped) read_lse();
+    read_lse();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     weigh();
@@ -185,7 +213,7 @@ struct KeyGradients {
       issue_s();
       issue_dk(queries.last());
       publish_ds();
-      if constexpr (!Spec::Score::kCapped) read_lse();
+      read_lse();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       weigh();

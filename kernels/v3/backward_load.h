@@ -1,6 +1,8 @@
 // Loads of the v3 backward kernel, by one thread: the keys and values of the tile, and block after block of queries with what belongs to them.
 #pragma once
 
+#include "kernels/constants.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/bulk_copy.h"
 #include "kernels/ptx/dependent_launch.h"
@@ -40,6 +42,22 @@ __device__ __forceinline__ bool ends_inside(const BackwardCall& p, TilePlace til
   return false;
 }
 
+// The slope of the head whose queries are next, times log2(e).
+template <bool kAlibi>
+struct LoaderSlope {
+  __device__ __forceinline__ void read(const AttentionParams&, int, int) {}
+  __device__ __forceinline__ void write(unsigned) const {}
+};
+template <>
+struct LoaderSlope<true> {
+  float slope;
+  __device__ __forceinline__ void read(const AttentionParams& call, int batch, int head) {
+    const PairParams& p = pairs_of(call);
+    if (head < p.nheads) slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
+  }
+  __device__ __forceinline__ void write(unsigned address) const { ptx::st_shared_f32(address, slope); }
+};
+
 template <class Spec>
 struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   using Shape = BackwardShape<Spec>;
@@ -54,6 +72,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   const BackwardBarriers<Spec> barriers;
   int batch, head, first_row, row;
   int left;  // blocks
+  [[no_unique_address]] LoaderSlope<Shape::kAlibi> slope;
   Ring<Spec::kStages> ring;
   Ring<Shape::kRowSlots> slot;
 
@@ -62,6 +81,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
 
   __device__ __forceinline__ void load_q() const {
     const unsigned barrier = barriers.q_full(ring.stage);
+    slope.write(shared + static_cast<unsigned>(Shape::kOffsetSlopes) + 4 * static_cast<unsigned>(slot.stage));
     ptx::mbarrier_arrive_expect(barrier, TileQ::kBytes + Shape::kRowBytes);
     load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, {0, row, head, batch});
     ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + first_workspace_row(p, batch, head) + row,
@@ -86,6 +106,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
     if (row >= rows_end()) {
       row = first_row;
       ++head;
+      slope.read(p.call, batch, head);
     }
   }
   // The next block, if there is one.
@@ -124,6 +145,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   __device__ __forceinline__ void begin(TilePlace tile) {
     batch = tile.batch();
     head = tile.head_k() * p.call.group;
+    slope.read(p.call, batch, head);
     first_row = row = tile.first_row();
     if constexpr (Mask::kBegins) this->end = tile.rows_end<Mask>(p);
     left = tile.blocks() * p.call.group;

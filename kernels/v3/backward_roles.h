@@ -10,6 +10,7 @@
 
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
+#include "kernels/v3/backward_alibi.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -117,12 +118,24 @@ struct ValueRole : RoleBase<Spec> {
     if constexpr (Spec::Score::kCapped) {
       Spec::Score::apply(s, p.call);
     } else {
-      RowValues lse;
-      lse.read(shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes);
-      exponentials(s, lse, scale);
+      if constexpr (Shape::kAlibi) {
+        if constexpr (Mask::kCausal) {
+          exponentials_on_line(s, lse_place(), scale, {Mask{}, p.call, Base::keys(), slope(), tile.key(), row});
+        } else {  // no registers for both ways
+          const float of = slope(), distance = static_cast<float>(own_distance(p.call, Base::keys(), tile.key(), row));
+#pragma unroll
+          for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
+        }
+      } else {
+        RowValues lse;
+        lse.read(lse_place());
+        exponentials(s, lse, scale);
+      }
       free_queries();
     }
   }
+  __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes; }
+  __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, last.stage); }
   __device__ __forceinline__ void free_queries() const {
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
@@ -138,7 +151,10 @@ struct ValueRole : RoleBase<Spec> {
       float slope[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) slope[e] = __fmaf_rn(-s[4 * i + e], s[4 * i + e], 1.0f);
-      exponentials_of(s, 4 * i, shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes, scale);
+      if constexpr (Shape::kAlibi)
+        exponentials_of(s, 4 * i, lse_place(), scale, this->slope(), static_cast<float>(own_distance(p.call, Base::keys(), tile.key(), row)));
+      else
+        exponentials_of(s, 4 * i, lse_place(), scale);
       publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
     }
     free_queries();

@@ -23,11 +23,12 @@
 namespace fattn::v3 {
 
 inline constexpr int kTileBytes = 32;  // of a TilePlace (v3/backward_schedule.h)
+inline constexpr int kSlopeBytes = 16;
 
 template <class Spec>
 struct BackwardShape {
   static constexpr int kKeyGroups = Spec::kByRole ? 1 : Spec::kGroups;  // of 64 keys
-  static constexpr bool kLengths = kPairOf<Spec>.lengths;
+  static constexpr bool kLengths = kPairOf<Spec>.lengths, kAlibi = kPairOf<Spec>.alibi;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
@@ -55,7 +56,9 @@ struct BackwardShape {
   static constexpr int kOffsetBarriers = kOffsetRowSum + kRowSlots * kRowBytes;
   static constexpr int kBarriers = 6 + 4 * Spec::kStages + 2 * kStagesDs;
   static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
-  static constexpr int kSharedBytes = kOffsetTile + kTileBytes;
+  static constexpr int kOffsetSlopes = kOffsetTile + kTileBytes;  // of the heads whose lse there is
+  static constexpr int kSharedBytes = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
+  static_assert(4 * kRowSlots <= kSlopeBytes);
 
   static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");
   static_assert(!Spec::kByRole || (Spec::kGroups == 2 && Spec::kStagings == 0 && Spec::kOwnLoader));

@@ -32,6 +32,7 @@ struct Keys<false, true> {
 
 struct FullMask {
   static constexpr bool kUneven = false;  // every row sees all keys
+  static constexpr bool kCausal = false;  // no row sees a key behind the one that it is aligned with
   static constexpr bool kBegins = false;  // every row sees the first key, and every key but the hidden ones is seen by the last row
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int) {
@@ -50,6 +51,7 @@ struct EntryMask : FullMask {
 
 struct CausalMask {
   static constexpr bool kUneven = true;
+  static constexpr bool kCausal = true;
   static constexpr bool kBegins = false;
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
@@ -64,6 +66,7 @@ struct CausalMask {
 // With a beginning or an end or both. Rows behind the last, which a tile may have, see what the last sees: a row that sees nothing costs more.
 struct WindowMask {
   static constexpr bool kUneven = true;
+  static constexpr bool kCausal = false;
   static constexpr bool kBegins = true;
   static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<false>, int row) {
     return window_mask(p).visible_begin(min(row, p.seqlen_q - 1));

@@ -30,7 +30,7 @@ constexpr Feature kFeatures[] = {
     {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, false, false, true, false, false}},
     {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
     {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, true, true, true}},
-    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, true, false, false}},
+    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, true, true, false}},
     {"a bias, or its gradient (bias, dbias)", [](const Problem& p) { return p.bias.given || p.dbias.given; }, {true, false, true, false, false, true, false, false}},
     {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, true, false, false}},
     {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, true, false, false}},

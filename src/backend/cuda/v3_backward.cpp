@@ -33,10 +33,13 @@ static_assert([] {
   return true;
 }());
 
+// What of pairs and of batch entries its kernels have.
+PairFeatures v3_pair(const Problem& problem) { return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi}; }
+
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].width >= std::max(width, width_v)) return kRows[i].tile.shared_bytes(width, width_v) <= target.shared_bytes ? i : -1;
+    if (kRows[i].width >= std::max(width, width_v)) return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
 
@@ -69,9 +72,9 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 
 }  // namespace
 
-int V3BackwardTile::shared_bytes(int width, int width_v) const {
+int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
-  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32;
+  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place;
 }
@@ -118,7 +121,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
-  const PairFeatures pair{.lengths = problem.has_seqused_k};
+  const PairFeatures pair = v3_pair(problem);
   key.pair = pair_bits(pair);
   plan.main = plan.prepare = plan.finish = key;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
@@ -143,7 +146,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.grid = problem.batch * problem.nheads_k * plan.key_tiles;
   plan.small_grid = problem.batch * problem.nheads * plan.row_blocks;
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v);
+  plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v, pair);
   plan.finish_shared_bytes = kV3BackwardRows * kColumnBytes * v3_columns(key.width);
   const int64_t rows = plan.small_grid * kV3BackwardRows;
   plan.lse_log2_offset = rows * key.width * 4;
@@ -202,7 +205,7 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   source.add(pair_line(key.pair), "};\n");
   if (main)  // what the host counted on
     source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
-               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
+               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v, pair_features_of(key.pair)), ");\n");
   const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
   source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
              "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),
