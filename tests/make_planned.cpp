@@ -373,6 +373,13 @@ int main() {
         add_v3_backward(list, problem, false, Which::kFull);
         problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
+        if (softcap) continue;
+        for (const bool alibi : {true, false}) {
+          problem.dropout_below = 6554;
+          problem.has_alibi = alibi;
+          problem.has_seqused_k = !alibi;
+          add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
+        }
       }
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})

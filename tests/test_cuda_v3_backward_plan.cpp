@@ -147,11 +147,11 @@ TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
     EXPECT_NE(v3_backward_request(plan.prepare).source.find(lengths), std::string::npos);
     EXPECT_EQ(v3_backward_request(plan.finish).source.find(lengths) != std::string::npos, causal);
     V3BackwardParams params;
-    PairBuffers buffers;
-    buffers.seqused_k = reinterpret_cast<const int*>(64);
+    BackwardBuffers buffers{};
+    buffers.pairs.seqused_k = reinterpret_cast<const int*>(64);
     p.seqused_k_stride = 3;
-    set_v3_backward_params(params, p, plan, cuda_device(0), {.workspace = reinterpret_cast<void*>(4096), .pairs = buffers});
-    EXPECT_EQ(params.call.lengths, buffers.seqused_k);
+    set_v3_backward_params(params, p, plan, cuda_device(0), buffers);
+    EXPECT_EQ(params.call.lengths, buffers.pairs.seqused_k);
     EXPECT_EQ(params.call.length_stride, 3);
   }
 }
@@ -167,6 +167,32 @@ TEST(V3BackwardPlanSmall, AlibiIsInTheKernelsThatTakeExponentials) {
   EXPECT_NE(v3_backward_request(plan.main).source.find(".alibi = true"), std::string::npos);
   EXPECT_NE(v3_backward_request(plan.finish).source.find(".alibi = true"), std::string::npos);
   EXPECT_EQ(v3_backward_request(plan.prepare).source.find(".alibi"), std::string::npos);
+}
+
+// Dropout: tiles with a loader of its own, whose other warps make the bits; 1 / (1 - p) is in every kernel.
+TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
+  for (const int headdim : {64, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal);
+      p.dropout_below = 6554;
+      ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+      const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+      EXPECT_TRUE(plan.tile.own_loader);
+      EXPECT_LE(plan.tile.block_n() / 64, 3) << "warps that make bits";
+      EXPECT_GE(plan.tile.loader_registers, 32);
+      EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+      for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
+        EXPECT_NE(v3_backward_request(key).source.find(".dropout = true"), std::string::npos);
+      Problem capped = p, all = p;
+      capped.softcap = 30;
+      EXPECT_NE(v3_backward_refusal(capped, kH200).find("softcap with dropout"), std::string::npos);
+      all.has_alibi = true;
+      EXPECT_EQ(v3_backward_refusal(all, kH200), "");
+      all.has_seqused_k = true;
+      EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
+      std::swap(all.has_seqused_k, all.deterministic);
+      EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
+    }
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {

@@ -13,6 +13,7 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v3/backward_dq.h"
 #include "kernels/v3/backward_dq_direct.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_keys.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_roles.h"
@@ -61,7 +62,10 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const int group = ptx::warp_id() / 4;
   if (Spec::kOwnLoader && group == Spec::kGroups + 1) {
     ptx::give_registers_up<Spec::kLoaderRegisters>();
+    const int warp = ptx::warp_id() % 4;
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
+    if constexpr (Shape::kDropout)
+      if (1 <= warp && warp <= Shape::kKeyGroups) KeptBits<Spec>{shared, barriers}.make(p, tile);
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
     if constexpr (Spec::kByRole)

@@ -35,7 +35,15 @@ __device__ __forceinline__ float dot(const GlobalRows<Element>& a, int a_row, co
   return sum;
 }
 
-// Everything that a pair's weight and gradient need, of one query head.
+// What a sum is multiplied by at the end: dk and dq (`scaled`), dv. Row sums are as if dropout's part of it were there already.
+template <PairFeatures kPair>
+__device__ __forceinline__ float gradient_factor(const AttentionParams& p, bool scaled) {
+  const float factor = scaled ? p.softmax_scale : 1.0f;
+  if constexpr (kPair.dropout) return factor * pairs_of(p).dropout_scale;
+  return factor;
+}
+
+// Everything that a pair's weight and gradient need, of one query head, but for gradient_factor().
 template <class Element, class Score, PairFeatures kPair>
 struct HeadPairs {
   GlobalRows<Element> q, k, v, dout;
@@ -44,6 +52,7 @@ struct HeadPairs {
   float scale_log2;
   const AttentionParams& call;
   Terms<kPair, Element> terms;
+  Dropout<kPair> dropout;
 
   // `keys`: that the batch entry has.
   __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head, int keys)
@@ -57,7 +66,8 @@ struct HeadPairs {
         row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
         scale_log2(Score::exponent_scale(p.call)),
         call(p.call),
-        terms(p.call, batch, head, keys) {}
+        terms(p.call, batch, head, keys),
+        dropout(p.call, batch, head) {}
 
   __device__ __forceinline__ float score(int row, int key, int lane) const {
     float score[1] = {dot(q, row, k, key, columns, lane)};
@@ -72,7 +82,20 @@ struct HeadPairs {
   }
   __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row, key); }
   // What the weight is multiplied with to give dS.
-  __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, columns_v, lane) - row_sum[row]; }
+  __device__ __forceinline__ float slope(int row, int key, int lane) const {
+    if (!stays(row, key)) return -row_sum[row];
+    return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
+  }
+  __device__ __forceinline__ bool stays(int row, int key) const {
+    if constexpr (kPair.dropout) {
+      // As core::dropout_number(), whose index is not known and would put the words into memory.
+      const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
+      const unsigned a = words.word[0], b = words.word[1], c = words.word[2], d = words.word[3];
+      const unsigned low = (key & 16) != 0 ? c : a, high = (key & 16) != 0 ? d : b, word = (key & 8) != 0 ? high : low;
+      return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= dropout.below;
+    }
+    return true;
+  }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const {
     const float s = score(row, key, lane), by_score = Score::kCapped ? fmaf(-s, s, 1.0f) : 1.0f;
     return weight_of(s, row, key) * by_score * slope(row, key, lane);
@@ -161,10 +184,10 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else
-          gradient.add(pairs.weight(row, key, lane), pairs.dout, row, columns, lane);
+          gradient.add(pairs.stays(row, key) ? pairs.weight(row, key, lane) : 0.0f, pairs.dout, row, columns, lane);
       }
     }
-    write_row<Element, Tile>(gradient, kIsDk ? p.call.softmax_scale : 1.0f, in_shared, nth, lane);
+    write_row<Element, Tile>(gradient, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared, nth, lane);
   }
 }
 

@@ -23,6 +23,8 @@ struct BackwardFinish {
   static constexpr int kGroups = Spec::kHeaddim / 8;          // of 8 columns
   static constexpr int kAtOnce = 16;                          // loads in flight: enough, and 64 registers
 
+  static __device__ __forceinline__ float factor(const AttentionParams& call) { return gradient_factor<kPairOf<Spec>>(call, true); }
+
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
   static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
     const auto of_entry = Keys<kPairOf<Spec>.lengths>::of(p.call, at.batch);
@@ -48,7 +50,7 @@ struct BackwardFinish {
 #pragma unroll 1
       for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key)
         gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
-      write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
+      write_row<Element, Tile>(gradient, factor(p.call), tile, nth, lane);
     }
   }
 
@@ -71,8 +73,8 @@ struct BackwardFinish {
       for (int i = 0; i < kAtOnce && begin + i < kGroups; ++i) {
         const unsigned group = static_cast<unsigned>(begin + i);
         const unsigned to = shared + group / 8 * Tile::kColumnBytes + row * 128 + (group % 8 ^ row % 8) * 16 + word;
-        ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * call.softmax_scale, x[i].y * call.softmax_scale));
-        ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * call.softmax_scale, x[i].w * call.softmax_scale));
+        ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * factor(call), x[i].y * factor(call)));
+        ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * factor(call), x[i].w * factor(call)));
         if constexpr (Mask::kUneven) finite = finite && is_finite(x[i].x) && is_finite(x[i].y) && is_finite(x[i].z) && is_finite(x[i].w);
       }
     }

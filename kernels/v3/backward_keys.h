@@ -9,6 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -81,6 +82,7 @@ struct KeyGradients {
 
   // --- what a block goes through ---
 
+  __device__ __forceinline__ unsigned take_kept() const { return KeptBits<Spec>{shared, barriers}.take(group, step); }
   __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + slot() * Shape::kRowBytes; }
   __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, slot()); }
   __device__ __forceinline__ AlibiLine line() const { return {Mask{}, p.call, keys(), slope(), key(), row}; }
@@ -130,7 +132,12 @@ struct KeyGradients {
       ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
       ptx::pin(gradients);
       pack<Element>(weights, s);
-      keep_rest<Element>(gradients, weights, s);
+      if constexpr (Shape::kDropout) {
+        drop(weights, take_kept());
+        keep_difference<Element>(gradients, weights, s);
+      } else {
+        keep_rest<Element>(gradients, weights, s);
+      }
     }
     ptx::pin(weights);
     ptx::pin(gradients);
@@ -149,6 +156,8 @@ struct KeyGradients {
     ptx::pin(weights);
     if constexpr (Spec::Score::kCapped)
       multiply_capped<Element>(gradients, weights, dp);
+    else if constexpr (Shape::kDropout)
+      multiply_kept<Element>(gradients, weights, dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
     else
       multiply<Element>(gradients, weights, dp);
     ptx::pin(gradients);
@@ -179,6 +188,7 @@ struct KeyGradients {
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
     for (int i = 0; i < hidden; ++i) {
+      if constexpr (Shape::kDropout) take_kept();
       write_ds();
       publish_ds();
       next_block();

@@ -70,6 +70,7 @@ struct BackwardPrepare {
       if constexpr (kPairOf<Spec>.dlse)
         if (const int row = i * kRowStep + thread / kLanes; thread % kLanes == 0 && row < rows)
           sum -= dlse_of_row(call, at.batch, at.head, at.row + row);
+      if constexpr (kPairOf<Spec>.dropout) sum /= pairs_of(call).dropout_scale;  // v3/backward_dropout.h says why
       if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
     }
 

@@ -11,6 +11,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -168,6 +169,7 @@ struct ValueRole : RoleBase<Spec> {
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
       if (hides<Mask>(p, Base::keys(), tile.key(), row)) hide<Mask>(s, p, Base::keys(), tile.key(), row);
+    if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
     if constexpr (Spec::Score::kCapped) {
@@ -191,6 +193,7 @@ struct ValueRole : RoleBase<Spec> {
   // P for dV.
   __device__ __forceinline__ void round() {
     pack<Element>(weights, s);
+    if constexpr (Shape::kDropout) drop_marked(weights);
     ptx::pin(weights);
   }
 
@@ -266,18 +269,25 @@ struct KeyRole : RoleBase<Spec> {
   }
   // dS of the block that dP was issued for last, from P before it was rounded; the block's dout is not needed any more.
   __device__ __forceinline__ void differentiate() {
-    {
-      RowValues row_sums;
-      row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
-      subtract(dp, row_sums);
-    }
+    RowValues row_sums;
+    row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
+    if constexpr (!Shape::kDropout) subtract(dp, row_sums);
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(last.stage));
     ptx::mbarrier_wait(barriers.p_full(), p_place.parity);
     const unsigned from = Base::own_weights();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      if constexpr (Shape::kDropout) {
+        unsigned* const of[4] = {&x.x, &x.y, &x.z, &x.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& d = dp[4 * i + e];
+          d = (static_cast<int>(*of[e]) < 0 ? 0.0f : d) - (e % 2 == 0 ? row_sums.of[i].x : row_sums.of[i].y);
+          *of[e] &= 0x7fffffffu;
+        }
+      }
       dp[4 * i] *= __uint_as_float(x.x);
       dp[4 * i + 1] *= __uint_as_float(x.y);
       dp[4 * i + 2] *= __uint_as_float(x.z);

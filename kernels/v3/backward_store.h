@@ -23,7 +23,7 @@ template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
                                                int barrier) {
   const int row = in_tile + static_cast<int>(own_warp_row());
-  write_gradient<typename Spec::Element, Tile>(x, kIsDk ? p.call.softmax_scale : 1.0f, in_shared + static_cast<unsigned>(128 * row));
+  write_gradient<typename Spec::Element, Tile>(x, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared + static_cast<unsigned>(128 * row));
   if constexpr (Spec::Mask::kUneven) {
     if (!all_finite(x)) [[unlikely]] {
       ptx::wait_for_kernel_before();  // it wrote the row sums, which this thread has only seen through copies

@@ -18,11 +18,15 @@ namespace {
 // 0.79 to 0.89 of the mean of 128 and 256 (seqlen 1024 and 8192).
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout
     {64, {false, 3, 3, 2, false, 144, 80, 0}},
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
     {192, {true, 2, 2, 0, true, 208, 72, 24}},
     {256, {true, 2, 2, 0, true, 208, 72, 24}},
+    // with dropout, whose bits are made by the loader's idle warps; not tuned
+    {128, {false, 2, 3, 2, true, 208, 64, 32}, true},
+    {192, {true, 2, 2, 0, true, 208, 64, 32}, true},
+    {256, {true, 2, 2, 0, true, 208, 64, 32}, true},
 };
 // clang-format on
 
@@ -34,12 +38,13 @@ static_assert([] {
 }());
 
 // What of pairs and of batch entries its kernels have.
-PairFeatures v3_pair(const Problem& problem) { return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi}; }
+PairFeatures v3_pair(const Problem& problem) { return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0}; }
 
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].width >= std::max(width, width_v)) return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
+    if (kRows[i].dropout == (problem.dropout_below > 0) && kRows[i].width >= std::max(width, width_v))
+      return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
 
@@ -47,8 +52,14 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.se
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
-// Capped scores want registers beside the sums and the scores. With a window's besides ptxas spills where one warpgroup has both sums of wide heads.
-std::string softcap_refusal(const Problem& p, const V3BackwardRow& row) {
+// What has no registers beside the sums and the scores. Capped scores want some: with a window's besides ptxas spills where one warpgroup has both
+// sums of wide heads.
+std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
+  if (p.softcap > 0 && p.dropout_below > 0)
+    return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
+  if (p.has_alibi && p.dropout_below > 0 && (p.has_seqused_k || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
+    return "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
+           "deterministic; algorithm v2 does all";
   if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
   return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
               "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
@@ -75,8 +86,9 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
   const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
+  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
-         2 * row_slots * 4 * block_m + 8 * barriers + place;
+         2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
 }
 
 std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
@@ -100,7 +112,7 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (row < 0)
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
-  why = softcap_refusal(problem, kRows[row]);
+  why = register_refusal(problem, kRows[row]);
   if (!why.empty()) return why;
   // Counted in 32 bits.
   const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kV3BackwardRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n()));
@@ -129,14 +141,14 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.prepare.mask = V3Mask::kFull;
   plan.prepare.score = V3Score::kPlain;
   plan.prepare.row = 0;
-  plan.prepare.pair = pair_bits({.lengths = pair.lengths, .dlse = problem.has_dlse});  // the others know row sums only
+  plan.prepare.pair = pair_bits({.lengths = pair.lengths, .dropout = pair.dropout, .dlse = problem.has_dlse});  // the others know row sums only
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
   if (key.mask == V3Mask::kFull) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
-    plan.finish.pair = 0;
+    plan.finish.pair = pair_bits({.dropout = pair.dropout});
   }
 
   plan.tile = kRows[row].tile;
