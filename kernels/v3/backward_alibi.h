@@ -22,8 +22,7 @@ __device__ __forceinline__ float slope_of_block(unsigned shared, unsigned slot) 
 // Of the thread's first pair: key own_key(), query `row` + own_column() are aligned if it is 0.
 template <class Keys>
 __device__ __forceinline__ int own_distance(const AttentionParams& p, Keys keys, int key, int row) {
-  return row + keys.count(p) - keys.queries(p) - key + static_cast<int>(own_lane() % 4 * 2) -
-         static_cast<int>(own_warp_row() + own_lane() / 4);
+  return row + keys.count(p) - keys.queries(p) - key + static_cast<int>(own_lane() % 4 * 2) - static_cast<int>(own_warp_row() + own_lane() / 4);
 }
 
 struct AlibiLine {
@@ -41,7 +40,6 @@ struct AlibiLine {
     first[0] = -step * static_cast<float>(distance);
     first[1] = -step * static_cast<float>(distance - 8);
   }
-
 };
 
 // s = exp2(s * scale + first - lse), lse where it is in shared memory: no other registers hold it.

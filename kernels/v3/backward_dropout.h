@@ -1,8 +1,8 @@
 // Dropout in the v3 backward kernel. Random numbers are made beside the warpgroups that compute, by warps that would be idle, and come as one bit a
 // pair through shared memory: a word for each thread and block, of its 32 pairs.
 //
-// Scores are transposed (v3/backward_fragments.h), so a call of Philox has the numbers of two keys in each of four places that two warps share: a lane
-// of the making warp takes all 16 queries of a column pair and the keys of one call of one block of 32, which are whole words of four threads.
+// Scores are transposed (v3/backward_fragments.h), so a call of Philox has the numbers of two keys in each of four places that two warps share: a
+// lane of the making warp takes all 16 queries of a column pair and the keys of one call of one block of 32, which are whole words of four threads.
 //
 // A dropped pair has weight 0 for dv, and 0 in the place of dP. 1 / (1 - T / 65536) enters with the factors at the end: of dv, and of dq and dk, for
 // which the first kernel divides row sums by it. So dS = P (dP - row_sum) of a pair that stays, and -P row_sum of one that does not.
@@ -59,12 +59,13 @@ struct KeptBits {
 #pragma unroll 1
     for (int step = 0; step < tile.blocks() * p.call.group; ++step) {
       unsigned kept[4] = {};  // of keys lane / 4 % 4 * 2, of the next one, and of those 16 further
-      // First the odd columns of the block, then the even ones: each number's bit comes in at the end of the place for its column and key, and goes up.
+      // First the odd columns of the block, then the even ones: each number's bit comes in at the end of the place for its column and key, and goes
+      // up.
 #pragma unroll 1
       for (int i = 0; i < 16; ++i) {
         const int lane = static_cast<int>(own_lane());
-        const core::Philox4 of = words_of(key, numbers.stream, row + lane % 4 * 2 + i % 8 * 8 + (i < 8 ? 1 : 0),
-                                          block * core::kDropoutCalls + lane / 4 % 4);
+        const core::Philox4 of =
+            words_of(key, numbers.stream, row + lane % 4 * 2 + i % 8 * 8 + (i < 8 ? 1 : 0), block * core::kDropoutCalls + lane / 4 % 4);
 #pragma unroll
         for (unsigned& word : kept) word <<= 1;
 #pragma unroll

@@ -38,7 +38,9 @@ static_assert([] {
 }());
 
 // What of pairs and of batch entries its kernels have.
-PairFeatures v3_pair(const Problem& problem) { return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0}; }
+PairFeatures v3_pair(const Problem& problem) {
+  return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0};
+}
 
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
@@ -55,8 +57,7 @@ TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seql
 // What has no registers beside the sums and the scores. Capped scores want some: with a window's besides ptxas spills where one warpgroup has both
 // sums of wide heads.
 std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
-  if (p.softcap > 0 && p.dropout_below > 0)
-    return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
+  if (p.softcap > 0 && p.dropout_below > 0) return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
   if (p.has_alibi && p.dropout_below > 0 && (p.has_seqused_k || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
     return "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
            "deterministic; algorithm v2 does all";
