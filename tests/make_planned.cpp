@@ -423,6 +423,24 @@ int main() {
     problem.has_dlse = true;
     add_v3_backward(list, problem, false, Which::kFull);
   }
+  // Backward, features of pairs and of batch entries.
+  for (const bool causal : {true, false})
+    for (const auto& [window, softcap] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}})
+      for (const int headdim : {64, 96, 128, 192, 256}) {
+        if (window && causal) continue;
+        Problem problem = with_features(contiguous(DType::kBF16, headdim, headdim, causal), window, softcap);
+        problem.has_seqused_k = true;
+        add_v3_backward(list, problem, false, Which::kFull);
+        problem.has_alibi = true;
+        add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
+        if (softcap) continue;
+        for (const bool alibi : {true, false}) {
+          problem.dropout_below = 6554;
+          problem.has_alibi = alibi;
+          problem.has_seqused_k = !alibi;
+          add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
+        }
+      }
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},

@@ -125,6 +125,12 @@ TEST(V3BackwardPlanSmall, SoftcapEndsWhereRegistersDo) {
   EXPECT_EQ(refusal(64, 64, true), "");
   EXPECT_EQ(refusal(256, 256, true), "");
   EXPECT_NE(refusal(64, 72, true).find("registers for softcap in a window up to 64 and above 128"), std::string::npos);
+  for (const int headdim : {64, 128, 192}) {
+    Problem three = gradient_problem(DType::kBF16, headdim, headdim, true);
+    three.softcap = 30;
+    three.has_alibi = three.has_seqused_k = true;
+    EXPECT_EQ(v3_backward_refusal(three, kH200).empty(), headdim != 128);
+  }
   Problem p = gradient_problem(DType::kBF16, 256, 256, true);
   p.window_left = 9;
   EXPECT_EQ(v3_backward_refusal(p, kH200), "") << "a window by itself";
@@ -132,6 +138,67 @@ TEST(V3BackwardPlanSmall, SoftcapEndsWhereRegistersDo) {
   EXPECT_NE(v3_backward_request(plan.main).source.find("FeatureParams call"), std::string::npos);
   EXPECT_NE(v3_backward_request(plan.finish).source.find("v3::WindowMask"), std::string::npos);
   EXPECT_EQ(v3_backward_request(plan.prepare).source.find("FeatureParams"), std::string::npos) << "knows no mask";
+}
+
+// Lengths are the main kernel's, and the first one's, which makes dq of an entry out of range NaN; the last one asks where a mask hides keys.
+TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
+  for (const bool causal : {false, true}) {
+    Problem p = gradient_problem(DType::kBF16, 128, 128, causal);
+    p.has_seqused_k = true;
+    ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+    const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+    const std::string lengths = ".lengths = true", taken = "PairParams call";
+    EXPECT_NE(v3_backward_request(plan.main).source.find(lengths), std::string::npos);
+    EXPECT_NE(v3_backward_request(plan.main).source.find(taken), std::string::npos);
+    EXPECT_NE(v3_backward_request(plan.prepare).source.find(lengths), std::string::npos);
+    EXPECT_EQ(v3_backward_request(plan.finish).source.find(lengths) != std::string::npos, causal);
+    V3BackwardParams params;
+    BackwardBuffers buffers{};
+    buffers.pairs.seqused_k = reinterpret_cast<const int*>(64);
+    p.seqused_k_stride = 3;
+    set_v3_backward_params(params, p, plan, cuda_device(0), buffers);
+    EXPECT_EQ(params.call.lengths, buffers.pairs.seqused_k);
+    EXPECT_EQ(params.call.length_stride, 3);
+  }
+}
+
+// A term of the score: the kernels that take exponentials have it, the first one does not.
+TEST(V3BackwardPlanSmall, AlibiIsInTheKernelsThatTakeExponentials) {
+  Problem p = gradient_problem(DType::kBF16, 128, 128, true);
+  const int plain = plan_v3_backward(p, kH200).shared_bytes;
+  p.has_alibi = true;
+  ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+  const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+  EXPECT_EQ(plan.shared_bytes, plain + 16) << "slopes";
+  EXPECT_NE(v3_backward_request(plan.main).source.find(".alibi = true"), std::string::npos);
+  EXPECT_NE(v3_backward_request(plan.finish).source.find(".alibi = true"), std::string::npos);
+  EXPECT_EQ(v3_backward_request(plan.prepare).source.find(".alibi"), std::string::npos);
+}
+
+// Dropout: tiles with a loader of its own, whose other warps make the bits; 1 / (1 - p) is in every kernel.
+TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
+  for (const int headdim : {64, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal);
+      p.dropout_below = 6554;
+      ASSERT_EQ(v3_backward_refusal(p, kH200), "");
+      const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+      EXPECT_TRUE(plan.tile.own_loader);
+      EXPECT_LE(plan.tile.block_n() / 64, 3) << "warps that make bits";
+      EXPECT_GE(plan.tile.loader_registers, 32);
+      EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+      for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
+        EXPECT_NE(v3_backward_request(key).source.find(".dropout = true"), std::string::npos);
+      Problem capped = p, all = p;
+      capped.softcap = 30;
+      EXPECT_NE(v3_backward_refusal(capped, kH200).find("softcap with dropout"), std::string::npos);
+      all.has_alibi = true;
+      EXPECT_EQ(v3_backward_refusal(all, kH200).empty(), headdim <= 192);
+      all.has_seqused_k = true;
+      EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
+      std::swap(all.has_seqused_k, all.deterministic);
+      EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
+    }
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {

@@ -13,11 +13,27 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v3/backward_dq.h"
 #include "kernels/v3/backward_dq_direct.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_keys.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_roles.h"
 
 namespace fattn::v3 {
+
+// Gradients of a tile behind the last key of its batch entry: 0, or NaN if the length is out of range.
+template <class Spec>
+__device__ __forceinline__ void no_keys(const BackwardCall& p, TilePlace tile) {
+  const unsigned both = given_length(p.call, tile.batch()) < 0 ? 0x7fff7fffu : 0u;
+  const int rows = min(BackwardShape<Spec>::kBlockN, p.call.seqlen_k - tile.key());
+  const auto fill = [&](void* tensor, const TensorStrides& s, int columns) {
+    auto* const first = static_cast<unsigned short*>(tensor) + tile.batch() * s.batch + tile.head_k() * s.head + tile.key() * s.row;
+    for (int unit = static_cast<int>(threadIdx.x); unit < rows * (columns / 8); unit += BackwardShape<Spec>::kThreads)
+      *reinterpret_cast<uint4*>(first + unit / (columns / 8) * s.row + unit % (columns / 8) * 8) = uint4{both, both, both, both};
+  };
+  fill(p.call.dk, p.call.dk_strides, p.work.columns);
+  fill(p.call.dv, p.call.dv_strides, p.work.columns_v);
+  ptx::wait_for_kernel_before();  // the kernel after this one counts on both
+}
 
 template <class Spec>
 __device__ __forceinline__ void backward(const BackwardCall& p) {
@@ -35,14 +51,21 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
       ptx::wait_for_kernel_before();
       number = ptx::atomic_add(p.call.dq_semaphore, 1);
     }
-    tile.write(key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, number));
+    tile.write<Shape::kLengths>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
   }
   __syncthreads();
+  if constexpr (Shape::kLengths) {
+    if (tile.key() >= tile.keys<true>().keys) return no_keys<Spec>(p, tile);
+    if (ends_inside<Shape>(p, tile)) BackwardLoader<Spec>(p, shared, barriers).load_last_keys(tile);
+  }
 
   const int group = ptx::warp_id() / 4;
   if (Spec::kOwnLoader && group == Spec::kGroups + 1) {
     ptx::give_registers_up<Spec::kLoaderRegisters>();
+    const int warp = ptx::warp_id() % 4;
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
+    if constexpr (Shape::kDropout)
+      if (1 <= warp && warp <= Shape::kKeyGroups) KeptBits<Spec>{shared, barriers}.make(p, tile);
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
     if constexpr (Spec::kByRole)

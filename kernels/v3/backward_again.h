@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/constants.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
@@ -34,16 +35,27 @@ __device__ __forceinline__ float dot(const GlobalRows<Element>& a, int a_row, co
   return sum;
 }
 
-// Everything that a pair's weight and gradient need, of one query head.
-template <class Element, class Score>
+// What a sum is multiplied by at the end: dk and dq (`scaled`), dv. Row sums are as if dropout's part of it were there already.
+template <PairFeatures kPair>
+__device__ __forceinline__ float gradient_factor(const AttentionParams& p, bool scaled) {
+  const float factor = scaled ? p.softmax_scale : 1.0f;
+  if constexpr (kPair.dropout) return factor * pairs_of(p).dropout_scale;
+  return factor;
+}
+
+// Everything that a pair's weight and gradient need, of one query head, but for gradient_factor().
+template <class Element, class Score, PairFeatures kPair>
 struct HeadPairs {
   GlobalRows<Element> q, k, v, dout;
   int columns, columns_v;
   const float *lse_log2, *row_sum;
   float scale_log2;
   const AttentionParams& call;
+  Terms<kPair, Element> terms;
+  Dropout<kPair> dropout;
 
-  __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head)
+  // `keys`: that the batch entry has.
+  __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head, int keys)
       : q(rows_of<Element>(p.call.q, p.call.q_strides, batch, head)),
         k(rows_of<Element>(p.call.k, p.call.k_strides, batch, head / p.call.group)),
         v(rows_of<Element>(p.call.v, p.call.v_strides, batch, head / p.call.group)),
@@ -53,20 +65,40 @@ struct HeadPairs {
         lse_log2(p.work.lse_log2 + first_workspace_row(p, batch, head)),
         row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
         scale_log2(Score::exponent_scale(p.call)),
-        call(p.call) {}
+        call(p.call),
+        terms(p.call, batch, head, keys),
+        dropout(p.call, batch, head) {}
 
   __device__ __forceinline__ float score(int row, int key, int lane) const {
     float score[1] = {dot(q, row, k, key, columns, lane)};
     Score::apply(score, call);
     return score[0];
   }
-  __device__ __forceinline__ float weight_of(float score, int row) const { return ptx::ex2(__fmaf_rn(score, scale_log2, -lse_log2[row])); }
-  __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row); }
+  __device__ __forceinline__ float weight_of(float score, int row, int key) const {
+    if constexpr (kPair.terms())
+      return ptx::ex2(__fmaf_rn(score, scale_log2, terms(row, key)) - lse_log2[row]);
+    else
+      return ptx::ex2(__fmaf_rn(score, scale_log2, -lse_log2[row]));
+  }
+  __device__ __forceinline__ float weight(int row, int key, int lane) const { return weight_of(score(row, key, lane), row, key); }
   // What the weight is multiplied with to give dS.
-  __device__ __forceinline__ float slope(int row, int key, int lane) const { return dot(dout, row, v, key, columns_v, lane) - row_sum[row]; }
+  __device__ __forceinline__ float slope(int row, int key, int lane) const {
+    if (!stays(row, key)) return -row_sum[row];
+    return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
+  }
+  __device__ __forceinline__ bool stays(int row, int key) const {
+    if constexpr (kPair.dropout) {
+      // As core::dropout_number(), whose index is not known and would put the words into memory.
+      const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
+      const unsigned a = words.word[0], b = words.word[1], c = words.word[2], d = words.word[3];
+      const unsigned low = (key & 16) != 0 ? c : a, high = (key & 16) != 0 ? d : b, word = (key & 8) != 0 ? high : low;
+      return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= dropout.below;
+    }
+    return true;
+  }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const {
     const float s = score(row, key, lane), by_score = Score::kCapped ? fmaf(-s, s, 1.0f) : 1.0f;
-    return weight_of(s, row) * by_score * slope(row, key, lane);
+    return weight_of(s, row, key) * by_score * slope(row, key, lane);
   }
 
   // Whether a pair that is hidden spoils dv, dk or dq: 0 * Inf.
@@ -115,26 +147,30 @@ __device__ __forceinline__ void write_row(const GradientRow<kWidth>& gradient, f
 }
 
 // The warp's 16 rows of dv (or of dk, kIsDk) from `in_tile` on in a tile, those that hidden queries have spoilt.
-template <class Element, class Mask, class Score, class Tile, bool kIsDk, int kWidth>
+template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, int lane) {
+  using Element = typename Spec::Element;
+  using Mask = typename Spec::Mask;
+  using Pairs = HeadPairs<Element, typename Spec::Score, kPairOf<Spec>>;
+  const auto keys = tile.keys<kPairOf<Spec>.lengths>();
   const int columns = kIsDk ? p.work.columns : p.work.columns_v;
   const int first_head = tile.head_k() * p.call.group;
 #pragma unroll 1
   for (int nth = in_tile; nth < in_tile + 16; ++nth) {
     const int key = tile.key() + nth;
-    if (key >= p.call.seqlen_k) break;
-    const int seen_from = Mask::first_row(p.call, key), hidden_end = min(seen_from, p.call.seqlen_q);
+    if (key >= keys.count(p.call)) break;
+    const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, p.call.seqlen_q);
     bool spoilt = false;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
-      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
 #pragma unroll 1
       for (int row = tile.first_row(); row < hidden_end && !spoilt; ++row)
         spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
       if constexpr (Mask::kBegins) {
         const int rows = min(tile.rows_end<Mask>(p), p.call.seqlen_q);
 #pragma unroll 1
-        for (int row = max(tile.first_row(), Mask::row_end(p.call, key)); row < rows && !spoilt; ++row)
+        for (int row = max(tile.first_row(), Mask::row_end(p.call, keys, key)); row < rows && !spoilt; ++row)
           spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
       }
     }
@@ -142,16 +178,16 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     GradientRow<kWidth> gradient;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group; ++head) {
-      const HeadPairs<Element, Score> pairs(p, tile.batch(), head);
+      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
 #pragma unroll 1
-      for (int row = seen_from; row < row_end<Mask>(p.call, key) && !gradient.lost(columns, lane); ++row) {
+      for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else
-          gradient.add(pairs.weight(row, key, lane), pairs.dout, row, columns, lane);
+          gradient.add(pairs.stays(row, key) ? pairs.weight(row, key, lane) : 0.0f, pairs.dout, row, columns, lane);
       }
     }
-    write_row<Element, Tile>(gradient, kIsDk ? p.call.softmax_scale : 1.0f, in_shared, nth, lane);
+    write_row<Element, Tile>(gradient, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared, nth, lane);
   }
 }
 

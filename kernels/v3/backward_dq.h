@@ -54,7 +54,9 @@ struct QueryGradient {
   // One thread. Deterministic: each block of queries is added to in the order of the tiles of keys; whose turn it is, is counted in dq_semaphore.
   __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + pending_block; }
   __device__ __forceinline__ void wait_turn() const {
-    while (ptx::ld_acquire(turn()) != tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.number(), pending_block)) __nanosleep(64);
+    while (ptx::ld_acquire(turn()) !=
+           tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths>(), tile.number(), pending_block))
+      __nanosleep(64);
     ptx::async_proxy_fence_all();  // what others added is before what this thread's copies add
   }
   __device__ __forceinline__ void pass_turn() const {

@@ -47,7 +47,8 @@ struct DirectQueryGradient {
   __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + block; }
   __device__ __forceinline__ void wait_turn() const {
     if (thread == 0)
-      while (ptx::ld_acquire(turn()) != tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.number(), block)) __nanosleep(64);
+      while (ptx::ld_acquire(turn()) != tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths>(), tile.number(), block))
+        __nanosleep(64);
     ptx::bar_sync(kBarrier, 128);
   }
   __device__ __forceinline__ void pass_turn() const {

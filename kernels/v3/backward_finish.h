@@ -23,18 +23,21 @@ struct BackwardFinish {
   static constexpr int kGroups = Spec::kHeaddim / 8;          // of 8 columns
   static constexpr int kAtOnce = 16;                          // loads in flight: enough, and 64 registers
 
+  static __device__ __forceinline__ float factor(const AttentionParams& call) { return gradient_factor<kPairOf<Spec>>(call, true); }
+
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
   static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
-    const HeadPairs<Element, typename Spec::Score> pairs(p, at.batch, at.head);
-    const int tiles = (Mask::visible_end(p.call, Keys<false>{}, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
-    const int keys = min(tiles * Spec::kBlockN, p.call.seqlen_k);
+    const auto of_entry = Keys<kPairOf<Spec>.lengths>::of(p.call, at.batch);
+    const HeadPairs<Element, typename Spec::Score, kPairOf<Spec>> pairs(p, at.batch, at.head, of_entry.count(p.call));
+    const int tiles = (Mask::visible_end(p.call, of_entry, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
+    const int keys = min(tiles * Spec::kBlockN, of_entry.count(p.call));
     // Tiles whose keys nobody sees met the first block.
-    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, Keys<false>{}, at.row) / Spec::kBlockN * Spec::kBlockN;
+    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, of_entry, at.row) / Spec::kBlockN * Spec::kBlockN;
 #pragma unroll 1
     for (int nth = first; nth < first + 16; ++nth) {
       const int row = at.row + nth;
       if (row >= p.call.seqlen_q) break;
-      const int begin = visible_begin<Mask>(p.call, Keys<false>{}, row), end = Mask::visible_end(p.call, Keys<false>{}, row);
+      const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
       bool spoilt = false;
       if constexpr (Mask::kBegins) {
 #pragma unroll 1
@@ -47,7 +50,7 @@ struct BackwardFinish {
 #pragma unroll 1
       for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key)
         gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
-      write_row<Element, Tile>(gradient, p.call.softmax_scale, tile, nth, lane);
+      write_row<Element, Tile>(gradient, factor(p.call), tile, nth, lane);
     }
   }
 
@@ -70,8 +73,8 @@ struct BackwardFinish {
       for (int i = 0; i < kAtOnce && begin + i < kGroups; ++i) {
         const unsigned group = static_cast<unsigned>(begin + i);
         const unsigned to = shared + group / 8 * Tile::kColumnBytes + row * 128 + (group % 8 ^ row % 8) * 16 + word;
-        ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * call.softmax_scale, x[i].y * call.softmax_scale));
-        ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * call.softmax_scale, x[i].w * call.softmax_scale));
+        ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * factor(call), x[i].y * factor(call)));
+        ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * factor(call), x[i].w * factor(call)));
         if constexpr (Mask::kUneven) finite = finite && is_finite(x[i].x) && is_finite(x[i].y) && is_finite(x[i].z) && is_finite(x[i].w);
       }
     }

@@ -152,13 +152,13 @@ __device__ __forceinline__ void multiply_capped(unsigned (&squares)[4][4], const
 
 // Calls visit(i) for the thread's pairs that the mask hides, or whose keys and queries do not exist.
 // `key`: the warpgroup's first; `row`: the block's first query.
-template <class Mask, class Visit>
-__device__ __forceinline__ void for_each_hidden(const BackwardCall& p, int key, int row, Visit visit) {
+template <class Mask, class Keys, class Visit>
+__device__ __forceinline__ void for_each_hidden(const BackwardCall& p, Keys keys, int key, int row, Visit visit) {
   constexpr int kNone = 1 << 30;
   const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4), column = row + static_cast<int>(own_lane() % 4 * 2);
-  const int first0 = own_key < p.call.seqlen_k ? Mask::first_row(p.call, own_key) - column : kNone;
-  const int first1 = own_key + 8 < p.call.seqlen_k ? Mask::first_row(p.call, own_key + 8) - column : kNone;
-  const int end0 = row_end<Mask>(p.call, own_key) - column, end1 = Mask::kBegins ? row_end<Mask>(p.call, own_key + 8) - column : end0;
+  const int first0 = own_key < keys.count(p.call) ? Mask::first_row(p.call, keys, own_key) - column : kNone;
+  const int first1 = own_key + 8 < keys.count(p.call) ? Mask::first_row(p.call, keys, own_key + 8) - column : kNone;
+  const int end0 = row_end<Mask>(p.call, keys, own_key) - column, end1 = Mask::kBegins ? row_end<Mask>(p.call, keys, own_key + 8) - column : end0;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int query = i / 4 * 8 + i % 2;
@@ -167,16 +167,16 @@ __device__ __forceinline__ void for_each_hidden(const BackwardCall& p, int key, 
 }
 
 // Puts zeros in their place, whatever was computed for them: a query that does not exist was loaded as zeros, which an Inf in k makes NaN.
-template <class Mask>
-__device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, int key, int row) {
-  for_each_hidden<Mask>(p, key, row, [&](int i) { x[i] = 0; });
+template <class Mask, class Keys>
+__device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, Keys keys, int key, int row) {
+  for_each_hidden<Mask>(p, keys, key, row, [&](int i) { x[i] = 0; });
 }
 
 // Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.
-template <class Mask>
-__device__ __forceinline__ bool hides(const BackwardCall& p, int key, int row) {
-  return key + 64 > p.call.seqlen_k || row + kV3BackwardRows > row_end<Mask>(p.call, key) ||
-         (Mask::kUneven && row < Mask::first_row(p.call, key + 63));
+template <class Mask, class Keys>
+__device__ __forceinline__ bool hides(const BackwardCall& p, Keys keys, int key, int row) {
+  return key + 64 > keys.count(p.call) || row + kV3BackwardRows > row_end<Mask>(p.call, keys, key) ||
+         (Mask::kUneven && row < Mask::first_row(p.call, keys, key + 63));
 }
 
 // Where the thread writes its part of 16 columns of its warp's rows with stmatrix. `rows`: the address of the first of the warp's 16 rows in column 0

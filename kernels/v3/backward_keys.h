@@ -8,6 +8,8 @@
 
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
+#include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -50,6 +52,7 @@ struct KeyGradients {
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
   __device__ __forceinline__ int key() const { return tile.key() + 64 * group; }
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
 
   // --- products, of the whole warpgroup ---
 
@@ -79,9 +82,38 @@ struct KeyGradients {
 
   // --- what a block goes through ---
 
-  __device__ __forceinline__ void read_lse() { lse.read(shared + Shape::kOffsetLse + slot() * Shape::kRowBytes); }
+  __device__ __forceinline__ unsigned take_kept() const { return KeptBits<Spec>{shared, barriers}.take(group, step); }
+  __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + slot() * Shape::kRowBytes; }
+  __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, slot()); }
+  __device__ __forceinline__ AlibiLine line() const { return {Mask{}, p.call, keys(), slope(), key(), row}; }
+  __device__ __forceinline__ void read_lse() {
+    if constexpr (!Spec::Score::kCapped && !Shape::kAlibi) lse.read(lse_place());
+  }
+  // P from S, but for what the mask hides.
+  __device__ __forceinline__ void take_exponentials() {
+    if constexpr (!Shape::kAlibi) {
+      exponentials(s, lse, scale);
+    } else if constexpr (Mask::kBegins) {  // no registers for both ways
+      take_each_exponential();
+    } else if (const AlibiLine of = line(); Mask::kCausal || !of.crosses) {
+      exponentials_on_line(s, lse_place(), scale, of);
+    } else {
+      take_each_exponential();
+    }
+  }
+  // The same, pair by pair, lse where it is.
+  __device__ __forceinline__ void take_each_exponential() {
+    if constexpr (Shape::kAlibi) {
+      const float of = slope(), distance = static_cast<float>(own_distance(p.call, keys(), key(), row));
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
+    }
+  }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides<Mask>(p, key(), row)) hide<Mask>(x, p, key(), row);
+    if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -91,17 +123,21 @@ struct KeyGradients {
       ptx::pin(gradients);
       Spec::Score::apply(s, p.call);
       keep_squares(gradients, s);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, shared + Shape::kOffsetLse + slot() * Shape::kRowBytes, scale);
+      take_each_exponential();
       hide_in(s);
       pack<Element>(weights, s);
     } else {
-      exponentials(s, lse, scale);
+      take_exponentials();
       hide_in(s);
       ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
       ptx::pin(gradients);
       pack<Element>(weights, s);
-      keep_rest<Element>(gradients, weights, s);
+      if constexpr (Shape::kDropout) {
+        drop(weights, take_kept());
+        keep_difference<Element>(gradients, weights, s);
+      } else {
+        keep_rest<Element>(gradients, weights, s);
+      }
     }
     ptx::pin(weights);
     ptx::pin(gradients);
@@ -120,6 +156,8 @@ struct KeyGradients {
     ptx::pin(weights);
     if constexpr (Spec::Score::kCapped)
       multiply_capped<Element>(gradients, weights, dp);
+    else if constexpr (Shape::kDropout)
+      multiply_kept<Element>(gradients, weights, dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
     else
       multiply<Element>(gradients, weights, dp);
     ptx::pin(gradients);
@@ -145,11 +183,12 @@ struct KeyGradients {
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.
   __device__ __forceinline__ void skip_blocks() {
-    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, key()) - tile.first_row()) / Shape::kBlockM);
+    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, keys(), key()) - tile.first_row()) / Shape::kBlockM);
 #pragma unroll
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
     for (int i = 0; i < hidden; ++i) {
+      if constexpr (Shape::kDropout) take_kept();
       write_ds();
       publish_ds();
       next_block();
@@ -170,7 +209,7 @@ struct KeyGradients {
     ptx::wgmma_fence();
     issue_s();
     ptx::mbarrier_wait(barriers.v_full(), 0);
-    if constexpr (!Spec::Score::kCapped) read_lse();
+    read_lse();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     weigh();
@@ -184,7 +223,7 @@ struct KeyGradients {
       issue_s();
       issue_dk(queries.last());
       publish_ds();
-      if constexpr (!Spec::Score::kCapped) read_lse();
+      read_lse();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       weigh();

@@ -1,8 +1,12 @@
 // Loads of the v3 backward kernel, by one thread: the keys and values of the tile, and block after block of queries with what belongs to them.
 #pragma once
 
+#include "kernels/constants.h"
+#include "kernels/pair.h"
+#include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/bulk_copy.h"
 #include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/shared_memory.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/load_columns.h"
@@ -18,11 +22,49 @@ struct LoaderEnd<true> {
   int end;
 };
 
+// Zeros in the rows [first, end) of a tile in shared memory, by `threads` of them.
+template <class Tile>
+__device__ __forceinline__ void clear_rows(unsigned tile, int first, int end, int thread, int threads) {
+#pragma unroll 1
+  for (int column = 0; column < Tile::kColumns; ++column)
+#pragma unroll 1
+    for (int unit = 8 * first + thread; unit < 8 * end; unit += threads)
+      ptx::st_shared_16(tile + static_cast<unsigned>(column * Tile::kColumnBytes + 16 * unit), uint4{0, 0, 0, 0});
+}
+
+// Whether a batch entry ends inside the tile: what k and v hold behind it must not be looked at.
+template <class Shape>
+__device__ __forceinline__ bool ends_inside(const BackwardCall& p, TilePlace tile) {
+  if constexpr (Shape::kLengths) {
+    const int keys = tile.keys<true>().keys;
+    return keys < p.call.seqlen_k && keys < tile.key() + Shape::kBlockN;
+  }
+  return false;
+}
+
+// The slope of the head whose queries are next, times log2(e).
+template <bool kAlibi>
+struct LoaderSlope {
+  __device__ __forceinline__ void read(const AttentionParams&, int, int) {}
+  __device__ __forceinline__ void write(unsigned) const {}
+};
+template <>
+struct LoaderSlope<true> {
+  float slope;
+  __device__ __forceinline__ void read(const AttentionParams& call, int batch, int head) {
+    const PairParams& p = pairs_of(call);
+    if (head < p.nheads) slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
+  }
+  __device__ __forceinline__ void write(unsigned address) const { ptx::st_shared_f32(address, slope); }
+};
+
 template <class Spec>
 struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   using Shape = BackwardShape<Spec>;
   using TileQ = typename Shape::TileQ;
   using TileDout = typename Shape::TileDout;
+  using TileK = typename Shape::TileK;
+  using TileV = typename Shape::TileV;
   using Mask = typename Spec::Mask;
 
   const BackwardCall& p;
@@ -30,6 +72,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   const BackwardBarriers<Spec> barriers;
   int batch, head, first_row, row;
   int left;  // blocks
+  [[no_unique_address]] LoaderSlope<Shape::kAlibi> slope;
   Ring<Spec::kStages> ring;
   Ring<Shape::kRowSlots> slot;
 
@@ -38,6 +81,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
 
   __device__ __forceinline__ void load_q() const {
     const unsigned barrier = barriers.q_full(ring.stage);
+    slope.write(shared + static_cast<unsigned>(Shape::kOffsetSlopes) + 4 * static_cast<unsigned>(slot.stage));
     ptx::mbarrier_arrive_expect(barrier, TileQ::kBytes + Shape::kRowBytes);
     load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, {0, row, head, batch});
     ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + first_workspace_row(p, batch, head) + row,
@@ -62,6 +106,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
     if (row >= rows_end()) {
       row = first_row;
       ++head;
+      slope.read(p.call, batch, head);
     }
   }
   // The next block, if there is one.
@@ -72,21 +117,43 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
     advance();
   }
 
+  __device__ __forceinline__ void load_keys(TilePlace tile) const {
+    ptx::mbarrier_arrive_expect(barriers.k_full(), TileK::kBytes);
+    load_columns<TileK>(shared, p.k, barriers.k_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+  }
+  __device__ __forceinline__ void load_values(TilePlace tile) const {
+    ptx::mbarrier_arrive_expect(barriers.v_full(), TileV::kBytes);
+    load_columns<TileV>(shared + Shape::kOffsetV, p.v, barriers.v_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+  }
+
+  // Keys and values of a tile in which a batch entry ends, by all threads of the CTA before they take their roles: zeros behind its last.
+  __device__ __forceinline__ void load_last_keys(TilePlace tile) const {
+    if (threadIdx.x == 0) {
+      load_keys(tile);
+      load_values(tile);
+    }
+    const int thread = static_cast<int>(threadIdx.x), first = tile.keys<true>().keys - tile.key();
+    ptx::mbarrier_wait(barriers.k_full(), 0);
+    clear_rows<TileK>(shared, first, Shape::kBlockN, thread, Shape::kThreads);
+    ptx::mbarrier_wait(barriers.v_full(), 0);
+    clear_rows<TileV>(shared + Shape::kOffsetV, first, Shape::kBlockN, thread, Shape::kThreads);
+    ptx::async_proxy_fence();
+    __syncthreads();
+  }
+
   // Keys and values, and as many blocks as there is room for.
   __device__ __forceinline__ void begin(TilePlace tile) {
-    using TileK = typename Shape::TileK;
-    using TileV = typename Shape::TileV;
     batch = tile.batch();
     head = tile.head_k() * p.call.group;
+    slope.read(p.call, batch, head);
     first_row = row = tile.first_row();
     if constexpr (Mask::kBegins) this->end = tile.rows_end<Mask>(p);
     left = tile.blocks() * p.call.group;
-    ptx::mbarrier_arrive_expect(barriers.k_full(), TileK::kBytes);
-    load_columns<TileK>(shared, p.k, barriers.k_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+    const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
+    if (!keys_are_there) load_keys(tile);
     ptx::wait_for_kernel_before();  // which writes lse_log2 and row_sum
     next();
-    ptx::mbarrier_arrive_expect(barriers.v_full(), TileV::kBytes);
-    load_columns<TileV>(shared + Shape::kOffsetV, p.v, barriers.v_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+    if (!keys_are_there) load_values(tile);
 #pragma unroll 1
     for (int i = 1; i < (Spec::kByRole ? Spec::kStages : Spec::kStages - 1); ++i) next();
   }

@@ -1,5 +1,5 @@
 // Backward on Hopper, first kernel: row sums of dO * O, less the gradient of lse if there is one, lse in the units of the main kernel, and zeros for
-// what that adds to.
+// what that adds to (NaN in a batch entry whose length is out of range).
 //
 // A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
 #pragma once
@@ -47,9 +47,11 @@ struct BackwardPrepare {
     }
 
     const long long first = (static_cast<long long>(at.batch) * call.nheads + at.head) * work.row_blocks * kV3BackwardRows + at.row;
+    const float zero = first_sum<kPairOf<Spec>>(call, at.batch);
     float4* const accum = reinterpret_cast<float4*>(call.dq_accum + first * Spec::kHeaddim);
 #pragma unroll
-    for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i) accum[i * kV3PrepareThreads + thread] = float4{0, 0, 0, 0};
+    for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i)
+      accum[i * kV3PrepareThreads + thread] = float4{zero, zero, zero, zero};
 
     if (thread < kV3BackwardRows) {
       float lse = -kInfinity;
@@ -68,6 +70,7 @@ struct BackwardPrepare {
       if constexpr (kPairOf<Spec>.dlse)
         if (const int row = i * kRowStep + thread / kLanes; thread % kLanes == 0 && row < rows)
           sum -= dlse_of_row(call, at.batch, at.head, at.row + row);
+      if constexpr (kPairOf<Spec>.dropout) sum /= pairs_of(call).dropout_scale;  // v3/backward_dropout.h says why
       if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
     }
 

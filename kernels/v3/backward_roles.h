@@ -10,6 +10,8 @@
 
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
+#include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -39,6 +41,7 @@ struct RoleBase {
 
   __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
   __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
 
   template <class TileA, class TileB, int kWidth>
   __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) const {
@@ -116,12 +119,24 @@ struct ValueRole : RoleBase<Spec> {
     if constexpr (Spec::Score::kCapped) {
       Spec::Score::apply(s, p.call);
     } else {
-      RowValues lse;
-      lse.read(shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes);
-      exponentials(s, lse, scale);
+      if constexpr (Shape::kAlibi) {
+        if constexpr (Mask::kCausal) {
+          exponentials_on_line(s, lse_place(), scale, {Mask{}, p.call, Base::keys(), slope(), tile.key(), row});
+        } else {  // no registers for both ways
+          const float of = slope(), distance = static_cast<float>(own_distance(p.call, Base::keys(), tile.key(), row));
+#pragma unroll
+          for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
+        }
+      } else {
+        RowValues lse;
+        lse.read(lse_place());
+        exponentials(s, lse, scale);
+      }
       free_queries();
     }
   }
+  __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes; }
+  __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, last.stage); }
   __device__ __forceinline__ void free_queries() const {
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
@@ -137,12 +152,15 @@ struct ValueRole : RoleBase<Spec> {
       float slope[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) slope[e] = __fmaf_rn(-s[4 * i + e], s[4 * i + e], 1.0f);
-      exponentials_of(s, 4 * i, shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes, scale);
+      if constexpr (Shape::kAlibi)
+        exponentials_of(s, 4 * i, lse_place(), scale, this->slope(), static_cast<float>(own_distance(p.call, Base::keys(), tile.key(), row)));
+      else
+        exponentials_of(s, 4 * i, lse_place(), scale);
       publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
     }
     free_queries();
-    if (hides<Mask>(p, tile.key(), row))
-      for_each_hidden<Mask>(p, tile.key(), row, [&](int i) {
+    if (hides<Mask>(p, Base::keys(), tile.key(), row))
+      for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) {
         s[i] = 0;
         ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
       });
@@ -150,7 +168,8 @@ struct ValueRole : RoleBase<Spec> {
   // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
-      if (hides<Mask>(p, tile.key(), row)) hide<Mask>(s, p, tile.key(), row);
+      if (hides<Mask>(p, Base::keys(), tile.key(), row)) hide<Mask>(s, p, Base::keys(), tile.key(), row);
+    if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
     if constexpr (Spec::Score::kCapped) {
@@ -174,6 +193,7 @@ struct ValueRole : RoleBase<Spec> {
   // P for dV.
   __device__ __forceinline__ void round() {
     pack<Element>(weights, s);
+    if constexpr (Shape::kDropout) drop_marked(weights);
     ptx::pin(weights);
   }
 
@@ -249,18 +269,25 @@ struct KeyRole : RoleBase<Spec> {
   }
   // dS of the block that dP was issued for last, from P before it was rounded; the block's dout is not needed any more.
   __device__ __forceinline__ void differentiate() {
-    {
-      RowValues row_sums;
-      row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
-      subtract(dp, row_sums);
-    }
+    RowValues row_sums;
+    row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
+    if constexpr (!Shape::kDropout) subtract(dp, row_sums);
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.dout_empty(last.stage));
     ptx::mbarrier_wait(barriers.p_full(), p_place.parity);
     const unsigned from = Base::own_weights();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      if constexpr (Shape::kDropout) {
+        unsigned* const of[4] = {&x.x, &x.y, &x.z, &x.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& d = dp[4 * i + e];
+          d = (static_cast<int>(*of[e]) < 0 ? 0.0f : d) - (e % 2 == 0 ? row_sums.of[i].x : row_sums.of[i].y);
+          *of[e] &= 0x7fffffffu;
+        }
+      }
       dp[4 * i] *= __uint_as_float(x.x);
       dp[4 * i + 1] *= __uint_as_float(x.y);
       dp[4 * i + 2] *= __uint_as_float(x.z);

@@ -21,11 +21,12 @@ struct KeyTile {
   int key;                // first
   int first_row, blocks;  // of queries, of each head that shares the keys: blocks of kV3BackwardRows from first_row on, which sees a key. At least
                           // one; keys that no row sees take the first, whose rows do not see them
+  int keys;               // of the batch entry; a tile from there on computes nothing
 };
 
 // Tiles of one section of (batch, key head) pairs run side by side, so that their q, dout and dq stay in L2; those of the first keys (under a causal
 // mask the longest) first.
-template <class Mask, int kBlockN>
+template <class Mask, int kBlockN, bool kLengths>
 __device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index) {
   const AttentionParams& call = p.call;
   const int per_section = call.heads_per_section * p.work.key_tiles;
@@ -36,22 +37,23 @@ __device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index)
   const int number = in_section / heads;
   const int nth = first_head + in_section - number * heads;
   const int batch = nth / call.nheads_k;
-  const int first_block = Mask::first_row(call, number * kBlockN) / kV3BackwardRows;
+  const auto keys = Keys<kLengths>::of(call, batch);
+  const int first_block = Mask::first_row(call, keys, number * kBlockN) / kV3BackwardRows;
   int end_block = p.work.row_blocks;
   if constexpr (Mask::kBegins) {
-    const int end = Mask::row_end(call, min((number + 1) * kBlockN, call.seqlen_k) - 1);
+    const int end = Mask::row_end(call, keys, min((number + 1) * kBlockN, keys.count(call)) - 1);
     end_block = max(first_block + 1, (end + kV3BackwardRows - 1) / kV3BackwardRows);
   }
-  return {number, nth - batch * call.nheads_k, batch, number * kBlockN, first_block * kV3BackwardRows, end_block - first_block};
+  return {number, nth - batch * call.nheads_k, batch, number * kBlockN, first_block * kV3BackwardRows, end_block - first_block, keys.count(call)};
 }
 
 // How many tiles of lower keys meet a block of queries, counted over all heads. Under a mask that begins some lower ones do not; but tiles whose keys
 // nobody sees meet the first block of a head.
-template <class Mask, int kBlockN>
-__device__ __forceinline__ int tiles_before(const BackwardCall& p, int tile, int block) {
+template <class Mask, int kBlockN, class Keys>
+__device__ __forceinline__ int tiles_before(const BackwardCall& p, Keys keys, int tile, int block) {
   if constexpr (Mask::kBegins) {
     const int of_head = block % p.work.row_blocks;
-    return of_head == 0 ? tile : tile - Mask::visible_begin(p.call, Keys<false>{}, of_head * kV3BackwardRows) / kBlockN;
+    return of_head == 0 ? tile : tile - Mask::visible_begin(p.call, keys, of_head * kV3BackwardRows) / kBlockN;
   }
   return tile;
 }
@@ -59,10 +61,11 @@ __device__ __forceinline__ int tiles_before(const BackwardCall& p, int tile, int
 // The tile in shared memory: written once, and read where it is needed, to keep registers free.
 struct TilePlace {
   unsigned address;
+  template <bool kLengths>
   __device__ __forceinline__ void write(const KeyTile& tile) const {
-    const int of[6] = {tile.number, tile.head_k, tile.batch, tile.key, tile.first_row, tile.blocks};
+    const int of[7] = {tile.number, tile.head_k, tile.batch, tile.key, tile.first_row, tile.blocks, tile.keys};
 #pragma unroll
-    for (int i = 0; i < 6; ++i) ptx::st_shared_4(address + static_cast<unsigned>(4 * i), static_cast<unsigned>(of[i]));
+    for (int i = 0; i < (kLengths ? 7 : 6); ++i) ptx::st_shared_4(address + static_cast<unsigned>(4 * i), static_cast<unsigned>(of[i]));
   }
   __device__ __forceinline__ int at(unsigned index) const { return static_cast<int>(ptx::ld_shared_4(address + 4 * index)); }
   __device__ __forceinline__ int number() const { return at(0); }
@@ -71,6 +74,13 @@ struct TilePlace {
   __device__ __forceinline__ int key() const { return at(3); }
   __device__ __forceinline__ int first_row() const { return at(4); }
   __device__ __forceinline__ int blocks() const { return at(5); }
+  template <bool kLengths>
+  __device__ __forceinline__ Keys<kLengths> keys() const {
+    if constexpr (kLengths)
+      return {at(6)};
+    else
+      return {};
+  }
   // The first row behind the blocks, which end with the queries unless keys have a last row that sees them.
   template <class Mask>
   __device__ __forceinline__ int rows_end(const BackwardCall& p) const {

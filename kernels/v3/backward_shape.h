@@ -12,8 +12,10 @@
 //   kOwnLoader                  loads are issued by a warpgroup of its own, otherwise by a thread of that of dq
 //   kDeterministic              dq is added up in the order of the keys
 //   kMainRegisters, kDqRegisters, kLoaderRegisters   of a thread
+//   kPair                       kernels/pair.h; none if it is left out
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "shared/v3_backward_work.h"
@@ -21,10 +23,13 @@
 namespace fattn::v3 {
 
 inline constexpr int kTileBytes = 32;  // of a TilePlace (v3/backward_schedule.h)
+inline constexpr int kSlopeBytes = 16;
+inline constexpr int kKeptBytes = 512;  // of 64 keys (v3/backward_dropout.h)
 
 template <class Spec>
 struct BackwardShape {
   static constexpr int kKeyGroups = Spec::kByRole ? 1 : Spec::kGroups;  // of 64 keys
+  static constexpr bool kLengths = kPairOf<Spec>.lengths, kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
@@ -52,7 +57,12 @@ struct BackwardShape {
   static constexpr int kOffsetBarriers = kOffsetRowSum + kRowSlots * kRowBytes;
   static constexpr int kBarriers = 6 + 4 * Spec::kStages + 2 * kStagesDs;
   static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
-  static constexpr int kSharedBytes = kOffsetTile + kTileBytes;
+  static constexpr int kOffsetSlopes = kOffsetTile + kTileBytes;  // of the heads whose lse there is
+  static constexpr int kOffsetKept = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
+  static constexpr int kOffsetKeptBarriers = kOffsetKept + (kDropout ? kKeptBytes * kKeyGroups : 0);
+  static constexpr int kSharedBytes = kOffsetKeptBarriers + (kDropout ? 16 * kKeyGroups : 0);
+  static_assert(!kDropout || (Spec::kOwnLoader && kOffsetKept % 16 == 0), "idle warps of the loader make the bits");
+  static_assert(4 * kRowSlots <= kSlopeBytes);
 
   static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");
   static_assert(!Spec::kByRole || (Spec::kGroups == 2 && Spec::kStagings == 0 && Spec::kOwnLoader));
@@ -80,6 +90,12 @@ struct BackwardBarriers {
   __device__ __forceinline__ unsigned q_empty(unsigned stage) const { return q_full(2 * kStages + stage); }
   __device__ __forceinline__ unsigned dout_empty(unsigned stage) const { return q_full(3 * kStages + stage); }
 
+  // Of the bits for 64 keys.
+  __device__ __forceinline__ unsigned kept_full(int group) const {
+    return first + static_cast<unsigned>(Shape::kOffsetKeptBarriers - Shape::kOffsetBarriers + 16 * group);
+  }
+  __device__ __forceinline__ unsigned kept_empty(int group) const { return kept_full(group) + 8; }
+
   // By one thread. Warps arrive where a tile was read or written by them.
   __device__ __forceinline__ void init() const {
     constexpr int kWarps = 4, kAllWarps = 4 * Spec::kGroups, kDsWarps = Spec::kByRole ? kWarps : kAllWarps;
@@ -99,6 +115,11 @@ struct BackwardBarriers {
       ptx::mbarrier_init(q_empty(i), kAllWarps);
       ptx::mbarrier_init(dout_empty(i), kAllWarps);
     }
+    if constexpr (Shape::kDropout)
+      for (int group = 0; group < Shape::kKeyGroups; ++group) {
+        ptx::mbarrier_init(kept_full(group), 1);
+        ptx::mbarrier_init(kept_empty(group), kWarps);
+      }
     ptx::mbarrier_init_fence();
   }
 };

@@ -23,14 +23,17 @@ template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
                                                int barrier) {
   const int row = in_tile + static_cast<int>(own_warp_row());
-  write_gradient<typename Spec::Element, Tile>(x, kIsDk ? p.call.softmax_scale : 1.0f, in_shared + static_cast<unsigned>(128 * row));
+  write_gradient<typename Spec::Element, Tile>(x, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared + static_cast<unsigned>(128 * row));
   if constexpr (Spec::Mask::kUneven) {
     if (!all_finite(x)) [[unlikely]] {
       ptx::wait_for_kernel_before();  // it wrote the row sums, which this thread has only seen through copies
       ptx::warp_sync();
-      keys_again<typename Spec::Element, typename Spec::Mask, typename Spec::Score, Tile, kIsDk, kWidth>(p, tile, in_shared, row,
-                                                                                                         static_cast<int>(own_lane()));
+      keys_again<Spec, Tile, kIsDk, kWidth>(p, tile, in_shared, row, static_cast<int>(own_lane()));
     }
+  }
+  if constexpr (kPairOf<Spec>.lengths) {
+    ptx::warp_sync();
+    clear_rows<Tile>(in_shared, max(row, tile.keys<true>().keys - tile.key()), row + 16, static_cast<int>(own_lane()), 32);
   }
   ptx::async_proxy_fence();
   ptx::bar_sync(barrier, 128);

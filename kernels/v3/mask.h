@@ -32,12 +32,16 @@ struct Keys<false, true> {
 
 struct FullMask {
   static constexpr bool kUneven = false;  // every row sees all keys
+  static constexpr bool kCausal = false;  // no row sees a key behind the one that it is aligned with
   static constexpr bool kBegins = false;  // every row sees the first key, and every key but the hidden ones is seen by the last row
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int) {
     return keys.count(p);
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams&, int) { return 0; }
+  template <class Keys>
+  static __device__ __forceinline__ int first_row(const AttentionParams&, Keys, int) {
+    return 0;
+  }
 };
 
 // Of batch entries with lengths: there are hidden keys.
@@ -47,17 +51,22 @@ struct EntryMask : FullMask {
 
 struct CausalMask {
   static constexpr bool kUneven = true;
+  static constexpr bool kCausal = true;
   static constexpr bool kBegins = false;
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
     return core::Mask32{keys.queries(p), keys.count(p), true}.visible_end(row);
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return max(0, key - p.seqlen_k + p.seqlen_q); }
+  template <class Keys>
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys keys, int key) {
+    return max(0, key - keys.count(p) + keys.queries(p));
+  }
 };
 
 // With a beginning or an end or both. Rows behind the last, which a tile may have, see what the last sees: a row that sees nothing costs more.
 struct WindowMask {
   static constexpr bool kUneven = true;
+  static constexpr bool kCausal = false;
   static constexpr bool kBegins = true;
   static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<false>, int row) {
     return window_mask(p).visible_begin(min(row, p.seqlen_q - 1));
@@ -77,8 +86,12 @@ struct WindowMask {
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys<false, true> keys, int row) {
     return of_sequence(p, keys).visible_end(min(row, keys.rows - 1));
   }
-  static __device__ __forceinline__ int first_row(const AttentionParams& p, int key) { return window_mask(p).first_row(key); }
-  static __device__ __forceinline__ int row_end(const AttentionParams& p, int key) { return window_mask(p).row_end(key); }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys<false>, int key) { return window_mask(p).first_row(key); }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<false>, int key) { return window_mask(p).row_end(key); }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys<true> keys, int key) {
+    return window_mask(p, keys.keys).first_row(key);
+  }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<true> keys, int key) { return window_mask(p, keys.keys).row_end(key); }
 
  private:
   static __device__ __forceinline__ core::Mask32 of_sequence(const AttentionParams& p, Keys<false, true> keys) {
@@ -94,9 +107,9 @@ __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys
   return 0;
 }
 // And which rows a key.
-template <class Mask>
-__device__ __forceinline__ int row_end(const AttentionParams& p, int key) {
-  if constexpr (Mask::kBegins) return Mask::row_end(p, key);
+template <class Mask, class Keys>
+__device__ __forceinline__ int row_end(const AttentionParams& p, Keys keys, int key) {
+  if constexpr (Mask::kBegins) return Mask::row_end(p, keys, key);
   return p.seqlen_q;
 }
 

@@ -18,11 +18,15 @@ namespace {
 // 0.79 to 0.89 of the mean of 128 and 256 (seqlen 1024 and 8192).
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout
     {64, {false, 3, 3, 2, false, 144, 80, 0}},
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
     {192, {true, 2, 2, 0, true, 208, 72, 24}},
     {256, {true, 2, 2, 0, true, 208, 72, 24}},
+    // with dropout, whose bits are made by the loader's idle warps; not tuned
+    {128, {false, 2, 3, 2, true, 208, 64, 32}, true},
+    {192, {true, 2, 2, 0, true, 208, 64, 32}, true},
+    {256, {true, 2, 2, 0, true, 208, 64, 32}, true},
 };
 // clang-format on
 
@@ -33,10 +37,16 @@ static_assert([] {
   return true;
 }());
 
+// What of pairs and of batch entries its kernels have.
+PairFeatures v3_pair(const Problem& problem) {
+  return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0};
+}
+
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].width >= std::max(width, width_v)) return kRows[i].tile.shared_bytes(width, width_v) <= target.shared_bytes ? i : -1;
+    if (kRows[i].dropout == (problem.dropout_below > 0) && kRows[i].width >= std::max(width, width_v))
+      return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
 
@@ -44,8 +54,19 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.se
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
-// Capped scores want registers beside the sums and the scores. With a window's besides ptxas spills where one warpgroup has both sums of wide heads.
-std::string softcap_refusal(const Problem& p, const V3BackwardRow& row) {
+// What has no registers beside the sums and the scores. Capped scores want some: with a window's besides ptxas spills where one warpgroup has both
+// sums of wide heads.
+std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
+  if (p.softcap > 0 && p.dropout_below > 0) return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
+  if (p.has_alibi && p.dropout_below > 0 && (p.has_seqused_k || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
+    return "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
+           "deterministic; algorithm v2 does all";
+  if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
+    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+                "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
+  if (p.softcap > 0 && p.has_seqused_k && p.has_alibi && row.width == 128)  // spills of 4 bytes
+    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+                "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
   if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
   return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
               "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
@@ -69,11 +90,12 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 
 }  // namespace
 
-int V3BackwardTile::shared_bytes(int width, int width_v) const {
+int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
-  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32;
+  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
+  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
-         2 * row_slots * 4 * block_m + 8 * barriers + place;
+         2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
 }
 
 std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
@@ -83,10 +105,6 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (!why.empty()) return why;
   if (problem.packed)
     return "algorithm v3's backward pass has no packed sequences (cu_seqlens_q, cu_seqlens_k); its forward pass and algorithm v2 do";
-  if (problem.has_seqused_k)
-    return "algorithm v3's backward pass has no lengths of the batch's entries (seqused_k); its forward pass and algorithm v2 do";
-  if (problem.has_alibi) return "algorithm v3's backward pass has no ALiBi (alibi_slopes); its forward pass and algorithm v2 do";
-  if (problem.dropout_below > 0) return "algorithm v3's backward pass has no dropout; its forward pass and algorithm v2 do";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
@@ -101,7 +119,7 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   if (row < 0)
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
                 " bytes of shared memory");
-  why = softcap_refusal(problem, kRows[row]);
+  why = register_refusal(problem, kRows[row]);
   if (!why.empty()) return why;
   // Counted in 32 bits.
   const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kV3BackwardRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n()));
@@ -122,19 +140,22 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
+  const PairFeatures pair = v3_pair(problem);
+  key.pair = pair_bits(pair);
   plan.main = plan.prepare = plan.finish = key;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
   plan.prepare.kind = KernelKind::kV3BackwardPrepare;
   plan.prepare.mask = V3Mask::kFull;
   plan.prepare.score = V3Score::kPlain;
   plan.prepare.row = 0;
-  plan.prepare.pair = pair_bits({.dlse = problem.has_dlse});  // the others know row sums only
+  plan.prepare.pair = pair_bits({.lengths = pair.lengths, .dropout = pair.dropout, .dlse = problem.has_dlse});  // the others know row sums only
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
   if (key.mask == V3Mask::kFull) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
+    plan.finish.pair = pair_bits({.dropout = pair.dropout});
   }
 
   plan.tile = kRows[row].tile;
@@ -144,7 +165,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.grid = problem.batch * problem.nheads_k * plan.key_tiles;
   plan.small_grid = problem.batch * problem.nheads * plan.row_blocks;
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v);
+  plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v, pair);
   plan.finish_shared_bytes = kV3BackwardRows * kColumnBytes * v3_columns(key.width);
   const int64_t rows = plan.small_grid * kV3BackwardRows;
   plan.lse_log2_offset = rows * key.width * 4;
@@ -203,7 +224,7 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   source.add(pair_line(key.pair), "};\n");
   if (main)  // what the host counted on
     source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
-               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v), ");\n");
+               " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v, pair_features_of(key.pair)), ");\n");
   const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
   source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
              "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),

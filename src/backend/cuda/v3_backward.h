@@ -29,13 +29,14 @@ struct V3BackwardTile {
   constexpr int threads() const { return 128 * (groups + 1 + (own_loader ? 1 : 0)); }
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   constexpr int moved_registers() const { return groups * main_registers + dq_registers + (own_loader ? loader_registers : 0); }
-  int shared_bytes(int width, int width_v) const;
+  int shared_bytes(int width, int width_v, const PairFeatures& pair) const;
 };
 
-// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`.
+// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout.
 struct V3BackwardRow {
   int width;
   V3BackwardTile tile;
+  bool dropout = false;
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
