@@ -90,7 +90,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const V2BackwardRow row = row_of(i, headdim, headdim_v);
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
-    const bool alibi_alone = pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
+    const bool alibi_alone =
+        pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
     if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     const bool crowded =
         std::max(headdim, headdim_v) > 64 && pair.dropout && (pair.alibi || (problem.deterministic && pair.packed && row.level >= 80));
@@ -347,7 +348,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
            ";\n"
            "  static constexpr bool kCausal = ",
            flag(key.causal), f32 ? std::string() : text(", kWindow = ", flag(key.window), ", kCapped = ", flag(key.capped)),
-           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n", row.staged && main ? "  static constexpr bool kStaged = true;\n" : "", pair_line(key.pair),
+           ", kAligned = ", flag(key.aligned), ", kDeterministic = ", flag(key.deterministic), ";\n", kind_of_tile, "};\n",
+           row.staged && main ? "  static constexpr bool kStaged = true;\n" : "", pair_line(key.pair),
            "};\n"
            "extern \"C\" __global__ void __launch_bounds__(",
            kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),

@@ -25,9 +25,9 @@ struct V2BackwardRow {
   int ctas;    // a multiprocessor
   bool tight;  // registers just suffice, on sm_90: not for deterministic or unaligned calls, windows, softcap or unequal widths. Its twin differs in
                // `chunk`
-  bool f32 = false;    // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
-  int parts = 1;       // of a BackwardF32Tile
-  bool heavy = false;  // for masks of pairs, bias and dbias, and for terms and dropout with softcap: fewer registers for the rest
+  bool f32 = false;     // its tile is a BackwardF32Tile: one warp of each role in a group, not pipelined
+  int parts = 1;        // of a BackwardF32Tile
+  bool heavy = false;   // for masks of pairs, bias and dbias, and for terms and dropout with softcap: fewer registers for the rest
   bool staged = false;  // for masks of pairs and bias, which come through shared memory
   BackwardF32Tile f32_tile() const { return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts}; }
 };

@@ -87,7 +87,8 @@ int choose_row(const Problem& problem, const V2Target& target) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
     if (row.heavy && several && row.tile.row_tiles > 1) continue;
-    if (row.heavy != heavy(pair) || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers)) continue;
+    if (row.heavy != heavy(pair) || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers))
+      continue;
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
@@ -212,7 +213,8 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kStages", tile.stages);
   // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
-  const bool entries_alone = !kRows[key.row].heavy && (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool entries_alone = !kRows[key.row].heavy && (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 &&
+                             key.headdim > 64 && key.headdim <= 128;
   const bool crowded = !key.aligned || key.capped || pair.hides() || (pair.alibi && key.headdim > 128) || entries_alone;
   add_int("kStepN", crowded && !f32 && !kRows[key.row].staged ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);
