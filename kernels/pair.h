@@ -68,7 +68,7 @@ __device__ __forceinline__ float dlse_of_row(const AttentionParams& p, int batch
 template <PairFeatures kPair, class Element>
 struct Terms {
   float slope, natural_slope;  // the first times log2(e)
-  int shift;    // query i is aligned with key i + shift
+  int shift;                   // query i is aligned with key i + shift
   const void* bias;
   const unsigned char* mask;
   long long bias_row, mask_row;

@@ -84,8 +84,8 @@ struct Weights {
     }
   }
 
-  // The same with something added that grows by `slope` from one key to the next, of which `steps` are those of s[0] and s[2] (and of s[1] and s[3] one
-  // less), and `shift` is minus the reference with the rest of it.
+  // The same with something added that grows by `slope` from one key to the next, of which `steps` are those of s[0] and s[2] (and of s[1] and s[3]
+  // one less), and `shift` is minus the reference with the rest of it.
   template <class Element>
   __device__ __forceinline__ void weigh_sloped(const float (&s)[4], int i, int n, const float (&shift)[2], float scale, float slope,
                                                const float (&steps)[2]) {

@@ -17,8 +17,8 @@
 // nothing of dP^T, and of -0, a pair that bias or mask hides, nothing at all.
 //
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
-// kTile (a BackwardTile); kPair, none if it is left out; kStaged: bias and mask of pairs come through shared memory (kernels/v2/term_tile.h), false if it
-// is left out.
+// kTile (a BackwardTile); kPair, none if it is left out; kStaged: bias and mask of pairs come through shared memory (kernels/v2/term_tile.h), false
+// if it is left out.
 #pragma once
 
 #include "kernels/constants.h"
@@ -383,7 +383,8 @@ class Backward {
                                unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
     constexpr float kLn2 = 0.693147180559945309f;
     // What may hide is in units of scores, ALiBi alone in those of log2.
-    const float scale = kHides ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale) : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
+    const float scale =
+        kHides ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale) : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
     const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
     const Dropout<kPair> dropout(p, batch, head);
     const int key = first_key + key_group * kKeys + lane / 4, query = first_query + row + lane % 4 * 2;
@@ -563,16 +564,16 @@ class Backward {
           }
     };
     if (by_pair && !masked && !alone) {
-      for_each_pair([&](int i, int half, int j, const float (&x)[2]) { ptx::red_add2(first + j * step + 16 * i + 8 * half, x[0], x[1]); });
+      for_each_pair([&](int i, int half, int j, const float(&x)[2]) { ptx::red_add2(first + j * step + 16 * i + 8 * half, x[0], x[1]); });
       return;
     }
     if (by_pair && !masked) {
-      for_each_pair([&](int i, int half, int j, const float (&x)[2]) {
+      for_each_pair([&](int i, int half, int j, const float(&x)[2]) {
         *reinterpret_cast<float2*>(first + j * step + 16 * i + 8 * half) = {x[0], x[1]};
       });
       return;
     }
-    for_each_pair([&](int i, int half, int j, const float (&x)[2]) {
+    for_each_pair([&](int i, int half, int j, const float(&x)[2]) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int its_query = query + 8 * j, its_key = key + 16 * i + 8 * half + e;

@@ -32,7 +32,11 @@ template <class Spec>
 __device__ __forceinline__ void dbias_zero(const PairParams& p) {
   float* const to = p.dbias + dbias_offset(p.dbias_strides, dbias_row(p));
   for_each_key(
-      p.seqlen_k, is_multiple(to, 16), [&](int key) { *reinterpret_cast<float4*>(to + key) = {0, 0, 0, 0}; }, [&](int key) { to[key] = 0; });
+      p.seqlen_k, is_multiple(to, 16),
+      [&](int key) {
+        *reinterpret_cast<float4*>(to + key) = {0, 0, 0, 0};
+      },
+      [&](int key) { to[key] = 0; });
 }
 
 template <class Spec>

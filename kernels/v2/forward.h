@@ -481,8 +481,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
     CopyV::template copy<kBounded>(stage + Shape::TileK::kBytes, v + key * p.v_strides.row, p.v_strides.row, keys);
     if constexpr (Shape::kStaged)
       copy_terms<kPairOf<Spec>, Shape::kTerms, Shape::kThreads>(term_tiles + static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), terms,
-                                                               place.row, p.seqlen_q - place.row, static_cast<int>(key), seqlen_k,
-                                                               ptx::opaque(static_cast<int>(threadIdx.x)));
+                                                                place.row, p.seqlen_q - place.row, static_cast<int>(key), seqlen_k,
+                                                                ptx::opaque(static_cast<int>(threadIdx.x)));
   };
   CopyQ::template copy<true>(tile_q, q, p.q_strides.row, p.seqlen_q - place.row);
 #pragma unroll

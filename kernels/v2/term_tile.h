@@ -1,5 +1,5 @@
-// Bias and mask of pairs on their way through shared memory: a block's are copied ahead, in 16 bytes each where they lie so, and read in the layout of
-// accumulators. Element by element from global memory each pair would wait for its own.
+// Bias and mask of pairs on their way through shared memory: a block's are copied ahead, in 16 bytes each where they lie so, and read in the layout
+// of accumulators. Element by element from global memory each pair would wait for its own.
 #pragma once
 
 #include "kernels/constants.h"
@@ -116,7 +116,8 @@ struct TermReader {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float2 pair = {0, 0};
-          if constexpr (kTile.bias_bytes == 4) pair = ptx::ld_shared_f32x2(bias_at + i * bias_step + half * (bias_step / 2) + (16 * chunk + 8 * n) * 4);
+          if constexpr (kTile.bias_bytes == 4)
+            pair = ptx::ld_shared_f32x2(bias_at + i * bias_step + half * (bias_step / 2) + (16 * chunk + 8 * n) * 4);
           term[n][2 * half] = pair.x;
           term[n][2 * half + 1] = pair.y;
         }
@@ -134,8 +135,8 @@ struct TermReader {
   }
 };
 
-// The same where keys are rows of accumulators, for a warp's keys from `first_key` and queries from `first_query` of the block on. Score tile (i, j) has
-// 16 keys and 8 queries.
+// The same where keys are rows of accumulators, for a warp's keys from `first_key` and queries from `first_query` of the block on. Score tile (i, j)
+// has 16 keys and 8 queries.
 template <PairFeatures kPair, class Element, TermTile kTile, int kKeyTiles>
 struct TransposedTermReader {
   unsigned bias_at, mask_at;

@@ -228,7 +228,8 @@ jit::Request v2_forward_request(const V2ForwardKey& key) {
   add_int("kStages", tile.stages);
   // Many registers: copies element by element, caps, terms, and, at headdim 65 to 128, lengths and packed sequences under the full mask.
   const PairFeatures pair = pair_features_of(key.pair);
-  const bool entries_alone = !kRows[key.row].heavy && (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 && key.headdim > 64 && key.headdim <= 128;
+  const bool entries_alone = !kRows[key.row].heavy && (pair.lengths || pair.packed) && !key.causal && !key.window && key.level >= 80 &&
+                             key.headdim > 64 && key.headdim <= 128;
   const bool crowded = !key.aligned || key.capped || pair.hides() || (pair.alibi && key.headdim > 128) || entries_alone;
   add_int("kStepN", crowded && !f32 && !kRows[key.row].staged ? tile.exact_n : tile.step_n);
   if (!f32) add_int("kExactN", tile.exact_n);

@@ -33,8 +33,8 @@ struct V2ForwardRow {
   bool causal;  // also under a causal mask or in a window, and in fp32 of unequal widths
   V2ForwardTile tile;
   bool f32 = false;
-  bool heavy = false;  // for terms of pairs and dropout, in fp32 also for softcap above headdim 64: fewer registers for the rest
-  bool hides = true;   // also with bias or a mask of pairs
+  bool heavy = false;   // for terms of pairs and dropout, in fp32 also for softcap above headdim 64: fewer registers for the rest
+  bool hides = true;    // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
 };
 std::span<const V2ForwardRow> v2_forward_rows();
