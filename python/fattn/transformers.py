@@ -272,11 +272,17 @@ def _pairs(numbers: torch.Tensor, seqlen_q: int, seqlen_k: int, causal: bool, wi
     return seen if numbers.shape[2] == 1 else seen & (numbers == numbers.transpose(2, 3))
 
 
+_SPECIAL = frozenset(("position_bias", "cache", "output_attentions", "cu_seq_lens_q"))  # options that say more than a mask
+
+
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
               dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
               softcap: float | None = None, s_aux: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As transformers calls its attention: query (batch, heads, seqlen, headdim), key and value with their own number of heads. Returns
     (batch, seqlen, heads, headdim) and, if `output_attentions` asks for them, the weights."""
+    if attention_mask is None and not dropout and sliding_window is None and softcap is None and s_aux is None and _SPECIAL.isdisjoint(options):
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal  # what training does in every layer, at the least cost
+        return _attention(query, key, value, causal=bool(causal), softmax_scale=scaling, layout="bhsd").transpose(1, 2), None
     for name, what in (("position_bias", "a position bias"), ("cache", "a paged cache")):
         if options.get(name) is not None:
             raise NotImplementedError(f"attn_implementation='fattn' does not compute {what} ({name}); take 'eager' or 'sdpa' for this model")
