@@ -12,9 +12,9 @@ struct BackwardScratch {
   using Element = typename Ops::Element;
   Element *k_rows, *v_rows, *k_columns;  // K and V of the task's keys, where they need a buffer
   float *dk, *dv;                        // [task_k][headdim rounded up]
-  Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile]: operands of S^T and dP^T
+  Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile], by lane_offset: operands of S^T and dP^T
   Element *q_columns, *dout_columns;     // [elements(kTile)][copy_stride(headdim)]: operands of dK and dV
-  float* dq;                             // [headdim][kTile]
+  float* dq;                             // [headdim][kTile], by lane_offset
   float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
   Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
   Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
@@ -212,7 +212,7 @@ void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, con
       for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
       for (int64_t d = 0; d < task.headdim; ++d) {
         dk[key * width + d] += gradient * to_float(q[row * task.q_stride + d]);
-        dq[d * kTile + row] += gradient * to_float(k[key * task.k_stride + d]);
+        dq[lane_offset(task.headdim, row) + d * kPanel] += gradient * to_float(k[key * task.k_stride + d]);
       }
     }
 }
@@ -318,6 +318,16 @@ void backward_task(const BackwardTask& task) {
       const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
       KeyRange some{unseen > 0 ? unseen : 0, keys_seen};
       if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
+      NextRows next_q, next_dout, next_dq;
+      int64_t fetched = 0;  // rows a panel
+      if (kFetchesAhead && row0 + rows < end && some.begin < some.end) {
+        const int64_t next = end - row0 - rows < kTile ? end - row0 - rows : kTile,
+                      blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
+        next_q = NextRows(q + rows * task.q_stride, task.q_stride, next, task.headdim);
+        next_dout = NextRows(dout + rows * task.dout_stride, task.dout_stride, next, task.headdim_v);
+        next_dq = NextRows(task.dq + head * task.dq_head_stride + (row0 + rows) * task.dq_stride, task.dq_stride, next, task.headdim);
+        fetched = (kTile + kPanelsOfTile * blocks - 1) / (kPanelsOfTile * blocks);
+      }
       int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
       for (int64_t key0 = some.begin / unit * unit; key0 < some.end; key0 += task.block_k) {
         const int64_t keys = some.end - key0 < task.block_k ? some.end - key0 : task.block_k;
@@ -336,10 +346,15 @@ void backward_task(const BackwardTask& task) {
           float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
           for_panels(0, vecs, [&](int w, auto count) {
             constexpr int kVecs = decltype(count)::value;
-            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + w * kLanes, elements<Ops>(task.headdim), s + w * kLanes,
-                                       kTile, unused);
-            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + w * kLanes, elements<Ops>(task.headdim_v),
-                                       ds + w * kLanes, kTile, unused);
+            if constexpr (kFetchesAhead) {
+              next_q.fetch(fetched);
+              next_dq.fetch(fetched);
+              next_dout.fetch(fetched);
+            }
+            product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + lane_offset(elements<Ops>(task.headdim), w * kLanes),
+                                       elements<Ops>(task.headdim), s + w * kLanes, kTile, unused);
+            product_by_row<Ops, kVecs>(from(v_rows), end_key - first_key, scratch.dout_lanes + lane_offset(elements<Ops>(task.headdim_v), w * kLanes),
+                                       elements<Ops>(task.headdim_v), ds + w * kLanes, kTile, unused);
           });
         };
         const bool fetches_dbias = dbias && task.dbias_stride > 0;
@@ -415,7 +430,7 @@ void backward_task(const BackwardTask& task) {
         const Scalars kc{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride};
         for_panels(0, vecs, [&](int w, auto count) {
           product_by_column<Ops, decltype(count)::value>(kc, task.headdim, scratch.ds_columns + w * kLanes, kTile, elements<Ops>(keys),
-                                                         scratch.dq + w * kLanes, one);
+                                                         scratch.dq + lane_offset(task.headdim, w * kLanes), one);
         });
       }
 

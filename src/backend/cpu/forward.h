@@ -10,8 +10,8 @@ namespace fattn::core::FATTN_ISA {
 // The state of one tile of query rows: Q^T, O^T and the running row maximum and sum.
 template <class Ops>
 struct ForwardTile {
-  typename Ops::Element* q;  // [elements(headdim)][kTile]
-  float* o;                  // [headdim_v][kTile]
+  typename Ops::Element* q;  // [elements(headdim)][kTile], by lane_offset
+  float* o;                  // [headdim_v][kTile], likewise
   float *largest, *sum;      // [kTile]
 };
 
@@ -101,10 +101,10 @@ void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename O
   for (int64_t lane = 0; lane < at.rows; ++lane) {
     const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
     for (int64_t d = 0; d < headdim_v; ++d) {
-      float sum = o[d * kTile + lane] * alpha[lane];
+      float sum = o[d * kPanel + lane] * alpha[lane];
       for (int64_t key = begin; key < end; ++key)
         if (!is_hidden<T>(in, 0, at.row + lane, at.key + key)) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
-      o[d * kTile + lane] = sum;
+      o[d * kPanel + lane] = sum;
     }
   }
 }
@@ -186,8 +186,8 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   const int64_t steps = elements<Ops>(task.headdim);
   at.keys = n;
   const auto products_of = [&](int64_t begin, int64_t end, F32* largest) {
-    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane0, steps, scratch.scores + begin * kStride,
-                               kStride, largest);
+    product_by_row<Ops, kVecs>(Scalars{k.data + begin * k.stride, k.stride}, end - begin, tile.q + lane_offset(steps, lane0), steps,
+                               scratch.scores + begin * kStride, kStride, largest);
   };
   const bool capped = task.softcap > 0, added = adds(inputs), fetches = has_pairs(inputs);
   if (!capped && !added && !inputs.mask) {
@@ -255,10 +255,10 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     float alphas[kStride];
     for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
     weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas,
-                          tile.o + lane0);
+                          tile.o + lane_offset(task.headdim_v, lane0));
     return;
   }
-  product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane0, alpha);
+  product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane_offset(task.headdim_v, lane0), alpha);
 }
 
 // o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf.
@@ -324,6 +324,13 @@ void forward_task(const ForwardTask& task) {
     const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
     const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k);
     const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v);
+    NextRows next_k, next_v;
+    if (kFetchesAhead && key0 + block < keys) {
+      const int64_t next = keys - key0 - block < task.block_k ? keys - key0 - block : task.block_k;
+      next_k = NextRows(k_rows + block * task.k_stride, task.k_stride, next, task.headdim);
+      next_v = NextRows(v_rows + block * task.v_stride, task.v_stride, next, task.headdim_v);
+    }
+    const int64_t fetched = (task.block_k + kPanelsOfTile * tiles - 1) / (kPanelsOfTile * tiles);  // rows a panel
     const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
     // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
     // documents.
@@ -354,13 +361,19 @@ void forward_task(const ForwardTask& task) {
       const auto panel = [&](int w, auto count) {
         constexpr int kVecs = decltype(count)::value;
         const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
+        if constexpr (kFetchesAhead) {
+          next_k.fetch(fetched);
+          next_v.fetch(fetched);
+        }
         const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key_begin, keys_here};
         forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k_part, v_part, values, at, first_seen + lane0, first_hidden + lane0, mixed,
                                      poisoned);
       };
       if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.
-        for (int w = first_vec; w < end_vec; w += 2) {
+        int w = first_vec;
+        if (kPanel < kTile && w % 2 != 0) panel(w++, VecCount<1>{});
+        for (; w < end_vec; w += 2) {
           if (w + 2 <= end_vec)
             panel(w, VecCount<2>{});
           else

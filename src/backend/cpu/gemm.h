@@ -22,6 +22,15 @@ constexpr int kTile = 64;
 constexpr int kTileVecs = kTile / kLanes;
 constexpr int kPanel = kPanelVecs * kLanes;  // lanes of a panel; a tile has kTile / kPanel panels
 
+constexpr int64_t kPanelsOfTile = kTile / kPanel;
+
+// Where lane `lane` of a tile of n rows of kTile lanes begins; its rows are kPanel apart. Such tiles are stored panel by panel, so that what a panel
+// walks lies side by side: in rows of kTile lanes, narrow panels would have a few sets of the L1 cache to themselves.
+constexpr int64_t lane_offset(int64_t n, int64_t lane) {
+  if constexpr (kPanel == kTile) return lane;
+  return lane / kPanel * n * kPanel + lane % kPanel;
+}
+
 // Products of fp32 scalars.
 struct OpsF32 {
   static constexpr int kPair = 1;  // values in an element
@@ -99,7 +108,7 @@ FATTN_INLINE void set_zero(F32 (&acc)[kRows][kVecs]) {
 }
 
 // to[key][lane] = sum over d of a(key, d) * b[d][lane]; largest[w] = max(largest[w], to[..][w]). For S^T = K Q^T and
-// dP^T = V dO^T. One panel of kVecs vectors; rows of b are kTile apart.
+// dP^T = V dO^T. One panel of kVecs vectors; rows of b are kPanel apart.
 template <class Ops, int kVecs>
 __attribute__((noinline)) void product_by_row(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t n, float* to, int64_t to_stride,
                                               F32* largest) {
@@ -107,7 +116,7 @@ __attribute__((noinline)) void product_by_row(Scalars a, int64_t rows, const typ
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
   sweep<Ops, false, kVecs>(
-      a, rows, b, kTile, n, [](auto& acc, int64_t) { set_zero(acc); },
+      a, rows, b, kPanel, n, [](auto& acc, int64_t) { set_zero(acc); },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
@@ -122,7 +131,7 @@ __attribute__((noinline)) void product_by_row(Scalars a, int64_t rows, const typ
 }
 
 // to[d][lane] = to[d][lane] * scale[lane] + sum over keys of a(key, d) * b[key][lane]. For O^T += V^T P^T and
-// dQ^T += K^T dS^T. One panel of kVecs vectors; rows of `to` are kTile apart.
+// dQ^T += K^T dS^T. One panel of kVecs vectors; rows of `to` are kPanel apart.
 template <class Ops, int kVecs>
 __attribute__((noinline)) void product_by_column(Scalars a, int64_t columns, const typename Ops::Element* b, int64_t b_stride, int64_t n, float* to,
                                                  const F32* scale) {
@@ -132,13 +141,13 @@ __attribute__((noinline)) void product_by_column(Scalars a, int64_t columns, con
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
         for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) acc[r][w] = mul(load(to + (row + r) * kTile + w * kLanes), scale[w]);
+        for (int w = 0; w < kVecs; ++w) acc[r][w] = mul(load(to + (row + r) * kPanel + w * kLanes), scale[w]);
       },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
         for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * kTile + w * kLanes, acc[r][w]);
+        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * kPanel + w * kLanes, acc[r][w]);
       });
 }
 
@@ -177,7 +186,7 @@ FATTN_INLINE void product_into_wide_rows(Scalars a, int64_t rows, const typename
   if (w < vecs) product_into_rows<Ops, 1>(a, rows, b + w * kLanes, b_stride, n, to + w * kLanes, to_stride);
 }
 
-// The panels [first, last) of a tile, `last` rounded up: calls body(vector index, vector-count constant) for each.
+// The vectors [first, last) of a tile, none across the end of a panel: calls body(vector index, vector-count constant) for each.
 template <int kCount>
 struct VecCount {
   static constexpr int value = kCount;
@@ -185,6 +194,8 @@ struct VecCount {
 template <class Body>
 FATTN_INLINE void for_panels(int first_vec, int last_vec, const Body& body) {
   int w = first_vec;
+  if constexpr (kPanel < kTile)  // the rest of a panel that something else begins
+    for (; w % kPanelVecs != 0 && w < last_vec; ++w) body(w, VecCount<1>{});
   for (; w + kPanelVecs <= last_vec; w += kPanelVecs) body(w, VecCount<kPanelVecs>{});
   if (kPanelVecs == 4 && w + 2 <= last_vec) {
     body(w, VecCount<2>{});

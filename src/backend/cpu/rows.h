@@ -38,7 +38,7 @@ FATTN_INLINE void copy_rows(const T* from, int64_t from_stride, int64_t rows, in
     for (int64_t d = 0; d < padded; d += kLanes) store(to + r * padded + d, load_n(from + r * from_stride + d, n - d));
 }
 
-// to[d][lane] = from[lane][d] * factor for kTile lanes; lanes beyond `rows` are 0.
+// to[d][lane] = from[lane][d] * factor for kTile lanes, by lane_offset; lanes beyond `rows` are 0.
 template <class T>
 void pack_transposed(const T* from, int64_t from_stride, int64_t rows, int64_t n, float factor, float* to) {
   const F32 f = set1(factor);
@@ -48,18 +48,18 @@ void pack_transposed(const T* from, int64_t from_stride, int64_t rows, int64_t n
       for (int i = 0; i < kLanes; ++i) block[i] = lane + i < rows ? mul(load_n(from + (lane + i) * from_stride + d, n - d), f) : zero();
       transpose(block);
       const int64_t columns = n - d < kLanes ? n - d : kLanes;
-      for (int64_t i = 0; i < columns; ++i) store(to + (d + i) * kTile + lane, block[i]);
+      for (int64_t i = 0; i < columns; ++i) store(to + lane_offset(n, lane) + (d + i) * kPanel, block[i]);
     }
 }
 
-// Calls take(lane, d, vector of row `lane` from column d, columns) for every row of the transposed tile from[d][lane].
+// Calls take(lane, d, vector of row `lane` from column d, columns) for every row of the transposed tile from[d][lane], by lane_offset.
 template <class Take>
 FATTN_INLINE void unpack_transposed(const float* from, int64_t rows, int64_t n, const Take& take) {
   for (int lane = 0; lane < rows; lane += kLanes)
     for (int64_t d = 0; d < n; d += kLanes) {
       F32 block[kLanes];
       const int64_t columns = n - d < kLanes ? n - d : kLanes;
-      for (int i = 0; i < kLanes; ++i) block[i] = i < columns ? load(from + (d + i) * kTile + lane) : zero();
+      for (int i = 0; i < kLanes; ++i) block[i] = i < columns ? load(from + lane_offset(n, lane) + (d + i) * kPanel) : zero();
       transpose(block);
       for (int i = 0; i < kLanes && lane + i < rows; ++i) take(lane + i, d, block[i], columns);
     }

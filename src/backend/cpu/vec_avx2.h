@@ -12,6 +12,7 @@ typedef __m256 F32;
 constexpr int kLanes = 8;
 constexpr int kPanelVecs = 2;  // 6 x 2 accumulators of 16 registers
 constexpr bool kHasDot = false;
+constexpr bool kFetchesAhead = true;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
 

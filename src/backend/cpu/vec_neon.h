@@ -12,6 +12,7 @@ typedef float32x4_t F32;
 constexpr int kLanes = 4;
 constexpr int kPanelVecs = 4;  // 6 x 4 accumulators of 32 registers
 constexpr bool kHasDot = false;
+constexpr bool kFetchesAhead = false;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
 

@@ -13,6 +13,7 @@ typedef int32_t I32 __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kPanelVecs = 2;  // 6 x 2 accumulators fit 16 registers
 constexpr bool kHasDot = false;
+constexpr bool kFetchesAhead = false;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
 
