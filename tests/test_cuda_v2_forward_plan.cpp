@@ -232,8 +232,12 @@ TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
       p.has_alibi = p.pair_mask.given = true;
       p.bias = {true, DType::kF32, 1, 1, 1, {}};
       p.dropout_below = 1;
-      ASSERT_EQ(v2_forward_refusal(p, target).find("for fp32 have registers for up to 192") != std::string::npos, headdim > 192);
+      const std::string why = v2_forward_refusal(p, target);
+      ASSERT_EQ(why.find("for fp32 have registers for up to 192") != std::string::npos, headdim > 192);
+      ASSERT_EQ(why.find("for fp32 have registers for up to 128") != std::string::npos, headdim > 128 && headdim <= 192);
       if (headdim > 192) continue;
+      p.pair_mask.given = headdim <= 128;
+      ASSERT_EQ(v2_forward_refusal(p, target), "");
       plan = plan_v2_forward(p, target);
       EXPECT_TRUE(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy);
       EXPECT_LE(plan.shared_bytes, target.shared_bytes);

@@ -144,6 +144,12 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.hides())
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                 "; with a bias, a mask of pairs or documents the CUDA kernels for fp32 have registers for up to 192; use fp16 or bf16, or the CPU");
+  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
+      (pair.alibi || pair.dropout || pair.documents))
+    return text(
+        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+        "; with a bias and a mask of pairs, and ALiBi, dropout or documents besides, the CUDA kernels for fp32 have registers for up to 128: let the "
+        "bias say what the mask says (-Inf hides), use fp16 or bf16, or the CPU");
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
