@@ -177,6 +177,17 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
           EXPECT_EQ(plan.tile.block_n, headdim > 128 ? 32 : headdim <= 64 || (headdim > 96 && fp32) ? 64 : 128) << headdim;
         }
       }
+  // Not without one, and not in a wide tile with dropout besides.
+  Problem other = problem_of(128, 128, true);
+  other.pair_mask.given = true;
+  other.dropout_below = 99;
+  const auto row_of = [&] { return cuda::v2_backward_rows()[static_cast<size_t>(cuda::plan_v2_backward(other, cuda::target_of(90)).key.row)]; };
+  EXPECT_TRUE(row_of().staged);
+  EXPECT_EQ(row_of().tile.block_n, 64);
+  other.pair_mask.given = false;
+  other.has_documents = true;
+  EXPECT_FALSE(row_of().staged);
+  EXPECT_TRUE(row_of().heavy);
   // Rows of dbias in the workspace take vectors.
   Problem p = problem_of(64, 64, true);
   p.seqlen_k = 333;

@@ -103,8 +103,10 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const bool alibi_alone =
         !row.f32 && pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
     if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
+    // Sequences' own parameters take registers from ALiBi in a window and, with turns, from dropout.
     const bool crowded =
-        std::max(headdim, headdim_v) > 64 && pair.dropout && (pair.alibi || (problem.deterministic && pair.packed && row.level >= 80));
+        row.level >= 80 && std::max(headdim, headdim_v) > 64 &&
+        ((pair.dropout && (pair.alibi || (problem.deterministic && pair.packed))) || (pair.alibi && pair.packed && problem.windowed()));
     if (row.staged && !can_stage(pair)) continue;
     // Wide heads and 32 keys of a warp leave registers to a bias or a mask, not to much besides.
     const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);
