@@ -14,8 +14,8 @@ What becomes of transformers' masks:
 - padding (`attention_mask` of ones and zeros, on any side): sequences of the same range of tokens are one call each, of views without the padding. Rows
   of queries that are padding are 0. Where the range has holes (prompts padded on the right, and tokens generated behind), the mask itself is given to fattn;
 - packed sequences: with `cu_seq_lens_q` and `cu_seq_lens_k` one call of `fattn.attention_varlen`, or, where the device has none, one for each sequence; with
-  `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` transformers takes all `position_ids` for such, its own
-  too, if there is neither an `attention_mask` nor a cache;
+  `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` all `position_ids` are taken for such that the caller
+  gives, if there is neither an `attention_mask` nor a cache;
 - any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
 - inside `torch.compile` numbers cannot be looked at: every mask with an `attention_mask` or window is given to fattn whole.
 
@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._dynamo.comptime import comptime
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -90,6 +91,66 @@ def _tell_documents() -> None:
 _tell_documents()
 
 
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+_VIEWS = ("expand", "unsqueeze", "getitem", "view", "reshape", "narrow", "select", "transpose", "squeeze", "detach")
+
+
+def _written(node: torch.fx.Node) -> bool:
+    """Whether something may have been written into the tensor, or into a view of it."""
+    return any(_name(user) == "setitem" or _name(user).endswith("_") or "out" in user.kwargs or (_name(user) in _VIEWS and _written(user)) for user in node.users)
+
+
+def _counts_up(node: torch.fx.Node) -> bool:
+    """Whether each row is known to be one number more from column to column: a range, which models make of the length where no positions are given."""
+    if _written(node):
+        return False
+    if _name(node) == "arange":
+        return len(node.args) <= 2 and set(node.kwargs) <= {"device"}
+    if _name(node) == "add":
+        return len(node.args) == 2 and isinstance(node.args[1], int) and _counts_up(node.args[0])
+    ends = {"unsqueeze": 0, "expand": -1}  # a row stays a row
+    return _name(node) in ends and node.args[-1] == ends[_name(node)] and _counts_up(node.args[0])
+
+
+def _of_one(numbers: torch.fx.Node) -> bool:
+    """Whether these are transformers' numbers of sequences of positions that count up: all 0."""
+    differs = numbers.args[0] if _name(numbers) == "cumsum" and numbers.args[1:] == (-1,) else None
+    steps = differs.args[0] if differs is not None and _name(differs) == "ne" and differs.args[1] == 1 else None
+    if steps is None or _name(steps) != "diff" or len(steps.args) != 1 or set(steps.kwargs) != {"prepend", "dim"} or steps.kwargs["dim"] != -1:
+        return False
+    positions, before = steps.args[0], steps.kwargs["prepend"]
+    first = before.args[0] if _name(before) == "sub" and before.args[1] == 1 else None
+    if first is None or _name(first) != "getitem" or first.args != (positions, (slice(None), slice(None, 1))):
+        return False
+    return _counts_up(positions) and not any(_written(x) for x in (numbers, differs, steps, before, first))
+
+
+_answer = [False]
+
+
+def _look(context: Any) -> None:
+    """Asked by torch.compile while it traces `_is_one`. What cannot be read is not known."""
+    try:
+        _answer[0] = _of_one(context.get_local("numbers").as_proxy().node)
+    except Exception:
+        _answer[0] = False
+
+
+@torch.compiler.assume_constant_result
+def _answered() -> bool:
+    return _answer[0]
+
+
+def _is_one(numbers: torch.Tensor) -> bool:
+    """In torch.compile, where transformers takes its own positions, too, for those of packed sequences, because it cannot look at them: whether how they are
+    made says that there is one sequence only."""
+    comptime(_look)
+    return _answered()
+
+
 def _is_ours(mask_function: Callable) -> bool:
     """Whether the module's own arguments (is_causal, sliding_window) say all that transformers' mask does."""
     if mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
@@ -119,7 +180,9 @@ def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, 
     there (batch, 1, 1, 1), int32, each token's document (batch, 1, q_length, 1), int32, or a mask of pairs (batch, 1, q_length, kv_length); true: seen."""
     if isinstance(mask_function, _Documents) and attention_mask is None and q_length == kv_length > 1:
         within = mask_function.within
-        if within is masks.causal_mask_function or (not torch.compiler.is_compiling() and _is_ours(within)):
+        if torch.compiler.is_dynamo_compiling() and _is_one(mask_function.numbers):
+            mask_function = within
+        elif within is masks.causal_mask_function or (not torch.compiler.is_compiling() and _is_ours(within)):
             return mask_function.numbers.to(torch.int32)[:, None, :, None]
     causal, filled = mask_function is not masks.bidirectional_mask_function, q_offset + q_length - kv_offset  # a static cache is longer
     if torch.compiler.is_compiling():  # nothing can be asked of tensors then, nor of what functions hold

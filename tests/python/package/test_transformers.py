@@ -271,6 +271,35 @@ def test_packed_by_positions(name, device, monkeypatch):
         assert seen == {tuple(options.values())}
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_compiled_without_a_mask(name, dynamic):
+    """Positions that the model made are no documents; those that are given may be."""
+    model, packed = model_of(name), packed_positions()["position_ids"]
+    operators = []
+
+    def backend(graph, inputs):
+        operators.append({node.target for node in graph.graph.nodes if "fattn" in str(node.target)})
+        return graph
+
+    def half_way(tokens):  # written after it was made
+        positions = torch.arange(tokens.shape[1])[None]
+        positions[:, 9:] -= 9
+        return model(input_ids=tokens, position_ids=positions, use_cache=False)
+
+    torch._dynamo.reset()
+    tokens = inputs_of()["input_ids"][:1]
+    with torch.no_grad():
+        for function, more, documents in ((model, {}, False), (model, {"position_ids": torch.arange(23)[None]}, True), (model, {"position_ids": packed}, True),
+                                          (half_way, {}, True)):
+            operators.clear()
+            options = {"use_cache": False, **more} if function is model else {}
+            got = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)(tokens, **options)[0]
+            torch.testing.assert_close(got, function(tokens, **options)[0], rtol=1e-4, atol=1e-4)
+            operator = torch.ops.fattn.forward_with_scores.default if documents else torch.ops.fattn.forward.default
+            assert all(x == {operator} for x in operators)
+
+
 @pytest.mark.parametrize("computed", [True, False])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
 def test_packed_by_lengths(name, computed, calls, monkeypatch):
