@@ -64,6 +64,9 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
+  if (p.windowed() && p.has_alibi && p.dropout_below > 0 && row.width == 128 && std::max(p.headdim, p.headdim_v) > 64)  // likewise
+    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+                "; algorithm v3's backward pass has registers for ALiBi and dropout in a window up to 64 and above 128");
   if (p.softcap > 0 && p.has_seqused_k && p.has_alibi && row.width == 128)  // spills of 4 bytes
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
@@ -93,7 +96,7 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
   const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
-  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
+  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 + 4 * 16 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
 }
