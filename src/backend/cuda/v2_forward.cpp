@@ -102,6 +102,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim ||
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
+    if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     const int64_t bytes = shared_bytes(row, problem);
@@ -141,9 +142,11 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   const PairFeatures pair = pair_features(problem);
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && pair.hides() && pair.dropout)
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias, mask or documents together above headdim 192; use the CPU";
-  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.hides())
-    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-                "; with a bias, a mask of pairs or documents the CUDA kernels for fp32 have registers for up to 192; use fp16 or bf16, or the CPU");
+  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
+    return text(
+        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+        "; with lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have registers for up to 192; use "
+        "fp16 or bf16, or the CPU");
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
       (pair.alibi || pair.dropout || pair.documents))
     return text(
