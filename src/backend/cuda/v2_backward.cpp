@@ -100,8 +100,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const V2BackwardRow row = row_of(i, headdim, headdim_v);
     if (row.f32 != (problem.dtype == DType::kF32) || row.level != target.level || std::max(headdim, headdim_v) > row.headdim || (row.tight && !tight))
       continue;
-    const bool alibi_alone =
-        !row.f32 && pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 && std::max(headdim, headdim_v) <= 64;
+    const bool alibi_alone = !row.f32 && pair.alibi && !pair.hides() && !pair.dropout && !pair.dbias && problem.softcap == 0 &&
+                             !(pair.packed && problem.windowed()) && std::max(headdim, headdim_v) <= 64;
     if ((problem.softcap > 0 || heavy(pair)) && !alibi_alone && row.tile.block_n / row.tile.key_groups > kMostKeysCapped) continue;
     // Sequences' own parameters take registers from ALiBi in a window and, with turns, from dropout.
     const bool crowded =
