@@ -64,9 +64,6 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
-  if (p.windowed() && p.has_alibi && p.dropout_below > 0 && row.width == 128 && std::max(p.headdim, p.headdim_v) > 64)  // likewise
-    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-                "; algorithm v3's backward pass has registers for ALiBi and dropout in a window up to 64 and above 128");
   if (p.softcap > 0 && p.has_seqused_k && p.has_alibi && row.width == 128)  // spills of 4 bytes
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
