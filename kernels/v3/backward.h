@@ -65,7 +65,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
     const int warp = ptx::warp_id() % 4;
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
     if constexpr (Shape::kDropout)
-      if (warp >= 1) DroppedBits<Spec>{ptx::opaque(shared), barriers}.make(p);
+      if (1 <= warp && warp <= Shape::kKeyGroups) KeptBits<Spec>{shared, barriers}.make(p, tile);
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
     if constexpr (Spec::kByRole)

@@ -82,7 +82,7 @@ struct KeyGradients {
 
   // --- what a block goes through ---
 
-  __device__ __forceinline__ unsigned take_dropped() const { return DroppedBits<Spec>{shared, barriers}.take(group, step); }
+  __device__ __forceinline__ unsigned take_kept() const { return KeptBits<Spec>{shared, barriers}.take(group, step); }
   __device__ __forceinline__ unsigned lse_place() const { return shared + Shape::kOffsetLse + slot() * Shape::kRowBytes; }
   __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, slot()); }
   __device__ __forceinline__ AlibiLine line() const { return {Mask{}, p.call, keys(), slope(), key(), row}; }
@@ -133,7 +133,7 @@ struct KeyGradients {
       ptx::pin(gradients);
       pack<Element>(weights, s);
       if constexpr (Shape::kDropout) {
-        drop(weights, take_dropped());
+        drop(weights, take_kept());
         keep_difference<Element>(gradients, weights, s);
       } else {
         keep_rest<Element>(gradients, weights, s);
@@ -188,7 +188,7 @@ struct KeyGradients {
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
     for (int i = 0; i < hidden; ++i) {
-      if constexpr (Shape::kDropout) take_dropped();
+      if constexpr (Shape::kDropout) take_kept();
       write_ds();
       publish_ds();
       next_block();

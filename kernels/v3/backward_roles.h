@@ -169,7 +169,7 @@ struct ValueRole : RoleBase<Spec> {
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
       if (hides<Mask>(p, Base::keys(), tile.key(), row)) hide<Mask>(s, p, Base::keys(), tile.key(), row);
-    if constexpr (Shape::kDropout) mark_dropped(s, DroppedBits<Spec>{shared, barriers}.take(0, p_place.parity));
+    if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
     if constexpr (Spec::Score::kCapped) {

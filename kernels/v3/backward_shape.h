@@ -24,9 +24,7 @@ namespace fattn::v3 {
 
 inline constexpr int kTileBytes = 32;  // of a TilePlace (v3/backward_schedule.h)
 inline constexpr int kSlopeBytes = 16;
-inline constexpr int kDropoutMakers = 3;   // warps
-inline constexpr int kMakerBytes = 16;     // of a warp of the loader's
-inline constexpr int kDroppedBytes = 512;  // of 64 keys (v3/backward_dropout.h)
+inline constexpr int kKeptBytes = 512;  // of 64 keys (v3/backward_dropout.h)
 
 template <class Spec>
 struct BackwardShape {
@@ -60,13 +58,10 @@ struct BackwardShape {
   static constexpr int kBarriers = 6 + 4 * Spec::kStages + 2 * kStagesDs;
   static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
   static constexpr int kOffsetSlopes = kOffsetTile + kTileBytes;  // of the heads whose lse there is
-  static constexpr int kOffsetDropped = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
-  static constexpr int kOffsetDroppedBarriers = kOffsetDropped + (kDropout ? kDroppedBytes * kKeyGroups : 0);
-  static constexpr int kOffsetMakers = kOffsetDroppedBarriers + (kDropout ? 16 * kKeyGroups : 0);
-  static constexpr int kSharedBytes = kOffsetMakers + (kDropout ? 4 * kMakerBytes : 0);
-  // Calls of Philox that a warp has under way: two have no registers beside lengths or ALiBi, in fp16, or where dq goes straight to global memory.
-  static constexpr int kDropoutCalls = Spec::kByRole || kLengths || kAlibi || !is_same<typename Spec::Element, bf16> ? 1 : 2;
-  static_assert(!kDropout || (Spec::kOwnLoader && kOffsetDropped % 16 == 0), "idle warps of the loader make the bits");
+  static constexpr int kOffsetKept = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
+  static constexpr int kOffsetKeptBarriers = kOffsetKept + (kDropout ? kKeptBytes * kKeyGroups : 0);
+  static constexpr int kSharedBytes = kOffsetKeptBarriers + (kDropout ? 16 * kKeyGroups : 0);
+  static_assert(!kDropout || (Spec::kOwnLoader && kOffsetKept % 16 == 0), "idle warps of the loader make the bits");
   static_assert(4 * kRowSlots <= kSlopeBytes);
 
   static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");
@@ -96,10 +91,10 @@ struct BackwardBarriers {
   __device__ __forceinline__ unsigned dout_empty(unsigned stage) const { return q_full(3 * kStages + stage); }
 
   // Of the bits for 64 keys.
-  __device__ __forceinline__ unsigned dropped_full(int group) const {
-    return first + static_cast<unsigned>(Shape::kOffsetDroppedBarriers - Shape::kOffsetBarriers + 16 * group);
+  __device__ __forceinline__ unsigned kept_full(int group) const {
+    return first + static_cast<unsigned>(Shape::kOffsetKeptBarriers - Shape::kOffsetBarriers + 16 * group);
   }
-  __device__ __forceinline__ unsigned dropped_empty(int group) const { return dropped_full(group) + 8; }
+  __device__ __forceinline__ unsigned kept_empty(int group) const { return kept_full(group) + 8; }
 
   // By one thread. Warps arrive where a tile was read or written by them.
   __device__ __forceinline__ void init() const {
@@ -122,8 +117,8 @@ struct BackwardBarriers {
     }
     if constexpr (Shape::kDropout)
       for (int group = 0; group < Shape::kKeyGroups; ++group) {
-        ptx::mbarrier_init(dropped_full(group), 2);
-        ptx::mbarrier_init(dropped_empty(group), kWarps);
+        ptx::mbarrier_init(kept_full(group), 1);
+        ptx::mbarrier_init(kept_empty(group), kWarps);
       }
     ptx::mbarrier_init_fence();
   }

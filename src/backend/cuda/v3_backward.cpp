@@ -93,7 +93,7 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
   const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
-  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 + 4 * 16 : 0;
+  const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
 }
