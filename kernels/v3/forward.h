@@ -23,8 +23,7 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   if constexpr (kPairOf<Spec>.packed) ptx::wait_for_kernel_before();  // which lists the tiles
 
   const int warp = ptx::warp_id();
-  constexpr int kProducerWarps = 4 * ForwardShape<Spec>::kProducers;
-  if (warp < kProducerWarps) {
+  if (warp < 4) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
     if constexpr (kPairOf<Spec>.dropout) {
@@ -32,14 +31,14 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
       constexpr int kFirst = kStoreWarp ? 2 : 1;  // of the warps that make bits
       const int own = ptx::warp_id();             // found again: it would be kept in memory
       if (kStoreWarp && own == 1) store_forward<Spec>(p, shared, barriers);
-      if (own >= kFirst) make_dropout_bits<Spec, kProducerWarps - kFirst>(p, shared, barriers, own - kFirst);
+      if (own >= kFirst) make_dropout_bits<Spec, 4 - kFirst>(p, shared, barriers, own - kFirst);
     } else {
       if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32))
         store_forward<Spec>(p, shared, barriers);
     }
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
-    Consumer<Spec>(p, shared, barriers, (kPairOf<Spec>.dropout ? ptx::warp_id() : warp) / 4 - ForwardShape<Spec>::kProducers).run();
+    Consumer<Spec>(p, shared, barriers, (kPairOf<Spec>.dropout ? ptx::warp_id() : warp) / 4 - 1).run();
   }
 }
 

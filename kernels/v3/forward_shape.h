@@ -13,7 +13,6 @@
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
 //   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
 //   kProducerRegisters, kConsumerRegisters of a thread
-//   kProducerGroups                        with dropout: warpgroups that load and make random numbers; one if it is left out
 //   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout; none if it is left out
 #pragma once
 
@@ -25,20 +24,10 @@
 
 namespace fattn::v3 {
 
-// Warpgroups before those of consumers: one, but with dropout perhaps more.
-template <class Spec>
-constexpr int producer_groups() {
-  if constexpr (requires { Spec::kProducerGroups; })
-    return Spec::kProducerGroups;
-  else
-    return 1;
-}
-
 template <class Spec>
 struct ForwardShape {
   static constexpr int kGroups = Spec::kGroups;
-  static constexpr int kProducers = producer_groups<Spec>();
-  static constexpr int kThreads = 128 * (kGroups + kProducers);
+  static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlockM = 64 * kGroups;
   static constexpr int kBlockN = Spec::kBlockN;
   static constexpr int kDepth = Spec::kHeaddim / 16;  // steps of q k^T

@@ -16,13 +16,10 @@ namespace {
 
 constexpr int kAnyLength = std::numeric_limits<int>::max();
 
-// Two warpgroups make random numbers: while the tensor cores are busy a warp that computes takes two to three times as long as by itself. Values
-// wider than 128 want more registers in one instruction than the launch of so many warps has.
-constexpr V3ForwardTile with_more_producers(V3ForwardTile tile, int width_v) {
-  const bool two = width_v <= 128;
-  tile.producer_groups = two ? 2 : 1;
-  tile.producer_registers = 40;
-  tile.consumer_registers = two ? 216 : 232;
+// The warps that make random numbers want more than those that copy; with 40 they would keep round keys in memory.
+constexpr V3ForwardTile with_dropout_registers(V3ForwardTile tile) {
+  tile.producer_registers = 56;
+  tile.consumer_registers = 224;
   return tile;
 }
 
@@ -73,9 +70,7 @@ constexpr V3ForwardRow kRows[] = {
 
 static_assert([] {
   for (const V3ForwardRow& row : kRows)
-    if (!row.tile.registers_suffice() ||
-        (row.takes_lengths() && !(with_more_producers(row.tile, 64).registers_suffice() && with_more_producers(row.tile, 256).registers_suffice())))
-      return false;
+    if (!row.tile.registers_suffice() || (row.takes_lengths() && !with_dropout_registers(row.tile).registers_suffice())) return false;
   return true;
 }());
 
@@ -184,7 +179,7 @@ int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
 
 V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
   constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
-  V3ForwardTile tile = with_more_producers(*this, width_v);
+  V3ForwardTile tile = with_dropout_registers(*this);
   while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
   return tile;
 }
@@ -336,7 +331,6 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_bool("kCareful", tile.careful());
   source.add_int("kProducerRegisters", tile.producer_registers);
   source.add_int("kConsumerRegisters", tile.consumer_registers);
-  if (tile.producer_groups != 1) source.add_int("kProducerGroups", tile.producer_groups);
   source.add(pair_line(key.pair));
   source.add("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
              "fattn_v3_fwd(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),

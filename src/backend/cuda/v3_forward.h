@@ -24,19 +24,16 @@ struct V3ForwardTile {
   int groups, block_n, stages_k, stages_v, query_buffers;
   bool ping_pong, skip;
   int early_eighths, producer_registers, consumer_registers;
-  int producer_groups = 1;
 
   // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many.
-  constexpr bool careful() const { return consumer_registers >= 216; }
+  constexpr bool careful() const { return consumer_registers >= 224; }
   constexpr int block_m() const { return 64 * groups; }
-  constexpr int threads() const { return 128 * (groups + producer_groups); }
+  constexpr int threads() const { return 128 * (groups + 1); }
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   // setmaxnreg beyond what the launch gave would wait for ever.
-  constexpr bool registers_suffice() const {
-    return producer_groups * producer_registers + groups * consumer_registers <= launch_registers() * (groups + producer_groups);
-  }
+  constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
-  // The same for a specialisation with dropout: more warps, to make random numbers, and room for bits.
+  // The same for a specialisation with dropout: registers for the warps that make random numbers, and room for bits.
   V3ForwardTile with_dropout(int width, int width_v) const;
 };
 
