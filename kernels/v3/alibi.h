@@ -1,6 +1,6 @@
 // ALiBi in v3's forward pass: the term -slope |row + shift - key| of a score, in units of log2, beside the scale. In a block whose keys all lie
-// before the diagonal, or all behind it, it is a straight line: from the distance of a lane's first key every other one is a constant number of
-// steps, so that a weight costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
+// before the diagonal it is a straight line: from the distance of a lane's first key every other one is a constant number of steps, so that a weight
+// costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
 #pragma once
 
 #include "kernels/constants.h"
@@ -26,6 +26,12 @@ struct Slope<true> {
     return {p.alibi_slopes[place.entry() * p.alibi_batch_stride + place.head * p.alibi_head_stride] * kLog2e};
   }
 };
+
+// The key that a row is aligned with.
+template <class Keys>
+__device__ __forceinline__ int aligned_key(const AttentionParams& p, Keys keys, int row) {
+  return row + keys.count(p) - keys.queries(p);
+}
 
 // How many keys element i of a lane's scores is behind the lane's first one (kernels/ptx/wgmma.h).
 __device__ __forceinline__ constexpr int key_of(int i) { return i / 4 * 8 + i % 2; }

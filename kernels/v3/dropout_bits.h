@@ -121,11 +121,10 @@ __device__ __forceinline__ void make_dropout_bits(const ForwardCall& p, unsigned
                                                         static_cast<unsigned>(place.head));
     const auto keys = keys_of<Spec>(p.call, place);
     const int first = block_begin<Mask, Shape::kBlockN>(p.call, keys, place.row);
-    int left = block_end<Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
+    int block = block_end<Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
     const unsigned first_query = static_cast<unsigned>(place.row + lane / 4);
 #pragma unroll 1
     do {
-      const int block = nth_block<Spec, Shape::kBlockM, Shape::kBlockN>(p.call, keys, place.row, left);
 #pragma unroll 1
       for (; unit < kUnits; unit += kWarps) {
         const unsigned query = first_query + static_cast<unsigned>(unit * 16);
@@ -149,7 +148,7 @@ __device__ __forceinline__ void make_dropout_bits(const ForwardCall& p, unsigned
       }
       unit -= kUnits;
       ring.next();
-    } while (left-- > first);
+    } while (block-- > first);
   }
 }
 

@@ -204,11 +204,6 @@ struct Consumer {
     for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] *= factor[i >> 1 & 1];
   }
 
-  // The block of keys that is taken when `left` others of the tile follow it.
-  __device__ __forceinline__ int key_block(int left) const {
-    if constexpr (kFromDiagonal<Spec>) return nth_block<Spec, Shape::kBlockM, kBlockN>(p.call, keys, row, left);
-    return left;
-  }
   // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
   __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
     const int away = of * kBlockN + lane() % 4 * 2 - aligned_key(p.call, keys, row + own_row());
@@ -234,9 +229,8 @@ struct Consumer {
     take_bits();
     scores_done();
     free_k();
-    const int of = key_block(block - 1);
-    if constexpr (Mask::kUneven || kFromDiagonal<Spec>) hide(of);
-    const bool moved = update<false>(of);
+    if constexpr (Mask::kUneven) hide(block - 1);
+    const bool moved = update<false>(block - 1);
     output_done();
     if (moved) rescale();
     pack();
@@ -258,25 +252,23 @@ struct Consumer {
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
     float greatest = 0;
-    [[maybe_unused]] float line[2], ascent = 0;  // of the terms, less the references; negative behind the diagonal
+    [[maybe_unused]] float line[2];  // of the terms, less the references
     if constexpr (kAlibi) {
-      const int of = key_block(block - 1);
-      distances(line, of);
-      ascent = kFromDiagonal<Spec> && line[1] > 0 ? -slope.value : slope.value;
+      distances(line, block - 1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) line[r] = fmaf(ascent, line[r], -softmax.reference[r]);
+      for (int r = 0; r < 2; ++r) line[r] = fmaf(slope.value, line[r], -softmax.reference[r]);
     }
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
       else if constexpr (kAlibi)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, ascent, line);
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, slope.value, line);
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
     };
     if (careful) [[unlikely]] {
       if constexpr (kByCurve) Spec::Score::apply(s, p.call);
-      moved = update<false>(key_block(block - 1));
+      moved = update<false>(block - 1);
     } else {
       weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
     }
@@ -291,7 +283,7 @@ struct Consumer {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kBegins) hide_before(block - 1);
-        update<false>(key_block(block - 1));
+        update<false>(block - 1);
         rescale();
         pack();
         ++overflows;
@@ -323,8 +315,8 @@ struct Consumer {
     slope = of_head;
     take_bits();
     block = own_blocks(first_row, of) - 1;
-    if (Mask::kUneven || kFromDiagonal<Spec> || (block + 1) * kBlockN > keys.count(p.call)) hide(key_block(block));
-    update<true>(key_block(block));
+    if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
+    update<true>(block);
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
@@ -374,7 +366,7 @@ struct Consumer {
   }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
-    if constexpr (Mask::kUneven) {
+    if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
       const int whole = max(0, last_whole_key(row + group * 64)) / kBlockN;
@@ -392,20 +384,6 @@ struct Consumer {
 #pragma unroll 1
       for (; block > 0; --block) whole_block<false>(buffer);
     }
-  }
-
-  // The same with kFromDiagonal: blocks that cross the diagonal of the warpgroup's rows, whole ones on both sides, and perhaps the last, where keys
-  // end.
-  __device__ __forceinline__ void blocks_from_diagonal(unsigned buffer) {
-    const int end = all_blocks(row, keys), diagonal = diagonal_block<Shape::kBlockM, kBlockN>(p.call, keys, row, end);
-    const int whole = min(max(0, last_whole_key(row + group * 64)) / kBlockN, diagonal);
-    const int behind_crossing = end - 1 - (diagonal - whole), last = diagonal < end - 1 && end * kBlockN > keys.count(p.call) ? 1 : 0;
-#pragma unroll 1
-    for (; block > behind_crossing; --block) masked_block(buffer);
-#pragma unroll 1
-    for (; block > last; --block) whole_block<false>(buffer);
-#pragma unroll 1
-    for (; block > 0; --block) masked_block(buffer);
   }
 
   // The last product of a tile that the next is not joined to; under way until output_done().
@@ -554,10 +532,7 @@ struct Consumer {
         const auto place = place_at(number);
         begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
       }
-      if constexpr (kFromDiagonal<Spec>)
-        blocks_from_diagonal(buffer.stage);
-      else
-        blocks(buffer.stage);
+      blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
       const int next = tile_number<Spec>(p, nth + 1);

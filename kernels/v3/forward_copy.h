@@ -59,20 +59,16 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
     }
     load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
                                      {0, place.first_query() + place.row, place.head, place.batch});
-    const auto key_of_block = [&](int left) {
-      return place.first_key() +
-             nth_block<Spec, Shape::kBlockM, Shape::kBlockN>(p.call, keys_of<Spec>(p.call, place), place.row, left) * Shape::kBlockN;
-    };
     const auto load_k = [&](int block) {
       ptx::mbarrier_wait(barriers.k_empty(k.stage), k.parity ^ 1);
       load_tile<typename Shape::TileK>(shared + Shape::kOffsetK + k.stage * Shape::TileK::kBytes, p.k, barriers.k_full(k.stage),
-                                       {0, key_of_block(block), place.head_k, place.batch});
+                                       {0, place.first_key() + block * Shape::kBlockN, place.head_k, place.batch});
       k.next();
     };
     const auto load_v = [&](int block) {
       ptx::mbarrier_wait(barriers.v_empty(v.stage), v.parity ^ 1);
       load_tile<typename Shape::TileV>(shared + Shape::kOffsetV + v.stage * Shape::TileV::kBytes, p.v, barriers.v_full(v.stage),
-                                       {0, key_of_block(block), place.head_k, place.batch});
+                                       {0, place.first_key() + block * Shape::kBlockN, place.head_k, place.batch});
       v.next();
     };
     const auto keys = keys_of<Spec>(p.call, place);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/pair.h"
-#include "kernels/ptx/element.h"
 #include "kernels/v3/mask.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
@@ -111,21 +110,6 @@ __device__ __forceinline__ auto place_of(const ForwardCall& p, int number) {
     return dense_place_of<kBlockM>(p, number);
 }
 
-// A tile's blocks of keys are taken from the last to the first. With ALiBi, where every row sees all keys, from the one that the last row is aligned
-// with to the first, and then from there to the last: either way weights become less, and take no maximum.
-template <class Spec>
-inline constexpr bool kFromDiagonal = kPairOf<Spec>.alibi && !Spec::Mask::kBegins && !is_same<typename Spec::Mask, CausalMask>;
-
-// The key that a row is aligned with.
-template <class Keys>
-__device__ __forceinline__ int aligned_key(const AttentionParams& p, Keys keys, int row) {
-  return row + keys.count(p) - keys.queries(p);
-}
-// With kFromDiagonal: the first of `blocks` blocks that is taken, of the tile that begins with query `row`.
-template <int kBlockM, int kBlockN, class Keys>
-__device__ __forceinline__ int diagonal_block(const AttentionParams& p, Keys keys, int row, int blocks) {
-  return min(max(0, aligned_key(p, keys, row + kBlockM - 1)) / kBlockN, blocks - 1);
-}
 // Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
@@ -135,18 +119,6 @@ __device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, in
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, int row) {
   return visible_begin<Mask>(p, keys, row) / kBlockN;
-}
-
-// The block that is taken when `left` others follow it.
-template <class Spec, int kBlockM, int kBlockN, class Keys>
-__device__ __forceinline__ int nth_block(const AttentionParams& p, Keys keys, int row, int left) {
-  if constexpr (kFromDiagonal<Spec>) {
-    const int blocks = block_end<typename Spec::Mask, kBlockN>(p, keys, row, kBlockM);
-    const int diagonal = diagonal_block<kBlockM, kBlockN>(p, keys, row, blocks), taken = blocks - 1 - left;
-    return taken <= diagonal ? diagonal - taken : taken;
-  } else {
-    return left;
-  }
 }
 
 }  // namespace fattn::v3
