@@ -188,8 +188,6 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
-  if (why.empty() && (problem.has_alibi || problem.dropout_below > 0))
-    why = "algorithm v3's forward pass has no ALiBi (alibi_slopes) and no dropout; its backward pass and algorithm v2 do";
   if (why.empty() && problem.packed && problem.has_seqused_k)
     why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
