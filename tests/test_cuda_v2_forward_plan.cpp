@@ -229,7 +229,7 @@ TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
       p.window_right = 0;
       ASSERT_EQ(v2_forward_refusal(p, target), "");
       V2ForwardPlan plan = plan_v2_forward(p, target);
-      EXPECT_EQ(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy, headdim > 64);
+      EXPECT_EQ(v2_forward_rows()[static_cast<size_t>(plan.key.row)].heavy, headdim > 64 || target.arch != 90);
       p.has_seqused_k = p.has_alibi = p.pair_mask.given = true;
       p.bias = {true, DType::kF32, 1, 1, 1, {}};
       p.dropout_below = 1;

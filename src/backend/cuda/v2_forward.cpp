@@ -95,7 +95,9 @@ int choose_row(const Problem& problem, const V2Target& target) {
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
-    const bool many_registers = heavy(pair) || (problem.dtype == DType::kF32 && problem.softcap > 0 && std::max(headdim, headdim_v) > 64);
+    const bool many_registers =
+        heavy(pair) ||
+        (problem.dtype == DType::kF32 && ((problem.softcap > 0 && std::max(headdim, headdim_v) > 64) || (problem.windowed() && target.arch != 90)));
     if (row.heavy && several && row.tile.row_tiles > 1) continue;
     if (row.heavy != many_registers || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers))
       continue;
