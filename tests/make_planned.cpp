@@ -441,6 +441,29 @@ int main() {
           add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
         }
       }
+  // Of packed sequences, with those of the features that fit beside them.
+  for (const V3Mask mask : {V3Mask::kCausal, V3Mask::kFull, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      const Problem plain =
+          packed(with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false), false);
+      add_v3_backward(list, plain, false, quick(mask == V3Mask::kCausal && headdim == 128));
+      add_v3_backward(list, plain, true, Which::kFull);
+      Problem problem = plain;
+      problem.softcap = 30;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem = plain;
+      problem.has_alibi = true;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem.dropout_below = 6554;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem.has_alibi = false;
+      add_v3_backward(list, problem, false, Which::kFull);
+      if (headdim != 128) continue;
+      problem = plain;
+      problem.dtype = DType::kF16;
+      add_v3_backward(list, problem, false, Which::kFull);
+    }
+  for (const int block_n : {64, 128, 192}) list.add(cuda::v3_packed_key_tiles_request({.block_n = block_n}), 64, quick(block_n == 128));
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},

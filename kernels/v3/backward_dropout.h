@@ -79,7 +79,7 @@ struct KeptBits {
       ptx::warp_sync();
       if (own_lane() == 0) ptx::mbarrier_arrive(barriers.kept_full(maker()));
       row += Shape::kBlockM;
-      if (row >= tile.template rows_end<typename Spec::Mask>(p)) {  // of the next query head
+      if (row >= tile.template rows_end<typename Spec::Mask, Shape::kPacked>(p)) {  // of the next query head
         row = tile.first_row();
         ++numbers.stream;
       }

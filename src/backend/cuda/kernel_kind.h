@@ -19,6 +19,7 @@ enum class KernelKind : uint32_t {
   kV2DbiasFinish = 13,
   kSequenceRest = 14,
   kV3PackedTiles = 15,
+  kV3PackedKeyTiles = 16,
   kDecode = 10,
   kDecodeCombine = 11,
   kStandardSoftmax = 20,
