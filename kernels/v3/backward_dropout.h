@@ -104,7 +104,7 @@ struct KeptBits {
 // P as dv takes it: -0 where it is dropped, which nothing else is.
 __device__ __forceinline__ void drop(unsigned (&weights)[4][4], unsigned kept) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 15; i >= 0; --i) {
     const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2;  // one shift for two words: bits of neighbouring tiles are a byte apart
     const unsigned halves = kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
     unsigned& pair = weights[tile / 2][tile % 2 * 2 + key];
