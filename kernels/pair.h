@@ -177,9 +177,7 @@ struct Dropout {
   }
 
   // Whether the weight of one pair stays.
-  __device__ __forceinline__ bool keeps(int query, int key) const {
-    return (kept_of_rows(query, key) >> core::dropout_bit(query, key) & 1u) != 0;
-  }
+  __device__ __forceinline__ bool keeps(int query, int key) const { return (kept_of_rows(query, key) >> core::dropout_bit(query, key) & 1u) != 0; }
 };
 
 // All ones in the halves of a word that stay, of the pairs with the bits 8 half + n (the low half) and 16 more.

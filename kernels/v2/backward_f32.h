@@ -379,8 +379,7 @@ class BackwardF32 {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       if constexpr (kPair.dropout)
-        if (j % 2 == 0)
-          kept = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock, lane) >> group_key % core::kDropoutBlock / 8;
+        if (j % 2 == 0) kept = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock, lane) >> group_key % core::kDropoutBlock / 8;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
 #pragma unroll

@@ -22,8 +22,8 @@
 
 namespace fattn::v3 {
 
-// Of the thread's pair s[4 i + e] bit kept_bit(i, e), set if the pair stays: its query in the tile of 8 counts 16, its tile among two 8, the two 2, its
-// key among the thread's two 1.
+// Of the thread's pair s[4 i + e] bit kept_bit(i, e), set if the pair stays: its query in the tile of 8 counts 16, its tile among two 8, the two 2,
+// its key among the thread's two 1.
 constexpr int kept_bit(int i, int e) { return e % 2 * 16 + i % 2 * 8 + i / 2 * 2 + e / 2; }
 
 template <class Spec>

@@ -1,7 +1,8 @@
 // Dropout in v3's forward pass. Which weights stay follows from their place alone (shared/dropout.h), so the bits need not wait for scores: warps
 // that have nothing else to do make them, some blocks ahead of the consumers, in a ring in shared memory beside those of keys and values.
 //
-// A unit is what a consumer warp needs of a block: each lane's own bits, in the order of core::dropout_bit(), a word for each block of random numbers.
+// A unit is what a consumer warp needs of a block: each lane's own bits, in the order of core::dropout_bit(), a word for each block of random
+// numbers.
 #pragma once
 
 #include "kernels/pair.h"

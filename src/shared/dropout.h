@@ -28,14 +28,14 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
   return {{c0, c1, c2, c3}};
 }
 
-// Two calls give a bit each for 32 pairs, whether the pair stays: of the queries q and q + 8, q % 16 < 8, the keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, ...
-// 2 t + 57 of a block of 64, which is what one thread holds of these rows in the accumulators of a matrix instruction. Of such a word pair (i, j) has
-// bit dropout_bit(i, j).
+// Two calls give a bit each for 32 pairs, whether the pair stays: of the queries q and q + 8, q % 16 < 8, the keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9,
+// ... 2 t + 57 of a block of 64, which is what one thread holds of these rows in the accumulators of a matrix instruction. Of such a word pair (i, j)
+// has bit dropout_bit(i, j).
 //
 // The eight random words are the eight bits of a byte of each pair, not bytes side by side: so one logical operation a bit compares all 32 numbers
-// with the threshold, and the result is one bit a pair already. A pair's number has 16 bits: its own byte, and below it the byte of the pair whose bit
-// is 8 further, which seldom decides. So a pair is dropped with probability T / 65536 exactly, and two that share a byte are independent but for about
-// 1 / 256.
+// with the threshold, and the result is one bit a pair already. A pair's number has 16 bits: its own byte, and below it the byte of the pair whose
+// bit is 8 further, in the other row, which seldom decides. So a pair is dropped with probability T / 65536 exactly, those of a row share nothing,
+// and two that share a byte have a correlation between 0 and 1 / 257.
 constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16, kDropoutTurn = 8;
 
 static constexpr int dropout_bit(long long query, long long key) {
@@ -68,9 +68,9 @@ static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, 
   return kept;
 }
 
-// Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart want the same two words,
-// of neighbouring query pairs, one for its even keys, the other for its odd ones. Each makes one and gives it away. Result: 16 bits of the first query
-// pair in the low half, in the order of dropout_bit(), and 16 of the second in the high half.
+// Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart want the same two
+// words, of neighbouring query pairs, one for its even keys, the other for its odd ones. Each makes one and gives it away. Result: 16 bits of the
+// first query pair in the low half, in the order of dropout_bit(), and 16 of the second in the high half.
 static constexpr unsigned dropout_joined(unsigned own, unsigned other, bool odd) {
   return odd ? (other >> 16) | (own & 0xffff0000u) : (own & 0xffffu) | (other << 16);
 }

@@ -233,9 +233,7 @@ FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t 
 }
 
 // Which word of a row a key has, counted from those of the block that key `first` is in, and the bit there.
-FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) {
-  return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2;
-}
+FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
 FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
 
 // Which pairs of a tile stay: of each row, in a lane, the words of the blocks that its keys are in. Queries 8 apart share random numbers, and each
