@@ -78,17 +78,20 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
     if (ends_inside<Shape>(p, tile)) BackwardLoader<Spec>(p, shared, barriers).load_last_keys(tile);
   }
   if constexpr (Shape::kLengths) {
-    if (tile.key() >= tile.keys<true, false>().keys) return no_keys<Spec>(p, tile);
+    int none = tile.key() >= tile.keys<true, false>().keys;
+    if constexpr (Shape::kDropout) none = ptx::uniform(none);  // or nothing would be that comes after it
+    if (none) return no_keys<Spec>(p, tile);
     if (ends_inside<Shape>(p, tile)) BackwardLoader<Spec>(p, shared, barriers).load_last_keys(tile);
   }
 
   const int group = ptx::warp_id() / 4;
   if (Spec::kOwnLoader && group == Spec::kGroups + 1) {
     ptx::give_registers_up<Spec::kLoaderRegisters>();
-    const int warp = ptx::warp_id() % 4;
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
-    if constexpr (Shape::kDropout)
+    if constexpr (Shape::kDropout) {
+      const int warp = ptx::warp_id() % 4;
       if (1 <= warp && warp <= Shape::kKeyGroups) KeptBits<Spec>{shared, barriers}.make(p, tile);
+    }
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
     if constexpr (Spec::kByRole)

@@ -90,13 +90,7 @@ struct HeadPairs {
     return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
   }
   __device__ __forceinline__ bool stays(int row, int key) const {
-    if constexpr (kPair.dropout) {
-      // As core::dropout_number(), whose index is not known and would put the words into memory.
-      const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
-      const unsigned a = words.word[0], b = words.word[1], c = words.word[2], d = words.word[3];
-      const unsigned low = (key & 16) != 0 ? c : a, high = (key & 16) != 0 ? d : b, word = (key & 8) != 0 ? high : low;
-      return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= dropout.below;
-    }
+    if constexpr (kPair.dropout) return dropout.keeps(row, key);
     return true;
   }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const {
