@@ -423,6 +423,39 @@ def test_compiled_without_a_break(name, use_cache, padding, calls):
     assert calls["_attention"] == 2
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "mistral", "gemma2", "gpt_oss"])
+def test_compiled_stores_no_mask_of_pairs(name, dynamic, monkeypatch):
+    """Windows are fattn's own, and padding a mask of the keys; or, where a device has no masks, one of pairs that says the same."""
+    model, operators = model_of(name), []
+
+    def backend(graph, inputs):
+        operators.extend(node for node in graph.graph.nodes if "fattn" in str(node.target))
+        return graph
+
+    run = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
+    options = {"use_cache": False} if name != "bert" else {}
+    for padding in ("none", "left", "right"):
+        inputs = inputs_of(padding) | options
+        counts = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        for computed in (True, False)[: 2 if padding == "left" else 1]:
+            torch._dynamo.reset()
+            operators.clear()
+            with torch.no_grad(), monkeypatch.context() as patch:
+                wanted = model(**inputs)[0][counts]
+                if not computed:
+                    patch.setattr(fattn.transformers, "_computed", lambda *_: False)
+                torch.testing.assert_close(run(**inputs)[0][counts], wanted, rtol=1e-4, atol=1e-4)
+            if not computed:
+                continue
+            assert {str(node.target) for node in operators} == {"fattn.forward.default" if padding == "none" else "fattn.forward_with_scores.default"}
+            for node in operators if padding != "none" else ():
+                mask = node.args[3 + fattn._operators.OPTIONS.__len__() + fattn._scores.Scores._fields.index("mask")]
+                assert mask.meta["example_value"].dtype == torch.uint8 and tuple(mask.meta["example_value"].shape) == (4, 1, 1, 23)
+            windows = [node.args[7] if len(node.args) > 7 else -1 for node in operators]
+            assert windows == {"mistral": [6, 6], "gemma2": [6, -1], "gpt_oss": [6, -1]}.get(name, [-1, -1])
+
+
 def test_refused():
     model = model_of("gpt2", causal_lm=True).train()
     with pytest.raises(ValueError, match="the model is in training mode"):
