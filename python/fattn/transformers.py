@@ -20,7 +20,7 @@ What becomes of transformers' masks:
 - inside `torch.compile` numbers cannot be looked at: an `attention_mask` is given to fattn as it is, for the keys, beside fattn's own masks; behind a cache the mask
   of pairs is made.
 
-Where a device computes no masks (`fattn.supported`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
+Where a device computes no masks (`fattn.support`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
 of numbers, standard attention, which stores the matrix of scores; holes are gathered.
 
 `output_attentions=True` is computed by standard attention too. Position biases and paged caches are refused.
@@ -44,7 +44,7 @@ except ImportError as error:
 
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
-from ._support import supported
+from ._support import support
 from ._varlen import attention_varlen as _attention_varlen
 
 __all__ = ["NAME", "Comparison", "compare"]
@@ -230,7 +230,7 @@ def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: i
     options = {"lengths": {"seqused_k": True}, "documents": {"documents": True}, "mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)},
                "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
     q, v = ((1, 1, headdim), (1, 1, headdim_v)) if feature == "packed" else ((1, 1, 1, headdim), (1, 1, 1, headdim_v))
-    return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
+    return bool(support(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
 
 
 @torch.compiler.assume_constant_result

@@ -66,7 +66,7 @@ def dtype_on(device: str) -> torch.dtype:
 def computed(device: str, name: str) -> bool:
     """Windows and softcap are asked of the library, all else must be computed."""
     options = {"mistral": {"window": (6, 0)}, "gpt_oss": {"window": (6, 0)}, "gemma2": {"window": (6, 0), "softcap": 2.0}}.get(name, {})
-    return bool(fattn.supported((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
+    return bool(fattn.support((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
 
 
 @pytest.fixture
