@@ -176,8 +176,30 @@ struct Dropout {
     return core::dropout_joined(own, ptx::shfl_xor(own, 4), odd != 0);
   }
 
-  // Whether the weight of one pair stays.
-  __device__ __forceinline__ bool keeps(int query, int key) const { return (kept_of_rows(query, key) >> core::dropout_bit(query, key) & 1u) != 0; }
+  // Whether the weight of one pair stays. As core::dropout_number(), with few registers: for ways that are seldom gone.
+  __device__ __forceinline__ bool keeps(int query, int key) const {
+    const unsigned own = static_cast<unsigned>(query % 16 / 8 * 8 + key % core::kDropoutBlock / 8 + key % 2 * 16);
+    unsigned number = 0;
+#pragma unroll 1
+    for (unsigned half = 0; half < 2; ++half) {
+      unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
+      unsigned c0 = static_cast<unsigned>(stream), c1 = 2 * core::dropout_query(static_cast<unsigned>(query)) + half,
+               c2 = static_cast<unsigned>(key / core::kDropoutBlock * core::kDropoutCalls + key % 8 / 2), c3 = static_cast<unsigned>(stream >> 32);
+#pragma unroll 1
+      for (int round = 0; round < core::kPhiloxRounds; ++round) {
+        const uint2 a = ptx::mul_wide(core::kPhiloxM0, c0), b = ptx::mul_wide(core::kPhiloxM1, c2);
+        c0 = b.y ^ c1 ^ k0;
+        c1 = b.x;
+        c2 = a.y ^ c3 ^ k1;
+        c3 = a.x;
+        k0 += core::kPhiloxW0;
+        k1 += core::kPhiloxW1;
+      }
+      const auto bits = [&](unsigned place) { return (c0 >> place & 1u) + (c1 >> place & 1u) * 2 + (c2 >> place & 1u) * 4 + (c3 >> place & 1u) * 8; };
+      number |= (bits(own) << 8 | bits((own + core::kDropoutTurn) % 32)) << 4 * half;
+    }
+    return number >= below;
+  }
 };
 
 // All ones in the halves of a word that stay, of the pairs with the bits 8 half + n (the low half) and 16 more.
