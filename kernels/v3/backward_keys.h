@@ -112,8 +112,14 @@ struct KeyGradients {
       for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
     }
   }
+  __device__ __forceinline__ bool hides_some() const {
+    if constexpr (Shape::kPacked)
+      return tile.hides(group, row);
+    else
+      return hides<Mask>(p, keys(), key(), row);
+  }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
+    if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -195,8 +201,22 @@ struct KeyGradients {
     }
   }
 
+  // Of packed sequences: 64 keys behind the last of them. Their dS is 0, and nothing else is computed.
+  __device__ __forceinline__ void skip_all() {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (int left = tile.blocks() * p.call.group; left > 0; --left) {
+      if constexpr (Shape::kDropout) take_kept();
+      write_ds();
+      publish_ds();
+    }
+  }
+
   __device__ __forceinline__ void run() {
     row = tile.first_row();
+    if constexpr (Shape::kPacked)
+      if (key() >= keys().keys) return skip_all();
     if constexpr (Mask::kUneven) skip_blocks();
 #pragma unroll
     for (float& x : dk) x = 0;
