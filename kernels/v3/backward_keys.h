@@ -29,6 +29,9 @@ struct KeyGradients {
   using TileDout = typename Shape::TileDout;
   using TileDs = typename Shape::TileDs;
 
+  // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
+  static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
+
   const BackwardCall& p;
   const unsigned shared;
   const BackwardBarriers<Spec> barriers;
@@ -113,7 +116,7 @@ struct KeyGradients {
     }
   }
   __device__ __forceinline__ bool hides_some() const {
-    if constexpr (Shape::kPacked)
+    if constexpr (kLimits)
       return tile.hides(group, row);
     else
       return hides<Mask>(p, keys(), key(), row);
@@ -207,7 +210,6 @@ struct KeyGradients {
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
     for (int left = tile.blocks() * p.call.group; left > 0; --left) {
-      if constexpr (Shape::kDropout) take_kept();
       write_ds();
       publish_ds();
     }
@@ -215,7 +217,7 @@ struct KeyGradients {
 
   __device__ __forceinline__ void run() {
     row = tile.first_row();
-    if constexpr (Shape::kPacked)
+    if constexpr (kLimits)
       if (key() >= keys().keys) return skip_all();
     if constexpr (Mask::kUneven) skip_blocks();
 #pragma unroll
