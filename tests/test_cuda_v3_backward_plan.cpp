@@ -225,7 +225,7 @@ TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorksp
           EXPECT_EQ(plan.small_grid, 6 * blocks);
           EXPECT_EQ(plan.grid, 2 * std::min(tiles, 300 * ((most + block_n - 1) / block_n))) << "no more than there may be";
           EXPECT_EQ(plan.lse_log2_offset, plan.small_grid * 64 * plan.main.width * 4);
-          EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 16 + 32 * tiles);
+          EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 32 * plan.key_tiles);
           EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + plan.small_grid) : 0));
           for (const int64_t offset : {plan.tiles_offset, plan.semaphore_offset}) EXPECT_EQ(offset % 16, 0);
           EXPECT_GE(plan.heads_per_section, deterministic ? 2 : 1);
@@ -244,7 +244,7 @@ TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorksp
       EXPECT_LE(end, most_packed_tiles(begin + length, n + 1, 64));
     }
   const std::string list = v3_packed_key_tiles_request({.block_n = 192}).source;
-  EXPECT_NE(list.find("packed_key_tiles<192>(call)"), std::string::npos) << list;
+  EXPECT_NE(list.find("packed_key_tiles<192>(call, work)"), std::string::npos) << list;
 }
 
 TEST(V3BackwardPlanSmall, PackedSequencesAreRefusedWithWhatHasNoRegisters) {

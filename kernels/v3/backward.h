@@ -57,7 +57,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const TilePlace tile{shared + Shape::kOffsetTile};
   ptx::let_kernel_after_come_up();
   if (threadIdx.x == 0) {
-    barriers.init();
+    if constexpr (!Shape::kPacked) barriers.init();
     int number = static_cast<int>(blockIdx.x);
     if constexpr (Spec::kDeterministic) {
       // CTAs wait for those of lower keys. Numbers drawn when a CTA starts make sure that those have started.
@@ -66,7 +66,11 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
     }
     if constexpr (Shape::kPacked) {
       if constexpr (!Spec::kDeterministic) ptx::wait_for_kernel_before();  // the first of them lists the tiles
-      tile.write<false, true>(packed_key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, number));
+      const ListedTile listed = listed_tile(p, number);
+      barriers.init();  // while it is on its way
+      const KeyTile of = packed_key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, listed);
+      tile.write<false, true>(of);
+      tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
     } else {
       tile.write<Shape::kLengths, false>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
     }

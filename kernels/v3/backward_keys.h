@@ -29,6 +29,9 @@ struct KeyGradients {
   using TileDout = typename Shape::TileDout;
   using TileDs = typename Shape::TileDs;
 
+  // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
+  static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
+
   const BackwardCall& p;
   const unsigned shared;
   const BackwardBarriers<Spec> barriers;
@@ -112,8 +115,14 @@ struct KeyGradients {
       for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
     }
   }
+  __device__ __forceinline__ bool hides_some() const {
+    if constexpr (kLimits)
+      return tile.hides(group, row);
+    else
+      return hides<Mask>(p, keys(), key(), row);
+  }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
+    if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -195,8 +204,21 @@ struct KeyGradients {
     }
   }
 
+  // Of packed sequences: 64 keys behind the last of them. Their dS is 0, and nothing else is computed.
+  __device__ __forceinline__ void skip_all() {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (int left = tile.blocks() * p.call.group; left > 0; --left) {
+      write_ds();
+      publish_ds();
+    }
+  }
+
   __device__ __forceinline__ void run() {
     row = tile.first_row();
+    if constexpr (kLimits)
+      if (key() >= keys().keys) return skip_all();
     if constexpr (Mask::kUneven) skip_blocks();
 #pragma unroll
     for (float& x : dk) x = 0;

@@ -87,16 +87,16 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
   __device__ __forceinline__ BackwardLoader(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of)
       : p(params), shared(shared_address), barriers(of), left(0) {}
 
-  // Of packed sequences the tile says where their rows are.
+  // Rows of packed sequences are counted from a head's first in the workspace on; the tile says how much further they are in the tensors.
   __device__ __forceinline__ TilePlace sequence() const { return {shared + static_cast<unsigned>(Shape::kOffsetTile)}; }
   __device__ __forceinline__ ptx::TensorPlace block_place() const {
     if constexpr (kPacked)
-      return {0, sequence().q_begin() + row, head, 0};
+      return {0, sequence().further() + row, head, 0};
     else
       return {0, row, head, batch};
   }
   __device__ __forceinline__ long long workspace_row() const {
-    if constexpr (kPacked) return (static_cast<long long>(head) * p.work.row_blocks + sequence().place()) * kV3BackwardRows;
+    if constexpr (kPacked) return static_cast<long long>(head) * p.work.row_blocks * kV3BackwardRows;
     return (static_cast<long long>(batch) * p.call.nheads + head) * p.work.row_blocks * kV3BackwardRows;
   }
   __device__ __forceinline__ void load_q() const {
@@ -174,6 +174,11 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
     slope.read(p.call, batch, head);
     first_row = row = tile.first_row();
     if constexpr (Mask::kBegins || kPacked) this->end = tile.rows_end<Mask, kPacked>(p);
+    if constexpr (kPacked) {
+      const int before = tile.place() * Shape::kBlockM;
+      first_row = row = row + before;
+      this->end += before;
+    }
     left = tile.blocks() * p.call.group;
     const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
     if (!keys_are_there) load_keys(tile);

@@ -159,16 +159,22 @@ struct ValueRole : RoleBase<Spec> {
       publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
     }
     free_queries();
-    if (hides<Mask>(p, Base::keys(), tile.key(), row))
+    if (hides_some())
       for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) {
         s[i] = 0;
         ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
       });
   }
+  __device__ __forceinline__ bool hides_some() const {
+    if constexpr (Shape::kPacked)
+      return tile.hides(0, row);
+    else
+      return hides<Mask>(p, Base::keys(), tile.key(), row);
+  }
   // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
-      if (hides<Mask>(p, Base::keys(), tile.key(), row)) hide<Mask>(s, p, Base::keys(), tile.key(), row);
+      if (hides_some()) hide<Mask>(s, p, Base::keys(), tile.key(), row);
     if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();

@@ -24,8 +24,8 @@ struct KeyTile {
   int first_row, blocks;  // of queries, of each head that shares the keys: blocks of kV3BackwardRows from first_row on, which sees a key. At least
                           // one; keys that no row sees take the first, whose rows do not see them
   int keys;               // of the batch entry; a tile from there on computes nothing
-  // Of packed sequences, whose tiles are numbered from 0 in each (-1: none is left): queries of the sequence, its first row in the tensors of queries
-  // and in those of keys, and the first of its blocks in a head's part of the workspace.
+  // Of packed sequences, whose tiles are numbered from 0 in each (-1: there is none): queries of the sequence, its first row in the tensors of
+  // queries and in those of keys, and the first of its blocks in a head's part of the workspace.
   int rows, q_begin, k_begin, place;
 };
 
@@ -57,15 +57,22 @@ __device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index)
 __device__ __forceinline__ int packed_block_of(const Rows& q, int sequence) { return q.begin / kV3BackwardRows + sequence; }
 
 // Of packed sequences, whose tiles are in a list: section by section of heads, and in a section the heads of a tile are neighbours.
-template <class Mask, int kBlockN>
-__device__ __forceinline__ KeyTile packed_key_tile_of(const BackwardCall& p, int index) {
+struct ListedTile {
+  V3PackedTile tile;
+  int head_k;
+};
+__device__ __forceinline__ ListedTile listed_tile(const BackwardCall& p, int index) {
   const AttentionParams& call = p.call;
-  const V3PackedTiles* const list = static_cast<const V3PackedTiles*>(pairs_of(call).tiles);
-  const int tiles = list->count;
-  if (index >= tiles * call.nheads_k) return {-1};
+  const int tiles = p.work.key_tiles;
   const int section = index / (tiles * call.heads_per_section), first_head = section * call.heads_per_section, rest = index - first_head * tiles;
   const int heads = min(call.heads_per_section, call.nheads_k - first_head), nth = rest / heads;
-  const V3PackedTile at = reinterpret_cast<const V3PackedTile*>(list + 1)[nth];
+  return {static_cast<const V3PackedTile*>(pairs_of(call).tiles)[nth], first_head + rest - nth * heads};
+}
+template <class Mask, int kBlockN>
+__device__ __forceinline__ KeyTile packed_key_tile_of(const BackwardCall& p, const ListedTile& listed) {
+  const AttentionParams& call = p.call;
+  const V3PackedTile& at = listed.tile;
+  if (at.row < 0) return {-1};
   const Keys<false, true> keys{at.seqlen_k, at.seqlen_q};
   const int first_block = Mask::first_row(call, keys, at.row) / kV3BackwardRows;
   int end_block = (at.seqlen_q + kV3BackwardRows - 1) / kV3BackwardRows;
@@ -74,7 +81,7 @@ __device__ __forceinline__ KeyTile packed_key_tile_of(const BackwardCall& p, int
     end_block = max(first_block + 1, (end + kV3BackwardRows - 1) / kV3BackwardRows);
   }
   return {at.row / kBlockN,
-          first_head + rest - nth * heads,
+          listed.head_k,
           at.batch,
           at.row,
           first_block * kV3BackwardRows,
@@ -148,6 +155,27 @@ struct TilePlace {
   __device__ __forceinline__ int q_begin() const { return at(8); }
   __device__ __forceinline__ int k_begin() const { return at(9); }
   __device__ __forceinline__ int place() const { return at(10); }
+  // What is asked of a packed sequence's tile block after block: where the blocks end, how much further rows are in the tensors than in the
+  // workspace, and of each 64 keys the last and the first row from which on a block hides no pair of theirs.
+  template <class Mask, int kGroups>
+  __device__ __forceinline__ void write_limits(const BackwardCall& p, const KeyTile& tile) const {
+    static_assert(kGroups <= 3);
+    const Keys<false, true> of{tile.keys, tile.rows};
+    ptx::st_shared_4(address + 4 * 11, static_cast<unsigned>(tile.first_row + tile.blocks * kV3BackwardRows));
+    ptx::st_shared_4(address + 4 * 18, static_cast<unsigned>(tile.q_begin - tile.place * kV3BackwardRows));
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int key = tile.key + 64 * group, last = row_end<Mask>(p.call, of, key) - kV3BackwardRows;
+      const int first = Mask::kUneven ? Mask::first_row(p.call, of, key + 63) : 0;
+      ptx::st_shared_8(address + static_cast<unsigned>(4 * 12 + 8 * group),
+                       uint2{static_cast<unsigned>(key + 64 > tile.keys ? -1 : last), static_cast<unsigned>(first)});
+    }
+  }
+  __device__ __forceinline__ bool hides(int group, int row) const {
+    const uint2 limits = ptx::ld_shared_8(address + static_cast<unsigned>(4 * 12 + 8 * group));
+    return row > static_cast<int>(limits.x) || row < static_cast<int>(limits.y);
+  }
+  __device__ __forceinline__ int further() const { return at(18); }
   template <bool kLengths, bool kPacked>
   __device__ __forceinline__ Keys<kLengths, kPacked> keys() const {
     if constexpr (kPacked)
@@ -167,7 +195,8 @@ struct TilePlace {
   // The first row behind the blocks, which end with the queries unless keys have a last row that sees them.
   template <class Mask, bool kPacked>
   __device__ __forceinline__ int rows_end(const BackwardCall& p) const {
-    if constexpr (Mask::kBegins || kPacked) return first_row() + blocks() * kV3BackwardRows;
+    if constexpr (kPacked) return at(11);
+    if constexpr (Mask::kBegins) return first_row() + blocks() * kV3BackwardRows;
     return p.work.row_blocks * kV3BackwardRows;
   }
   // From the end of one head's blocks to the beginning of the next one's.

@@ -22,7 +22,7 @@
 
 namespace fattn::v3 {
 
-inline constexpr int kTileBytes = 32, kPackedTileBytes = 48;  // of a TilePlace (v3/backward_schedule.h)
+inline constexpr int kTileBytes = 32, kPackedTileBytes = 80;  // of a TilePlace (v3/backward_schedule.h)
 inline constexpr int kSlopeBytes = 16;
 inline constexpr int kKeptBytes = 512;  // of 64 keys (v3/backward_dropout.h)
 

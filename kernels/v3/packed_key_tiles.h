@@ -28,9 +28,9 @@ struct PackedKeyTiles {
     return n < p.batch ? given_sequence(p, n) : Sequence{{0, 0}, {0, 0}};
   }
 
-  static __device__ __forceinline__ void run(const PairParams& p) {
+  static __device__ __forceinline__ void run(const PairParams& p, const V3BackwardWork& work) {
     ptx::let_kernel_after_come_up();
-    __shared__ int first[kBuckets];  // counts; then where each bucket begins
+    __shared__ int first[kBuckets], all;  // counts; then where each bucket begins; and how many tiles there are
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     first[thread] = 0;
     __syncthreads();
@@ -49,11 +49,12 @@ struct PackedKeyTiles {
     const int until = first[thread];
     __syncthreads();
     first[thread] = until - count;
+    if (thread == kBuckets - 1) all = until;
     __syncthreads();
-    // There may be more only where offsets are out of range, and what is in range has rows in common.
-    const int most = static_cast<int>(most_packed_tiles(p.total_k, p.batch, kBlockN));
-    if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = min(until, most);
-    V3PackedTile* const tiles = reinterpret_cast<V3PackedTile*>(static_cast<V3PackedTiles*>(p.tiles) + 1);
+    // The list is full where offsets are out of range and sequences that are in range have rows in common.
+    const int most = work.key_tiles;
+    V3PackedTile* const tiles = static_cast<V3PackedTile*>(p.tiles);
+    for (int none = all + thread; none < most; none += kV3PackThreads) tiles[none] = {-1, 0, 0, 0, 0, 0, {}};
     // A thread finds the place of a sequence, its warp writes the tiles.
     for (int warps = thread - lane; warps < p.batch; warps += kV3PackThreads) {
       const Sequence own = sequence_at(p, warps + lane);
@@ -71,8 +72,8 @@ struct PackedKeyTiles {
 };
 
 template <int kBlockN>
-__device__ __forceinline__ void packed_key_tiles(const PairParams& p) {
-  PackedKeyTiles<kBlockN>::run(p);
+__device__ __forceinline__ void packed_key_tiles(const PairParams& p, const V3BackwardWork& work) {
+  PackedKeyTiles<kBlockN>::run(p, work);
 }
 
 }  // namespace fattn::v3

@@ -1,6 +1,6 @@
-// Tiles of packed sequences as algorithm v3 takes them, in the workspace: their number, then the tiles. Forward they are tiles of queries, and
-// sequences are in groups of which one head's keys and values stay in L2; of a group the tiles with most keys come first. Backward they are tiles of
-// keys, sequence after sequence. Include-free, used by the host too.
+// Tiles of packed sequences as algorithm v3 takes them, in the workspace. Forward their number, then tiles of queries: sequences are in groups of
+// which one head's keys and values stay in L2; of a group the tiles with most keys come first. Backward tiles of keys, sequence after sequence, as
+// many as there may be: a `row` of -1 is none. Include-free, used by the host too.
 #pragma once
 
 namespace fattn {

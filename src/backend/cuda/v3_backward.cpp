@@ -109,7 +109,7 @@ int heads_per_section(const Problem& problem, int width, bool deterministic, int
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
   const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds;
-  const int place = (pair.packed ? 48 : 32) + (pair.alibi ? 16 : 0);
+  const int place = (pair.packed ? 80 : 32) + (pair.alibi ? 16 : 0);
   const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
@@ -193,8 +193,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.tiles_offset = plan.row_sum_offset + rows * 4;
   plan.semaphore_offset = plan.tiles_offset;
   if (problem.packed) {
-    const int64_t most = most_packed_tiles(problem.total_k, problem.batch, plan.tile.block_n());
-    plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most));
+    plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
   }
   plan.workspace_bytes = plan.semaphore_offset + (problem.deterministic ? (1 + plan.small_grid) * 4 : 0);
   return plan;
@@ -221,13 +220,16 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
 
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
   const std::string entry = "fattn_v3_packed_key_tiles";
-  return {.entry = entry,
-          .source = text("// tiles of ", key.block_n,
-                         " keys of packed sequences\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(",
-                         kV3PackThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_key_tiles<",
-                         key.block_n, ">(call);\n}\n"),
-          .arch = kV3Arch,
-          .arch_specific = true};
+  return {
+      .entry = entry,
+      .source = text(
+          "// tiles of ", key.block_n,
+          " keys of packed sequences\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads,
+          ", 1)\n", entry,
+          "(const __grid_constant__ fattn::PairParams call, const __grid_constant__ fattn::V3BackwardWork work) {\n  fattn::v3::packed_key_tiles<",
+          key.block_n, ">(call, work);\n}\n"),
+      .arch = kV3Arch,
+      .arch_specific = true};
 }
 
 jit::Request v3_backward_request(const V3BackwardKey& key) {
