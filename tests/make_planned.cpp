@@ -18,6 +18,7 @@
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
+#include "backend/cuda/v3_forward_f32.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -155,6 +156,14 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     key.pair = cuda::pair_bits(pair);
     list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
   }
+}
+
+// fp32: the kernel that splits, and the one behind it.
+void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, bool aligned, Which which) {
+  cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(contiguous(DType::kF32, headdim, headdim_v, causal), cuda::v3_target_of(cuda::kV3Arch));
+  plan.key.aligned = aligned && plan.aligned_strides;
+  list.add(cuda::v3_forward_f32_request(plan.key), plan.tile.launch_registers(), which);
+  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, causal ? which : Which::kFull);
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
@@ -391,6 +400,13 @@ int main() {
         add_forward(list, arch, unequal, true, Which::kFull);
         add_backward(list, arch, unequal, true, false, Which::kFull);
       }
+    }
+  for (const bool causal : {false, true})
+    for (const bool aligned : {false, true}) {
+      for (const int headdim : {32, 64, 80, 96, 128})
+        add_v3_forward_f32(list, headdim, headdim, causal, aligned, quick(aligned && causal && (headdim == 64 || headdim == 128)));
+      for (const auto& [headdim, headdim_v] : {std::pair{20, 50}, {64, 128}, {128, 64}, {40, 96}, {96, 20}})
+        add_v3_forward_f32(list, headdim, headdim_v, causal, aligned, Which::kFull);
     }
   for (const Architecture& a : kArchitectures) {
     add_decode(list, a.capability, DType::kBF16, 128, 16, 3);

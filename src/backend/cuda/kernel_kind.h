@@ -19,6 +19,8 @@ enum class KernelKind : uint32_t {
   kV2DbiasFinish = 13,
   kSequenceRest = 14,
   kV3PackedTiles = 15,
+  kV3ForwardF32 = 16,
+  kV3ForwardF32Split = 17,
   kDecode = 10,
   kDecodeCombine = 11,
   kStandardSoftmax = 20,
