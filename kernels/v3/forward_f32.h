@@ -57,13 +57,12 @@ __device__ __forceinline__ void forward_f32(const ForwardF32Call& p) {
   const BarriersF32<Spec> barriers{shared + ForwardF32Shape<Spec>::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
-  const int warp = ptx::warp_id();
-  if (warp < 4) {
+  if (ptx::warp_id() < 4) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward_f32<Spec>(p, shared, barriers);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
-    ConsumerF32<Spec>(p, shared, barriers, warp / 4 - 1).run();
+    ConsumerF32<Spec>(p, shared, barriers, ptx::warp_id() / 4 - 1).run();
   }
 }
 

@@ -52,7 +52,7 @@ struct ConsumerF32 {
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
   // The warp's first row in the tile, and the lane's; its other one is 8 further.
-  __device__ __forceinline__ int warp_row() const { return group * 64 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4 * 16; }
+  __device__ __forceinline__ int warp_row() const { return (ptx::opaque(static_cast<int>(threadIdx.x)) - 128) / 32 * 16; }
   __device__ __forceinline__ int own_row() const { return warp_row() + lane() / 4; }
 
   // --- queries ---
