@@ -17,7 +17,7 @@ struct V3F32Factor {
   float unused[3];
 };
 
-// Block `i` of key head `h` of batch entry `b` is number (b * nheads_k + h) * blocks + i. Bases are multiples of 1024 bytes.
+// Block `i` of key head `h` of batch entry `b` is number (b * nheads_k + h) * blocks + i.
 struct V3F32Parts {
   unsigned char *k, *v;
   V3F32Factor *k_factors, *v_factors;
