@@ -18,9 +18,13 @@ namespace fattn::v3 {
 
 using tile::for_each;
 
-// A weight enters the product with v as weight * 2^12, and its reference is renewed where the maximum of the row has grown by more than 3 in base 2: the
-// greatest is then at most 2^15, and those of usual size are far from the least of fp16.
-inline constexpr float kF32WeightLog2 = 12.0f, kF32Patience = 3.0f;
+// A weight enters the product with v as weight * 2^12. References are whole numbers in base 2, so that o and sums are rescaled exactly, and one is renewed
+// where the maximum of the row is more than 3.5 above it: the greatest weight is then below 2^15.6, and those of usual size are far from the least of
+// fp16.
+inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
+
+// Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
+inline constexpr float kF32GreatestReference = 1048576.0f;
 
 template <class Spec>
 struct ConsumerF32 {
@@ -40,7 +44,7 @@ struct ConsumerF32 {
   float t[Shape::kColumnsV / 2], o[Shape::kColumnsV / 2];
   unsigned q_high[kQueriesInRegisters ? kDepth : 1][4], q_low[kQueriesInRegisters ? kDepth : 1][4];
   float row_scale[2];  // softmax_scale_log2, undoing the factor of the row of q
-  float shift[2];      // kF32WeightLog2 minus the reference; inf: no key seen yet
+  float shift[2];      // minus the reference; inf: no key seen yet
   float sum[2];        // of this lane's weights alone
   float factor[2];     // of o, where references were renewed
   Ring<Spec::kStagesK> k;
@@ -233,7 +237,7 @@ struct ConsumerF32 {
       float x = fmaxf(top[r], top[r + 2]);
       x = fmaxf(x, ptx::shfl_xor(x, 1));
       x = fmaxf(x, ptx::shfl_xor(x, 2));
-      const float wanted = kF32WeightLog2 - x * scale[r];  // perhaps NaN: then no reference
+      const float wanted = -rintf(x * scale[r]);  // perhaps NaN: then no reference
       if constexpr (kFirst) {
         shift[r] = fminf(kInfinity, wanted);
       } else {
@@ -261,7 +265,7 @@ struct ConsumerF32 {
   }
   __device__ __forceinline__ void split_weights() {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) tile::split2(s[2 * i], s[2 * i + 1], high[i / 4][i % 4], low[i / 4][i % 4]);
+    for (int i = 0; i < kScores / 2; ++i) tile::split2(s[2 * i] * kF32WeightFactor, s[2 * i + 1] * kF32WeightFactor, high[i / 4][i % 4], low[i / 4][i % 4]);
   }
 
   // --- tiles ---
@@ -294,9 +298,9 @@ struct ConsumerF32 {
       float all = sum[r] + ptx::shfl_xor(sum[r], 1);
       all += ptx::shfl_xor(all, 2);
       const bool empty = all == 0 && shift[r] == kInfinity;
-      const float inverse = 1.0f / all;
+      const float inverse = 1.0f / (all * kF32WeightFactor);
       const int row = at.row + own_row() + 8 * r;
-      bool good = true;
+      bool good = fabsf(shift[r]) < kF32GreatestReference;
 #pragma unroll
       for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
         const float x[2] = {o[4 * n + 2 * r] * inverse, o[4 * n + 2 * r + 1] * inverse};
@@ -314,9 +318,9 @@ struct ConsumerF32 {
         }
       }
       if (call.lse != nullptr && lane() % 4 == 0 && row < call.seqlen_q) {
-        constexpr float kLn2 = 0.693147180559945309f, kUnit = 1.0f / 4096;  // 2^-kF32WeightLog2
+        constexpr float kLn2 = 0.693147180559945309f;
         call.lse[at.batch * call.lse_strides.batch + row * call.lse_strides.row + at.head * call.lse_strides.head] =
-            empty ? -kInfinity : fmaf(kF32WeightLog2 - shift[r], kLn2, logf(all * kUnit));
+            empty ? -kInfinity : fmaf(-shift[r], kLn2, logf(all));
       }
       // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
       unsigned bad = ptx::ballot(!good && !empty && row < call.seqlen_q);

@@ -18,7 +18,7 @@ constexpr V3ForwardF32Row kRows[] = {
     // headdim, headdim_v, {groups, stages_k, stages_v, queries_in_registers, registers}
     {64, 64, {2, 6, 6, true, 24, 240}},
     {64, 128, {2, 4, 3, false, 24, 240}},
-    {128, 128, {2, 3, 2, false, 24, 240}},
+    {128, 128, {2, 2, 2, false, 24, 240}},
 };
 // clang-format on
 
