@@ -163,7 +163,7 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
   cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(contiguous(DType::kF32, headdim, headdim_v, causal), cuda::v3_target_of(cuda::kV3Arch));
   plan.key.aligned = aligned && plan.aligned_strides;
   list.add(cuda::v3_forward_f32_request(plan.key), plan.tile.launch_registers(), which);
-  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, causal ? which : Which::kFull);
+  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, causal && headdim == 64 ? which : Which::kFull);
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
@@ -206,6 +206,7 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   void* const to = const_cast<char*>(at);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
+  if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, which);
   const Which small = plan.key.pair != 0 ? Which::kFull : which;
   list.add(cuda::v2_backward_request(keys.prepare), 255, small);
   list.add(cuda::v2_backward_request(keys.finish), 255, small);

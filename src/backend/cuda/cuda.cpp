@@ -300,7 +300,8 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   const cuda::BackwardBuffers buffers = backward_buffers(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
   PairParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
-  void* parameters[] = {&params};
+  BackwardF32Parts parts = cuda::v2_backward_f32_parts(chosen, b.workspace);
+  void* parameters[] = {&params, &parts};  // most kernels take the first alone
   const auto launch = [&](const cuda::V2BackwardKey& key, const cuda::V2BackwardLaunch& shape) {
     if (shape.grid == 0) return;
     const Loaded& kernel = backward_kernel(device, key);
@@ -308,6 +309,7 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   };
   launch(keys.dbias_zero, chosen.dbias_zero);
   launch(keys.prepare, chosen.prepare);
+  launch(keys.split, chosen.split);
   launch(keys.main, chosen.main);
   launch(keys.finish, chosen.finish);
   launch(keys.dbias_finish, chosen.dbias_finish);
@@ -461,6 +463,7 @@ void load_cuda_kernels(const Plan& plan) {
   }
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::BackwardBuffers{});
   if (chosen.backward.prepare.grid > 0) backward_kernel(device, keys.prepare);
+  if (chosen.backward.split.grid > 0) backward_kernel(device, keys.split);
   if (chosen.backward.main.grid > 0) backward_kernel(device, keys.main);
   if (chosen.backward.finish.grid > 0) backward_kernel(device, keys.finish);
   if (chosen.backward.dbias_zero.grid > 0) backward_kernel(device, keys.dbias_zero);

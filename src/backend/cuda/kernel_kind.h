@@ -21,6 +21,7 @@ enum class KernelKind : uint32_t {
   kV3PackedTiles = 15,
   kV3ForwardF32 = 16,
   kV3ForwardF32Split = 17,
+  kV2BackwardF32Split = 18,
   kDecode = 10,
   kDecodeCombine = 11,
   kStandardSoftmax = 20,

@@ -30,6 +30,7 @@ std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
   std::vector<jit::Request> requests;
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
   if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
+  if (plan.split.grid > 0) requests.push_back(cuda::v2_backward_request(keys.split));
   if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
   if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
   if (plan.dbias_zero.grid > 0) requests.push_back(cuda::v2_backward_request(keys.dbias_zero));
