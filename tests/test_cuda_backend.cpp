@@ -80,6 +80,10 @@ class CudaBackend : public ::testing::Test {
     stub().kernel("fattn_v3_fwd", note<'3'>, sizeof last);
     stub().kernel("fattn_v3_fwd_f32", note<'W'>, sizeof last);
     stub().kernel("fattn_v3_f32_split", note<'s'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_prepare", note<'p'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_split", note<'S'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32", note<'b'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_finish", note<'e'>, sizeof last);
     stub().kernel("fattn_decode", note<'d'>, sizeof last);
     stub().kernel("fattn_decode_combine", note<'c'>, sizeof last);
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
