@@ -1,4 +1,5 @@
-// The host side of the CUDA v3 forward kernels for fp32: the table of tiles, refusals, the workspace, parameters and the emitted sources. Needs no GPU.
+// The host side of the CUDA v3 forward kernels for fp32: the table of tiles, refusals, the workspace, parameters and the emitted sources. Needs no
+// GPU.
 #include <gtest/gtest.h>
 
 #include <set>

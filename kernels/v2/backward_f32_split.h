@@ -1,5 +1,5 @@
-// Backward in fp32, before the main kernel where BackwardF32Tile::query_stages is 2: q and dout are split into two fp16, once for all tiles of keys. A
-// CTA takes a block of q or of dout; BackwardF32Parts has the layout. Spec: kHeaddim, kHeaddimV, kAligned, kTile, as in backward_f32.h.
+// Backward in fp32, before the main kernel where BackwardF32Tile::query_stages is 2: q and dout are split into two fp16, once for all tiles of keys.
+// A CTA takes a block of q or of dout; BackwardF32Parts has the layout. Spec: kHeaddim, kHeaddimV, kAligned, kTile, as in backward_f32.h.
 #pragma once
 
 #include "kernels/tile/split_rows.h"

@@ -1,6 +1,6 @@
-// Attention forward in fp32 on Hopper: the roles of v3/forward.h, with every operand split into two fp16 and every product made of three. Before it runs
-// v3/forward_f32_split.h, which splits k and v; queries are split by the warps that multiply with them. PTX of sm_90a.
-// The parts: forward_f32_shape.h (specialisation, shared memory), schedule.h (tiles), forward_f32_consumer.h.
+// Attention forward in fp32 on Hopper: the roles of v3/forward.h, with every operand split into two fp16 and every product made of three. Before it
+// runs v3/forward_f32_split.h, which splits k and v; queries are split by the warps that multiply with them. PTX of sm_90a. The parts:
+// forward_f32_shape.h (specialisation, shared memory), schedule.h (tiles), forward_f32_consumer.h.
 #pragma once
 
 #include "kernels/ptx/async_proxy.h"
@@ -11,7 +11,8 @@
 
 namespace fattn::v3 {
 
-// The thread that loads: tile by tile blocks of keys and values from the last to the first, keys one block ahead. A block lies in memory as it is wanted.
+// The thread that loads: tile by tile blocks of keys and values from the last to the first, keys one block ahead. A block lies in memory as it is
+// wanted.
 template <class Spec>
 __device__ __forceinline__ void load_forward_f32(const ForwardF32Call& p, unsigned shared, BarriersF32<Spec> barriers) {
   using Shape = ForwardF32Shape<Spec>;
@@ -36,7 +37,8 @@ __device__ __forceinline__ void load_forward_f32(const ForwardF32Call& p, unsign
       const unsigned full = barriers.v_full(v.stage);
       ptx::mbarrier_wait(barriers.v_empty(v.stage), v.parity ^ 1);
       ptx::mbarrier_arrive_expect(full, Shape::kValueBytes + 16);
-      ptx::bulk_load(shared + Shape::kOffsetV + v.stage * Shape::kValueBytes, p.parts.v + (first + block) * Shape::kValueBytes, Shape::kValueBytes, full);
+      ptx::bulk_load(shared + Shape::kOffsetV + v.stage * Shape::kValueBytes, p.parts.v + (first + block) * Shape::kValueBytes, Shape::kValueBytes,
+                     full);
       ptx::bulk_load(shared + Shape::kOffsetFactors + (Spec::kStagesK + v.stage) * 16, p.parts.v_factors + first + block, 16, full);
       v.next();
     };

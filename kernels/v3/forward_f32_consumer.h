@@ -1,8 +1,8 @@
 // A consumer warpgroup of v3's forward pass in fp32: 64 rows of queries, whose scores, weights and output stay in registers. While the weights of one
 // block are computed, the tensor cores multiply those of the block before with v.
 //
-// The tensor cores round sums towards zero. So of the three products of parts the two small ones come first, and a block's product with v is summed by
-// itself and then added to o in fp32, to nearest; undoing the factor of the block's values costs nothing then.
+// The tensor cores round sums towards zero. So of the three products of parts the two small ones come first, and a block's product with v is summed
+// by itself and then added to o in fp32, to nearest; undoing the factor of the block's values costs nothing then.
 #pragma once
 
 #include "kernels/ptx/async_proxy.h"
@@ -18,9 +18,9 @@ namespace fattn::v3 {
 
 using tile::for_each;
 
-// A weight enters the product with v as weight * 2^12. References are whole numbers in base 2, so that o and sums are rescaled exactly, and one is renewed
-// where the maximum of the row is more than 3.5 above it: the greatest weight is then below 2^15.6, and those of usual size are far from the least of
-// fp16.
+// A weight enters the product with v as weight * 2^12. References are whole numbers in base 2, so that o and sums are rescaled exactly, and one is
+// renewed where the maximum of the row is more than 3.5 above it: the greatest weight is then below 2^15.6, and those of usual size are far from the
+// least of fp16.
 inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
 
 // Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
@@ -39,7 +39,7 @@ struct ConsumerF32 {
   const BarriersF32<Spec> barriers;
   const int group;
 
-  float s[kScores];  // scores, then weights
+  float s[kScores];                                      // scores, then weights
   unsigned high[kBlockN / 16][4], low[kBlockN / 16][4];  // weights, split
   float t[Shape::kColumnsV / 2], o[Shape::kColumnsV / 2];
   unsigned q_high[kQueriesInRegisters ? kDepth : 1][4], q_low[kQueriesInRegisters ? kDepth : 1][4];
@@ -178,8 +178,7 @@ struct ConsumerF32 {
       ptx::wgmma<f16, (kStep > 0), ptx::Major::kOther>(t, low[kStep], b + static_cast<unsigned>(kStep * 128));
     });
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      ptx::wgmma<f16, true, ptx::Major::kOther>(t, high[step], b + kLow + static_cast<unsigned>(step * 128));
+    for (int step = 0; step < kSteps; ++step) ptx::wgmma<f16, true, ptx::Major::kOther>(t, high[step], b + kLow + static_cast<unsigned>(step * 128));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) ptx::wgmma<f16, true, ptx::Major::kOther>(t, high[step], b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
@@ -265,13 +264,14 @@ struct ConsumerF32 {
   }
   __device__ __forceinline__ void split_weights() {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) tile::split2(s[2 * i] * kF32WeightFactor, s[2 * i + 1] * kF32WeightFactor, high[i / 4][i % 4], low[i / 4][i % 4]);
+    for (int i = 0; i < kScores / 2; ++i)
+      tile::split2(s[2 * i] * kF32WeightFactor, s[2 * i + 1] * kF32WeightFactor, high[i / 4][i % 4], low[i / 4][i % 4]);
   }
 
   // --- tiles ---
 
-  // Blocks that some row of the tile sees, and of the warpgroup. It passes over the others: a stage is waited for before it is freed, so that arrivals
-  // count for the right phase.
+  // Blocks that some row of the tile sees, and of the warpgroup. It passes over the others: a stage is waited for before it is freed, so that
+  // arrivals count for the right phase.
   __device__ __forceinline__ int own_blocks(int row) const { return block_end<Mask, kBlockN>(p.call, Keys<false>{}, row + group * 64, 64); }
   __device__ __forceinline__ void skip_blocks(int row) {
 #pragma unroll 1

@@ -27,9 +27,9 @@ struct ForwardF32Call : TileCall {
 template <class Spec>
 struct ForwardF32Shape {
   static constexpr int kGroups = Spec::kGroups, kThreads = 128 * (kGroups + 1), kBlockM = 64 * kGroups, kBlockN = kV3F32Block;
-  static constexpr int kDepth = (Spec::kHeaddim + 15) / 16;                                                // steps of q k^T
-  static constexpr int kColumnsV = Spec::kHeaddimV <= 64 ? 64 : Spec::kHeaddimV <= 96 ? 96 : 128;          // of o in registers
-  using TileQ = OperandTile<64, Spec::kHeaddim>;                                                           // of a warpgroup; high, then low
+  static constexpr int kDepth = (Spec::kHeaddim + 15) / 16;                                        // steps of q k^T
+  static constexpr int kColumnsV = Spec::kHeaddimV <= 64 ? 64 : Spec::kHeaddimV <= 96 ? 96 : 128;  // of o in registers
+  using TileQ = OperandTile<64, Spec::kHeaddim>;                                                   // of a warpgroup; high, then low
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
   using TileV = OperandTile<kBlockN, Spec::kHeaddimV>;
   static constexpr int kQueryBytes = Spec::kQueriesInRegisters ? 0 : 2 * TileQ::kBytes;

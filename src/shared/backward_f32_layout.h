@@ -46,13 +46,13 @@ struct BackwardF32Tile {
   constexpr int lse_offset() const { return p_offset() + p_bytes(); }
   constexpr int row_sum_offset() const { return lse_offset() + query_stages * row_bytes(); }
   constexpr int greatest_offset() const { return row_sum_offset() + query_stages * row_bytes(); }  // two numbers a warp
-  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }  // two numbers
-  constexpr int query_inverse_offset() const { return inverse_offset() + 8; }  // with two stages: two numbers of each
+  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                 // two numbers
+  constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                      // with two stages: two numbers of each
   constexpr int shared_bytes() const { return inverse_offset() + 8 + (query_stages == 2 ? 16 : 0); }
 };
 
-// q and dout in two parts, in the workspace: block i of block_m queries of head h of batch entry b is number (b * nheads + h) * blocks + i, two tiles as
-// they are in shared memory. Zeros fill what the tensors do not have.
+// q and dout in two parts, in the workspace: block i of block_m queries of head h of batch entry b is number (b * nheads + h) * blocks + i, two tiles
+// as they are in shared memory. Zeros fill what the tensors do not have.
 struct BackwardF32Parts {
   unsigned char *q, *dout;
   float* inverses;  // of each block that of q, then that of dout: what undoes the factor, a power of two

@@ -402,9 +402,9 @@ void plan_cuda_kernels(Plan& plan) {
     plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
     plan.cuda.level = cuda::kV3Arch;
     plan.kernel = text("cuda v3 forward ", name_of(p.dtype), " sm_", cuda::kV3Arch, "a");
-    plan.why = text("tiles of ", chosen.tile.block_m(), " queries x ", kV3F32Block, " keys, ", chosen.tile.groups, " warpgroups, ", chosen.tile.stages_k,
-                    " + ", chosen.tile.stages_v, " stages, ", chosen.shared_bytes, " bytes of shared memory, grid ", chosen.grid,
-                    ", keys and values in two parts in the workspace");
+    plan.why = text("tiles of ", chosen.tile.block_m(), " queries x ", kV3F32Block, " keys, ", chosen.tile.groups, " warpgroups, ",
+                    chosen.tile.stages_k, " + ", chosen.tile.stages_v, " stages, ", chosen.shared_bytes, " bytes of shared memory, grid ",
+                    chosen.grid, ", keys and values in two parts in the workspace");
   } else if (plan.algorithm == Algorithm::kV3) {
     const cuda::V3ForwardPlan& chosen = kernels->v3_forward = cuda::plan_v3_forward(p, v3_target);
     if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);

@@ -362,12 +362,11 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   };
   const char* const version = key.one_head != 0 ? "v1" : "v2";
   const std::string file = f32 ? "backward_f32" : "backward", small = f32 ? "fattn_v2_bwd_f32" : "fattn_v2_bwd";
-  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", small + "_prepare", kPrepareThreads, 1}
-                        : key.kind == KernelKind::kV2BackwardF32Split
-                            ? Kernel{"backward_f32_split", small + "_split", kBackwardF32SplitThreads, 1}
-                        : key.kind == KernelKind::kV2BackwardFinish ? Kernel{file + "_finish", small + "_finish", kFinishThreads, 1}
-                        : key.one_head != 0                         ? Kernel{file, "fattn_v1_bwd", tile.threads(), row.ctas}
-                                                                    : Kernel{file, small, tile.threads(), row.ctas};
+  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare    ? Kernel{"backward_prepare", small + "_prepare", kPrepareThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardF32Split ? Kernel{"backward_f32_split", small + "_split", kBackwardF32SplitThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardFinish   ? Kernel{file + "_finish", small + "_finish", kFinishThreads, 1}
+                        : key.one_head != 0                           ? Kernel{file, "fattn_v1_bwd", tile.threads(), row.ctas}
+                                                                      : Kernel{file, small, tile.threads(), row.ctas};
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
@@ -375,11 +374,11 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   const char* const element = f32 ? "float" : key.dtype == static_cast<int32_t>(DType::kBF16) ? "fattn::bf16" : "fattn::f16";
   // A row of fp32's table is written as what its kernels take.
   const std::string kind_of_tile =
-      f32 ? text(
-                "  // width, width_v, block_m, block_n, key_groups, chunk, parts", row.query_stages == 2 ? ", query_stages" : "", "\n"
-                "  static constexpr fattn::BackwardF32Tile kTile = {",
-                tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.chunk, ", ", row.parts,
-                row.query_stages == 2 ? ", 2" : "")
+      f32 ? text("  // width, width_v, block_m, block_n, key_groups, chunk, parts", row.query_stages == 2 ? ", query_stages" : "",
+                 "\n"
+                 "  static constexpr fattn::BackwardF32Tile kTile = {",
+                 tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.chunk, ", ", row.parts,
+                 row.query_stages == 2 ? ", 2" : "")
           : text(
                 "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
                 "  static constexpr fattn::BackwardTile kTile = {",

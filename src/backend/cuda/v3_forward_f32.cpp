@@ -38,13 +38,13 @@ int choose_row(const Problem& problem) {
 constexpr int64_t kFewestQueries = 256;
 
 std::string feature_refusal(const Problem& p) {
-  const char* what = p.windowed()                                   ? "windows"
-                     : p.softcap > 0                                ? "softcap"
-                     : p.packed                                     ? "packed sequences"
-                     : p.has_seqused_k                              ? "lengths (seqused_k)"
-                     : p.has_alibi                                  ? "ALiBi"
-                     : p.dropout_below > 0                          ? "dropout"
-                                                                    : nullptr;
+  const char* what = p.windowed()          ? "windows"
+                     : p.softcap > 0       ? "softcap"
+                     : p.packed            ? "packed sequences"
+                     : p.has_seqused_k     ? "lengths (seqused_k)"
+                     : p.has_alibi         ? "ALiBi"
+                     : p.dropout_below > 0 ? "dropout"
+                                           : nullptr;
   if (!what) return {};
   return text("algorithm v3 has no ", what, " in fp32; ", p.packed ? "use fp16 or bf16" : "algorithm v2 has");
 }
@@ -100,13 +100,13 @@ std::string v3_forward_f32_refusal(const Problem& problem, const V3Target& targe
                 ", and splitting keys and values in advance would take longer than it saves");
   const int64_t bytes = kRows[row].tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v));
   if (bytes > target.shared_bytes)
-    return text("a tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " takes ", bytes, " bytes of shared memory, and there are ",
-                target.shared_bytes);
+    return text("a tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " takes ", bytes,
+                " bytes of shared memory, and there are ", target.shared_bytes);
   const int64_t tiles = ceil_div(problem.seqlen_q, kRows[row].tile.block_m()), blocks = ceil_div(problem.seqlen_k, kV3F32Block);
   // Both are counted in 32 bits, tiles some turns of the grid beyond the last.
   if (problem.batch * problem.nheads > kMaxGrid / 2 / std::max(tiles, blocks))
-    return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", std::max(tiles, blocks), " tiles of queries or blocks of keys is more than ",
-                kMaxGrid / 2, "; split the batch");
+    return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", std::max(tiles, blocks),
+                " tiles of queries or blocks of keys is more than ", kMaxGrid / 2, "; split the batch");
   return {};
 }
 
@@ -186,14 +186,15 @@ V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3Forward
 
 jit::Request v3_forward_f32_request(const V3ForwardF32Key& key) {
   if (key.kind == KernelKind::kV3ForwardF32Split)
-    return {.entry = "fattn_v3_f32_split",
-            .source = text(comment_of(key), ", keys and values in two parts\n#include \"kernels/v3/forward_f32_split.h\"\n\n",
-                           "extern \"C\" __global__ void __launch_bounds__(", kV3F32SplitThreads, ")\n",
-                           "fattn_v3_f32_split(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3F32Parts parts) {\n",
-                           "  fattn::v3::split_keys_and_values<", key.headdim, ", ", key.headdim_v, ", ", key.aligned ? "true" : "false",
-                           ">(call, parts);\n}\n"),
-            .arch = kV3Arch,
-            .arch_specific = true};
+    return {
+        .entry = "fattn_v3_f32_split",
+        .source = text(comment_of(key), ", keys and values in two parts\n#include \"kernels/v3/forward_f32_split.h\"\n\n",
+                       "extern \"C\" __global__ void __launch_bounds__(", kV3F32SplitThreads, ")\n",
+                       "fattn_v3_f32_split(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3F32Parts parts) {\n",
+                       "  fattn::v3::split_keys_and_values<", key.headdim, ", ", key.headdim_v, ", ", key.aligned ? "true" : "false",
+                       ">(call, parts);\n}\n"),
+        .arch = kV3Arch,
+        .arch_specific = true};
   const V3ForwardF32Tile& tile = kRows[key.row].tile;
   std::string source = text(comment_of(key), ", tile ", tile.block_m(), " x ", kV3F32Block,
                             "\n#include \"kernels/v3/forward_f32.h\"\n#include \"kernels/v3/mask.h\"\n\nstruct Spec {\n  using Mask = fattn::",

@@ -1,5 +1,5 @@
-// Host side of kernels/v3/forward_f32.h and forward_f32_split.h: which problems they take, the tile for each, the workspace for keys and values in two
-// parts, the sources of the two kernels, and what their launches need.
+// Host side of kernels/v3/forward_f32.h and forward_f32_split.h: which problems they take, the tile for each, the workspace for keys and values in
+// two parts, the sources of the two kernels, and what their launches need.
 #pragma once
 
 #include <array>
@@ -58,10 +58,10 @@ struct V3ForwardF32Plan {
   int64_t tiles = 0;
   int grid = 0, threads = 0, shared_bytes = 0;
   int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0;
-  int blocks = 0;                // of keys, of a head
-  int64_t split_grid = 0;        // CTAs of the first kernel
-  int64_t values_offset = 0;     // in the workspace, which begins with the parts of k; then those of v
-  int64_t factors_offset = 0;    // of blocks of k, then of v
+  int blocks = 0;              // of keys, of a head
+  int64_t split_grid = 0;      // CTAs of the first kernel
+  int64_t values_offset = 0;   // in the workspace, which begins with the parts of k; then those of v
+  int64_t factors_offset = 0;  // of blocks of k, then of v
   int64_t workspace_bytes = 0;
   V3ForwardF32Key split_key() const;
 };
