@@ -373,6 +373,24 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_rest.parts[1].outputs[0].to, b.dk.data());
   EXPECT_EQ(last_rest.parts[1].outputs[1].to, b.dv.data());
   EXPECT_EQ(last_rest.parts[1].heads, kHeadsK);
+
+  // Without documents it is v3's too, behind a list of tiles of keys.
+  stub().kernel("fattn_v3_packed_key_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  BackwardTensors whole = b;
+  whole.scores.document_q = whole.scores.document_k = {};
+  const Plan v3_backward(whole, options);
+  expect_contains(v3_backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, v3_backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  v3_backward.execute(whole, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
+  const int64_t rows = kHeads * (kTotal / 64 + 3) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
+  EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+
   options.algorithm = Algorithm::kV1;
   expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");
   options.algorithm = Algorithm::kAuto;

@@ -398,15 +398,16 @@ class BackwardF32 {
     }
     [[maybe_unused]] const Terms<kPair, f16> terms(p, batch, head, seqlen_k());  // no bias is of 16 bits here
     [[maybe_unused]] const Dropout<kPair> dropout(p, batch, head);
+    static_assert(core::kDropoutBlock % kKeys == 0);
+    [[maybe_unused]] unsigned kept = 0;  // of two tiles of queries
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
+      if constexpr (kPair.dropout)
+        if (j % 2 == 0) kept = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock, lane) >> group_key % core::kDropoutBlock / 8;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
-      core::Philox4 words;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
-        // kKeys is a multiple of 32, or a half of a block of random numbers.
-        if (kPair.dropout && i % 2 == 0) words = dropout.transposed_words(query + 8 * j, (group_key + 16 * i) / core::kDropoutBlock, lane);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // Rows and keys behind the last get what another one has, and are hidden later.
@@ -416,9 +417,7 @@ class BackwardF32 {
           s[i][j][e] = weight;
           sent[i][j][e] = hidden ? -0.0f : kCapped ? weight * fmaf(-capped, capped, 1.0f) : weight;
           if constexpr (kPair.dropout) {
-            const bool upper = kKeys % core::kDropoutBlock != 0 && group_key % core::kDropoutBlock != 0;
-            const unsigned word = upper || i % 2 != 0 ? words.word[2 + e / 2] : words.word[e / 2];
-            const bool dropped = e % 2 == 0 ? (word & 0xffffu) < dropout.below : word < dropout.below << 16;
+            const bool dropped = (kept >> (j % 2 * 8 + 2 * i + e / 2 + e % 2 * 16) & 1u) == 0;
             if (dropped) s[i][j][e] = 0;
             if (dropped) sent[i][j][e] = -sent[i][j][e];
             if (hidden) sent[i][j][e] = -0.0f;

@@ -52,7 +52,7 @@ struct KeyGradients {
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
   __device__ __forceinline__ int key() const { return tile.key() + 64 * group; }
-  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths, Shape::kPacked>(); }  // of the batch entry
 
   // --- products, of the whole warpgroup ---
 
@@ -178,7 +178,7 @@ struct KeyGradients {
   __device__ __forceinline__ void next_block() {
     queries.next();
     row += Shape::kBlockM;
-    if (row >= tile.rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.

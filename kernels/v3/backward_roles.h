@@ -41,7 +41,7 @@ struct RoleBase {
 
   __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
   __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
-  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths, Shape::kPacked>(); }  // of the batch entry
 
   template <class TileA, class TileB, int kWidth>
   __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) const {
@@ -182,7 +182,7 @@ struct ValueRole : RoleBase<Spec> {
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full());
     p_place.next();
     row += Shape::kBlockM;
-    if (row >= tile.template rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.template rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
   // dV of the block in stage `free`: P of the next block may take its operand's registers.
   __device__ __forceinline__ void values_done(unsigned free) {

@@ -84,6 +84,14 @@ const Loaded& v3_backward_kernel(CudaDevice& device, const cuda::V3BackwardKey& 
   return with_registers(jit::kernel_table().get(device, jit::key_of_pod(key), v3_backward_request), registers);
 }
 
+jit::Request v3_packed_key_tiles_request(const KernelKey& key) {
+  return cuda::v3_packed_key_tiles_request(jit::pod_of_key<cuda::V3PackedKeyTilesKey>(key));
+}
+
+const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const cuda::V3BackwardPlan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3PackedKeyTilesKey{.block_n = plan.tile.block_n()}), v3_packed_key_tiles_request);
+}
+
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
 
 const Loaded& backward_kernel(CudaDevice& device, cuda::V2BackwardKey key) {
@@ -271,18 +279,25 @@ cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
   return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, pair_buffers(b)};
 }
 
-// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype.
+// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In v3 one before them lists the tiles of packed
+// sequences; the first then waits for it at its end.
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
   cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers(b));
   auto parameters = params.pointers();
   const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
+    if (shape.grid_x == 0) return;
     const Loaded& kernel = v3_backward_kernel(device, key, registers);
     shape.early = early;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   };
-  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), false);
+  const bool lists = plan.problem.packed && chosen.grid > 0;
+  if (lists) {
+    const Loaded& kernel = v3_packed_key_tiles_kernel(device, chosen);
+    device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
+  }
+  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), lists);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.small_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
 }
@@ -456,6 +471,7 @@ void load_cuda_kernels(const Plan& plan) {
     return;
   }
   if (plan.algorithm == Algorithm::kV3) {
+    if (plan.problem.packed) v3_packed_key_tiles_kernel(device, chosen.v3_backward);
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);

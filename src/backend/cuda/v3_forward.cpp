@@ -77,7 +77,9 @@ static_assert([] {
 int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
 // Tiles of a head that packed sequences may have: each ends with one that is perhaps not full.
-int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) { return problem.total_q / tile.block_m() + problem.batch; }
+int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
+  return fattn::most_packed_tiles(problem.total_q, problem.batch, tile.block_m());
+}
 
 // A row's tile as the problem gets it.
 V3ForwardTile tile_for(const V3ForwardRow& row, const Problem& problem) {
