@@ -351,7 +351,7 @@ class ForwardF32 {
         sum += ptx::shfl_xor(sum, 1);
         sum += ptx::shfl_xor(sum, 2);
         if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
-        const bool empty = sum == 0;
+        const bool empty = sum == 0 && softmax.shift[i][half] == kInfinity;  // with scores beyond 1e8 the greatest weight may be rounded to 0
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;
