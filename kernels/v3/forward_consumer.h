@@ -177,14 +177,15 @@ struct Consumer {
 
   // --- softmax, of each warp ---
 
-  // Hides what the lane's rows do not see of block `of`.
+  // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
     const int end0 = Mask::visible_end(p.call, keys, row + own_row()) - first, end1 = Mask::visible_end(p.call, keys, row + own_row() + 8) - first;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
-    if constexpr (Mask::kBegins) hide_before(of);
+    if constexpr (Mask::kBegins)
+      if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
   }
   __device__ __forceinline__ void hide_before(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;
@@ -298,7 +299,7 @@ struct Consumer {
   __device__ __forceinline__ auto place_at(int number) const { return place_of<Spec, Shape::kBlockM>(p, number); }
   __device__ __forceinline__ auto place_again(int nth) const { return place_at(tile_number<Spec>(p, ptx::opaque(nth))); }
 
-  // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
+  // Blocks of a tile that this warpgroup computes, from the last to the first: those that one of its rows sees, or all.
   __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
     if constexpr (Spec::kSkip && Mask::kUneven)
       return block_end<Mask, kBlockN>(p.call, of, first_row + group * 64, 64);
@@ -306,6 +307,9 @@ struct Consumer {
       return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM);
   }
   __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
+  __device__ __forceinline__ int own_begin(int first_row, Keys of) const {
+    return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
+  }
 
   // The weights of a tile's first (last) block, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
@@ -325,8 +329,12 @@ struct Consumer {
 
   // Passes over the blocks that none of the warpgroup's rows sees. A stage is waited for before it is freed: arrivals count for the right phase then.
   __device__ __forceinline__ void skip_blocks(int first_row, Keys of) {
+    pass_over(all_blocks(first_row, of) - own_blocks(first_row, of));
+    k_is_there = false;
+  }
+  __device__ __forceinline__ void pass_over(int count) {
 #pragma unroll 1
-    for (int skip = all_blocks(first_row, of) - own_blocks(first_row, of); skip > 0; --skip) {
+    for (int skip = count; skip > 0; --skip) {
       ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
       ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
       k.next();
@@ -338,7 +346,30 @@ struct Consumer {
         free_bits();
       }
     }
-    k_is_there = false;
+  }
+  // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come between
+  // their keys and their values.
+  __device__ __forceinline__ int blocks_before() const { return own_begin(row, keys) - block_begin<Mask, kBlockN>(p.call, keys, row); }
+  __device__ __forceinline__ void pass_over_keys(int count) {
+#pragma unroll 1
+    for (int skip = count; skip > 0; --skip) {
+      wait_k();
+      k.next();
+      free_k();
+      k_is_there = false;
+      if constexpr (kDropout) {
+        ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
+        free_bits();
+      }
+    }
+  }
+  __device__ __forceinline__ void pass_over_values(int count) {
+#pragma unroll 1
+    for (int skip = count; skip > 0; --skip) {
+      wait_v();
+      v.next();
+      free_v();
+    }
   }
 
   // The first block of a tile that is not joined to the one before.
@@ -374,7 +405,7 @@ struct Consumer {
       for (; block > whole; --block) masked_block(buffer);
     }
     if constexpr (Mask::kBegins) {
-      const int first = block_begin<Mask, kBlockN>(p.call, keys, row);
+      const int first = own_begin(row, keys);
       const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
       for (; block > whole; --block) whole_block<false>(buffer);
@@ -546,12 +577,18 @@ struct Consumer {
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
         ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
+        int before = 0;
+        if constexpr (Shape::kSkipsBefore) {
+          before = blocks_before();
+          pass_over_keys(before);
+        }
         issue_products(next_buffer.stage);
         const Inverse inverse = close_rows(nth);  // beside the products
         scores_done();
         free_k();
         first_softmax(next_row, next_keys, next_slope);
         output_done();
+        if constexpr (Shape::kSkipsBefore) pass_over_values(before);
         finish(inverse, nth, buffer.stage);
         clear_output();
         pack();
@@ -560,6 +597,7 @@ struct Consumer {
         const Inverse inverse = close_rows(nth);
         output_done();
         finish(inverse, nth, buffer.stage);
+        if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
       }
     }
   }

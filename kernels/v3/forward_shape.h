@@ -48,11 +48,15 @@ struct ForwardShape {
   static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
   static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
 
+  // Rows of a warpgroup may begin to see keys behind the tile's first block.
+  static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
+
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
   static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
   static_assert(!Spec::Score::kCapped || Spec::kCareful, "scores near softcap would take the way back in every block");
-  static_assert(!(Spec::Mask::kBegins && Spec::kSkip), "blocks are passed over before a tile's first one, not after its last one");
+  static_assert(!kSkipsBefore || 64 * (kGroups - 1) <= (Spec::kStagesV - 1) * kBlockN,
+                "a warpgroup waits for the keys of the next tile while it holds the values of its own last block and of those passed over");
 };
 
 // Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.
