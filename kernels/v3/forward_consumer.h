@@ -117,7 +117,7 @@ struct Consumer {
   // Where consumers do this: their last scores of the tile are done.
   __device__ __forceinline__ void free_queries(unsigned buffer) const {
     ptx::warp_sync();
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer));
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer, static_cast<unsigned>(group)));
   }
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTurns) ptx::bar_sync(1 + group, 256);
@@ -374,7 +374,7 @@ struct Consumer {
 
   // The first block of a tile that is not joined to the one before.
   __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, QueryBuffer<Spec::kQueryBuffers> buffer) {
-    ptx::mbarrier_wait(barriers.q_full(buffer.stage), buffer.parity);
+    ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
     wait_k();
     ptx::wgmma_fence();
@@ -576,12 +576,12 @@ struct Consumer {
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
-        ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
         int before = 0;
         if constexpr (Shape::kSkipsBefore) {
           before = blocks_before();
-          pass_over_keys(before);
+          pass_over_keys(before);  // whose places may be those of the keys that come before the queries
         }
+        ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
         issue_products(next_buffer.stage);
         const Inverse inverse = close_rows(nth);  // beside the products
         scores_done();

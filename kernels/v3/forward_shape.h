@@ -50,6 +50,10 @@ struct ForwardShape {
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
   static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
+  // Keys of the next tile come before its queries, which wait for room longer.
+  static constexpr bool kKeysFirst = Spec::Mask::kBegins;
+  // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while another still reads its own.
+  static constexpr bool kQueriesByGroup = kSkipsBefore && kStoreFromRegisters && kGroups == 2;
 
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
@@ -67,8 +71,11 @@ struct Barriers {
   unsigned first;
 
   __device__ __forceinline__ unsigned at(unsigned index) const { return first + 8 * index; }
-  __device__ __forceinline__ unsigned q_full(unsigned buffer) const { return at(buffer); }
-  __device__ __forceinline__ unsigned q_empty(unsigned buffer) const { return at(kBuffers + buffer); }
+  // Of all queries of a tile, or of each warpgroup's: in the places of o_full, which nobody waits for then.
+  __device__ __forceinline__ unsigned q_full(unsigned buffer, unsigned group = 0) const { return at(Shape::kQueriesByGroup ? group : buffer); }
+  __device__ __forceinline__ unsigned q_empty(unsigned buffer, unsigned group = 0) const {
+    return at(Shape::kQueriesByGroup ? Shape::kGroups + group : kBuffers + buffer);
+  }
   __device__ __forceinline__ unsigned o_full(unsigned buffer, unsigned group) const { return at(2 * kBuffers + buffer * Shape::kGroups + group); }
   __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(kBuffers * (2 + Shape::kGroups) + stage); }
   __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
@@ -80,7 +87,12 @@ struct Barriers {
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr int kConsumerWarps = 4 * Shape::kGroups;
-    for (unsigned i = 0; i < kBuffers; ++i) {
+    if constexpr (Shape::kQueriesByGroup)
+      for (unsigned group = 0; group < Shape::kGroups; ++group) {
+        ptx::mbarrier_init(q_full(0, group), 1);
+        ptx::mbarrier_init(q_empty(0, group), 4);
+      }
+    for (unsigned i = 0; i < kBuffers && !Shape::kQueriesByGroup; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), Shape::kStoreFromRegisters ? kConsumerWarps : 1);
       for (unsigned group = 0; group < Shape::kGroups; ++group) ptx::mbarrier_init(o_full(i, group), 4);
