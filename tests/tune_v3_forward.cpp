@@ -201,7 +201,11 @@ jit::Request request_of(const jit::KernelKey& from) {
 bool compiles(const V3ForwardPlan& plan) {
   try {
     const jit::Resources r = jit::build(request_of(jit::key_of_pod(key_of(plan)))).resources;
-    return r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers();
+    if (r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers())
+      return true;
+    std::fprintf(stderr, "%d x %d: %s%d bytes of spills, %d of stack, %d registers\n", plan.tile.groups, plan.tile.block_n,
+                 r.degraded ? "serialised, " : "", r.spill_store_bytes + r.spill_load_bytes, r.stack_bytes, r.registers);
+    return false;
   } catch (const Error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return false;

@@ -45,15 +45,16 @@ struct ForwardShape {
   static constexpr int kBitStages = kPairOf<Spec>.dropout ? kV3DropoutStages : 0;
   static constexpr int kBitBytes = kBlockM * kBlockN / 8;  // of a stage: a bit a pair
   static constexpr int kOffsetBarriers = kOffsetBits + kBitStages * kBitBytes;
-  static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
+  static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
+  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
   static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
   static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
   // Keys of the next tile come before its queries, which wait for room longer.
   static constexpr bool kKeysFirst = Spec::Mask::kBegins;
-  // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while another still reads its own.
-  static constexpr bool kQueriesByGroup = kSkipsBefore && kStoreFromRegisters && kGroups == 2;
+  // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while others still read their own.
+  static constexpr bool kQueriesByGroup = kSkipsBefore && kStoreFromRegisters;
 
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
@@ -71,13 +72,13 @@ struct Barriers {
   unsigned first;
 
   __device__ __forceinline__ unsigned at(unsigned index) const { return first + 8 * index; }
-  // Of all queries of a tile, or of each warpgroup's: in the places of o_full, which nobody waits for then.
+  // Of all queries of a tile, or of each warpgroup's: where nobody waits for o_full.
   __device__ __forceinline__ unsigned q_full(unsigned buffer, unsigned group = 0) const { return at(Shape::kQueriesByGroup ? group : buffer); }
   __device__ __forceinline__ unsigned q_empty(unsigned buffer, unsigned group = 0) const {
     return at(Shape::kQueriesByGroup ? Shape::kGroups + group : kBuffers + buffer);
   }
   __device__ __forceinline__ unsigned o_full(unsigned buffer, unsigned group) const { return at(2 * kBuffers + buffer * Shape::kGroups + group); }
-  __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(kBuffers * (2 + Shape::kGroups) + stage); }
+  __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(Shape::kQueryBarriers + stage); }
   __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }

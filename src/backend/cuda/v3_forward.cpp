@@ -58,14 +58,15 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 8, 8, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, false, true, 8, 40, 232}},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 3, 1, false, true, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, false, true, 8, 40, 232}},
 };
 // clang-format on
 
@@ -191,7 +192,7 @@ int v3_row_width(int width, int width_v) {
 int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int stages_bits = dropout ? kV3DropoutStages : 0;
-  const int barriers = query_buffers * (2 + groups) + 2 * (stages_k + stages_v + stages_bits);
+  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_bits);
   return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
          stages_bits * block_m() * block_n / 8 + 8 * barriers;
 }
