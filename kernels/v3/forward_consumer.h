@@ -26,16 +26,13 @@ inline constexpr int kOwnBarrier = 8;
 
 // What of a block is multiplied: the first 64 keys, those behind them, or all.
 enum class Part { kAll, kLower, kUpper };
-template <Part kPart>
-struct PartIs {
-  static constexpr Part value = kPart;
-};
 
 template <class Spec>
 struct Consumer {
   using Shape = ForwardShape<Spec>;
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Buffer = QueryBuffer<Spec::kQueryBuffers>;
   using Keys = v3::Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
@@ -410,7 +407,7 @@ struct Consumer {
   }
 
   // The first block of a tile that is not joined to the one before.
-  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, QueryBuffer<Spec::kQueryBuffers> buffer) {
+  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer) {
     ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
     wait_k();
@@ -598,12 +595,33 @@ struct Consumer {
     }
   }
 
+  // The last product of a tile beside the first scores of the next.
+  template <Part kScores, Part kOutput>
+  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, int next_row, Keys next_keys, Slope next_slope) {
+    int before = 0;
+    if constexpr (Shape::kSkipsBefore) {
+      before = blocks_before();
+      pass_over_keys(before);  // whose places may be those of the keys that come before the queries
+    }
+    ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
+    issue_products<kScores, kOutput>(next_buffer.stage);
+    const Inverse inverse = close_rows(nth);  // beside the products
+    scores_done();
+    free_k();
+    first_softmax(next_row, next_keys, next_slope);
+    output_done();
+    if constexpr (Shape::kSkipsBefore) pass_over_values(before);
+    finish(inverse, nth, buffer.stage);
+    clear_output();
+    pack();
+  }
+
   __device__ __forceinline__ void run() {
     if (kTurns && group == 0) ptx::bar_arrive(1, 256);
     bool begun = false;
 #pragma unroll 1
     for (int nth = 0;; ++nth) {
-      const QueryBuffer<Spec::kQueryBuffers> buffer(nth), next_buffer(nth + 1);
+      const Buffer buffer(nth), next_buffer(nth + 1);
       if (!begun) {
         const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
@@ -623,34 +641,15 @@ struct Consumer {
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
-        int before = 0;
-        if constexpr (Shape::kSkipsBefore) {
-          before = blocks_before();
-          pass_over_keys(before);  // whose places may be those of the keys that come before the queries
-        }
-        ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
-        const auto join = [&](auto scores, auto output) {
-          issue_products<decltype(scores)::value, decltype(output)::value>(next_buffer.stage);
-          const Inverse inverse = close_rows(nth);  // beside the products
-          scores_done();
-          free_k();
-          first_softmax(next_row, next_keys, next_slope);
-          output_done();
-          if constexpr (Shape::kSkipsBefore) pass_over_values(before);
-          finish(inverse, nth, buffer.stage);
-          clear_output();
-          pack();
-        };
-        using All = PartIs<Part::kAll>;
         if constexpr (kHalves) {
           if (part_of(block, row, keys) == Part::kUpper)
-            join(All{}, PartIs<Part::kUpper>{});
+            join<Part::kAll, Part::kUpper>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
           else if (part_of(own_blocks(next_row, next_keys) - 1, next_row, next_keys) == Part::kLower)
-            join(PartIs<Part::kLower>{}, All{});
+            join<Part::kLower, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
           else
-            join(All{}, All{});
+            join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
         } else {
-          join(All{}, All{});
+          join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
         }
       } else {
         issue_last_product();
