@@ -57,7 +57,7 @@ struct BackwardFinish {
   static __device__ __forceinline__ void run(const BackwardCall& p, unsigned shared) {
     const AttentionParams& call = p.call;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
-    const QueryBlock at = query_block(call, p.work);
+    const QueryBlock at = Mask::kBegins ? query_block_of_window(call, p.work) : query_block(call, p.work);
     ptx::wait_for_kernel_before();
     const float4* const accum =
         reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.batch, at.head) + at.row) * Spec::kHeaddim);
