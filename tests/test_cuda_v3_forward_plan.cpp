@@ -125,6 +125,44 @@ TEST(V3ForwardPlanSmall, BalanceWhereWhoeverIsFreeTakesTheNext) {
   EXPECT_DOUBLE_EQ(v3_free_balance({mask, 3, 128, 128, 2, 1, 1}, 1, 3), 1);          // 12, 11, 10 and 9: 9 after 12, 10 after 11
 }
 
+// Heads side by side: a head's short tiles, of its first rows, then come last of all.
+TEST(V3ForwardPlanSmall, TilesOfAWindowAreBalanced) {
+  const Mask mask{640, 640, true, 255};
+  // Five tiles a head of 1, 2, 3, 3 and 3 steps, and one for the rest of each: 4, 4, 4, 3, 2.
+  EXPECT_DOUBLE_EQ(v3_balance({mask, 2, 128, 128, 4, 1, 1}, 1), 34.0 / 44);  // 4 4 4 3, back 2 4 4 4, and 3 2
+  EXPECT_DOUBLE_EQ(v3_balance({mask, 2, 128, 128, 4, 2, 1}, 2), 34.0 / 36);  // 4 4 4 4, back 4 4 3 3, and 2 2
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const int64_t window : {256, 1024, 4096}) {
+      Problem p = problem_of(DType::kBF16, headdim, headdim, true, 16384, 16384);
+      p.batch = 1;
+      p.nheads = p.nheads_k = 2048 / headdim;
+      p.window_left = window - 1;
+      const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+      EXPECT_EQ(plan.tiles_per_cta, 0);
+      const V3Turns turns{p.mask(), p.nheads, plan.tile.block_m(), plan.tile.block_n, plan.grid, 1, 1};
+      EXPECT_GT(v3_balance(turns, plan.heads_per_section), 0.93) << headdim << " " << window;
+      EXPECT_GE(v3_balance(turns, plan.heads_per_section), v3_balance(turns, 1)) << headdim << " " << window;
+      // What the tiles of a turn see, in L2: less than the device's.
+      const int64_t keys = std::min<int64_t>(p.seqlen_k, window + plan.tile.block_m()), apart = int64_t{plan.grid} * plan.tile.block_m();
+      EXPECT_LE((plan.heads_per_section * keys + apart) * 4 * headdim, kH200.l2_bytes) << headdim << " " << window;
+    }
+}
+
+// A warpgroup passes over blocks before its first (kernels/v3/forward_shape.h), and gets its queries by itself where there is one buffer of them.
+TEST(V3ForwardPlanSmall, WarpgroupsOfAWindowPassOverBlocks) {
+  for (const V3ForwardRow& row : v3_forward_rows()) {
+    const V3ForwardTile& tile = row.tile;
+    EXPECT_EQ(tile.queries_by_group(row.mask), row.mask == V3Mask::kWindow && tile.skip && tile.query_buffers == 1);
+    if (row.mask == V3Mask::kWindow && tile.skip && tile.query_buffers == 2) {
+      EXPECT_LE(64 * (tile.groups - 1), (tile.stages_v - 1) * tile.block_n);
+    }
+  }
+  const V3ForwardTile three{3, 64, 6, 5, 1, false, true, 8, 32, 160};
+  EXPECT_TRUE(three.queries_by_group(V3Mask::kWindow));
+  EXPECT_FALSE(three.queries_by_group(V3Mask::kCausal));
+  EXPECT_EQ(three.shared_bytes(128, 128), 192 * 256 + 11 * 64 * 256 + 8 * (2 * 3 + 2 * 11)) << "two barriers for each warpgroup's queries";
+}
+
 TEST(V3ForwardPlanSmall, SectionsOnAnyGpu) {
   for (const int64_t nheads : {1, 3, 16, 40})
     for (const int64_t seqlen : {130, 3072, 200000})
@@ -227,8 +265,6 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
           EXPECT_EQ(row.mask, plan.key.mask);
           EXPECT_TRUE(row.takes(softcap));
           EXPECT_TRUE(!softcap || row.tile.careful()) << "or scores near softcap take the way back in every block";
-          EXPECT_TRUE(!window || !row.tile.skip) << "blocks of a window are not passed over";
-          EXPECT_TRUE(!window || plan.heads_per_section == 1) << "tiles of a window are alike";
           const std::string source = v3_forward_request(plan.key).source;
           EXPECT_EQ(source.find("FeatureParams call") != std::string::npos, window || softcap);
           EXPECT_EQ(source.find("v3::WindowMask") != std::string::npos, window);

@@ -143,6 +143,32 @@ TEST_F(CudaV3Gpu, AgreesWithV2OverManyTiles) {
     }
 }
 
+// Windows narrower and wider than tiles, on both sides and aligned to blocks or not: warpgroups pass over blocks or multiply a half of them, and tiles
+// are joined where they do.
+TEST_F(CudaV3Gpu, WindowsAgreeWithV2OverManyTiles) {
+  constexpr std::pair<int64_t, int64_t> kWindows[] = {{0, 0}, {63, 0}, {64, 70}, {127, 0}, {300, 0}, {511, -1}, {640, 5}, {-1, 40}, {1023, 0}};
+  for (const int64_t headdim : {64, 96, 128, 192, 256})
+    for (const auto& [left, right] : kWindows)
+      for (const auto& [seqlen_q, seqlen_k] : {std::pair{1536, 1536}, {1030, 1300}, {1300, 1030}}) {
+        Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 3, seqlen_q, seqlen_k, 24, 8, headdim, false);
+        c.window_left = left;
+        c.window_right = right;
+        DeviceForward d(c), other(c);
+        uint32_t seed = 1;
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        Options options = on_cuda(c);
+        options.algorithm = Algorithm::kV3;
+        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+        forward(d.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << left << " " << right << " " << seqlen_q;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << left << " " << right << " " << seqlen_q;
+      }
+}
+
 // The same with what depends on pairs: rings of bits go round beside those of keys and values, in tiles that a mask makes short and long.
 TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})
@@ -239,6 +265,24 @@ TEST_F(CudaV3Gpu, BackwardAgreesWithV2OverManyTiles) {
           both.compute(Algorithm::kV3);
           EXPECT_LT(both.worst(), 0.02) << headdim << "/" << headdim_v << (causal ? " causal " : " ") << seqlen_q
                                         << (deterministic ? " deterministic" : "");
+        }
+      }
+}
+
+TEST_F(CudaV3Gpu, BackwardWindowsAgreeWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 96, 128, 256})
+    for (const auto& [left, right] : {std::pair{0, 0}, {63, 0}, {64, 70}, {300, 0}, {640, 5}, {-1, 40}})
+      for (const int64_t nheads : {4, 12}) {
+        Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, 2, 1030, 1300, nheads, 4, headdim, false);
+        c.window_left = left;
+        c.window_right = right;
+        TwoWays both(c);
+        if (!both.v3_computes_it()) GTEST_SKIP() << "no kernels of v3 for this device";
+        both.compute(Algorithm::kV2);
+        for (const bool deterministic : {false, true}) {
+          both.options.deterministic = deterministic;
+          both.compute(Algorithm::kV3);
+          EXPECT_LT(both.worst(), 0.02) << headdim << " " << left << " " << right << " " << nheads << (deterministic ? " deterministic" : "");
         }
       }
 }

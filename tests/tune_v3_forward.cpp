@@ -1,9 +1,10 @@
 // The search for the tiles of algorithm v3's forward pass (the table in src/backend/cuda/v3_forward.cpp), on a Hopper GPU:
-//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--window-left N] [--softcap X] [--rounds N] [--json FILE]
+//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--window-left N,...] [--softcap X] [--rounds N] [--json FILE]
+//                   [--tile GROUPS,BLOCK_N,STAGES_K,STAGES_V,QUERY_BUFFERS,turns|skip|free,EARLY]...   these alone, where they fit, and the table's
 //   tune_v3_forward --compile-only [--jobs N] ...   fills the cache of kernels, which takes longest; needs NVRTC, no GPU
 // For every problem (bf16, batch * seqlen = 16384, nheads * headdim = 2048) every tile that fits is compiled; those that ptxas spills or serialises
 // are left out. Each is launched and its o compared with algorithm v2's, then all take turns; the fastest take turns again, for longer, with the tile
-// that the table chooses, and under a causal mask with sections of other sizes. The record has what was measured, the fastest first.
+// that the table chooses, and under a causal mask or in a window with sections of other sizes. The record has what was measured, the fastest first.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,11 +56,29 @@ struct Arguments {
   std::vector<int> headdims = {64, 96, 128, 192, 256}, seqlens = {512, 1024, 2048, 4096, 8192, 16384};
   std::vector<bool> masks = {false, true};
   int rounds = 15, jobs = 1;
-  int window_left = -1;
+  std::vector<int> windows_left = {-1};
+  std::vector<V3ForwardTile> tiles;  // none: all
   double softcap = 0;
   bool compile_only = false;
   std::string json;
 };
+
+constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
+
+// Of --tile.
+bool add_tile(const std::string& text, std::vector<V3ForwardTile>& to) {
+  V3ForwardTile t{};
+  char mode[8] = {};
+  if (std::sscanf(text.c_str(), "%d,%d,%d,%d,%d,%7[a-z],%d", &t.groups, &t.block_n, &t.stages_k, &t.stages_v, &t.query_buffers, mode,
+                  &t.early_eighths) != 7)
+    return false;
+  t.ping_pong = std::string(mode) == "turns";
+  t.skip = std::string(mode) == "skip";
+  for (const auto& r : kRegisters)
+    if (r.groups == t.groups) t.producer_registers = r.producer, t.consumer_registers = r.consumer;
+  to.push_back(t);
+  return t.consumer_registers > 0;
+}
 
 bool parse(int argc, char** argv, Arguments& to) {
   for (int i = 1; i < argc; ++i) {
@@ -76,7 +95,9 @@ bool parse(int argc, char** argv, Arguments& to) {
     else if (flag == "--mask" && (value == "full" || value == "causal"))
       to.masks = {value == "causal"};
     else if (flag == "--window-left")
-      to.window_left = std::max(-1, std::atoi(value.c_str()));
+      to.windows_left = test::numbers_in(value);
+    else if (flag == "--tile")
+      known = add_tile(value, to.tiles);
     else if (flag == "--softcap")
       to.softcap = std::max(0.0, std::atof(value.c_str()));
     else if (flag == "--rounds")
@@ -98,11 +119,11 @@ bool parse(int argc, char** argv, Arguments& to) {
   return true;
 }
 
-Case case_of(const Arguments& arguments, int headdim, int seqlen, bool causal) {
+Case case_of(const Arguments& arguments, int headdim, int seqlen, bool causal, int window_left) {
   constexpr int kTokens = 16384, kWidth = 2048;
   const int nheads = std::max(1, kWidth / headdim);
   Case c = test::shape(DType::kBF16, std::max(1, kTokens / seqlen), seqlen, seqlen, nheads, nheads, headdim, causal);
-  c.window_left = arguments.window_left;
+  c.window_left = window_left;
   c.softcap = arguments.softcap;
   return c;
 }
@@ -122,12 +143,16 @@ Problem problem_of(const Case& c) {
   return p;
 }
 
-// All that could be of use: what fits into registers by count (ptxas has the last word) and into shared memory.
-std::vector<V3ForwardTile> tiles_for(int headdim, bool skipping, int64_t shared_bytes) {
-  constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
+// All that could be of use, or `given`: what fits into registers by count (ptxas has the last word) and into shared memory.
+std::vector<V3ForwardTile> tiles_for(int headdim, bool skipping, int64_t shared_bytes, const std::vector<V3ForwardTile>& given) {
   constexpr std::pair<int, int> kStages[] = {{4, 4}, {3, 3}, {3, 2}, {2, 2}};
   constexpr int kFewest = 22;  // registers that a thread needs besides scores, weights and o
   std::vector<V3ForwardTile> all;
+  for (const V3ForwardTile& t : given)
+    if (headdim / 2 + t.block_n / 2 + t.block_n / 4 + kFewest <= t.consumer_registers && t.shared_bytes(headdim, headdim) <= shared_bytes &&
+        t.registers_suffice() && (skipping || !t.skip))
+      all.push_back(t);
+  if (!given.empty()) return all;
   for (const auto& r : kRegisters)
     for (const int block_n : {64, 96, 128}) {
       if (headdim / 2 + block_n / 2 + block_n / 4 + kFewest > r.consumer) continue;
@@ -176,7 +201,11 @@ jit::Request request_of(const jit::KernelKey& from) {
 bool compiles(const V3ForwardPlan& plan) {
   try {
     const jit::Resources r = jit::build(request_of(jit::key_of_pod(key_of(plan)))).resources;
-    return r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers();
+    if (r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers())
+      return true;
+    std::fprintf(stderr, "%d x %d: %s%d bytes of spills, %d of stack, %d registers\n", plan.tile.groups, plan.tile.block_n,
+                 r.degraded ? "serialised, " : "", r.spill_store_bytes + r.spill_load_bytes, r.stack_bytes, r.registers);
+    return false;
   } catch (const Error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return false;
@@ -187,11 +216,15 @@ bool compiles(const V3ForwardPlan& plan) {
 int compile_all(const Arguments& arguments) {
   std::vector<V3ForwardPlan> plans;
   for (const int headdim : arguments.headdims)
-    for (const bool causal : arguments.masks) {
-      const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
-      for (const V3ForwardTile& tile : tiles_for(headdim, causal && arguments.window_left < 0, target.shared_bytes))
-        plans.push_back(plan_v3_forward(problem_of(case_of(arguments, headdim, 1024, causal)), target, tile));
-    }
+    for (const bool causal : arguments.masks)
+      for (const int window_left : arguments.windows_left) {
+        if (window_left >= 0 && window_left != arguments.windows_left.back()) continue;  // the same kernels
+        const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
+        const Problem problem = problem_of(case_of(arguments, headdim, arguments.seqlens.back(), causal, window_left));
+        plans.push_back(plan_v3_forward(problem, target, plan_v3_forward(problem, target).tile));
+        for (const V3ForwardTile& tile : tiles_for(headdim, causal || window_left >= 0, target.shared_bytes, arguments.tiles))
+          plans.push_back(plan_v3_forward(problem, target, tile));
+      }
   std::printf("%zu tiles\n", plans.size());
   std::fflush(stdout);
   for (int job = 0; job < arguments.jobs; ++job) {
@@ -235,8 +268,9 @@ std::string name_of(const V3ForwardPlan& plan) {
 // One problem on the GPU.
 class Search {
  public:
-  Search(const Arguments& arguments, int headdim, int seqlen, bool causal)
-      : case_(case_of(arguments, headdim, seqlen, causal)),
+  Search(const Arguments& arguments, int headdim, int seqlen, bool causal, int window_left)
+      : case_(case_of(arguments, headdim, seqlen, causal, window_left)),
+        given_(arguments.tiles),
         problem_(problem_of(case_)),
         device_(cuda_device(0)),
         target_{device_.info().shared_per_block_optin, device_.info().l2_bytes, device_.info().multiprocessors},
@@ -257,20 +291,24 @@ class Search {
     std::vector<Candidate> all;
     const V3ForwardPlan chosen = plan_v3_forward(problem_, target_);
     add(all, chosen, true);
-    for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), skipping(), target_.shared_bytes))
+    for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), uneven(), target_.shared_bytes, given_))
       add(all, plan_v3_forward(problem_, target_, tile), false);
     take_turns(all, 3);
     constexpr size_t kFinalists = 6;
     keep(all, kFinalists);
-    if (skipping()) {
+    if (uneven()) {
       const V3ForwardPlan fastest = all.front().plan;
-      for (const int part : {1, 2, 3, 4, 6, 11, 12, 22}) {
+      for (const int part : {1, 2, 3, 4, 6, 11, 12, 22, 33, 66, 132}) {
         V3ForwardPlan plan = fastest;
         plan.tiles_per_cta = 0;
         plan.grid = static_cast<int>(std::min<int64_t>(plan.tiles, target_.multiprocessors));
-        plan.heads_per_section = static_cast<int>(std::min<int64_t>(problem_.batch * problem_.nheads, target_.multiprocessors / part));
-        if (plan.heads_per_section > 0 && plan.heads_per_section != fastest.heads_per_section) add(all, plan, false);
+        plan.heads_per_section = target_.multiprocessors / part;
+        if (plan.heads_per_section <= problem_.batch * problem_.nheads && plan.heads_per_section != fastest.heads_per_section) add(all, plan, false);
       }
+      V3ForwardPlan pairs = fastest;  // whichever multiprocessor is free takes the next two tiles
+      pairs.tiles_per_cta = 2;
+      pairs.grid = static_cast<int>((pairs.tiles + 1) / 2);
+      if (fastest.tiles_per_cta == 0) add(all, pairs, false);
     }
     for (Candidate& c : all) c.seconds.clear();
     take_turns(all, rounds);
@@ -279,8 +317,8 @@ class Search {
   }
 
  private:
-  // Under a causal mask by itself warpgroups may pass over blocks, and the order of the tiles matters.
-  bool skipping() const { return case_.causal && case_.window_left < 0; }
+  // Warpgroups may pass over blocks, and the order of the tiles matters.
+  bool uneven() const { return case_.causal || case_.window_left >= 0; }
 
   void launch(const V3ForwardPlan& plan) {
     const fattn::core::CudaCurrent scope = device_.current();
@@ -363,6 +401,7 @@ class Search {
   }
 
   const Case case_;
+  const std::vector<V3ForwardTile> given_;
   const Problem problem_;
   CudaDevice& device_;
   const v3::V3Target target_;
@@ -378,12 +417,13 @@ int search_all(const Arguments& arguments) {
   ordered_json record = test::record_of_search("tune_v3_forward", gpu.name, arguments.rounds);
   for (const int headdim : arguments.headdims)
     for (const bool causal : arguments.masks)
-      for (const int seqlen : arguments.seqlens) {
-        std::printf("headdim %d%s, seqlen %d\n", headdim, causal ? " causal" : "", seqlen);
-        record["problems"].push_back(Search(arguments, headdim, seqlen, causal).run(arguments.rounds));
-        std::fflush(stdout);
-        if (!arguments.json.empty()) test::write_whole(arguments.json, record);  // after each, so that nothing is lost
-      }
+      for (const int seqlen : arguments.seqlens)
+        for (const int window_left : arguments.windows_left) {
+          std::printf("headdim %d%s, seqlen %d, window_left %d\n", headdim, causal ? " causal" : "", seqlen, window_left);
+          record["problems"].push_back(Search(arguments, headdim, seqlen, causal, window_left).run(arguments.rounds));
+          std::fflush(stdout);
+          if (!arguments.json.empty()) test::write_whole(arguments.json, record);  // after each, so that nothing is lost
+        }
   return 0;
 }
 

@@ -31,6 +31,8 @@ struct KeyGradients {
 
   // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
   static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
+  // Keys of other warpgroups may be seen by blocks of queries behind the last that sees one of this.
+  static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -190,13 +192,26 @@ struct KeyGradients {
     if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
 
-  // The first blocks of the tile, in which no query sees a key of the warpgroup: their dS is 0. There remains one block at least.
-  __device__ __forceinline__ void skip_blocks() {
-    const int hidden = min(tile.blocks() - 1, (Mask::first_row(p.call, keys(), key()) - tile.first_row()) / Shape::kBlockM);
+  // The first blocks of the tile, in which no query sees a key of the warpgroup. There remains one block at least.
+  __device__ __forceinline__ int hidden_before() const {
+    return min(tile.blocks() - 1, (Mask::first_row(p.call, keys(), key()) - tile.first_row()) / Shape::kBlockM);
+  }
+  // Steps up to the last block of the last query head in which some query sees a key of the warpgroup.
+  __device__ __forceinline__ int steps() const {
+    const int all = tile.blocks() * p.call.group;
+    if constexpr (kSkipsBehind) {
+      const int end = row_end<Mask>(p.call, keys(), min(key() + 63, keys().count(p.call) - 1));
+      const int hidden = (tile.first_row() + tile.blocks() * Shape::kBlockM - end) / Shape::kBlockM;
+      return all - max(0, min(hidden, tile.blocks() - 1 - max(0, hidden_before())));
+    }
+    return all;
+  }
+  // Blocks whose dS is 0.
+  __device__ __forceinline__ void skip_blocks(int count) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int i = 0; i < hidden; ++i) {
+    for (int i = 0; i < count; ++i) {
       if constexpr (Shape::kDropout) take_kept();
       write_ds();
       publish_ds();
@@ -219,7 +234,7 @@ struct KeyGradients {
     row = tile.first_row();
     if constexpr (kLimits)
       if (key() >= keys().keys) return skip_all();
-    if constexpr (Mask::kUneven) skip_blocks();
+    if constexpr (Mask::kUneven) skip_blocks(hidden_before());
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
@@ -236,7 +251,7 @@ struct KeyGradients {
     ptx::pin(s);
     weigh();
 #pragma unroll 1
-    while (static_cast<int>(step) + 1 < tile.blocks() * p.call.group) {  // under way: dV of the block before
+    while (static_cast<int>(step) + 1 < steps()) {  // under way: dV of the block before
       differentiate();
       write_ds();
       next_block();
@@ -258,6 +273,7 @@ struct KeyGradients {
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     ptx::pin(dv);
+    if constexpr (kSkipsBehind) skip_blocks(tile.blocks() * p.call.group - static_cast<int>(step));
     // Only this warpgroup read its rows of V; those of K are read for dq too.
     store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 64 * group, 2 + group);
     ptx::mbarrier_wait(barriers.k_done(), 0);

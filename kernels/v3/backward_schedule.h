@@ -260,6 +260,15 @@ __device__ __forceinline__ QueryBlock<kPacked> query_block(const AttentionParams
   }
 }
 
+// The same after a main kernel whose tiles come head beside head, lower keys and with them lower rows first: what it added to last is in L2.
+__device__ __forceinline__ QueryBlock<false> query_block_of_window(const AttentionParams& call, const V3BackwardWork& work) {
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x), per_section = call.heads_per_section * call.group;
+  const int section = index / (per_section * work.row_blocks), first_head = section * per_section;
+  const int heads = min(per_section, call.batch * call.nheads - first_head), in_section = index - first_head * work.row_blocks;
+  const int row = in_section / heads, nth = first_head + in_section - row * heads, batch = nth / call.nheads;
+  return {{batch}, nth - batch * call.nheads, row * kV3BackwardRows};
+}
+
 // The first element of a query head's rows in lse_log2 and row_sum.
 template <bool kPacked>
 __device__ __forceinline__ long long first_workspace_row(const BackwardCall& p, const EntryPlace<kPacked>& entry, int head) {

@@ -24,17 +24,24 @@ using tile::for_each;
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
 
+// What of a block is multiplied: the first 64 keys, those behind them, or all.
+enum class Part { kAll, kLower, kUpper };
+
 template <class Spec>
 struct Consumer {
   using Shape = ForwardShape<Spec>;
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
+  using Buffer = QueryBuffer<Spec::kQueryBuffers>;
   using Keys = v3::Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
   static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
   static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
+  // Of blocks in which a window begins or ends, a warpgroup multiplies only the half that its rows see, in the most frequent of cases. Which products
+  // there are is known when they are compiled: ptxas serialises those that a branch may leave out.
+  static constexpr bool kHalves = Mask::kBegins && !Spec::kSkip && kBlockN == 128 && kGroups == 2;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   using Slope = v3::Slope<kAlibi>;
   using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
@@ -84,7 +91,24 @@ struct Consumer {
 
   // --- products, of the whole warpgroup ---
 
-  // s = q k^T
+  // s = q k^T, of a half only in its part of s
+  template <Part kPart>
+  __device__ __forceinline__ void issue_scores(unsigned buffer) {
+    if constexpr (kPart == Part::kAll) {
+      issue_scores(buffer);
+    } else {
+      constexpr int kFirst = kPart == Part::kUpper ? 64 : 0;
+      float(&half)[32] = *reinterpret_cast<float(*)[32]>(&s[kFirst / 2]);
+      ptx::forget(s);
+      const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
+      const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetK + kFirst * 128, 0) + k.stage * (Shape::TileK::kBytes / 16);
+      for_each<0, Shape::kDepth>([&](auto step) {
+        constexpr int kStep = decltype(step)::value;
+        ptx::wgmma<Element, (kStep > 0)>(half, a + Shape::TileQ::step(kStep), b + Shape::TileK::step(kStep));
+      });
+      ptx::wgmma_commit();
+    }
+  }
   __device__ __forceinline__ void issue_scores(unsigned buffer) {
     ptx::forget(s);
     const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
@@ -96,10 +120,11 @@ struct Consumer {
     ptx::wgmma_commit();
   }
   // o += weights v
+  template <Part kPart = Part::kAll>
   __device__ __forceinline__ void issue_output() {
     const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetV, Shape::TileV::kColumnBytes) + v.stage * (Shape::TileV::kBytes / 16);
 #pragma unroll
-    for (int step = 0; step < kBlockN / 16; ++step)
+    for (int step = kPart == Part::kUpper ? 4 : 0; step < (kPart == Part::kLower ? 4 : kBlockN / 16); ++step)
       ptx::wgmma<Element, true, ptx::Major::kOther>(o, weights[step], b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
   }
@@ -117,7 +142,7 @@ struct Consumer {
   // Where consumers do this: their last scores of the tile are done.
   __device__ __forceinline__ void free_queries(unsigned buffer) const {
     ptx::warp_sync();
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer));
+    if (lane() == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer, static_cast<unsigned>(group)));
   }
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTurns) ptx::bar_sync(1 + group, 256);
@@ -142,17 +167,25 @@ struct Consumer {
     bits.next();
   }
 
-  // Both products, in this warpgroup's turn.
+  // The half of block `of` that the warpgroup's rows of the tile from `first_row` on see, or all.
+  __device__ __forceinline__ Part part_of(int of, int first_row, Keys of_entry) const {
+    const int own = first_row + group * 64, middle = of * kBlockN + 64;
+    if (Mask::visible_end(p.call, of_entry, own + 63) <= middle) return Part::kLower;
+    return Mask::visible_begin(p.call, of_entry, own) >= middle ? Part::kUpper : Part::kAll;
+  }
+
+  // Both products, in this warpgroup's turn: the scores of a block, and the output of the one before.
+  template <Part kScores = Part::kAll, Part kOutput = Part::kAll>
   __device__ __forceinline__ void issue_products(unsigned buffer) {
     wait_k();
     wait_turn();
     ptx::pin(o);
     ptx::pin(weights);
     ptx::wgmma_fence();
-    issue_scores(buffer);
+    issue_scores<kScores>(buffer);
     wait_v();
     ptx::wgmma_fence();  // ptxas puts one here in any case: a loop stands between the products
-    issue_output();
+    issue_output<kOutput>();
     pass_turn();
     k.next();
     v.next();
@@ -177,14 +210,15 @@ struct Consumer {
 
   // --- softmax, of each warp ---
 
-  // Hides what the lane's rows do not see of block `of`.
+  // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
     const int end0 = Mask::visible_end(p.call, keys, row + own_row()) - first, end1 = Mask::visible_end(p.call, keys, row + own_row() + 8) - first;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
-    if constexpr (Mask::kBegins) hide_before(of);
+    if constexpr (Mask::kBegins)
+      if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
   }
   __device__ __forceinline__ void hide_before(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;
@@ -224,8 +258,9 @@ struct Consumer {
   }
 
   // A block that some row does not see whole, or with ALiBi one with keys behind a row: hidden scores, and a maximum.
+  template <Part kOutput = Part::kAll>
   __device__ __forceinline__ void masked_block(unsigned buffer) {
-    issue_products(buffer);
+    issue_products<Part::kAll, kOutput>(buffer);
     take_bits();
     scores_done();
     free_k();
@@ -238,11 +273,11 @@ struct Consumer {
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
   // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
   // have seen others.
-  template <bool kBegins>
+  template <bool kBegins, Part kScores = Part::kAll>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
-    issue_products(buffer);
+    issue_products<kScores>(buffer);
     take_bits();
     if constexpr (kByCurve)
       products_done();
@@ -298,7 +333,7 @@ struct Consumer {
   __device__ __forceinline__ auto place_at(int number) const { return place_of<Spec, Shape::kBlockM>(p, number); }
   __device__ __forceinline__ auto place_again(int nth) const { return place_at(tile_number<Spec>(p, ptx::opaque(nth))); }
 
-  // Blocks of a tile that this warpgroup computes: those that one of its rows sees, or all.
+  // Blocks of a tile that this warpgroup computes, from the last to the first: those that one of its rows sees, or all.
   __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
     if constexpr (Spec::kSkip && Mask::kUneven)
       return block_end<Mask, kBlockN>(p.call, of, first_row + group * 64, 64);
@@ -306,6 +341,9 @@ struct Consumer {
       return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM);
   }
   __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
+  __device__ __forceinline__ int own_begin(int first_row, Keys of) const {
+    return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
+  }
 
   // The weights of a tile's first (last) block, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
@@ -325,8 +363,12 @@ struct Consumer {
 
   // Passes over the blocks that none of the warpgroup's rows sees. A stage is waited for before it is freed: arrivals count for the right phase then.
   __device__ __forceinline__ void skip_blocks(int first_row, Keys of) {
+    pass_over(all_blocks(first_row, of) - own_blocks(first_row, of));
+    k_is_there = false;
+  }
+  __device__ __forceinline__ void pass_over(int count) {
 #pragma unroll 1
-    for (int skip = all_blocks(first_row, of) - own_blocks(first_row, of); skip > 0; --skip) {
+    for (int skip = count; skip > 0; --skip) {
       ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
       ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
       k.next();
@@ -338,12 +380,35 @@ struct Consumer {
         free_bits();
       }
     }
-    k_is_there = false;
+  }
+  // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come between
+  // their keys and their values.
+  __device__ __forceinline__ int blocks_before() const { return own_begin(row, keys) - block_begin<Mask, kBlockN>(p.call, keys, row); }
+  __device__ __forceinline__ void pass_over_keys(int count) {
+#pragma unroll 1
+    for (int skip = count; skip > 0; --skip) {
+      wait_k();
+      k.next();
+      free_k();
+      k_is_there = false;
+      if constexpr (kDropout) {
+        ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
+        free_bits();
+      }
+    }
+  }
+  __device__ __forceinline__ void pass_over_values(int count) {
+#pragma unroll 1
+    for (int skip = count; skip > 0; --skip) {
+      wait_v();
+      v.next();
+      free_v();
+    }
   }
 
   // The first block of a tile that is not joined to the one before.
-  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, QueryBuffer<Spec::kQueryBuffers> buffer) {
-    ptx::mbarrier_wait(barriers.q_full(buffer.stage), buffer.parity);
+  __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer) {
+    ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
     wait_k();
     ptx::wgmma_fence();
@@ -366,6 +431,11 @@ struct Consumer {
   }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
+    if constexpr (kHalves)
+      if (block > block_begin<Mask, kBlockN>(p.call, keys, row) && part_of(block, row, keys) == Part::kLower) {
+        masked_block<Part::kLower>(buffer);
+        --block;
+      }
     if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
@@ -374,10 +444,15 @@ struct Consumer {
       for (; block > whole; --block) masked_block(buffer);
     }
     if constexpr (Mask::kBegins) {
-      const int first = block_begin<Mask, kBlockN>(p.call, keys, row);
+      const int first = own_begin(row, keys);
       const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
       for (; block > whole; --block) whole_block<false>(buffer);
+      if constexpr (kHalves)
+        if (block == first + 1 && part_of(first, row, keys) == Part::kUpper) {
+          whole_block<true, Part::kUpper>(buffer);
+          --block;
+        }
 #pragma unroll 1
       for (; block > first; --block) whole_block<true>(buffer);
     } else {
@@ -520,12 +595,33 @@ struct Consumer {
     }
   }
 
+  // The last product of a tile beside the first scores of the next.
+  template <Part kScores, Part kOutput>
+  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, int next_row, Keys next_keys, Slope next_slope) {
+    int before = 0;
+    if constexpr (Shape::kSkipsBefore) {
+      before = blocks_before();
+      pass_over_keys(before);  // whose places may be those of the keys that come before the queries
+    }
+    ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
+    issue_products<kScores, kOutput>(next_buffer.stage);
+    const Inverse inverse = close_rows(nth);  // beside the products
+    scores_done();
+    free_k();
+    first_softmax(next_row, next_keys, next_slope);
+    output_done();
+    if constexpr (Shape::kSkipsBefore) pass_over_values(before);
+    finish(inverse, nth, buffer.stage);
+    clear_output();
+    pack();
+  }
+
   __device__ __forceinline__ void run() {
     if (kTurns && group == 0) ptx::bar_arrive(1, 256);
     bool begun = false;
 #pragma unroll 1
     for (int nth = 0;; ++nth) {
-      const QueryBuffer<Spec::kQueryBuffers> buffer(nth), next_buffer(nth + 1);
+      const Buffer buffer(nth), next_buffer(nth + 1);
       if (!begun) {
         const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
@@ -545,21 +641,22 @@ struct Consumer {
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
-        ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
-        issue_products(next_buffer.stage);
-        const Inverse inverse = close_rows(nth);  // beside the products
-        scores_done();
-        free_k();
-        first_softmax(next_row, next_keys, next_slope);
-        output_done();
-        finish(inverse, nth, buffer.stage);
-        clear_output();
-        pack();
+        if constexpr (kHalves) {
+          if (part_of(block, row, keys) == Part::kUpper)
+            join<Part::kAll, Part::kUpper>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
+          else if (part_of(own_blocks(next_row, next_keys) - 1, next_row, next_keys) == Part::kLower)
+            join<Part::kLower, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
+          else
+            join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
+        } else {
+          join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
+        }
       } else {
         issue_last_product();
         const Inverse inverse = close_rows(nth);
         output_done();
         finish(inverse, nth, buffer.stage);
+        if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
       }
     }
   }

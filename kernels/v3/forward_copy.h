@@ -9,10 +9,10 @@
 
 namespace fattn::v3 {
 
-// Copies the columns of an operand tile that begins at `at`; `barrier` expects the bytes.
-template <class Tile>
+// Copies the columns of an operand tile that begins at `at`, or of one of kParts of its rows; `barrier` expects the bytes.
+template <class Tile, int kParts = 1>
 __device__ __forceinline__ void load_tile(unsigned tile, const TensorMap& map, unsigned barrier, ptx::TensorPlace at) {
-  ptx::mbarrier_arrive_expect(barrier, Tile::kBytes);
+  ptx::mbarrier_arrive_expect(barrier, Tile::kBytes / kParts);
   load_columns<Tile>(tile, map, barrier, at);
 }
 
@@ -39,6 +39,36 @@ __device__ __forceinline__ void store_tile(const ForwardCall& p, unsigned shared
   ptx::bulk_wait_read<0>();
 }
 
+// The queries of the CTA's tile `nth`.
+template <class Spec, class Place>
+__device__ __forceinline__ void load_queries(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, const Place& place, int nth) {
+  using Shape = ForwardShape<Spec>;
+  const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
+  if constexpr (kLoadWarpStores<Spec>) {
+    // The tile before the last one has this buffer. Consumers end it with what was loaded before, so it is worth the wait.
+    if (nth >= 2) store_tile<Spec>(p, shared, barriers, nth - 2);
+  } else {
+    ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
+  }
+  load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
+                                   {0, place.first_query() + place.row, place.head, place.batch});
+}
+
+// The same by warpgroup, the last first: it begins with the first block, and each of the others perhaps later.
+template <class Spec>
+struct GroupsLeft {
+  int left = Spec::kGroups;  // whose queries are still to come
+  template <class Place>
+  __device__ __forceinline__ void load_queries(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, const Place& place, int nth) {
+    using Shape = ForwardShape<Spec>;
+    if (left == 0) return;
+    const auto group = static_cast<unsigned>(--left);
+    ptx::mbarrier_wait(barriers.q_empty(0, group), QueryBuffer<1>(static_cast<unsigned>(nth)).parity ^ 1);
+    load_tile<typename Shape::TileQ, Shape::kGroups>(shared + group * 64 * 128, p.q, barriers.q_full(0, group),
+                                                     {0, place.first_query() + place.row + left * 64, place.head, place.batch});
+  }
+};
+
 // Tile by tile: the queries, and blocks of keys and values from the last to the first, keys one block ahead.
 template <class Spec>
 __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
@@ -50,15 +80,7 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
     const int number = tile_number<Spec>(p, nth);
     if (number < 0) break;
     const auto place = place_of<Spec, Shape::kBlockM>(p, number);
-    const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
-    if constexpr (kLoadWarpStores<Spec>) {
-      // The tile before the last one has this buffer. Consumers end it with what was loaded before, so it is worth the wait.
-      if (nth >= 2) store_tile<Spec>(p, shared, barriers, nth - 2);
-    } else {
-      ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
-    }
-    load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
-                                     {0, place.first_query() + place.row, place.head, place.batch});
+    if constexpr (!Shape::kKeysFirst) load_queries<Spec>(p, shared, barriers, place, nth);
     const auto load_k = [&](int block) {
       ptx::mbarrier_wait(barriers.k_empty(k.stage), k.parity ^ 1);
       load_tile<typename Shape::TileK>(shared + Shape::kOffsetK + k.stage * Shape::TileK::kBytes, p.k, barriers.k_full(k.stage),
@@ -75,11 +97,19 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
     int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
     const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row);
     load_k(block);
+    GroupsLeft<Spec> groups;
+    if constexpr (Shape::kQueriesByGroup)
+      groups.load_queries(p, shared, barriers, place, nth);
+    else if constexpr (Shape::kKeysFirst)
+      load_queries<Spec>(p, shared, barriers, place, nth);
     for (; block > first; --block) {
       load_k(block - 1);
       load_v(block);
+      if constexpr (Shape::kQueriesByGroup) groups.load_queries(p, shared, barriers, place, nth);
     }
     load_v(first);
+    if constexpr (Shape::kQueriesByGroup)
+      while (groups.left > 0) groups.load_queries(p, shared, barriers, place, nth);
   }
   if constexpr (kLoadWarpStores<Spec>) {
     for (int left = max(0, nth - 2); left < nth; ++left) store_tile<Spec>(p, shared, barriers, left);

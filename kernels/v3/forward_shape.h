@@ -45,14 +45,23 @@ struct ForwardShape {
   static constexpr int kBitStages = kPairOf<Spec>.dropout ? kV3DropoutStages : 0;
   static constexpr int kBitBytes = kBlockM * kBlockN / 8;  // of a stage: a bit a pair
   static constexpr int kOffsetBarriers = kOffsetBits + kBitStages * kBitBytes;
-  static constexpr int kBarriers = Spec::kQueryBuffers * (2 + kGroups) + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
+  static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
+  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
   static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
+
+  // Rows of a warpgroup may begin to see keys behind the tile's first block.
+  static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
+  // Keys of the next tile come before its queries, which wait for room longer.
+  static constexpr bool kKeysFirst = Spec::Mask::kBegins;
+  // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while others still read their own.
+  static constexpr bool kQueriesByGroup = kSkipsBefore && kStoreFromRegisters;
 
   static_assert(Spec::kHeaddim % 16 == 0 && Spec::kHeaddimV % 16 == 0 && kBlockN % 16 == 0);
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
   static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
   static_assert(!Spec::Score::kCapped || Spec::kCareful, "scores near softcap would take the way back in every block");
-  static_assert(!(Spec::Mask::kBegins && Spec::kSkip), "blocks are passed over before a tile's first one, not after its last one");
+  static_assert(!kSkipsBefore || 64 * (kGroups - 1) <= (Spec::kStagesV - 1) * kBlockN,
+                "a warpgroup waits for the keys of the next tile while it holds the values of its own last block and of those passed over");
 };
 
 // Addresses of the barriers. "full" is for who reads a buffer, "empty" for who fills it next.
@@ -63,10 +72,13 @@ struct Barriers {
   unsigned first;
 
   __device__ __forceinline__ unsigned at(unsigned index) const { return first + 8 * index; }
-  __device__ __forceinline__ unsigned q_full(unsigned buffer) const { return at(buffer); }
-  __device__ __forceinline__ unsigned q_empty(unsigned buffer) const { return at(kBuffers + buffer); }
+  // Of all queries of a tile, or of each warpgroup's: where nobody waits for o_full.
+  __device__ __forceinline__ unsigned q_full(unsigned buffer, unsigned group = 0) const { return at(Shape::kQueriesByGroup ? group : buffer); }
+  __device__ __forceinline__ unsigned q_empty(unsigned buffer, unsigned group = 0) const {
+    return at(Shape::kQueriesByGroup ? Shape::kGroups + group : kBuffers + buffer);
+  }
   __device__ __forceinline__ unsigned o_full(unsigned buffer, unsigned group) const { return at(2 * kBuffers + buffer * Shape::kGroups + group); }
-  __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(kBuffers * (2 + Shape::kGroups) + stage); }
+  __device__ __forceinline__ unsigned k_full(unsigned stage) const { return at(Shape::kQueryBarriers + stage); }
   __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
@@ -76,7 +88,12 @@ struct Barriers {
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr int kConsumerWarps = 4 * Shape::kGroups;
-    for (unsigned i = 0; i < kBuffers; ++i) {
+    if constexpr (Shape::kQueriesByGroup)
+      for (unsigned group = 0; group < Shape::kGroups; ++group) {
+        ptx::mbarrier_init(q_full(0, group), 1);
+        ptx::mbarrier_init(q_empty(0, group), 4);
+      }
+    for (unsigned i = 0; i < kBuffers && !Shape::kQueriesByGroup; ++i) {
       ptx::mbarrier_init(q_full(i), 1);
       ptx::mbarrier_init(q_empty(i), Shape::kStoreFromRegisters ? kConsumerWarps : 1);
       for (unsigned group = 0; group < Shape::kGroups; ++group) ptx::mbarrier_init(o_full(i, group), 4);

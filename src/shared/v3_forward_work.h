@@ -16,6 +16,12 @@ constexpr Divisor divisor_of(int divisor) {
 // With dropout: blocks whose bits are in shared memory at once (kernels/v3/dropout_bits.h).
 inline constexpr int kV3DropoutStages = 4;
 
+// Barriers of queries and of o: "full" and "empty" for each buffer of queries and "full" for each warpgroup's rows of o; or, with one buffer, "full"
+// and "empty" for each warpgroup's queries (kernels/v3/forward_shape.h: kQueriesByGroup).
+constexpr int v3_query_barriers(int groups, int query_buffers, bool skip) {
+  return query_buffers == 1 && skip ? (2 * groups > 2 + groups ? 2 * groups : 2 + groups) : query_buffers * (2 + groups);
+}
+
 struct V3ForwardWork {
   int columns, columns_v;  // headdim and headdim_v; the specialisation may be wider
   int row_tiles;           // tiles of queries of one head

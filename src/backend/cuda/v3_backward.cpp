@@ -94,14 +94,24 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
 }
 
 // Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
-// dq in half of the L2 together; else one by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose
-// tiles are uneven in whatever mask, as many heads of the longest.
-int heads_per_section(const Problem& problem, int width, bool deterministic, int64_t l2_bytes) {
-  const int64_t heads = problem.batch * problem.nheads_k;
-  if (deterministic) return static_cast<int>(problem.packed ? problem.nheads_k : heads);
+// dq in half of the L2 together. In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by
+// side these come last and even out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else one
+// by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many
+// heads of the longest as under a causal one.
+int heads_per_section(const Problem& problem, int width, int block_n, const V3Target& target) {
+  const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
+  if (problem.deterministic) return static_cast<int>(heads);
+  const int64_t row_bytes = 2 * (problem.headdim + problem.headdim_v) + 4 * width, l2_bytes = target.l2_bytes;
+  if (!problem.packed && problem.mask().begins()) {
+    const int64_t right = problem.causal ? 0 : problem.window_right < 0 ? problem.seqlen_q : problem.window_right;
+    const int64_t rows = std::min<int64_t>(problem.seqlen_q, problem.window_left + 1 + right + block_n);
+    const int64_t apart = target.multiprocessors * int64_t{block_n} * row_bytes;  // of tiles that run at once, in all heads together
+    const int64_t most = std::clamp<int64_t>((l2_bytes * 3 / 4 - apart) / (problem.group() * rows * row_bytes), 1, heads);
+    return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
+  }
   if (!problem.packed && !last_rows_longest(problem)) return 1;
-  const int64_t head_bytes = problem.group() * problem.seqlen_q * (2 * (problem.headdim + problem.headdim_v) + 4 * width);
-  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, problem.packed ? problem.nheads_k : heads));
+  const int64_t head_bytes = problem.group() * problem.seqlen_q * row_bytes;
+  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
 }  // namespace
@@ -181,7 +191,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.tile = kRows[row].tile;
   plan.row_blocks = static_cast<int>(row_blocks_of(problem));
   plan.key_tiles = static_cast<int>(key_tiles_of(problem, plan.tile.block_n()));
-  plan.heads_per_section = heads_per_section(problem, key.width, problem.deterministic, target.l2_bytes);
+  plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), target);
   plan.grid = problem.dense_batch() * problem.nheads_k * plan.key_tiles;
   plan.small_grid = problem.dense_batch() * problem.nheads * plan.row_blocks;
   plan.threads = plan.tile.threads();

@@ -58,13 +58,15 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 8, 8, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, true, false, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 3, 1, false, true, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, false, true, 8, 40, 232}},
 };
 // clang-format on
 
@@ -127,7 +129,21 @@ int choose_row(const Problem& problem, const V3Target& target) {
 
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.o, box_rows); }
 
-// The order of the work. Without a mask, or in a window that has a beginning, all tiles are alike: head after head, the grid takes them in turns.
+// Of a window that has a beginning. Its tiles are alike but for those of the first rows, which see fewer keys: with all heads side by side these come
+// last and even out how many tiles a CTA has (16 heads of 128 tiles of 9 blocks, 132 CTAs: 136 blocks the longest, head after head 144; 135 the mean).
+// L2 has to hold what the tiles of a turn see: the window of each head, and as much as they are apart.
+int window_heads_per_section(const Problem& problem, const V3Target& target, const V3ForwardPlan& plan) {
+  const Mask mask = problem.mask();
+  const int64_t key_bytes = (problem.headdim + problem.headdim_v) * 2, block_m = plan.tile.block_m();
+  const int64_t right = mask.ends() ? mask.diagonal() - 1 - (problem.seqlen_k - problem.seqlen_q) : problem.seqlen_k;
+  const int64_t keys = std::min<int64_t>(problem.seqlen_k, problem.window_left + 1 + right + block_m);
+  const int64_t room = target.l2_bytes * 3 / 4 - plan.grid * block_m * key_bytes;
+  const int64_t most = std::max<int64_t>(1, room / (keys * key_bytes) * problem.group());
+  return static_cast<int>(v3_heads_per_section(
+      {mask, problem.batch * problem.nheads, plan.tile.block_m(), plan.tile.block_n, plan.grid, most, static_cast<double>(most)}));
+}
+
+// The order of the work. Without a mask all tiles are alike: head after head, the grid takes them in turns.
 // Under a causal mask the tiles of several heads run side by side, the longest first, of heads that have their keys and values in L2 together:
 // v3_sections.h says how many. Long heads fill L2 too few at a time for that: pairs of tiles are then given to whichever multiprocessor is free.
 // Measured 2026-11-21 as above, causal, turns with sections of equal size / of a part of the grid / single tiles / pairs:
@@ -141,6 +157,10 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     const int64_t l2_bytes = target.l2_bytes * 3 / 4, bytes = std::max<int64_t>(1, problem.total_k * (problem.headdim + problem.headdim_v) * 2);
     plan.heads_per_section = static_cast<int>(std::clamp<int64_t>(l2_bytes / bytes * problem.group(), problem.group(), problem.nheads));
     plan.tile_groups = static_cast<int>(std::clamp<int64_t>(ceil_div(bytes, l2_bytes), 1, kV3MostTileGroups));
+    return;
+  }
+  if (problem.mask().begins()) {
+    plan.heads_per_section = window_heads_per_section(problem, target, plan);
     return;
   }
   if (!last_rows_longest(problem)) return;
@@ -174,7 +194,7 @@ int v3_row_width(int width, int width_v) {
 int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int stages_bits = dropout ? kV3DropoutStages : 0;
-  const int barriers = query_buffers * (2 + groups) + 2 * (stages_k + stages_v + stages_bits);
+  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_bits);
   return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
          stages_bits * block_m() * block_n / 8 + 8 * barriers;
 }
@@ -255,7 +275,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
                            const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs, void* workspace) {
   const int block_n = plan.tile.block_n;
-  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.block_m()), q);
+  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask) ? 64 : plan.tile.block_m()), q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);

@@ -32,6 +32,8 @@ struct V3ForwardTile {
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   // setmaxnreg beyond what the launch gave would wait for ever.
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
+  // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
+  constexpr bool queries_by_group(V3Mask mask) const { return mask == V3Mask::kWindow && skip && query_buffers == 1; }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
   // The same for a specialisation with dropout: registers for the warps that make random numbers, and room for bits.
   V3ForwardTile with_dropout(int width, int width_v) const;

@@ -17,7 +17,8 @@ std::vector<int> steps_of(const V3Turns& turns) {
   std::vector<int> steps(static_cast<size_t>(tiles));
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t last = std::min<int64_t>(turns.mask.seqlen_q, (tiles - i) * turns.block_m) - 1;
-    steps[static_cast<size_t>(i)] = static_cast<int>(1 + std::max<int64_t>(1, ceil_div(turns.mask.visible_end(last), turns.block_n)));
+    const int64_t first = (tiles - 1 - i) * turns.block_m, begin = turns.mask.visible_begin(first) / turns.block_n;
+    steps[static_cast<size_t>(i)] = static_cast<int>(1 + std::max<int64_t>(1, ceil_div(turns.mask.visible_end(last), turns.block_n) - begin));
   }
   return steps;
 }

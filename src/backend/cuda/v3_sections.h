@@ -1,5 +1,5 @@
-// How many heads the tiles of v3's forward pass run side by side under a causal mask, where tiles are of all lengths and a grid as large as the GPU
-// takes them in turns (kernels/v3/schedule.h).
+// How many heads the tiles of v3's forward pass run side by side under an uneven mask, where tiles are of several lengths and a grid as large as the
+// GPU takes them in turns (kernels/v3/schedule.h).
 #pragma once
 
 #include <cstdint>
