@@ -58,15 +58,15 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 8, 8, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 3, 1, false, true, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, false, true, 8, 40, 232}},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
 };
 // clang-format on
 
