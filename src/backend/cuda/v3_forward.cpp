@@ -201,6 +201,7 @@ V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
   constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
   V3ForwardTile tile = with_dropout_registers(*this);
   while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
+  while (tile.stages_v > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_v;
   return tile;
 }
 
