@@ -272,6 +272,17 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
         }
 }
 
+TEST(V3ForwardPlanSmall, DropoutHasATileUnderEveryMask) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const int64_t window_left : {-1, 100})
+      for (const bool causal : {false, true}) {
+        Problem p = problem_of(DType::kBF16, headdim, headdim, causal, 9000, 9000);
+        p.window_left = window_left;
+        p.dropout_below = 1000;
+        EXPECT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << window_left << " " << causal;
+      }
+}
+
 TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
   Problem p = problem_of(DType::kBF16, 128, 128, false);
   const auto source = [&] { return v3_forward_request(plan_v3_forward(p, kH200).key).source; };

@@ -24,9 +24,6 @@ using tile::for_each;
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
 
-// What of a block is multiplied: the first 64 keys, those behind them, or all.
-enum class Part { kAll, kLower, kUpper };
-
 template <class Spec>
 struct Consumer {
   using Shape = ForwardShape<Spec>;
@@ -39,9 +36,8 @@ struct Consumer {
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
   static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
   static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
-  // Of blocks in which a window begins or ends, a warpgroup multiplies only the half that its rows see, in the most frequent of cases. Which products
-  // there are is known when they are compiled: ptxas serialises those that a branch may leave out.
-  static constexpr bool kHalves = Mask::kBegins && !Spec::kSkip && kBlockN == 128 && kGroups == 2;
+  // The tiles of a window are joined across blocks that the warpgroup passes over, if there is room for the values that it has not come to.
+  static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   using Slope = v3::Slope<kAlibi>;
   using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
@@ -91,24 +87,7 @@ struct Consumer {
 
   // --- products, of the whole warpgroup ---
 
-  // s = q k^T, of a half only in its part of s
-  template <Part kPart>
-  __device__ __forceinline__ void issue_scores(unsigned buffer) {
-    if constexpr (kPart == Part::kAll) {
-      issue_scores(buffer);
-    } else {
-      constexpr int kFirst = kPart == Part::kUpper ? 64 : 0;
-      float(&half)[32] = *reinterpret_cast<float(*)[32]>(&s[kFirst / 2]);
-      ptx::forget(s);
-      const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
-      const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetK + kFirst * 128, 0) + k.stage * (Shape::TileK::kBytes / 16);
-      for_each<0, Shape::kDepth>([&](auto step) {
-        constexpr int kStep = decltype(step)::value;
-        ptx::wgmma<Element, (kStep > 0)>(half, a + Shape::TileQ::step(kStep), b + Shape::TileK::step(kStep));
-      });
-      ptx::wgmma_commit();
-    }
-  }
+  // s = q k^T
   __device__ __forceinline__ void issue_scores(unsigned buffer) {
     ptx::forget(s);
     const unsigned a = ptx::wgmma_descriptor(shared + static_cast<unsigned>(group * 64 * 128), 0) + buffer * (Shape::kQueryBytes / 16);
@@ -120,11 +99,10 @@ struct Consumer {
     ptx::wgmma_commit();
   }
   // o += weights v
-  template <Part kPart = Part::kAll>
   __device__ __forceinline__ void issue_output() {
     const unsigned b = ptx::wgmma_descriptor(shared + Shape::kOffsetV, Shape::TileV::kColumnBytes) + v.stage * (Shape::TileV::kBytes / 16);
 #pragma unroll
-    for (int step = kPart == Part::kUpper ? 4 : 0; step < (kPart == Part::kLower ? 4 : kBlockN / 16); ++step)
+    for (int step = 0; step < kBlockN / 16; ++step)
       ptx::wgmma<Element, true, ptx::Major::kOther>(o, weights[step], b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
   }
@@ -167,25 +145,17 @@ struct Consumer {
     bits.next();
   }
 
-  // The half of block `of` that the warpgroup's rows of the tile from `first_row` on see, or all.
-  __device__ __forceinline__ Part part_of(int of, int first_row, Keys of_entry) const {
-    const int own = first_row + group * 64, middle = of * kBlockN + 64;
-    if (Mask::visible_end(p.call, of_entry, own + 63) <= middle) return Part::kLower;
-    return Mask::visible_begin(p.call, of_entry, own) >= middle ? Part::kUpper : Part::kAll;
-  }
-
-  // Both products, in this warpgroup's turn: the scores of a block, and the output of the one before.
-  template <Part kScores = Part::kAll, Part kOutput = Part::kAll>
+  // Both products, in this warpgroup's turn.
   __device__ __forceinline__ void issue_products(unsigned buffer) {
     wait_k();
     wait_turn();
     ptx::pin(o);
     ptx::pin(weights);
     ptx::wgmma_fence();
-    issue_scores<kScores>(buffer);
+    issue_scores(buffer);
     wait_v();
     ptx::wgmma_fence();  // ptxas puts one here in any case: a loop stands between the products
-    issue_output<kOutput>();
+    issue_output();
     pass_turn();
     k.next();
     v.next();
@@ -258,9 +228,8 @@ struct Consumer {
   }
 
   // A block that some row does not see whole, or with ALiBi one with keys behind a row: hidden scores, and a maximum.
-  template <Part kOutput = Part::kAll>
   __device__ __forceinline__ void masked_block(unsigned buffer) {
-    issue_products<Part::kAll, kOutput>(buffer);
+    issue_products(buffer);
     take_bits();
     scores_done();
     free_k();
@@ -273,11 +242,11 @@ struct Consumer {
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
   // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
   // have seen others.
-  template <bool kBegins, Part kScores = Part::kAll>
+  template <bool kBegins>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
-    issue_products<kScores>(buffer);
+    issue_products(buffer);
     take_bits();
     if constexpr (kByCurve)
       products_done();
@@ -431,11 +400,6 @@ struct Consumer {
   }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
-    if constexpr (kHalves)
-      if (block > block_begin<Mask, kBlockN>(p.call, keys, row) && part_of(block, row, keys) == Part::kLower) {
-        masked_block<Part::kLower>(buffer);
-        --block;
-      }
     if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
@@ -448,11 +412,6 @@ struct Consumer {
       const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
 #pragma unroll 1
       for (; block > whole; --block) whole_block<false>(buffer);
-      if constexpr (kHalves)
-        if (block == first + 1 && part_of(first, row, keys) == Part::kUpper) {
-          whole_block<true, Part::kUpper>(buffer);
-          --block;
-        }
 #pragma unroll 1
       for (; block > first; --block) whole_block<true>(buffer);
     } else {
@@ -596,21 +555,21 @@ struct Consumer {
   }
 
   // The last product of a tile beside the first scores of the next.
-  template <Part kScores, Part kOutput>
   __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, int next_row, Keys next_keys, Slope next_slope) {
-    int before = 0;
+    int others = 0;  // blocks between this warpgroup's last of the tile and its first of the next
     if constexpr (Shape::kSkipsBefore) {
-      before = blocks_before();
-      pass_over_keys(before);  // whose places may be those of the keys that come before the queries
+      others = blocks_before();
+      if constexpr (kJoinsPast) others += all_blocks(next_row, next_keys) - own_blocks(next_row, next_keys);
+      pass_over_keys(others);  // whose places may be those of the keys that come before the queries
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
-    issue_products<kScores, kOutput>(next_buffer.stage);
+    issue_products(next_buffer.stage);
     const Inverse inverse = close_rows(nth);  // beside the products
     scores_done();
     free_k();
     first_softmax(next_row, next_keys, next_slope);
     output_done();
-    if constexpr (Shape::kSkipsBefore) pass_over_values(before);
+    if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
     clear_output();
     pack();
@@ -639,18 +598,10 @@ struct Consumer {
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
-      if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
+      if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast)
+        begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
-        if constexpr (kHalves) {
-          if (part_of(block, row, keys) == Part::kUpper)
-            join<Part::kAll, Part::kUpper>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
-          else if (part_of(own_blocks(next_row, next_keys) - 1, next_row, next_keys) == Part::kLower)
-            join<Part::kLower, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
-          else
-            join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
-        } else {
-          join<Part::kAll, Part::kAll>(nth, buffer, next_buffer, next_row, next_keys, next_slope);
-        }
+        join(nth, buffer, next_buffer, next_row, next_keys, next_slope);
       } else {
         issue_last_product();
         const Inverse inverse = close_rows(nth);

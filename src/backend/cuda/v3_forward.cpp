@@ -58,15 +58,15 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 8, 8, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 6, 5, 1, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 3, 1, false, true, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, false, true, 8, 40, 232}},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
 };
 // clang-format on
 
@@ -203,6 +203,7 @@ V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
   constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
   V3ForwardTile tile = with_dropout_registers(*this);
   while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
+  while (tile.stages_v > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_v;
   return tile;
 }
 
