@@ -176,7 +176,7 @@ TEST(V3BackwardPlanSmall, AlibiIsInTheKernelsThatTakeExponentials) {
   EXPECT_EQ(v3_backward_request(plan.prepare).source.find(".alibi"), std::string::npos);
 }
 
-// Dropout: tiles with a loader of its own, whose other warps make the bits; 1 / (1 - p) is in every kernel.
+// Dropout: tiles with a loader of its own, whose other warps make the bits, or at headdim 64 those of dq; 1 / (1 - p) is in every kernel.
 TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
   for (const int headdim : {64, 128, 192, 256})
     for (const bool causal : {false, true}) {
@@ -184,9 +184,9 @@ TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
       p.dropout_below = 6554;
       ASSERT_EQ(v3_backward_refusal(p, kH200), "");
       const V3BackwardPlan plan = plan_v3_backward(p, kH200);
-      EXPECT_TRUE(plan.tile.own_loader);
+      EXPECT_EQ(plan.tile.own_loader, headdim > 64);
       EXPECT_LE(plan.tile.block_n() / 64, 3) << "warps that make bits";
-      EXPECT_GE(plan.tile.loader_registers, 32);
+      EXPECT_GE(plan.tile.own_loader ? plan.tile.loader_registers : plan.tile.dq_registers, 32);
       EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
       for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
         EXPECT_NE(v3_backward_request(key).source.find(".dropout = true"), std::string::npos);
@@ -195,6 +195,9 @@ TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
       EXPECT_NE(v3_backward_refusal(capped, kH200).find("softcap with dropout"), std::string::npos);
       all.has_alibi = true;
       EXPECT_EQ(v3_backward_refusal(all, kH200).empty(), headdim <= 192);
+      if (headdim <= 192) {
+        EXPECT_TRUE(plan_v3_backward(all, kH200).tile.own_loader) << "no registers for both where there are three warpgroups of keys";
+      }
       all.has_seqused_k = true;
       EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
       std::swap(all.has_seqused_k, all.deterministic);

@@ -9,7 +9,9 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/tensor_copy.h"
+#include "kernels/ptx/warp.h"
 #include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
@@ -137,6 +139,7 @@ struct QueryGradient {
     BackwardLoader<Spec> loader(p, shared, barriers);
     if constexpr (!Spec::kOwnLoader)
       if (thread == 0) loader.begin(tile);
+    if constexpr (Shape::kDropout && !Spec::kOwnLoader) return run_making_bits(loader);
     int left = tile.blocks();
 #pragma unroll 1
     for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
@@ -151,6 +154,33 @@ struct QueryGradient {
         block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
+    finish();
+  }
+  // The same with dropout, where loads are this warpgroup's too: its other warps make the bits, one block ahead.
+  __device__ __forceinline__ void run_making_bits(BackwardLoader<Spec>& loader) {
+    const KeptBits<Spec> bits{shared, barriers};
+    typename KeptBits<Spec>::Made made(p, tile);
+    const int steps = ptx::uniform(tile.blocks()) * p.call.group, of_head = ptx::uniform(tile.blocks());
+    const int own = ptx::warp_id() % 4;
+    const bool makes = 1 <= own && own <= Shape::kKeyGroups;
+    if (makes) bits.make_next(p, tile, made, 0);
+    int left = of_head;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      if (makes && step + 1 < steps) bits.make_next(p, tile, made, step + 1);
+      ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
+      if (thread == 0) loader.next();
+      multiply_block();
+      ds.next();
+      ++block;
+      if (--left == 0) {
+        left = of_head;
+        block += ptx::uniform(tile.blocks_between<typename Spec::Mask>(p));
+      }
+    }
+    finish();
+  }
+  __device__ __forceinline__ void finish() {
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
     flush<kRest == 0 ? 64 : kRest>(kParts - 1);
     if (thread == 0) ptx::bulk_wait<0>();

@@ -1,5 +1,5 @@
-// Dropout in the v3 backward kernel. Random numbers are made beside the warpgroups that compute, by warps that would be idle, and come as one bit a
-// pair through shared memory: a word for each thread and block, of its 32 pairs.
+// Dropout in the v3 backward kernel. Random numbers are made beside the warpgroups that compute, by warps of the loader's warpgroup that would be
+// idle or, without such a one, of that of dq; they come as one bit a pair through shared memory: a word for each thread and block, of its 32 pairs.
 //
 // Scores are transposed (v3/backward_fragments.h): a thread wants the bits of two keys and 16 queries, a word of random numbers has those of 16 keys
 // and two queries. A lane of the making warp takes all queries of a column pair and the keys of one call; the block's 64 keys and 64 queries are then
@@ -34,33 +34,42 @@ struct KeptBits {
 
   __device__ __forceinline__ unsigned words(int group) const { return shared + static_cast<unsigned>(Shape::kOffsetKept + kKeptBytes * group); }
 
-  // Warp 1 of the loader's makes the bits of the first 64 keys, the next one those of the next. Found again at each call, as own_lane().
+  // Warp 1 of the warpgroup makes the bits of the first 64 keys, the next one those of the next. Found again at each call, as own_lane().
   static __device__ __forceinline__ int maker() { return static_cast<int>(ptx::opaque(threadIdx.x)) / 32 % 4 - 1; }
 
-  // By one warp: the words of all blocks that the keys meet. Round keys and thresholds stay in uniform registers if what loops end with is uniform.
+  // By one warp: the words of all blocks that the keys meet.
   __device__ __forceinline__ void make(const BackwardCall& p, TilePlace tile) const {
-    int row = ptx::uniform(tile.first_row());
-    unsigned long long stream = Dropout<kPairOf<Spec>>(p.call, ptx::uniform(tile.batch()), ptx::uniform(tile.head_k()) * p.call.group).stream;
+    Made made(p, tile);
 #pragma unroll 1
-    for (int step = 0; step < ptx::uniform(tile.blocks()) * p.call.group; ++step) {
-      const HeadOfPhilox head(pairs_of(p.call).dropout_state[0], stream);
-      // Of the block's queries the lane's 32 upper or lower ones: of query pairs n and n + 1, and those 8 further.
-      const int lane = static_cast<int>(own_lane());
-      const unsigned number = 2 * core::dropout_query(static_cast<unsigned>(row + lane / 16 * 32 + lane % 4 * 2));
-      const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
-      unsigned kept[4];
+    for (int step = 0; step < ptx::uniform(tile.blocks()) * p.call.group; ++step) make_next(p, tile, made, step);
+  }
+
+  // Where the warp is in them. Round keys and thresholds stay in uniform registers if all that loops and branches ask is uniform.
+  struct Made {
+    int row;
+    unsigned long long stream;
+    __device__ __forceinline__ Made(const BackwardCall& p, TilePlace tile)
+        : row(ptx::uniform(tile.first_row())),
+          stream(Dropout<kPairOf<Spec>>(p.call, ptx::uniform(tile.batch()), ptx::uniform(tile.head_k()) * p.call.group).stream) {}
+  };
+  __device__ __forceinline__ void make_next(const BackwardCall& p, TilePlace tile, Made& made, int step) const {
+    const HeadOfPhilox head(pairs_of(p.call).dropout_state[0], made.stream);
+    // Of the block's queries the lane's 32 upper or lower ones: of query pairs n and n + 1, and those 8 further.
+    const int lane = static_cast<int>(own_lane());
+    const unsigned number = 2 * core::dropout_query(static_cast<unsigned>(made.row + lane / 16 * 32 + lane % 4 * 2));
+    const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
+    unsigned kept[4];
 #pragma unroll
-      for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_below);
-      transpose(kept, own_lane() / 16);
-      ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
-      ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});
-      ptx::warp_sync();
-      if (own_lane() == 0) ptx::mbarrier_arrive(barriers.kept_full(maker()));
-      row += Shape::kBlockM;
-      if (row >= ptx::uniform(tile.template rows_end<typename Spec::Mask, Shape::kPacked>(p))) {  // of the next query head
-        row = ptx::uniform(tile.first_row());
-        ++stream;
-      }
+    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_below);
+    transpose(kept, own_lane() / 16);
+    ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
+    ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});
+    ptx::warp_sync();
+    if (own_lane() == 0) ptx::mbarrier_arrive(barriers.kept_full(maker()));
+    made.row += Shape::kBlockM;
+    if (made.row >= ptx::uniform(tile.template rows_end<typename Spec::Mask, Shape::kPacked>(p))) {  // of the next query head
+      made.row = ptx::uniform(tile.first_row());
+      ++made.stream;
     }
   }
 

@@ -62,7 +62,8 @@ struct BackwardShape {
   static constexpr int kOffsetKept = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
   static constexpr int kOffsetKeptBarriers = kOffsetKept + (kDropout ? kKeptBytes * kKeyGroups : 0);
   static constexpr int kSharedBytes = kOffsetKeptBarriers + (kDropout ? 16 * kKeyGroups : 0);
-  static_assert(!kDropout || (Spec::kOwnLoader && kOffsetKept % 16 == 0), "idle warps of the loader make the bits");
+  static_assert(!kDropout || (kKeyGroups <= 3 && (Spec::kOwnLoader || !Spec::kByRole) && kOffsetKept % 16 == 0),
+                "warps of the loader, or of dq, make the bits");
   static_assert(4 * kRowSlots <= kSlopeBytes);
 
   static_assert(Spec::kByRole || Spec::kStages == 3, "only then is a stage free when dS of the next block but one is there (v3/backward_load.h)");

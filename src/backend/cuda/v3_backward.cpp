@@ -19,12 +19,13 @@ namespace {
 // 0.79 to 0.89 of the mean of 128 and 256 (seqlen 1024 and 8192).
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi
     {64, {false, 3, 3, 2, false, 144, 80, 0}},
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
     {192, {true, 2, 2, 0, true, 208, 72, 24}},
     {256, {true, 2, 2, 0, true, 208, 72, 24}},
-    // with dropout, whose bits are made by the loader's idle warps; not tuned
+    // with dropout, whose bits are made by the loader's idle warps or, at 64, by warps of dq; not tuned
+    {64, {false, 3, 3, 2, false, 144, 80, 0}, true, true},  // ALiBi besides spills
     {128, {false, 2, 3, 2, true, 208, 64, 32}, true},
     {192, {true, 2, 2, 0, true, 208, 64, 32}, true},
     {256, {true, 2, 2, 0, true, 208, 64, 32}, true},
@@ -46,7 +47,7 @@ PairFeatures v3_pair(const Problem& problem) {
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].dropout == (problem.dropout_below > 0) && kRows[i].width >= std::max(width, width_v))
+    if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) && kRows[i].width >= std::max(width, width_v))
       return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }

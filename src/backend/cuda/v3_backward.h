@@ -32,11 +32,11 @@ struct V3BackwardTile {
   int shared_bytes(int width, int width_v, const PairFeatures& pair) const;
 };
 
-// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout.
+// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi.
 struct V3BackwardRow {
   int width;
   V3BackwardTile tile;
-  bool dropout = false;
+  bool dropout = false, no_alibi = false;
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
