@@ -175,7 +175,7 @@ struct QueryGradient {
       ++block;
       if (--left == 0) {
         left = of_head;
-        block += ptx::uniform(tile.blocks_between<typename Spec::Mask>(p));
+        block += ptx::uniform(tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p));
       }
     }
     finish();
