@@ -299,14 +299,17 @@ TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
       {{0, -5, 100, 200, 300, 400}, {{100, Got::kNan}, {400, Got::kNumber}}},
       {{5, 100, 100, 200, 300, 300}, {{100, Got::kNan}, {300, Got::kNumber}, {400, Got::kNan}}},
       {{0, 100, 200, 2147483647, -2147483647 - 1, 100}, {{400, Got::kNan}}},
+      // Sequences in range that together have more tiles, at headdim 256, than the tensors' rows could have.
+      {{0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130}, {{400, Got::kNan}}},
   };
   for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto})
     for (const bool deterministic : {false, true})
       for (const PackedRows& rows : all) {
-        const Case c = shape(DType::kBF16, 1, kTotalRows, kTotalRows, 2, 1, 64, false);
+        const int64_t headdim = rows.offsets.size() > 8 ? 256 : 64;
+        const Case c = shape(DType::kBF16, 1, kTotalRows, kTotalRows, 2, 1, headdim, false);
         DeviceForward d(c), dout(c), gradients(c);
-        const auto packed = [](const Tensor& t, int64_t heads) {
-          return Tensor(nullptr, t.dtype(), {kTotalRows, heads, 64}).on(Device::kCuda, 0, t.data());
+        const auto packed = [&](const Tensor& t, int64_t heads) {
+          return Tensor(nullptr, t.dtype(), {kTotalRows, heads, headdim}).on(Device::kCuda, 0, t.data());
         };
         for (DeviceForward* of : {&d, &dout, &gradients}) {
           for (Tensor* t : {&of->t.q, &of->t.o}) *t = packed(*t, 2);
