@@ -45,7 +45,7 @@ case "$which" in
     ;;
 esac
 
-pip() { timeout 1800 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+pip() { timeout 3600 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 made_of="$(command -v "$python") $torch_folder $torch $(cat "$requirements" tests/python/requirements.txt)"
 if [ "$made_of" != "$(cat "$venv/made_of" 2>/dev/null)" ]; then
   rm -rf "$venv"

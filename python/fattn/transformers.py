@@ -391,7 +391,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         raise NotImplementedError(f"dropout of the weights (it is {dropout}) is not computed on {query.device}; set the model's attention dropout to 0 (GPT-2: "
                                   "config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
     begins = options.get("cu_seq_lens_q")
-    if begins is not None and numbers.keys().isdisjoint(("seqused_k", "mask")) and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
+    if begins is not None and "seqused_k" not in numbers and "mask" not in numbers and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
         longest = options.get("max_length_q"), options.get("max_length_k")
         return _packed(query, key, value, begins, options.get("cu_seq_lens_k"), longest, causal, arguments), None
     if mask is None:
