@@ -165,7 +165,8 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::vector<std::unique_ptr<Contestant>> peers;
   for (const ProviderProgram& provider : providers.found()) {
     const bool torch = provider.name == "torch-sdpa";
-    if (provider.name == "flex-attention") continue;  // compiles anew for each problem, for longer than is measured
+    // The one compiles anew for each problem, for longer than is measured, the other holds matrices that the largest ones have no memory for.
+    if (provider.name == "flex-attention" || provider.name == "torch-standard") continue;
     if (!torch && !providers.why_unavailable(provider.name, suite.library.num_threads, suite.place).empty()) continue;
     for (const char* variant : on_cpu || !torch ? std::vector<const char*>{""} : std::vector<const char*>{":flash", ":cudnn"})
       peers.push_back(providers.make(provider.name + variant, suite.library.num_threads, suite.place));

@@ -5,6 +5,7 @@
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
+#include "kernels/ptx/half_words.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
 #include "shared/dropout.h"
@@ -155,42 +156,56 @@ struct Dropout {
     }
   }
 
-  // The words of a query and the keys 2 call, 2 call + 1, 2 call + 8, ... of a block of 32 keys.
-  __device__ __forceinline__ core::Philox4 words(int query, int block, int call) const {
-    return core::dropout_words(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), call);
+  // Which pairs stay of query pair `query` (core::dropout_query) and the keys 2 call, 2 call + 1, 2 call + 8, ... of a block of 64.
+  __device__ __forceinline__ unsigned kept(int query, int block, int call) const {
+    const auto planes = [&](unsigned half) {
+      return core::dropout_planes(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call), half);
+    };
+    return core::dropout_kept(planes(0), planes(1), below);
+  }
+  // The same of the lane's row `row` of 16, and of row + 8; row % 16 < 8. `key`: the first of the lane's in the block.
+  __device__ __forceinline__ unsigned kept_of_rows(int row, int key) const {
+    return kept(static_cast<int>(core::dropout_query(static_cast<unsigned>(row))), key / core::kDropoutBlock, key % 8 / 2);
+  }
+  // Where keys are rows of an accumulator, with lane / 4 or 8 more the lane's in a tile of 16, and queries its columns: of the queries `query` (even,
+  // query % 16 < 8) and query + 8 in the low half, of the queries behind them in the high half, in the order of core::dropout_bit(). All lanes of a
+  // warp together.
+  __device__ __forceinline__ unsigned kept_transposed(int query, int block, int lane) const {
+    const int odd = lane / 4 % 2;
+    const unsigned own = kept(static_cast<int>(core::dropout_query(static_cast<unsigned>(query))) + odd, block, lane / 8);
+    return core::dropout_joined(own, ptx::shfl_xor(own, 4), odd != 0);
   }
 
-  // Where keys are rows of an accumulator: words of the lane's keys lane / 4 + 8 w of a block of 32, of the queries `query` (an even column) and
-  // query + 1. All lanes of a warp together.
-  __device__ __forceinline__ core::Philox4 transposed_words(int query, int block, int lane) const {
-    const bool odd = lane / 4 % 2 != 0;
-    const core::DropoutShare mine = core::dropout_share(words(query + odd, block, lane / 8), odd);
-    const unsigned got[2] = {ptx::shfl_xor(mine.given[0], 4), ptx::shfl_xor(mine.given[1], 4)};
-    return core::dropout_joined(mine, got, odd);
-  }
-
-  // Of a pair of 16-bit weights those that a word's two numbers drop become 0.
-  __device__ __forceinline__ void drop(unsigned& pair, unsigned word) const {
-    if (word << 16 < below << 16) pair &= 0xffff0000u;
-    if (word < below << 16) pair &= 0x0000ffffu;
-  }
-  // Sets their signs.
-  __device__ __forceinline__ void mark(unsigned& pair, unsigned word) const {
-    if (word << 16 < below << 16) pair |= 0x00008000u;
-    if (word < below << 16) pair |= 0x80000000u;
-  }
-  // Whether the weight of one pair stays.
+  // Whether the weight of one pair stays. As core::dropout_number(), with few registers: for ways that are seldom gone.
   __device__ __forceinline__ bool keeps(int query, int key) const {
-    const core::Philox4 all = words(query, key / core::kDropoutBlock, key % 8 / 2);
-    const unsigned low = key % 16 < 8 ? all.word[0] : all.word[1], high = key % 16 < 8 ? all.word[2] : all.word[3];
-    const unsigned word = key % core::kDropoutBlock < 16 ? low : high;
-    return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= below;
-  }
-
-  // Of a word's two numbers: all ones in the halves of those that stay.
-  __device__ __forceinline__ unsigned kept(unsigned word) const {
-    return ((word & 0xffffu) < below ? 0u : 0xffffu) | (word < below << 16 ? 0u : 0xffff0000u);
+    const unsigned own = static_cast<unsigned>(query % 16 / 8 * 8 + key % core::kDropoutBlock / 8 + key % 2 * 16);
+    unsigned number = 0;
+#pragma unroll 1
+    for (unsigned half = 0; half < 2; ++half) {
+      unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
+      unsigned c0 = static_cast<unsigned>(stream), c1 = 2 * core::dropout_query(static_cast<unsigned>(query)) + half,
+               c2 = static_cast<unsigned>(key / core::kDropoutBlock * core::kDropoutCalls + key % 8 / 2), c3 = static_cast<unsigned>(stream >> 32);
+#pragma unroll 1
+      for (int round = 0; round < core::kPhiloxRounds; ++round) {
+        const uint2 a = ptx::mul_wide(core::kPhiloxM0, c0), b = ptx::mul_wide(core::kPhiloxM1, c2);
+        c0 = b.y ^ c1 ^ k0;
+        c1 = b.x;
+        c2 = a.y ^ c3 ^ k1;
+        c3 = a.x;
+        k0 += core::kPhiloxW0;
+        k1 += core::kPhiloxW1;
+      }
+      const auto bits = [&](unsigned place) { return (c0 >> place & 1u) + (c1 >> place & 1u) * 2 + (c2 >> place & 1u) * 4 + (c3 >> place & 1u) * 8; };
+      number |= (bits(own) << 8 | bits((own + core::kDropoutTurn) % 32)) << 4 * half;
+    }
+    return number >= below;
   }
 };
+
+// All ones in the halves of a word that stay, of the pairs with the bits 8 half + n (the low half) and 16 more.
+__device__ __forceinline__ unsigned kept_halves(unsigned kept, int half, int n) {
+  const unsigned first = kept << (7 - n);
+  return half == 0 ? ptx::spread_signs<0, 2>(first) : ptx::spread_signs<1, 3>(first);
+}
 
 }  // namespace fattn

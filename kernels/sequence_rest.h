@@ -28,14 +28,14 @@ __device__ __forceinline__ void fill_rows(const RestOfRows& part, long long begi
 
 __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-#if __CUDA_ARCH__ >= 900
-  ptx::wait_for_kernel_before();
-#endif
   const auto given = [&](const RestOfRows& part, int n) { return given_rows(part.offsets, part.stride, n, part.total, part.most); };
   const auto good = [&](int n) { return given(p.parts[0], n).count >= 0 && given(p.parts[1], n).count >= 0; };
   bool bad = false;  // any of them; all threads of all CTAs ask for all sequences together
   for (int n = static_cast<int>(threadIdx.x); n < p.batch; n += kRestThreads) bad = bad || !good(n);
   bad = ptx::bar_or(bad);
+#if __CUDA_ARCH__ >= 900
+  ptx::wait_for_kernel_before();  // none of the pass's kernels writes offsets
+#endif
   for (const RestOfRows& part : p.parts) {
     const long long last = part.offsets[p.batch * part.stride];
     const bool nan = bad || (p.batch == 0 && last != 0);

@@ -92,6 +92,16 @@ inline std::vector<float> numbers(const Tensor& tensor) {
 
 // Numbers of either sign up to about 2, none of them like its neighbours.
 inline void fill_with_noise(const Tensor& tensor, uint32_t seed) {
+  if (tensor.dtype() == DType::kF32) {
+    std::vector<float> host(static_cast<size_t>(tensor.size()));
+    uint32_t state = seed * 2654435761u + 1;
+    for (float& value : host) {
+      state = state * 1664525u + 1013904223u;
+      value = static_cast<float>(state >> 8) * 0x1p-22f - 2.0f;
+    }
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, tensor.data(), host.data(), 4 * host.size(), nullptr));
+    return;
+  }
   std::vector<uint16_t> host(static_cast<size_t>(tensor.size()));
   const uint32_t largest = 0x4000, smallest = tensor.dtype() == DType::kF16 ? 0x2c00 : 0x3d80;
   uint32_t state = seed * 2654435761u + 1;

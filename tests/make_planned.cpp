@@ -18,6 +18,7 @@
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
+#include "backend/cuda/v3_forward_f32.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -157,6 +158,14 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   }
 }
 
+// fp32: the kernel that splits, and the one behind it.
+void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, bool aligned, Which which) {
+  cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(contiguous(DType::kF32, headdim, headdim_v, causal), cuda::v3_target_of(cuda::kV3Arch));
+  plan.key.aligned = aligned && plan.aligned_strides;
+  list.add(cuda::v3_forward_f32_request(plan.key), plan.tile.launch_registers(), which);
+  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, Which::kFull);
+}
+
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
 void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most) {
   const cuda::V2Target device = cuda::target_of(arch);
@@ -197,6 +206,7 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   void* const to = const_cast<char*>(at);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
+  if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, Which::kFull);
   const Which small = plan.key.pair != 0 ? Which::kFull : which;
   list.add(cuda::v2_backward_request(keys.prepare), 255, small);
   list.add(cuda::v2_backward_request(keys.finish), 255, small);
@@ -349,7 +359,7 @@ int main() {
       for (const int headdim : {32, 64, 80, 96, 128, 192, 256}) {
         const Problem problem = contiguous(DType::kF32, headdim, headdim, causal);
         const bool is_quick = causal && headdim == 64;
-        add_forward(list, arch, problem, true, quick(is_quick));
+        add_forward(list, arch, problem, true, quick(is_quick && arch != 90));  // where v3 has it
         add_backward(list, arch, problem, true, false, quick(is_quick));
       }
       // Windows and softcap, features of pairs, and all of them: a window does without kCausal.
@@ -391,6 +401,13 @@ int main() {
         add_forward(list, arch, unequal, true, Which::kFull);
         add_backward(list, arch, unequal, true, false, Which::kFull);
       }
+    }
+  for (const bool causal : {false, true})
+    for (const bool aligned : {false, true}) {
+      for (const int headdim : {32, 64, 80, 96, 128})
+        add_v3_forward_f32(list, headdim, headdim, causal, aligned, quick(aligned && causal && (headdim == 64 || headdim == 128)));
+      for (const auto& [headdim, headdim_v] : {std::pair{20, 50}, {64, 128}, {128, 64}, {40, 96}, {96, 20}})
+        add_v3_forward_f32(list, headdim, headdim_v, causal, aligned, Which::kFull);
     }
   for (const Architecture& a : kArchitectures) {
     add_decode(list, a.capability, DType::kBF16, 128, 16, 3);
@@ -441,6 +458,29 @@ int main() {
           add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
         }
       }
+  // Of packed sequences, with those of the features that fit beside them.
+  for (const V3Mask mask : {V3Mask::kCausal, V3Mask::kFull, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      const Problem plain =
+          packed(with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false), false);
+      add_v3_backward(list, plain, false, quick(mask == V3Mask::kCausal && headdim == 128));
+      add_v3_backward(list, plain, true, Which::kFull);
+      Problem problem = plain;
+      problem.softcap = 30;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem = plain;
+      problem.has_alibi = true;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem.dropout_below = 6554;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem.has_alibi = false;
+      add_v3_backward(list, problem, false, Which::kFull);
+      if (headdim != 128) continue;
+      problem = plain;
+      problem.dtype = DType::kF16;
+      add_v3_backward(list, problem, false, Which::kFull);
+    }
+  for (const int block_n : {64, 128, 192}) list.add(cuda::v3_packed_key_tiles_request({.block_n = block_n}), 64, quick(block_n == 128));
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},

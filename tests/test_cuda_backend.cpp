@@ -78,6 +78,12 @@ class CudaBackend : public ::testing::Test {
     stub().set("registers", 168);  // of every kernel; no less than the warps of v3 count on
     stub().kernel("fattn_v2_fwd", note<'f'>, sizeof last);
     stub().kernel("fattn_v3_fwd", note<'3'>, sizeof last);
+    stub().kernel("fattn_v3_fwd_f32", note<'W'>, sizeof last);
+    stub().kernel("fattn_v3_f32_split", note<'s'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_prepare", note<'p'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_split", note<'S'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32", note<'b'>, sizeof last);
+    stub().kernel("fattn_v2_bwd_f32_finish", note<'e'>, sizeof last);
     stub().kernel("fattn_decode", note<'d'>, sizeof last);
     stub().kernel("fattn_decode_combine", note<'c'>, sizeof last);
     stub().kernel("fattn_v2_bwd_prepare", note<'p'>, sizeof last);
@@ -119,6 +125,37 @@ TEST_F(CudaBackend, ABufferThatWasMovedFromIsEmpty) {
   first = std::move(same);
   EXPECT_EQ(first.bytes(), 100u) << "moved to itself";
   EXPECT_EQ(stub().alive("allocations"), alive + 1);
+}
+
+// fp32 on Hopper: keys and values are split into the workspace, and the kernel behind that one may come up early. Any address will do.
+TEST_F(CudaBackend, Fp32SplitsKeysAndValuesFirst) {
+  const OnDevice d(DType::kF32);
+  Options options;
+  options.algorithm = Algorithm::kV3;
+  const Plan plan(d.forward, options);
+  expect_contains(plan.info().kernel, "cuda v3 forward fp32");
+  constexpr size_t kBlocks = OnDevice::kBatch * OnDevice::kHeadsK * 2;  // of 64 of 100 keys
+  EXPECT_EQ(plan.workspace_bytes(), 2 * kBlocks * (64 * 64 * 4 + 16));
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  const int64_t early = stub().alive("early launches");
+  plan.execute(d.forward, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"s", "W"}));
+  EXPECT_EQ(stub().alive("early launches"), early + 1);
+  EXPECT_EQ(last.q, d.forward.q.data());
+  EXPECT_EQ(last.o, d.forward.o.data());
+  EXPECT_EQ(last.lse, d.forward.lse.data());
+  ForwardTensors odd = d.forward;
+  odd.q = odd.q.on(Device::kCuda, 0, static_cast<float*>(d.forward.q.data()) + 1);
+  launched.clear();
+  plan.execute(odd, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"s", "W"}));
+  EXPECT_EQ(last.q, odd.q.data());
+
+  options.algorithm = Algorithm::kAuto;  // 200 queries of a key head
+  expect_contains(Plan(d.forward, options).info().kernel, "cuda v2 forward fp32");
+  options.softcap = 3;
+  options.algorithm = Algorithm::kV3;
+  expect_contains(error_of([&] { Plan(d.forward, options); }), "algorithm v3 has no softcap in fp32");
 }
 
 TEST_F(CudaBackend, ForwardLaunchesOneKernelWithTheProblem) {
@@ -336,6 +373,24 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_rest.parts[1].outputs[0].to, b.dk.data());
   EXPECT_EQ(last_rest.parts[1].outputs[1].to, b.dv.data());
   EXPECT_EQ(last_rest.parts[1].heads, kHeadsK);
+
+  // Without documents it is v3's too, behind a list of tiles of keys.
+  stub().kernel("fattn_v3_packed_key_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  BackwardTensors whole = b;
+  whole.scores.document_q = whole.scores.document_k = {};
+  const Plan v3_backward(whole, options);
+  expect_contains(v3_backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, v3_backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  v3_backward.execute(whole, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
+  const int64_t rows = kHeads * (kTotal / 64 + 3) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
+  EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+
   options.algorithm = Algorithm::kV1;
   expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");
   options.algorithm = Algorithm::kAuto;

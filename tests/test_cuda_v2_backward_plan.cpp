@@ -70,7 +70,7 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
     EXPECT_LE(row.tile.key_groups * (row.tile.block_m / row.tile.chunk), 15) << "named barriers";
   }
   const Problem p = problem_of(64, 64, true, DType::kF32);
-  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
+  const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(80));
   // K, V, Q, dO, P and dS in fp32, lse and row_sum, two numbers a warp and two more.
   EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8);
   // dq may have to compute a row again, and so depends on the mask and on v.
@@ -80,6 +80,38 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("fattn::v2::backward_f32<Spec>"), std::string::npos);
   EXPECT_NE(cuda::v2_backward_request(keys.finish).source.find("fattn::v2::backward_f32_finish<Spec>"), std::string::npos);
   EXPECT_NE(cuda::v2_backward_request(keys.prepare).source.find("using Element = float;"), std::string::npos);
+}
+
+// On Hopper a kernel splits q and dout before, and the main one has two blocks of them: for plain problems of more than a few keys.
+TEST(V2BackwardPlanSmall, Fp32SplitsQueriesBeforeOnHopper) {
+  Problem p = problem_of(64, 40, true, DType::kF32);
+  p.seqlen_k = 256;
+  const auto plan = [&](int arch = 90) { return cuda::plan_v2_backward(p, cuda::target_of(arch)); };
+  const cuda::V2BackwardPlan split = plan();
+  const int64_t blocks = (p.seqlen_q + 63) / 64, all = p.batch * p.nheads * blocks;
+  EXPECT_EQ(split.split.grid, 2 * all);
+  EXPECT_EQ(split.query_blocks, blocks);
+  EXPECT_GE(split.q_parts_offset, split.semaphore_offset);
+  EXPECT_EQ(split.q_parts_offset % 16, 0);
+  EXPECT_EQ(split.dout_parts_offset - split.q_parts_offset, all * 64 * 64 * 4);
+  EXPECT_EQ(split.inverses_offset - split.dout_parts_offset, all * 64 * 64 * 4);  // of 40 columns, in 64
+  EXPECT_EQ(split.workspace_bytes, split.inverses_offset + 8 * all);
+  // A stage more of Q, dO, lse and row_sum, and two numbers of each stage.
+  EXPECT_EQ(split.main.shared_bytes, 4 * (2 * 128 * 64 + 4 * 64 * 64 + 2 * 64 * 128) + 4 * 4 * 64 + 8 * 8 + 8 + 16);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(split, {});
+  EXPECT_EQ(cuda::v2_backward_request(keys.split).entry, "fattn_v2_bwd_f32_split");
+  EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("backward_f32<Spec>(p, parts)"), std::string::npos);
+  EXPECT_EQ(cuda::v2_backward_request(keys.finish).source.find("parts)"), std::string::npos);
+
+  EXPECT_EQ(plan(80).split.grid, 0);
+  p.deterministic = true;
+  EXPECT_EQ(plan().split.grid, 0);
+  p.deterministic = false;
+  p.seqlen_k = 255;
+  EXPECT_EQ(plan().split.grid, 0);
+  p.seqlen_k = 256;
+  p.has_seqused_k = true;
+  EXPECT_EQ(plan().split.grid, 0);
 }
 
 // One term leaves registers for the larger tiles.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/v3_backward.h"
+#include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
 namespace fattn::core::cuda {
@@ -199,6 +200,69 @@ TEST(V3BackwardPlanSmall, DropoutHasTilesOfItsOwn) {
       std::swap(all.has_seqused_k, all.deterministic);
       EXPECT_NE(v3_backward_refusal(all, kH200).find("ALiBi and dropout together"), std::string::npos);
     }
+}
+
+Problem packed_problem(int64_t headdim, bool causal, int64_t sequences, int64_t most, int64_t total) {
+  Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal);
+  p.packed = true;
+  p.batch = sequences, p.seqlen_q = p.seqlen_k = most, p.total_q = p.total_k = total;
+  for (Strides* strides : {&p.q, &p.k, &p.v, &p.o, &p.dout, &p.dq, &p.dk, &p.dv, &p.lse}) strides->batch = 0;
+  return p;
+}
+
+// Of packed sequences the workspace has their rows, and a block more for each, not the longest's for all; and a list of the tiles of keys.
+TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorkspace) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool deterministic : {false, true})
+        for (const int64_t most : {100, 4096, 100000}) {
+          Problem p = packed_problem(headdim, causal, 300, most, 200000);
+          p.deterministic = deterministic;
+          ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+          const int64_t block_n = plan.tile.block_n(), blocks = 200000 / 64 + 300, tiles = 200000 / block_n + 300;
+          EXPECT_EQ(plan.row_blocks, blocks);
+          EXPECT_EQ(plan.small_grid, 6 * blocks);
+          EXPECT_EQ(plan.grid, 2 * std::min(tiles, 300 * ((most + block_n - 1) / block_n))) << "no more than there may be";
+          EXPECT_EQ(plan.lse_log2_offset, plan.small_grid * 64 * plan.main.width * 4);
+          EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 32 * plan.key_tiles);
+          EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + plan.small_grid) : 0));
+          for (const int64_t offset : {plan.tiles_offset, plan.semaphore_offset}) EXPECT_EQ(offset % 16, 0);
+          EXPECT_GE(plan.heads_per_section, deterministic ? 2 : 1);
+          EXPECT_LE(plan.heads_per_section, 2);
+          for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) {
+            const std::string source = v3_backward_request(key).source;
+            EXPECT_NE(source.find(".packed = true"), std::string::npos);
+            EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "rows behind a sequence are another's";
+          }
+        }
+  // Whatever the lengths, a sequence's blocks end before the next one's begin, and within the workspace.
+  for (const int length : {0, 1, 63, 64, 65, 128, 1000})
+    for (int n = 0, begin = 0, end = 0; n < 200; begin += length, ++n) {
+      EXPECT_GE(begin / 64 + n, end) << "as packed_block_of() has it";
+      end = begin / 64 + n + (length + 63) / 64;
+      EXPECT_LE(end, most_packed_tiles(begin + length, n + 1, 64));
+    }
+  const std::string list = v3_packed_key_tiles_request({.block_n = 192}).source;
+  EXPECT_NE(list.find("packed_key_tiles<192>(call, work)"), std::string::npos) << list;
+}
+
+TEST(V3BackwardPlanSmall, PackedSequencesAreRefusedWithWhatHasNoRegisters) {
+  const auto refusal = [](int64_t headdim, bool causal, auto change) {
+    Problem p = packed_problem(headdim, causal, 3, 200, 500);
+    change(p);
+    return v3_backward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal(128, false, [](Problem& p) { p.window_left = 50; }), "");
+  EXPECT_EQ(refusal(128, true, [](Problem& p) { p.softcap = 9; }), "");
+  EXPECT_EQ(refusal(128, true, [](Problem& p) { p.dropout_below = 9; }), "");
+  EXPECT_EQ(refusal(128, true, [](Problem& p) { p.has_alibi = true; }), "");
+  EXPECT_EQ(refusal(64, false, [](Problem& p) { p.has_alibi = true; }), "");
+  EXPECT_NE(refusal(128, false, [](Problem& p) { p.has_alibi = true; }).find("ALiBi in packed sequences"), std::string::npos);
+  EXPECT_NE(refusal(64, true, [](Problem& p) { p.has_alibi = true, p.dropout_below = 9; }).find("together"), std::string::npos);
+  EXPECT_NE(refusal(64, true, [](Problem& p) { p.has_seqused_k = true; }).find("seqused_k"), std::string::npos);
+  EXPECT_NE(refusal(64, true, [](Problem& p) { p.nheads = 1 << 20, p.total_q = int64_t{1} << 28; }).find("split the sequences"), std::string::npos);
+  EXPECT_NE(refusal(64, true, [](Problem& p) { p.total_k = 0; }).find("k has one row of size 0"), std::string::npos);
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {

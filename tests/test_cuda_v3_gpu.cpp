@@ -35,6 +35,89 @@ using testing::Case;
 
 using CudaV3Gpu = CudaGpu;
 
+// fp32 against v2's, which multiplies parts as well, but sums otherwise; and rows that are not aligned give the same bits as others.
+TEST_F(CudaV3Gpu, Fp32AgreesWithV2OverManyTiles) {
+  for (const auto& [headdim, headdim_v] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {64, 128}, {96, 96}, {20, 50}})
+    for (const bool causal : {false, true}) {
+      Case c = shape(DType::kF32, 3, 1030, 1300, 24, 8, headdim, causal);
+      c.headdim_v = headdim_v;
+      DeviceForward d(c), skewed(c, 1), other(c);
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+      seed = 1;
+      for (const Tensor& t : {skewed.t.q, skewed.t.k, skewed.t.v}) fill_with_noise(t, seed++);
+      ForwardTensors v2 = d.t;
+      v2.o = other.t.o, v2.lse = other.t.lse;
+      for (const double scale : {1 / std::sqrt(static_cast<double>(headdim)), 2.0}) {
+        Options options = on_cuda(c);
+        options.softmax_scale = scale;
+        options.algorithm = Algorithm::kV3;
+        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+        forward(d.t, options);
+        forward(skewed.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 2e-5) << headdim << " " << causal << " " << scale;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 2e-5) << headdim << " " << causal << " " << scale;
+        EXPECT_EQ(difference(d.t.o, skewed.t.o), 0) << headdim << " " << causal << " " << scale;
+      }
+    }
+}
+
+// Scores of 2^60 and more, where a reference in fp32 says nothing about what is left of a score: each row is its greatest key's value, as in v2.
+TEST_F(CudaV3Gpu, Fp32TakesScoresOfAnySize) {
+  constexpr int64_t kRows = 100, kKeys = 300, kWidth = 64;
+  const Case c = shape(DType::kF32, 1, kRows, kKeys, 1, 1, kWidth, false);
+  DeviceForward d(c);
+  uint32_t seed = 1;
+  for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+  std::vector<float> q = test::numbers(d.t.q);
+  const std::vector<float> k = test::numbers(d.t.k), v = test::numbers(d.t.v);
+  for (float& x : q) x *= 0x1p60f;
+  check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, d.t.q.data(), q.data(), 4 * q.size(), nullptr));
+  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV3}) {
+    Options options = on_cuda(c);
+    options.algorithm = algorithm;
+    if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+    forward(d.t, options);
+    const std::vector<float> o = test::numbers(d.t.o), lse = test::numbers(d.t.lse);
+    for (size_t row = 0; row < kRows; ++row) {
+      double greatest = -HUGE_VAL;
+      size_t at = 0;
+      for (size_t key = 0; key < kKeys; ++key) {
+        double score = 0;
+        for (size_t i = 0; i < kWidth; ++i) score += static_cast<double>(q[row * kWidth + i]) * k[key * kWidth + i];
+        if (score > greatest) greatest = score, at = key;
+      }
+      EXPECT_NEAR(lse[row] / (greatest / 8), 1, 1e-5) << row;
+      for (size_t i = 0; i < kWidth; ++i) ASSERT_EQ(o[row * kWidth + i], v[at * kWidth + i]) << name_of(algorithm) << " " << row << " " << i;
+    }
+  }
+}
+
+// The backward pass in fp32 whose queries are split by a kernel before, over many tiles; a deterministic one splits them block by block.
+TEST_F(CudaV3Gpu, Fp32BackwardWithQueriesSplitBefore) {
+  for (const auto& [headdim, headdim_v] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {96, 96}, {64, 128}, {20, 50}})
+    for (const bool causal : {false, true}) {
+      Case c = shape(DType::kF32, 2, 1030, 700, 6, 2, headdim, causal);
+      c.headdim_v = headdim_v;
+      DeviceForward d(c), gradient(c), ours(c), other(c);  // dq, dk and dv have the places of q, k and v
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v, gradient.t.o}) fill_with_noise(t, seed++);
+      Options options = on_cuda(c);
+      forward(d.t, options);
+      const auto backward_to = [&](const ForwardTensors& to) {
+        backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, gradient.t.o, to.q, to.k, to.v}, options);
+      };
+      backward_to(ours.t);
+      options.deterministic = true;
+      backward_to(other.t);
+      EXPECT_LT(difference(ours.t.q, other.t.q), 1e-5) << headdim << " " << causal;
+      EXPECT_LT(difference(ours.t.k, other.t.k), 1e-5) << headdim << " " << causal;
+      EXPECT_LT(difference(ours.t.v, other.t.v), 1e-5) << headdim << " " << causal;
+    }
+}
+
 // Against v2's: rings of stages go round, tiles are joined, warpgroups skip blocks; with a scale of 2 weights leave their window.
 TEST_F(CudaV3Gpu, AgreesWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 96, 128, 192, 256})

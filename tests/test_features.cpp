@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <tuple>
+#include <vector>
 
 #include "fattn/fattn.hpp"
 #include "shared/dropout.h"
@@ -152,51 +154,93 @@ TEST(DropoutSmall, PhiloxGivesItsKnownAnswers) {
   }
 }
 
-// Every key of a row has a number of its own: no two are taken from the same bits.
-TEST(DropoutSmall, NumbersOfARowAreOnesOfTheirOwn) {
-  const Dropout dropout{5, 9, 0.5};
-  int64_t same = 0;
-  constexpr int64_t kKeys = 4096;
-  for (int64_t key = 0; key < kKeys; ++key) {
-    const int number = core::dropout_number(5, 9 + 2 * 3 + 1, 7, key);
-    EXPECT_EQ(dropout.kept(2, 3, 1, 7, key) == 0, number < 32768) << key;
-    for (int64_t other = key / 32 * 32; other < key; ++other) same += core::dropout_number(5, 9 + 2 * 3 + 1, 7, other) == number;
+// As docs/NUMERICS.md says, and every pair has a number of its own: no two are taken from the same bits in the same way.
+TEST(DropoutSmall, NumbersArePairsOwn) {
+  constexpr uint64_t kSeed = 5, kOffset = 9;
+  for (const double p : {0.5, 0.1, 0.001}) {
+    const Dropout dropout{kSeed, kOffset, p};
+    const auto below = static_cast<int>(std::lround(p * 65536));
+    for (int64_t query : {0, 7, 8, 21, 1000})
+      for (int64_t key = 0; key < 1024; ++key) {
+        const int number = core::dropout_number(kSeed, kOffset + 2 * 3 + 1, query, key);
+        ASSERT_EQ(dropout.kept(2, 3, 1, query, key) == 0, number < below) << query << ", " << key;
+      }
   }
-  EXPECT_LE(same, 8);  // of 63488 pairs about one is the same by chance
+  std::vector<int> numbers;  // of the rows that share random words and two more, and three blocks of keys
+  for (const int64_t query : {0, 8, 1, 16})
+    for (int64_t key = 0; key < 3 * core::kDropoutBlock; ++key) numbers.push_back(core::dropout_number(kSeed, kOffset, query, key));
+  int64_t same = 0;
+  for (size_t i = 0; i < numbers.size(); ++i)
+    for (size_t j = 0; j < i; ++j) same += numbers[i] == numbers[j];
+  EXPECT_LE(same, 16);  // of 294528 pairs about 4.5 are the same by chance
 }
 
-// What the lanes of a warp make of the words where keys are the rows of an accumulator: each pair has its own number.
-TEST(DropoutSmall, TransposedFragmentsHaveTheNumbersOfTheirPairs) {
-  constexpr uint64_t kSeed = 77, kStream = 12;
-  for (const int64_t first_query : {0, 8, 1000})
-    for (const int64_t block : {0, 3}) {
-      core::DropoutShare mine[32];
-      const auto query_of = [&](int lane) { return first_query + lane % 4 * 2; };
-      for (int lane = 0; lane < 32; ++lane) {
-        const bool odd = lane / 4 % 2 != 0;
-        const auto query = static_cast<unsigned>(query_of(lane) + (odd ? 1 : 0));
-        mine[lane] = core::dropout_share(core::dropout_words(kSeed, kStream, query, static_cast<unsigned>(block), lane / 8), odd);
+// Of the 32 numbers of a word two share a byte if they are of different rows, 8 places apart.
+TEST(DropoutSmall, ChancesAreExactAndPairsNearlyIndependent) {
+  constexpr int kWords = 1 << 17;
+  for (const unsigned below : {66u, 6554u, 32768u, 65535u}) {
+    const double p = below / 65536.0;
+    int64_t one[32] = {}, both[32][32] = {};
+    for (int n = 0; n < kWords; ++n) {
+      const auto block = static_cast<unsigned>(n);
+      unsigned dropped = ~core::dropout_kept(core::dropout_planes(11, 12, 3, block, 1, 0), core::dropout_planes(11, 12, 3, block, 1, 1), below);
+      for (; dropped != 0; dropped &= dropped - 1) {
+        const int bit = std::countr_zero(dropped);
+        ++one[bit];
+        for (unsigned others = dropped & (dropped - 1); others != 0; others &= others - 1) ++both[bit][std::countr_zero(others)];
       }
+    }
+    const double spread = 6 * std::sqrt(p * (1 - p) * kWords);
+    for (int i = 0; i < 32; ++i) {
+      EXPECT_NEAR(static_cast<double>(one[i]), p * kWords, spread) << below << ", bit " << i;
+      for (int j = i + 1; j < 32; ++j) {
+        const double expected = p * p * kWords, shared = (j - i) % 16 == 8 ? p * (1 - p) / 257 * kWords : 0,
+                     allowed = 6 * std::sqrt(expected + 1) + shared;
+        EXPECT_NEAR(static_cast<double>(both[i][j]), expected, allowed) << below << ", bits " << i << " and " << j;
+      }
+    }
+  }
+}
+
+unsigned kept_word(uint64_t seed, uint64_t stream, unsigned query, unsigned block, unsigned call, unsigned below) {
+  return core::dropout_kept(core::dropout_planes(seed, stream, query, block, call, 0), core::dropout_planes(seed, stream, query, block, call, 1),
+                            below);
+}
+
+// What the lanes of a warp make of the words where keys are the rows of an accumulator.
+TEST(DropoutSmall, TransposedFragmentsHaveTheBitsOfTheirPairs) {
+  constexpr uint64_t kSeed = 77, kStream = 12;
+  constexpr unsigned kBelow = 30000;
+  for (const int64_t first_query : {0, 16, 1008})
+    for (const int64_t block : {0, 3}) {
+      unsigned own[32];
+      const auto query_of = [&](int lane) { return first_query + lane % 4 * 2; };
+      for (int lane = 0; lane < 32; ++lane)
+        own[lane] = kept_word(kSeed, kStream, core::dropout_query(static_cast<unsigned>(query_of(lane))) + static_cast<unsigned>(lane / 4 % 2),
+                              static_cast<unsigned>(block), static_cast<unsigned>(lane / 8), kBelow);
       for (int lane = 0; lane < 32; ++lane) {
-        const core::Philox4 words = core::dropout_joined(mine[lane], mine[lane ^ 4].given, lane / 4 % 2 != 0);
-        for (int w = 0; w < 4; ++w)
-          for (int e = 0; e < 2; ++e)
-            EXPECT_EQ(static_cast<int>(words.word[w] >> 16 * e & 0xffffu),
-                      core::dropout_number(kSeed, kStream, query_of(lane) + e, 32 * block + lane / 4 + 8 * w))
-                << "lane " << lane << ", word " << w << ", query " << e;
+        const unsigned kept = core::dropout_joined(own[lane], own[lane ^ 4], lane / 4 % 2 != 0);
+        for (int n = 0; n < 8; ++n)
+          for (int half = 0; half < 2; ++half)
+            for (int e = 0; e < 2; ++e)
+              EXPECT_EQ(kept >> (16 * e + 8 * half + n) & 1u, core::dropout_number(kSeed, kStream, query_of(lane) + 8 * half + e,
+                                                                                   64 * block + lane / 4 + 8 * n) >= static_cast<int>(kBelow))
+                  << "lane " << lane << ", key " << n << ", query " << half << ", " << e;
       }
     }
 }
 
-// And where queries are its rows: a lane's words are those of its two keys in each of four blocks of 8.
-TEST(DropoutSmall, FragmentsHaveTheNumbersOfTheirPairs) {
-  for (int lane = 0; lane < 32; ++lane)
-    for (const int row : {0, 8}) {
-      const int query = 48 + lane / 4 + row;
-      const core::Philox4 words = core::dropout_words(7, 9, static_cast<unsigned>(query), 2, lane % 4);
-      for (int tile = 0; tile < 4; ++tile)
-        for (int e = 0; e < 2; ++e)
-          EXPECT_EQ(static_cast<int>(words.word[tile] >> 16 * e & 0xffffu), core::dropout_number(7, 9, query, 64 + 8 * tile + lane % 4 * 2 + e));
+// And where queries are its rows: a lane's word is that of its two keys in each of eight blocks of 8, and its two rows.
+TEST(DropoutSmall, FragmentsHaveTheBitsOfTheirPairs) {
+  for (const unsigned below : {1u, 6554u, 40000u, 65535u})
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = 48 + lane / 4;
+      const unsigned kept = kept_word(7, 9, core::dropout_query(static_cast<unsigned>(row)), 2, static_cast<unsigned>(lane % 4), below);
+      for (int half = 0; half < 2; ++half)
+        for (int n = 0; n < 8; ++n)
+          for (int e = 0; e < 2; ++e)
+            EXPECT_EQ(kept >> (8 * half + n + 16 * e) & 1u,
+                      core::dropout_number(7, 9, row + 8 * half, 128 + 8 * n + lane % 4 * 2 + e) >= static_cast<int>(below));
     }
 }
 

@@ -3,6 +3,7 @@
 # need, to run under qemu-user: qemu-aarch64 -L build/arm64/root build/arm64/root/usr/bin/python3. Nothing is installed on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}" PIP_RETRIES="${PIP_RETRIES:-2}"  # no network is found out soon
 folder=build/arm64
 root=$folder/root
 requirements=tests/python/requirements.txt
@@ -23,7 +24,7 @@ if ! cmp -s "$requirements" "$folder/requirements.txt"; then
   fi
   for package in "$folder"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
   version=$(basename "$(readlink "$root/usr/bin/python3")" | sed 's/^python//')
-  if ! timeout 600 python3 -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 2 --target "$folder/site" --only-binary=:all: \
+  if ! timeout 600 python3 -m pip install --quiet --disable-pip-version-check --target "$folder/site" --only-binary=:all: \
     --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 --python-version "$version" -r "$requirements"; then
     echo "pip could not get $requirements for aarch64: it needs a network or a local package index (PIP_INDEX_URL, PIP_FIND_LINKS)" >&2
     exit 1

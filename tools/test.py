@@ -86,7 +86,7 @@ def package_stages(jobs):
             # No test that starts Python or the command: without binfmt the kernel runs no programs of another processor.
             "PYTHONPATH=build/arm64/site qemu-aarch64 -L build/arm64/root build/arm64/root/usr/bin/python3 -m pytest -q -p no:cacheprovider "
             "tests/python/package/test_numpy.py "
-            + " ".join(f"tests/python/package/test_package.py::test_{test}" for test in ("info", "supported", "names", "runs_with_old_systems"))
+            + " ".join(f"tests/python/package/test_package.py::test_{test}" for test in ("info", "support", "names", "runs_with_old_systems"))
             + ' --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,

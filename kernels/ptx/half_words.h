@@ -1,25 +1,8 @@
-// Two 16-bit integers in a word, masks from single bits, and the product of words as two words. PTX ISA, "Integer Arithmetic Instructions: add, min,
-// max" (.u16x2: sm_90 and later), "mul", "Data Movement and Conversion Instructions: prmt".
+// Masks of halves of a word from single bits, and the product of words as two words. PTX ISA, "Integer Arithmetic Instructions: mul", "Data Movement
+// and Conversion Instructions: prmt".
 #pragma once
 
 namespace fattn::ptx {
-
-__device__ __forceinline__ unsigned max_u16x2(unsigned a, unsigned b) {
-  unsigned d;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ unsigned min_u16x2(unsigned a, unsigned b) {
-  unsigned d;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-// Modulo 2^16.
-__device__ __forceinline__ unsigned add_u16x2(unsigned a, unsigned b) {
-  unsigned d;
-  asm("add.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
 
 // x: the low word, y: the high one. Of a product in 64 bits the compiler makes an addition more.
 __device__ __forceinline__ uint2 mul_wide(unsigned a, unsigned b) {

@@ -1,6 +1,6 @@
 // Exchange and votes inside a warp, all 32 lanes taking part.
 // PTX ISA, "Data Movement and Conversion Instructions: shfl.sync", "Parallel Synchronization and Communication Instructions: vote.sync,
-// bar.warp.sync".
+// redux.sync, bar.warp.sync".
 #pragma once
 
 namespace fattn::ptx {
@@ -37,6 +37,13 @@ __device__ __forceinline__ bool vote_all(bool x) {
 __device__ __forceinline__ unsigned ballot(bool x) {
   unsigned d;
   asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(d) : "r"(static_cast<unsigned>(x)));
+  return d;
+}
+
+// x, which is the same in all lanes, so that the compiler knows: what is computed from it then takes uniform registers. sm_80 and later.
+__device__ __forceinline__ int uniform(int x) {
+  int d;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
   return d;
 }
 

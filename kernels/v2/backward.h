@@ -394,17 +394,27 @@ class Backward {
       distance = static_cast<float>(query + terms.shift - key);
       slope = kHides ? -terms.natural_slope : -terms.slope;
     }
+    // Which pairs stay, of two score tiles and the keys of a block of random numbers.
+    constexpr int kBlocks = (kKeys + core::kDropoutBlock - 1) / core::kDropoutBlock;
+    static_assert(kKeys % core::kDropoutBlock == 0 || core::kDropoutBlock % kKeys == 0);
+    const int group_key = first_key + key_group * kKeys;
+    [[maybe_unused]] unsigned kept[kPair.dropout ? kBlocks : 1];
+    const auto make_kept = [&](int j) {
+      if constexpr (kPair.dropout) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          kept[block] = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock + block, lane);
+          if constexpr (kKeys < core::kDropoutBlock) kept[block] >>= group_key % core::kDropoutBlock / 8;
+        }
+      }
+    };
     // Score tiles j of 8 queries; may_hide: some of their pairs may be hidden.
     const auto weigh = [&](auto may_hide, int j) {
       constexpr bool kMayHide = decltype(may_hide)::value != 0;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
-      core::Philox4 words;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
-        // kKeys is a multiple of 32, or a half of a block of random numbers.
-        if (kPair.dropout && i % 2 == 0)
-          words = dropout.transposed_words(query + 8 * j, (first_key + key_group * kKeys + 16 * i) / core::kDropoutBlock, lane);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float w[2];
@@ -447,16 +457,16 @@ class Backward {
           }
           to |= marks;
           if constexpr (kPair.dropout) {
-            const bool upper = kKeys % core::kDropoutBlock != 0 && (first_key + key_group * kKeys) % core::kDropoutBlock != 0;
-            const unsigned word = upper || i % 2 != 0 ? words.word[2 + half] : words.word[half];
-            dropout.drop(weights, word);
-            dropout.mark(to, word);
+            const unsigned halves = kept_halves(kept[i / 4], j % 2, i % 4 * 2 + half);
+            weights &= halves;
+            to |= ~halves & 0x80008000u;
           }
         }
       }
     };
 #pragma unroll
     for (int j = 0; j < kChunkTiles; j += 2) {
+      make_kept(j);
       if constexpr (kStaged) reader.next(j);
       if constexpr (kStaged && decltype(reader)::kTells) {
         if (!reader.hides()) {

@@ -36,6 +36,7 @@
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/fragment_store.h"
 #include "kernels/v2/greatest.h"
+#include "kernels/v2/split_rows_tile.h"
 #include "kernels/v2/swizzled_tile.h"
 #include "shared/attention_params.h"
 #include "shared/backward_f32_layout.h"
@@ -44,17 +45,12 @@
 
 namespace fattn::v2 {
 
-// One half, high or low, of an operand in shared memory; the other follows it.
-template <int kRows_, int kWidth>
-struct SplitRows : SwizzledTile<kWidth> {
-  static constexpr int kRows = kRows_, kUnits = kWidth / 8, kBytes = kRows_ * SwizzledTile<kWidth>::kPitch;
-};
-
 template <class Spec>
 class BackwardF32 {
   static constexpr BackwardF32Tile kTile = Spec::kTile;
   static constexpr int kWidth = kTile.width, kWidthV = kTile.width_v, kBlockM = kTile.block_m, kBlockN = kTile.block_n;
   static constexpr int kThreads = kTile.threads(), kWarps = kTile.warps();
+  static constexpr bool kSplitBefore = kTile.query_stages == 2;  // q and dout
   static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kHides = kPair.hides();
@@ -97,6 +93,8 @@ class BackwardF32 {
 
   const AttentionParams& p;
   const unsigned shared;
+  const BackwardF32Parts parts_before;  // kSplitBefore
+  unsigned stage = 0;                   // of the block of queries at hand, likewise
   // Which thread this is. Found again at each use, not kept: registers are few. Masked, so that the compiler knows it not to be negative: division by
   // powers of two is then a shift.
   __device__ static int this_thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 1023; }
@@ -192,8 +190,11 @@ class BackwardF32 {
     return static_cast<const float*>(tensor) + batch * s.batch + head * s.head + row * s.row;
   }
   __device__ unsigned v_tile() const { return shared + kTile.v_offset(); }
-  __device__ unsigned q_tile() const { return shared + kTile.q_offset(); }
-  __device__ unsigned dout_tile() const { return shared + kTile.dout_offset(); }
+  __device__ unsigned q_tile() const { return shared + kTile.q_offset() + in_stage(kTile.q_bytes()); }
+  __device__ unsigned dout_tile() const { return shared + kTile.dout_offset() + in_stage(kTile.dout_bytes()); }
+  __device__ unsigned lse_at() const { return shared + kTile.lse_offset() + in_stage(kTile.row_bytes()); }
+  __device__ unsigned row_sum_at() const { return shared + kTile.row_sum_offset() + in_stage(kTile.row_bytes()); }
+  __device__ unsigned in_stage(int bytes) const { return kSplitBefore ? stage * static_cast<unsigned>(bytes) : 0; }
   __device__ unsigned ds_tile() const { return shared + kTile.ds_offset(); }
 
   __device__ void load_keys() const {
@@ -202,17 +203,35 @@ class BackwardF32 {
     CopyV::copy(v_tile(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
     ptx::cp_async_commit();
   }
+  // What lies in memory as it is wanted.
+  template <int kBytes>
+  __device__ static void copy_parts(unsigned to, const unsigned char* from) {
+    static_assert(kBytes % 16 == 0);
+#pragma unroll
+    for (int pass = 0; pass < (kBytes / 16 + kThreads - 1) / kThreads; ++pass) {
+      const int at = 16 * (this_thread() + pass * kThreads);
+      if (kBytes / 16 % kThreads == 0 || at < kBytes) ptx::cp_async_16(to + static_cast<unsigned>(at), from + at);
+    }
+  }
   __device__ void load_queries(Step step) const {
     const int thread = this_thread();
     const int first = step.block * kBlockM, rows = p.seqlen_q - first;
-    CopyQ::copy(q_tile(), at(p.q, p.q_strides, batch, step.head, first), p.q_strides.row, rows);
-    CopyDout::copy(dout_tile(), at(p.dout, p.dout_strides, batch, step.head, first), p.dout_strides.row, rows);
+    if constexpr (kSplitBefore) {
+      const long long number = (static_cast<long long>(batch) * p.nheads + step.head) * parts_before.blocks + step.block;
+      copy_parts<kTile.q_bytes()>(q_tile(), parts_before.q + number * kTile.q_bytes());
+      copy_parts<kTile.dout_bytes()>(dout_tile(), parts_before.dout + number * kTile.dout_bytes());
+      if (thread < 2)
+        ptx::cp_async_4_zfill(shared + kTile.query_inverse_offset() + 8 * stage + 4 * thread, parts_before.inverses + 2 * number + thread, true);
+    } else {
+      CopyQ::copy(q_tile(), at(p.q, p.q_strides, batch, step.head, first), p.q_strides.row, rows);
+      CopyDout::copy(dout_tile(), at(p.dout, p.dout_strides, batch, step.head, first), p.dout_strides.row, rows);
+    }
     if (thread < 2 * kBlockM) {
       const int row = thread % kBlockM;
       const bool is_lse = thread < kBlockM;
       const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
       const float* row_sum = p.row_sum + (static_cast<long long>(batch) * p.nheads + step.head) * p.seqlen_q + first + row;
-      const unsigned to = shared + (is_lse ? kTile.lse_offset() : kTile.row_sum_offset()) + 4 * row;
+      const unsigned to = (is_lse ? lse_at() : row_sum_at()) + 4 * row;
       ptx::cp_async_4_zfill(to, row >= rows ? p.row_sum : is_lse ? lse : row_sum, row < rows);
     }
     ptx::cp_async_commit();
@@ -230,6 +249,11 @@ class BackwardF32 {
     }
   }
   __device__ void split_queries() {
+    if constexpr (kSplitBefore) {
+      query_inverse = ptx::ld_shared_f32(shared + kTile.query_inverse_offset() + 8 * stage);
+      dout_inverse = ptx::ld_shared_f32(shared + kTile.query_inverse_offset() + 8 * stage + 4);
+      return;
+    }
     const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyQ::greatest(q_tile()), CopyDout::greatest(dout_tile()));
     const tile::SplitFactor q(greatest.x), dout(greatest.y);
     CopyQ::split(q_tile(), q.factor);
@@ -374,15 +398,16 @@ class BackwardF32 {
     }
     [[maybe_unused]] const Terms<kPair, f16> terms(p, batch, head, seqlen_k());  // no bias is of 16 bits here
     [[maybe_unused]] const Dropout<kPair> dropout(p, batch, head);
+    static_assert(core::kDropoutBlock % kKeys == 0);
+    [[maybe_unused]] unsigned kept = 0;  // of two tiles of queries
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
+      if constexpr (kPair.dropout)
+        if (j % 2 == 0) kept = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock, lane) >> group_key % core::kDropoutBlock / 8;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
       const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
-      core::Philox4 words;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
-        // kKeys is a multiple of 32, or a half of a block of random numbers.
-        if (kPair.dropout && i % 2 == 0) words = dropout.transposed_words(query + 8 * j, (group_key + 16 * i) / core::kDropoutBlock, lane);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // Rows and keys behind the last get what another one has, and are hidden later.
@@ -392,9 +417,7 @@ class BackwardF32 {
           s[i][j][e] = weight;
           sent[i][j][e] = hidden ? -0.0f : kCapped ? weight * fmaf(-capped, capped, 1.0f) : weight;
           if constexpr (kPair.dropout) {
-            const bool upper = kKeys % core::kDropoutBlock != 0 && group_key % core::kDropoutBlock != 0;
-            const unsigned word = upper || i % 2 != 0 ? words.word[2 + e / 2] : words.word[e / 2];
-            const bool dropped = e % 2 == 0 ? (word & 0xffffu) < dropout.below : word < dropout.below << 16;
+            const bool dropped = (kept >> (j % 2 * 8 + 2 * i + e / 2 + e % 2 * 16) & 1u) == 0;
             if (dropped) s[i][j][e] = 0;
             if (dropped) sent[i][j][e] = -sent[i][j][e];
             if (hidden) sent[i][j][e] = -0.0f;
@@ -474,11 +497,11 @@ class BackwardF32 {
       };
       if constexpr (kCapped || kPair.terms() || kPair.dropout) {
         float sent[kKeyTiles][kChunkTiles][4];
-        pair_weights(s, sent, shared + kTile.lse_offset() + 4 * row, head, first_query + row);
+        pair_weights(s, sent, lse_at() + 4 * row, head, first_query + row);
         send(sent);  // what the mask hides the second warp hides again
         if (masked) hide(s, first_query + row);
       } else {
-        weights(s, shared + kTile.lse_offset() + 4 * row);
+        weights(s, lse_at() + 4 * row);
         if (masked) hide(s, first_query + row);
         send(s);
       }
@@ -503,7 +526,7 @@ class BackwardF32 {
                                               0);  // dP^T = V dO^T
       ptx::bar_sync(weights_barrier(chunk), 64);
       const unsigned p_at = p_slot(chunk);
-      const unsigned row_sum_at = shared + kTile.row_sum_offset() + 4 * row;
+      const unsigned row_sum_at = this->row_sum_at() + 4 * row;
       const float dout_factor = tile::inverse_of(dout_inverse),
                   value_gradient_factor = tile::inverse_of(value_inverse()) * (kGradientFactor * (kPair.dropout ? kept_share() : 1.0f));
 #pragma unroll
@@ -654,8 +677,18 @@ class BackwardF32 {
       }
   }
 
+  // The block behind `now`; kSplitBefore: to the other stage, which nobody reads any more.
+  __device__ void load_next(Step now) {
+    const Step next = after(now);
+    if (next.head >= (head_k + 1) * p.group) return;
+    if constexpr (kSplitBefore) stage ^= 1;
+    load_queries(next);
+    if constexpr (kSplitBefore) stage ^= 1;
+  }
+
  public:
-  __device__ BackwardF32(const AttentionParams& params, unsigned shared_address) : p(params), shared(shared_address) {}
+  __device__ BackwardF32(const AttentionParams& params, unsigned shared_address, const BackwardF32Parts& parts_of_queries = {})
+      : p(params), shared(shared_address), parts_before(parts_of_queries) {}
 
   __device__ void run() {
     take_tile();
@@ -682,8 +715,14 @@ class BackwardF32 {
     }
     while (any && now.head < (head_k + 1) * p.group) {
       ptx::cp_async_wait<0>();
-      split_queries();
-      __syncthreads();
+      if constexpr (kSplitBefore) {
+        __syncthreads();
+        split_queries();
+        load_next(now);
+      } else {
+        split_queries();
+        __syncthreads();
+      }
       const int first_query = now.block * kBlockM, group_key = first_key + this_group() * kKeys;
       const bool hidden = (kMasked && group_key > first_query + kBlockM - 1 + diagonal()) ||
                           (kWindow && group_key + kKeys - 1 < first_query + left_diagonal());  // no query of the block sees a key of the group
@@ -699,9 +738,13 @@ class BackwardF32 {
           clear_ds();
       }
       __syncthreads();
-      const Step next = after(now);
-      if (next.head < (head_k + 1) * p.group) load_queries(next);
-      compute_dq(now);
+      if constexpr (kSplitBefore) {
+        compute_dq(now);
+        stage ^= 1;
+      } else {
+        load_next(now);
+        compute_dq(now);
+      }
       now = after(now);
     }
     if (computes_values())
@@ -715,6 +758,13 @@ template <class Spec>
 __device__ __forceinline__ void backward_f32(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   BackwardF32<Spec>(p, ptx::shared_address(shared_memory)).run();
+}
+
+// With q and dout split before.
+template <class Spec>
+__device__ __forceinline__ void backward_f32(const AttentionParams& p, const BackwardF32Parts& parts) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  BackwardF32<Spec>(p, ptx::shared_address(shared_memory), parts).run();
 }
 
 }  // namespace fattn::v2

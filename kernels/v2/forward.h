@@ -71,10 +71,14 @@ struct WarpState {
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
   unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
   float scale, score_factor;
+  // With dropout: which pairs stay, of block kept_of of its random numbers, which may be several steps.
+  unsigned kept[kRowTiles];
+  int kept_of;
 
   __device__ __forceinline__ void start(const AttentionParams& p) {
     scale = p.softmax_scale_log2;
     if constexpr (Spec::kCapped) score_factor = features_of(p).score_factor;
+    if constexpr (kPairOf<Spec>.dropout) kept_of = -1;
     softmax.start();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -272,22 +276,25 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
   }
 
-  // Drops weights of 16 keys, once their sums are taken. Two chunks share the words of a block of 32 keys, unless a step is one chunk.
-  [[maybe_unused]] core::Philox4 words[kPairOf<Spec>.dropout ? kRowTiles : 1][2];
+  // Drops weights of 16 keys, once their sums are taken. Random numbers are those of a block of 64 keys, made when a step begins that is not of the
+  // block of the last one; where other steps are whole blocks, nothing is kept from one to the next.
   [[maybe_unused]] const auto drop = [&](int chunk, const auto& pairs) {
-    constexpr bool kHalf = kStepN % core::kDropoutBlock != 0;
+    static_assert(core::kDropoutBlock % kStepN == 0);
+    constexpr bool kKeeps = Spec::kStepN < core::kDropoutBlock;
+    const int block = pairs.key / core::kDropoutBlock;
+    if (chunk == 0 && (!kKeeps || w.kept_of != block)) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) w.kept[i] = pairs.dropout.kept_of_rows(pairs.row + 16 * i, pairs.key);
+      if constexpr (kKeeps) w.kept_of = block;
+    }
+    const int first = kStepN < core::kDropoutBlock ? pairs.key % core::kDropoutBlock / 8 : 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
+      const unsigned kept = w.kept[i] >> first;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int key = pairs.key + 16 * chunk;
-        if (kHalf || chunk % 2 == 0) words[i][half] = pairs.dropout.words(pairs.row + 16 * i + 8 * half, key / core::kDropoutBlock, key % 8 / 2);
-        const bool second = kHalf ? key % core::kDropoutBlock >= 16 : chunk % 2 != 0;
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const core::Philox4& from = words[i][half];
-          pairs.dropout.drop(weights[chunk % 2].p[i][2 * n + half], second ? from.word[2 + n] : from.word[n]);
-        }
+        for (int n = 0; n < 2; ++n) weights[chunk % 2].p[i][2 * n + half] &= kept_halves(kept, half, 2 * chunk + n);
       }
     }
   };

@@ -82,7 +82,6 @@ class ForwardF32 {
   static constexpr bool kWide = kRowTiles * kDepthO > 8;       // o takes half of the registers
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   static constexpr bool kWindow = Spec::kWindow, kTerms = kPair.terms();
-  static constexpr bool kKeepsNumbers = kPair.dropout && !kWide && kStepN == 16;
   static constexpr bool kRanges = kWindow || kPair.documents;  // the first blocks may be seen by no row
   using Visible = VisibleKeys<kRowTiles, kWindow>;
   static_assert(!kPair.packed);
@@ -94,8 +93,8 @@ class ForwardF32 {
   Softmax<kRowTiles> softmax;
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][2][kRowTiles][4];  // high, low
   unsigned q_address, k_address, v_address;                              // of this lane, in the queries and in stage 0
-  unsigned numbers[kKeepsNumbers ? kRowTiles : 1][2][2];                 // of dropout, in the lower half of block numbers_of
-  int numbers_of;
+  unsigned kept[kPair.dropout ? kRowTiles : 1];                          // with dropout: which pairs stay, of its block kept_of
+  int kept_of;
 
   // softmax_scale_log2 (kCapped: score_factor), undoing the factor of the queries. In shared memory, because registers are few.
   __device__ __forceinline__ float query_scale() const { return ptx::ld_shared_f32(tile_q + Shape::kQueryScaleOffset); }
@@ -267,43 +266,28 @@ class ForwardF32 {
     }
   }
 
-  // Drops weights of a step, once their sums are taken. A step of 16 keys is a half of a block of random numbers; the upper half comes first, and the
-  // numbers of the lower one are kept for it, where registers are left.
+  // Drops weights of a step, once their sums are taken. A block of random numbers is several steps.
   __device__ __forceinline__ void drop(Weights& w, const StepPairs& at) {
-    const Dropout<kPair> dropout(p, at.place.batch, at.place.head);
-    constexpr bool kHalf = kStepN % core::kDropoutBlock != 0;
-    static_assert(!kHalf || kStepN == 16);
+    static_assert(core::kDropoutBlock % kStepN == 0);
+    const int block = at.key / core::kDropoutBlock, first = at.key % core::kDropoutBlock / 8;
+    if (kept_of != block) {
+      const Dropout<kPair> dropout(p, at.place.batch, at.place.head);
 #pragma unroll
-    for (int n = 0; n < kStepTiles; n += kHalf ? 2 : 4) {
-      const int key = at.key + 8 * n, block = key / core::kDropoutBlock;
-      const bool upper = kHalf && key % core::kDropoutBlock >= 16;
-      core::Philox4 words[kRowTiles][2];
-      const bool compute = !kKeepsNumbers || upper || numbers_of != block;
-      if (compute) {
+      for (int i = 0; i < kRowTiles; ++i) kept[i] = dropout.kept_of_rows(at.row + 16 * i, at.key);
+      kept_of = block;
+    }
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
+    for (int i = 0; i < kRowTiles; ++i) {
+      const unsigned bits = kept[i] >> first;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) words[i][half] = dropout.words(at.row + 16 * i + 8 * half, block, key % 8 / 2);
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kStepTiles; ++n) {
+          const unsigned halves = kept_halves(bits, half, n);
+          w.high[n / 2][i][n % 2 * 2 + half] &= halves;
+          w.low[n / 2][i][n % 2 * 2 + half] &= halves;
         }
       }
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int m = 0; m < (kHalf ? 2 : 4); ++m) {
-            unsigned word = compute ? (upper ? words[i][half].word[2 + m % 2] : words[i][half].word[m]) : 0;
-            if constexpr (kKeepsNumbers) {
-              if (!compute) word = numbers[i][half][m];
-              if (compute) numbers[i][half][m] = words[i][half].word[m];
-            }
-            const unsigned kept = dropout.kept(word);
-            w.high[(n + m) / 2][i][m % 2 * 2 + half] &= kept;
-            w.low[(n + m) / 2][i][m % 2 * 2 + half] &= kept;
-          }
-        }
-      }
-      if constexpr (kKeepsNumbers) numbers_of = block;
     }
   }
 
@@ -367,7 +351,7 @@ class ForwardF32 {
         sum += ptx::shfl_xor(sum, 1);
         sum += ptx::shfl_xor(sum, 2);
         if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
-        const bool empty = sum == 0;
+        const bool empty = sum == 0 && softmax.shift[i][half] == kInfinity;  // with scores beyond 1e8 the greatest weight may be rounded to 0
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;
@@ -461,7 +445,7 @@ class ForwardF32 {
     __syncthreads();
 
     softmax.start();
-    if constexpr (kKeepsNumbers) numbers_of = -1;
+    if constexpr (kPair.dropout) kept_of = -1;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll

@@ -20,19 +20,32 @@
 
 namespace fattn::v3 {
 
-// Gradients of a tile behind the last key of its batch entry: 0, or NaN if the length is out of range.
+// Gradients of the first `rows` rows of a tile that nothing is computed for: 0, or another pair of elements. The tile is in entry `batch` of the
+// tensors, behind row `first_key`.
 template <class Spec>
-__device__ __forceinline__ void no_keys(const BackwardCall& p, TilePlace tile) {
-  const unsigned both = given_length(p.call, tile.batch()) < 0 ? 0x7fff7fffu : 0u;
-  const int rows = min(BackwardShape<Spec>::kBlockN, p.call.seqlen_k - tile.key());
+__device__ __forceinline__ void fill_gradients(const BackwardCall& p, TilePlace tile, int batch, int first_key, int rows, unsigned both) {
   const auto fill = [&](void* tensor, const TensorStrides& s, int columns) {
-    auto* const first = static_cast<unsigned short*>(tensor) + tile.batch() * s.batch + tile.head_k() * s.head + tile.key() * s.row;
+    auto* const first = static_cast<unsigned short*>(tensor) + batch * s.batch + tile.head_k() * s.head + (first_key + tile.key()) * s.row;
     for (int unit = static_cast<int>(threadIdx.x); unit < rows * (columns / 8); unit += BackwardShape<Spec>::kThreads)
       *reinterpret_cast<uint4*>(first + unit / (columns / 8) * s.row + unit % (columns / 8) * 8) = uint4{both, both, both, both};
   };
   fill(p.call.dk, p.call.dk_strides, p.work.columns);
   fill(p.call.dv, p.call.dv_strides, p.work.columns_v);
   ptx::wait_for_kernel_before();  // the kernel after this one counts on both
+}
+
+// Of a tile behind the last key of its batch entry: NaN if the length is out of range.
+template <class Spec>
+__device__ __forceinline__ void no_keys(const BackwardCall& p, TilePlace tile) {
+  const unsigned both = given_length(p.call, tile.batch()) < 0 ? 0x7fff7fffu : 0u;
+  fill_gradients<Spec>(p, tile, tile.batch(), 0, min(BackwardShape<Spec>::kBlockN, p.call.seqlen_k - tile.key()), both);
+}
+
+// Of a tile of a packed sequence without queries.
+template <class Spec>
+__device__ __forceinline__ void no_queries(const BackwardCall& p, TilePlace tile) {
+  const int rows = min(BackwardShape<Spec>::kBlockN, tile.keys<false, true>().keys - tile.key());
+  fill_gradients<Spec>(p, tile, 0, tile.k_begin(), rows, 0);
 }
 
 template <class Spec>
@@ -44,28 +57,45 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const TilePlace tile{shared + Shape::kOffsetTile};
   ptx::let_kernel_after_come_up();
   if (threadIdx.x == 0) {
-    barriers.init();
+    if constexpr (!Shape::kPacked) barriers.init();
     int number = static_cast<int>(blockIdx.x);
     if constexpr (Spec::kDeterministic) {
       // CTAs wait for those of lower keys. Numbers drawn when a CTA starts make sure that those have started.
       ptx::wait_for_kernel_before();
       number = ptx::atomic_add(p.call.dq_semaphore, 1);
     }
-    tile.write<Shape::kLengths>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
+    if constexpr (Shape::kPacked) {
+      if constexpr (!Spec::kDeterministic) ptx::wait_for_kernel_before();  // the first of them lists the tiles
+      const ListedTile listed = listed_tile(p, number);
+      barriers.init();  // while it is on its way
+      const KeyTile of = packed_key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, listed);
+      tile.write<false, true>(of);
+      tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
+    } else {
+      tile.write<Shape::kLengths, false>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
+    }
   }
   __syncthreads();
+  if constexpr (Shape::kPacked) {
+    if (tile.number() < 0) return;
+    if (tile.keys<false, true>().rows == 0) return no_queries<Spec>(p, tile);
+    if (ends_inside<Shape>(p, tile)) BackwardLoader<Spec>(p, shared, barriers).load_last_keys(tile);
+  }
   if constexpr (Shape::kLengths) {
-    if (tile.key() >= tile.keys<true>().keys) return no_keys<Spec>(p, tile);
+    int none = tile.key() >= tile.keys<true, false>().keys;
+    if constexpr (Shape::kDropout) none = ptx::uniform(none);  // or nothing would be that comes after it
+    if (none) return no_keys<Spec>(p, tile);
     if (ends_inside<Shape>(p, tile)) BackwardLoader<Spec>(p, shared, barriers).load_last_keys(tile);
   }
 
   const int group = ptx::warp_id() / 4;
   if (Spec::kOwnLoader && group == Spec::kGroups + 1) {
     ptx::give_registers_up<Spec::kLoaderRegisters>();
-    const int warp = ptx::warp_id() % 4;
     if (threadIdx.x % 128 == 0) BackwardLoader<Spec>(p, shared, barriers).run(tile);
-    if constexpr (Shape::kDropout)
+    if constexpr (Shape::kDropout) {
+      const int warp = ptx::warp_id() % 4;
       if (1 <= warp && warp <= Shape::kKeyGroups) KeptBits<Spec>{shared, barriers}.make(p, tile);
+    }
   } else if (group == 0) {
     ptx::give_registers_up<Spec::kDqRegisters>();
     if constexpr (Spec::kByRole)

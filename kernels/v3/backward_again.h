@@ -55,19 +55,22 @@ struct HeadPairs {
   Dropout<kPair> dropout;
 
   // `keys`: that the batch entry has.
-  __device__ __forceinline__ HeadPairs(const BackwardCall& p, int batch, int head, int keys)
-      : q(rows_of<Element>(p.call.q, p.call.q_strides, batch, head)),
-        k(rows_of<Element>(p.call.k, p.call.k_strides, batch, head / p.call.group)),
-        v(rows_of<Element>(p.call.v, p.call.v_strides, batch, head / p.call.group)),
-        dout(rows_of<Element>(p.call.dout, p.call.dout_strides, batch, head)),
+  template <class Keys>
+  __device__ __forceinline__ HeadPairs(const BackwardCall& p, const EntryPlace<kPair.packed>& at, int head, Keys keys)
+      : q(rows_of<Element>(p.call.q, p.call.q_strides, at.in_tensor(), head, at.first_query())),
+        k(rows_of<Element>(p.call.k, p.call.k_strides, at.in_tensor(), head / p.call.group, at.first_key())),
+        v(rows_of<Element>(p.call.v, p.call.v_strides, at.in_tensor(), head / p.call.group, at.first_key())),
+        dout(rows_of<Element>(p.call.dout, p.call.dout_strides, at.in_tensor(), head, at.first_query())),
         columns(p.work.columns),
         columns_v(p.work.columns_v),
-        lse_log2(p.work.lse_log2 + first_workspace_row(p, batch, head)),
-        row_sum(p.call.row_sum + first_workspace_row(p, batch, head)),
+        lse_log2(p.work.lse_log2 + first_workspace_row(p, at, head)),
+        row_sum(p.call.row_sum + first_workspace_row(p, at, head)),
         scale_log2(Score::exponent_scale(p.call)),
         call(p.call),
-        terms(p.call, batch, head, keys),
-        dropout(p.call, batch, head) {}
+        terms(p.call, at.batch, head, keys.count(p.call)),
+        dropout(p.call, at.batch, head) {
+    if constexpr (kPair.packed && kPair.alibi) terms.shift = keys.count(p.call) - keys.queries(p.call);
+  }
 
   __device__ __forceinline__ float score(int row, int key, int lane) const {
     float score[1] = {dot(q, row, k, key, columns, lane)};
@@ -87,13 +90,7 @@ struct HeadPairs {
     return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
   }
   __device__ __forceinline__ bool stays(int row, int key) const {
-    if constexpr (kPair.dropout) {
-      // As core::dropout_number(), whose index is not known and would put the words into memory.
-      const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
-      const unsigned a = words.word[0], b = words.word[1], c = words.word[2], d = words.word[3];
-      const unsigned low = (key & 16) != 0 ? c : a, high = (key & 16) != 0 ? d : b, word = (key & 8) != 0 ? high : low;
-      return (key % 2 == 0 ? word & 0xffffu : word >> 16) >= dropout.below;
-    }
+    if constexpr (kPair.dropout) return dropout.keeps(row, key);
     return true;
   }
   __device__ __forceinline__ float gradient(int row, int key, int lane) const {
@@ -152,25 +149,26 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
   using Pairs = HeadPairs<Element, typename Spec::Score, kPairOf<Spec>>;
-  const auto keys = tile.keys<kPairOf<Spec>.lengths>();
+  constexpr bool kPacked = kPairOf<Spec>.packed;
+  const auto keys = tile.keys<kPairOf<Spec>.lengths, kPacked>();
   const int columns = kIsDk ? p.work.columns : p.work.columns_v;
   const int first_head = tile.head_k() * p.call.group;
 #pragma unroll 1
   for (int nth = in_tile; nth < in_tile + 16; ++nth) {
     const int key = tile.key() + nth;
     if (key >= keys.count(p.call)) break;
-    const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, p.call.seqlen_q);
+    const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, keys.queries(p.call));
     bool spoilt = false;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
-      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
+      const Pairs pairs(p, tile.entry<kPacked>(), head, keys);
 #pragma unroll 1
       for (int row = tile.first_row(); row < hidden_end && !spoilt; ++row)
         spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
-      if constexpr (Mask::kBegins) {
-        const int rows = min(tile.rows_end<Mask>(p), p.call.seqlen_q);
+      if constexpr (Mask::kBegins || kPacked) {  // behind the last that sees the key; of packed sequences rows of the next ones too
+        const int rows = min(tile.rows_end<Mask, kPacked>(p), tile.entry<kPacked>().queries_behind(p.call));
 #pragma unroll 1
-        for (int row = max(tile.first_row(), Mask::row_end(p.call, keys, key)); row < rows && !spoilt; ++row)
+        for (int row = max(tile.first_row(), row_end<Mask>(p.call, keys, key)); row < rows && !spoilt; ++row)
           spoilt = kIsDk ? pairs.spoils_dk(row, key, lane) : pairs.spoils_dv(row, key, lane);
       }
     }
@@ -178,7 +176,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     GradientRow<kWidth> gradient;
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group; ++head) {
-      const Pairs pairs(p, tile.batch(), head, keys.count(p.call));
+      const Pairs pairs(p, tile.entry<kPacked>(), head, keys);
 #pragma unroll 1
       for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
         if constexpr (kIsDk)

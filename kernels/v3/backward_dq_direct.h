@@ -34,20 +34,31 @@ struct DirectQueryGradient {
   Ring<Shape::kStagesDs> ds;
 
   __device__ __forceinline__ DirectQueryGradient(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : p(params),
-        shared(shared_address),
-        barriers(of),
-        tile(of_keys),
-        thread(static_cast<int>(threadIdx.x) % 128),
-        block((of_keys.batch() * params.call.nheads + of_keys.head_k() * params.call.group) * params.work.row_blocks + first_block()) {}
+      : p(params), shared(shared_address), barriers(of), tile(of_keys), thread(static_cast<int>(threadIdx.x) % 128), block(first_block_of_all()) {}
+
+  // Of the first query head's; of packed sequences a head has the blocks of all, and those of the sequence begin at a place.
+  __device__ __forceinline__ int first_block_of_all() const {
+    if constexpr (Shape::kPacked)
+      return tile.head_k() * p.call.group * p.work.row_blocks + place() + first_block();
+    else
+      return (tile.batch() * p.call.nheads + tile.head_k() * p.call.group) * p.work.row_blocks + first_block();
+  }
+  __device__ __forceinline__ int place() const {
+    if constexpr (Shape::kPacked) return tile.place();
+    return 0;
+  }
 
   __device__ __forceinline__ int first_block() const { return tile.first_row() / Shape::kBlockM; }
+
+  // Packed sequences whose offsets are out of range may share blocks, which then count too far.
+  static __device__ __forceinline__ bool is_early(int turn, int own) { return Shape::kPacked ? turn < own : turn != own; }
 
   // Deterministic: each block of queries is added to in the order of the tiles of keys; whose turn it is, is counted in dq_semaphore.
   __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + block; }
   __device__ __forceinline__ void wait_turn() const {
     if (thread == 0)
-      while (ptx::ld_acquire(turn()) != tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths>(), tile.number(), block))
+      while (is_early(ptx::ld_acquire(turn()), tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths, Shape::kPacked>(),
+                                                                                                 tile.number(), block - place())))
         __nanosleep(64);
     ptx::bar_sync(kBarrier, 128);
   }
@@ -92,7 +103,7 @@ struct DirectQueryGradient {
       ++block;
       if (--left == 0) {  // to the next query head, whose blocks follow
         left = tile.blocks();
-        block += tile.blocks_between<typename Spec::Mask>(p);
+        block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());

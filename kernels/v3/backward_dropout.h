@@ -1,8 +1,9 @@
 // Dropout in the v3 backward kernel. Random numbers are made beside the warpgroups that compute, by warps that would be idle, and come as one bit a
 // pair through shared memory: a word for each thread and block, of its 32 pairs.
 //
-// Scores are transposed (v3/backward_fragments.h), so a call of Philox has the numbers of two keys in each of four places that two warps share: a
-// lane of the making warp takes all 16 queries of a column pair and the keys of one call of one block of 32, which are whole words of four threads.
+// Scores are transposed (v3/backward_fragments.h): a thread wants the bits of two keys and 16 queries, a word of random numbers has those of 16 keys
+// and two queries. A lane of the making warp takes all queries of a column pair and the keys of one call; the block's 64 keys and 64 queries are then
+// eight words each of 16 lanes, and two lanes make half of them each. They are transposed in bits, without the warps that wait for them.
 //
 // A dropped pair has weight 0 for dv, and 0 in the place of dP. 1 / (1 - T / 65536) enters with the factors at the end: of dv, and of dq and dk, for
 // which the first kernel divides row sums by it. So dS = P (dP - row_sum) of a pair that stays, and -P row_sum of one that does not.
@@ -17,10 +18,14 @@
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/philox.h"
 
 namespace fattn::v3 {
 
-// Of the thread's pair s[4 i + e] it is bit 8 e + 7 - i, set if the pair stays.
+// Of the thread's pair s[4 i + e] bit kept_bit(i, e), set if the pair stays: its query in the tile of 8 counts 16, its tile among two 8, the two 2,
+// its key among the thread's two 1.
+constexpr int kept_bit(int i, int e) { return e % 2 * 16 + i % 2 * 8 + i / 2 * 2 + e / 2; }
+
 template <class Spec>
 struct KeptBits {
   using Shape = BackwardShape<Spec>;
@@ -32,57 +37,56 @@ struct KeptBits {
   // Warp 1 of the loader's makes the bits of the first 64 keys, the next one those of the next. Found again at each call, as own_lane().
   static __device__ __forceinline__ int maker() { return static_cast<int>(ptx::opaque(threadIdx.x)) / 32 % 4 - 1; }
 
-  // core::dropout_words() with a key that goes through its rounds' values where it is, and back: the makers have few registers.
-  static __device__ __forceinline__ core::Philox4 words_of(unsigned (&key)[2], unsigned long long stream, int query, int call) {
-    unsigned c0 = static_cast<unsigned>(stream), c1 = static_cast<unsigned>(query), c2 = static_cast<unsigned>(call),
-             c3 = static_cast<unsigned>(stream >> 32);
-#pragma unroll
-    for (int round = 0; round < core::kPhiloxRounds; ++round) {
-      const unsigned long long a = static_cast<unsigned long long>(core::kPhiloxM0) * c0, b = static_cast<unsigned long long>(core::kPhiloxM1) * c2;
-      c0 = static_cast<unsigned>(b >> 32) ^ c1 ^ key[0];
-      c1 = static_cast<unsigned>(b);
-      c2 = static_cast<unsigned>(a >> 32) ^ c3 ^ key[1];
-      c3 = static_cast<unsigned>(a);
-      const bool last = round == core::kPhiloxRounds - 1;
-      key[0] = ptx::opaque(key[0] + (last ? (1u - core::kPhiloxRounds) * core::kPhiloxW0 : core::kPhiloxW0));
-      key[1] = ptx::opaque(key[1] + (last ? (1u - core::kPhiloxRounds) * core::kPhiloxW1 : core::kPhiloxW1));
-    }
-    return {{c0, c1, c2, c3}};
-  }
-
-  // By one warp: the words of all blocks that the keys meet.
+  // By one warp: the words of all blocks that the keys meet. Round keys and thresholds stay in uniform registers if what loops end with is uniform.
   __device__ __forceinline__ void make(const BackwardCall& p, TilePlace tile) const {
-    const int block = (tile.key() + 64 * maker()) / core::kDropoutBlock + static_cast<int>(own_lane()) / 16;
-    Dropout<kPairOf<Spec>> numbers(p.call, tile.batch(), tile.head_k() * p.call.group);
-    unsigned key[2] = {static_cast<unsigned>(numbers.seed), static_cast<unsigned>(numbers.seed >> 32)};
-    int row = tile.first_row();
+    int row = ptx::uniform(tile.first_row());
+    unsigned long long stream = Dropout<kPairOf<Spec>>(p.call, ptx::uniform(tile.batch()), ptx::uniform(tile.head_k()) * p.call.group).stream;
 #pragma unroll 1
-    for (int step = 0; step < tile.blocks() * p.call.group; ++step) {
-      unsigned kept[4] = {};  // of keys lane / 4 % 4 * 2, of the next one, and of those 16 further
-      // First the odd columns of the block, then the even ones: each number's bit comes in at the end of the place for its column and key, and goes
-      // up.
-#pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const int lane = static_cast<int>(own_lane());
-        const core::Philox4 of =
-            words_of(key, numbers.stream, row + lane % 4 * 2 + i % 8 * 8 + (i < 8 ? 1 : 0), block * core::kDropoutCalls + lane / 4 % 4);
+    for (int step = 0; step < ptx::uniform(tile.blocks()) * p.call.group; ++step) {
+      const HeadOfPhilox head(pairs_of(p.call).dropout_state[0], stream);
+      // Of the block's queries the lane's 32 upper or lower ones: of query pairs n and n + 1, and those 8 further.
+      const int lane = static_cast<int>(own_lane());
+      const unsigned number = 2 * core::dropout_query(static_cast<unsigned>(row + lane / 16 * 32 + lane % 4 * 2));
+      const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
+      unsigned kept[4];
 #pragma unroll
-        for (unsigned& word : kept) word <<= 1;
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          if ((of.word[w] & 0xffffu) >= numbers.below) kept[w / 2 * 2] |= w % 2 == 0 ? 1u : 0x10000u;
-          if (of.word[w] >> 16 >= numbers.below) kept[w / 2 * 2 + 1] |= w % 2 == 0 ? 1u : 0x10000u;
-        }
-      }
+      for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_below);
+      transpose(kept, own_lane() / 16);
       ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
       ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});
       ptx::warp_sync();
       if (own_lane() == 0) ptx::mbarrier_arrive(barriers.kept_full(maker()));
       row += Shape::kBlockM;
-      if (row >= tile.template rows_end<typename Spec::Mask>(p)) {  // of the next query head
-        row = tile.first_row();
-        ++numbers.stream;
+      if (row >= ptx::uniform(tile.template rows_end<typename Spec::Mask, Shape::kPacked>(p))) {  // of the next query head
+        row = ptx::uniform(tile.first_row());
+        ++stream;
       }
+    }
+  }
+
+  // From words of two query pairs, and of the two 8 further, in the order of core::dropout_bit(), to words of threads: of the even keys of a tile of
+  // 16, of its odd ones, and of those of the next tile. `upper`: the lane has the block's last 32 queries, and gets its last 32 keys.
+  static __device__ __forceinline__ void transpose(unsigned (&kept)[4], unsigned upper) {
+    // Keys' lowest bit, which is bit 4 of a place, against that of queries.
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const unsigned first = kept[i], second = kept[i + 1];
+      asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(kept[i]) : "r"(first), "r"(second));
+      asm("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(kept[i + 1]) : "r"(first), "r"(second));
+    }
+    // The upper 32 keys, which are bit 2, against the upper queries: between lanes.
+    const unsigned own = upper != 0 ? 0xf0f0f0f0u : 0x0f0f0f0fu, turn = upper != 0 ? 28 : 4;
+#pragma unroll
+    for (unsigned& word : kept) {
+      const unsigned other = ptx::shfl_xor(word, 16);
+      word = (word & own) | (__funnelshift_l(other, other, turn) & ~own);
+    }
+    // Tiles of 16 keys, which are bit 1, against those of 16 queries.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned first = kept[i], second = kept[i + 2];
+      kept[i] = (first & 0x33333333u) | (second << 2 & 0xccccccccu);
+      kept[i + 2] = (first >> 2 & 0x33333333u) | (second & 0xccccccccu);
     }
   }
 
@@ -97,22 +101,13 @@ struct KeptBits {
   }
 };
 
-// All ones in the halves of two neighbouring queries' pairs that stay: s[2 i] and s[2 i + 1].
-__device__ __forceinline__ unsigned kept_halves(unsigned kept, int i) {
-  unsigned halves;
-  if (i % 2 == 0)
-    asm("prmt.b32 %0, %1, %1, 0x9988;" : "=r"(halves) : "r"(kept << (i / 2)));  // each byte's highest bit, twice
-  else
-    asm("prmt.b32 %0, %1, %1, 0xbbaa;" : "=r"(halves) : "r"(kept << (i / 2)));
-  return halves;
-}
-
 // P as dv takes it: -0 where it is dropped, which nothing else is.
 __device__ __forceinline__ void drop(unsigned (&weights)[4][4], unsigned kept) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const unsigned halves = kept_halves(kept, i);
-    unsigned& pair = weights[i / 4][i % 4];
+  for (int i = 15; i >= 0; --i) {
+    const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2;  // one shift for two words: bits of neighbouring tiles are a byte apart
+    const unsigned halves = kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
+    unsigned& pair = weights[tile / 2][tile % 2 * 2 + key];
     pair = (pair & halves) | (0x80008000u & ~halves);
   }
 }
@@ -148,7 +143,7 @@ __device__ __forceinline__ void multiply_kept(unsigned (&rest)[4][4], const unsi
 // By role the sign of P says that the pair is dropped.
 __device__ __forceinline__ void mark_dropped(float (&p)[32], unsigned kept) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) p[i] = __uint_as_float(__float_as_uint(p[i]) | (~(kept << (24 - 8 * (i % 4) + i / 4)) & 0x80000000u));
+  for (int i = 0; i < 32; ++i) p[i] = __uint_as_float(__float_as_uint(p[i]) | (~(kept << (31 - kept_bit(i / 4, i % 4))) & 0x80000000u));
 }
 __device__ __forceinline__ void drop_marked(unsigned (&weights)[4][4]) {
 #pragma unroll

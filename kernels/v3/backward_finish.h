@@ -20,23 +20,25 @@ struct BackwardFinish {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
   using Tile = OperandTile<kV3BackwardRows, Spec::kHeaddim>;  // swizzled, so that neither writing nor reading it has conflicts
-  static constexpr int kGroups = Spec::kHeaddim / 8;          // of 8 columns
-  static constexpr int kAtOnce = 16;                          // loads in flight: enough, and 64 registers
+  static constexpr bool kPacked = kPairOf<Spec>.packed;
+  using Block = QueryBlock<kPacked>;
+  static constexpr int kGroups = Spec::kHeaddim / 8;  // of 8 columns
+  static constexpr int kAtOnce = 16;                  // loads in flight: enough, and 64 registers
 
   static __device__ __forceinline__ float factor(const AttentionParams& call) { return gradient_factor<kPairOf<Spec>>(call, true); }
 
   // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
-  static __device__ __forceinline__ void rows_again(const BackwardCall& p, const QueryBlock& at, unsigned tile, int first, int lane) {
-    const auto of_entry = Keys<kPairOf<Spec>.lengths>::of(p.call, at.batch);
-    const HeadPairs<Element, typename Spec::Score, kPairOf<Spec>> pairs(p, at.batch, at.head, of_entry.count(p.call));
+  static __device__ __forceinline__ void rows_again(const BackwardCall& p, const Block& at, unsigned tile, int first, int lane) {
+    const auto of_entry = at.template keys<kPairOf<Spec>.lengths>(p.call);
+    const HeadPairs<Element, typename Spec::Score, kPairOf<Spec>> pairs(p, at.entry, at.head, of_entry);
     const int tiles = (Mask::visible_end(p.call, of_entry, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
-    const int keys = min(tiles * Spec::kBlockN, of_entry.count(p.call));
+    const int keys = min(tiles * Spec::kBlockN, at.entry.keys_behind(p.call, of_entry.count(p.call)));
     // Tiles whose keys nobody sees met the first block.
     const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, of_entry, at.row) / Spec::kBlockN * Spec::kBlockN;
 #pragma unroll 1
     for (int nth = first; nth < first + 16; ++nth) {
       const int row = at.row + nth;
-      if (row >= p.call.seqlen_q) break;
+      if (row >= at.rows(p.call)) break;
       const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
       bool spoilt = false;
       if constexpr (Mask::kBegins) {
@@ -54,13 +56,22 @@ struct BackwardFinish {
     }
   }
 
+  static __device__ __forceinline__ Block block_of(const AttentionParams& call, const V3BackwardWork& work) {
+    if constexpr (Mask::kBegins && !kPacked)
+      return query_block_of_window(call, work);
+    else
+      return query_block<kPacked>(call, work);
+  }
+
   static __device__ __forceinline__ void run(const BackwardCall& p, unsigned shared) {
     const AttentionParams& call = p.call;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
-    const QueryBlock at = Mask::kBegins ? query_block_of_window(call, p.work) : query_block(call, p.work);
+    if constexpr (kPacked) ptx::let_kernel_after_come_up();  // kernels/sequence_rest.h
+    const Block at = block_of(call, p.work);
     ptx::wait_for_kernel_before();
+    if (kPacked && at.rows(call) == 0) return;
     const float4* const accum =
-        reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.batch, at.head) + at.row) * Spec::kHeaddim);
+        reinterpret_cast<const float4*>(call.dq_accum + (first_workspace_row(p, at.entry, at.head) + at.row) * Spec::kHeaddim);
     bool finite = true;
     // A thread has, as in wgmma's accumulators, two columns of rows lane / 4 and 8 further of its warp's 16.
     const unsigned row = static_cast<unsigned>(first_row + lane / 4), word = static_cast<unsigned>(lane % 4 * 4);
@@ -85,8 +96,10 @@ struct BackwardFinish {
       }
     }
     __syncthreads();
-    unsigned short* const dq = static_cast<unsigned short*>(call.dq) + at.batch * call.dq_strides.batch + at.head * call.dq_strides.head;
-    const float* const lse = call.lse + at.batch * call.lse_strides.batch + at.head * call.lse_strides.head;
+    unsigned short* const dq = static_cast<unsigned short*>(call.dq) + at.entry.in_tensor() * call.dq_strides.batch + at.head * call.dq_strides.head +
+                               at.entry.first_query() * call.dq_strides.row;
+    const float* const lse =
+        call.lse + at.entry.in_tensor() * call.lse_strides.batch + at.head * call.lse_strides.head + at.entry.first_query() * call.lse_strides.row;
     constexpr int kLanes = kGroups & -kGroups;  // neighbours of a row: the largest power of two that divides it
 #pragma unroll
     for (int i = 0; i < kV3BackwardRows * kGroups / kV3FinishThreads; ++i) {
@@ -94,7 +107,7 @@ struct BackwardFinish {
       const int part = in_part / (kV3BackwardRows * kLanes), in_rows = in_part % (kV3BackwardRows * kLanes);
       const unsigned from_row = static_cast<unsigned>(in_rows / kLanes), group = static_cast<unsigned>(part * kLanes + in_rows % kLanes);
       const int to_row = at.row + static_cast<int>(from_row), column = static_cast<int>(group) * 8;
-      if (to_row >= call.seqlen_q || column >= p.work.columns) continue;
+      if (to_row >= at.rows(call) || column >= p.work.columns) continue;
       uint4 x = ptx::ld_shared_16(shared + group / 8 * Tile::kColumnBytes + from_row * 128 + (group % 8 ^ from_row % 8) * 16);
       if (lse[to_row * call.lse_strides.row] == -kInfinity) x = uint4{0, 0, 0, 0};
       *reinterpret_cast<uint4*>(dq + to_row * call.dq_strides.row + column) = x;

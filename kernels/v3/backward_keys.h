@@ -30,7 +30,9 @@ struct KeyGradients {
   using TileDs = typename Shape::TileDs;
 
   // Keys of other warpgroups may be seen by blocks of queries behind the last that sees one of this.
-  static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1;
+  static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1 && !Shape::kPacked;
+  // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
+  static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -55,7 +57,7 @@ struct KeyGradients {
   // Of dS, lse and row sums of the present block.
   __device__ __forceinline__ unsigned slot() const { return step % Shape::kStagesDs; }
   __device__ __forceinline__ int key() const { return tile.key() + 64 * group; }
-  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths, Shape::kPacked>(); }  // of the batch entry
 
   // --- products, of the whole warpgroup ---
 
@@ -115,8 +117,14 @@ struct KeyGradients {
       for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
     }
   }
+  __device__ __forceinline__ bool hides_some() const {
+    if constexpr (kLimits)
+      return tile.hides(group, row);
+    else
+      return hides<Mask>(p, keys(), key(), row);
+  }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides<Mask>(p, keys(), key(), row)) hide<Mask>(x, p, keys(), key(), row);
+    if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -181,7 +189,7 @@ struct KeyGradients {
   __device__ __forceinline__ void next_block() {
     queries.next();
     row += Shape::kBlockM;
-    if (row >= tile.rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup. There remains one block at least.
@@ -211,8 +219,21 @@ struct KeyGradients {
     }
   }
 
+  // Of packed sequences: 64 keys behind the last of them. Their dS is 0, and nothing else is computed.
+  __device__ __forceinline__ void skip_all() {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (int left = tile.blocks() * p.call.group; left > 0; --left) {
+      write_ds();
+      publish_ds();
+    }
+  }
+
   __device__ __forceinline__ void run() {
     row = tile.first_row();
+    if constexpr (kLimits)
+      if (key() >= keys().keys) return skip_all();
     if constexpr (Mask::kUneven) skip_blocks(hidden_before());
 #pragma unroll
     for (float& x : dk) x = 0;

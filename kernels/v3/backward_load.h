@@ -14,8 +14,8 @@
 
 namespace fattn::v3 {
 
-// Behind the blocks, of masks that begin; the others need no register for it.
-template <bool kBegins>
+// Behind the blocks, of masks that begin and of packed sequences; the others need no register for it.
+template <bool kHas>
 struct LoaderEnd {};
 template <>
 struct LoaderEnd<true> {
@@ -32,11 +32,18 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first, int end, in
       ptx::st_shared_16(tile + static_cast<unsigned>(column * Tile::kColumnBytes + 16 * unit), uint4{0, 0, 0, 0});
 }
 
-// Whether a batch entry ends inside the tile: what k and v hold behind it must not be looked at.
+// Whether a batch entry ends inside the tile: what k and v hold behind it must not be looked at. Behind a packed sequence are other ones, whose keys
+// are hidden as keys are that a mask hides; only rows behind the last sequence, which may hold anything, are not looked at.
 template <class Shape>
 __device__ __forceinline__ bool ends_inside(const BackwardCall& p, TilePlace tile) {
+  if constexpr (Shape::kPacked) {
+    if (tile.keys<false, true>().keys >= tile.key() + Shape::kBlockN) return false;
+    const PairParams& call = pairs_of(p.call);
+    const int last = call.cu_seqlens_k[call.batch * call.cu_seqlens_k_stride];
+    return last < call.total_k && tile.k_begin() + tile.key() + Shape::kBlockN > last;
+  }
   if constexpr (Shape::kLengths) {
-    const int keys = tile.keys<true>().keys;
+    const int keys = tile.keys<true, false>().keys;
     return keys < p.call.seqlen_k && keys < tile.key() + Shape::kBlockN;
   }
   return false;
@@ -59,8 +66,9 @@ struct LoaderSlope<true> {
 };
 
 template <class Spec>
-struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
+struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
   using Shape = BackwardShape<Spec>;
+  static constexpr bool kPacked = Shape::kPacked;
   using TileQ = typename Shape::TileQ;
   using TileDout = typename Shape::TileDout;
   using TileK = typename Shape::TileK;
@@ -79,23 +87,33 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
   __device__ __forceinline__ BackwardLoader(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of)
       : p(params), shared(shared_address), barriers(of), left(0) {}
 
+  // Rows of packed sequences are counted from a head's first in the workspace on; the tile says how much further they are in the tensors.
+  __device__ __forceinline__ TilePlace sequence() const { return {shared + static_cast<unsigned>(Shape::kOffsetTile)}; }
+  __device__ __forceinline__ ptx::TensorPlace block_place() const {
+    if constexpr (kPacked)
+      return {0, sequence().further() + row, head, 0};
+    else
+      return {0, row, head, batch};
+  }
+  __device__ __forceinline__ long long workspace_row() const {
+    if constexpr (kPacked) return static_cast<long long>(head) * p.work.row_blocks * kV3BackwardRows;
+    return (static_cast<long long>(batch) * p.call.nheads + head) * p.work.row_blocks * kV3BackwardRows;
+  }
   __device__ __forceinline__ void load_q() const {
     const unsigned barrier = barriers.q_full(ring.stage);
     slope.write(shared + static_cast<unsigned>(Shape::kOffsetSlopes) + 4 * static_cast<unsigned>(slot.stage));
     ptx::mbarrier_arrive_expect(barrier, TileQ::kBytes + Shape::kRowBytes);
-    load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, {0, row, head, batch});
-    ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + first_workspace_row(p, batch, head) + row,
-                   Shape::kRowBytes, barrier);
+    load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, block_place());
+    ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + workspace_row() + row, Shape::kRowBytes, barrier);
   }
   __device__ __forceinline__ void load_dout() const {
     const unsigned barrier = barriers.dout_full(ring.stage);
     ptx::mbarrier_arrive_expect(barrier, TileDout::kBytes + Shape::kRowBytes);
-    load_columns<TileDout>(shared + Shape::kOffsetDout + ring.stage * TileDout::kBytes, p.dout, barrier, {0, row, head, batch});
-    ptx::bulk_load(shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes, p.call.row_sum + first_workspace_row(p, batch, head) + row,
-                   Shape::kRowBytes, barrier);
+    load_columns<TileDout>(shared + Shape::kOffsetDout + ring.stage * TileDout::kBytes, p.dout, barrier, block_place());
+    ptx::bulk_load(shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes, p.call.row_sum + workspace_row() + row, Shape::kRowBytes, barrier);
   }
   __device__ __forceinline__ int rows_end() const {
-    if constexpr (Mask::kBegins) return this->end;
+    if constexpr (Mask::kBegins || kPacked) return this->end;
     return p.work.row_blocks * Shape::kBlockM;
   }
   __device__ __forceinline__ void advance() {
@@ -117,13 +135,21 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
     advance();
   }
 
+  static __device__ __forceinline__ int first_key(TilePlace tile) {
+    if constexpr (kPacked) return tile.k_begin();
+    return 0;
+  }
+  static __device__ __forceinline__ int in_tensor(TilePlace tile) {
+    if constexpr (kPacked) return 0;
+    return tile.batch();
+  }
   __device__ __forceinline__ void load_keys(TilePlace tile) const {
     ptx::mbarrier_arrive_expect(barriers.k_full(), TileK::kBytes);
-    load_columns<TileK>(shared, p.k, barriers.k_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+    load_columns<TileK>(shared, p.k, barriers.k_full(), {0, first_key(tile) + tile.key(), tile.head_k(), in_tensor(tile)});
   }
   __device__ __forceinline__ void load_values(TilePlace tile) const {
     ptx::mbarrier_arrive_expect(barriers.v_full(), TileV::kBytes);
-    load_columns<TileV>(shared + Shape::kOffsetV, p.v, barriers.v_full(), {0, tile.key(), tile.head_k(), tile.batch()});
+    load_columns<TileV>(shared + Shape::kOffsetV, p.v, barriers.v_full(), {0, first_key(tile) + tile.key(), tile.head_k(), in_tensor(tile)});
   }
 
   // Keys and values of a tile in which a batch entry ends, by all threads of the CTA before they take their roles: zeros behind its last.
@@ -132,7 +158,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
       load_keys(tile);
       load_values(tile);
     }
-    const int thread = static_cast<int>(threadIdx.x), first = tile.keys<true>().keys - tile.key();
+    const int thread = static_cast<int>(threadIdx.x), first = tile.keys<Shape::kLengths, kPacked>().keys - tile.key();
     ptx::mbarrier_wait(barriers.k_full(), 0);
     clear_rows<TileK>(shared, first, Shape::kBlockN, thread, Shape::kThreads);
     ptx::mbarrier_wait(barriers.v_full(), 0);
@@ -147,7 +173,12 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins> {
     head = tile.head_k() * p.call.group;
     slope.read(p.call, batch, head);
     first_row = row = tile.first_row();
-    if constexpr (Mask::kBegins) this->end = tile.rows_end<Mask>(p);
+    if constexpr (Mask::kBegins || kPacked) this->end = tile.rows_end<Mask, kPacked>(p);
+    if constexpr (kPacked) {
+      const int before = tile.place() * Shape::kBlockM;
+      first_row = row = row + before;
+      this->end += before;
+    }
     left = tile.blocks() * p.call.group;
     const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
     if (!keys_are_there) load_keys(tile);

@@ -23,20 +23,37 @@ struct BackwardPrepare {
   static constexpr int kRowStep = kV3PrepareThreads / kLanes, kSteps = kV3BackwardRows / kRowStep;
   static_assert(kV3BackwardRows % kRowStep == 0);
 
-  static __device__ __forceinline__ uint4 load8(const void* tensor, const TensorStrides& s, const QueryBlock& at, int row, int column) {
-    const auto* first = static_cast<const unsigned short*>(tensor) + at.batch * s.batch + at.head * s.head;
-    return __ldcs(reinterpret_cast<const uint4*>(first + (at.row + row) * s.row + column));  // read here for the last time, or for long
+  static constexpr bool kPacked = kPairOf<Spec>.packed;
+  using Block = QueryBlock<kPacked>;
+
+  static __device__ __forceinline__ uint4 load8(const void* tensor, const TensorStrides& s, const Block& at, int row, int column) {
+    const auto* first = static_cast<const unsigned short*>(tensor) + at.entry.in_tensor() * s.batch + at.head * s.head;
+    return __ldcs(reinterpret_cast<const uint4*>(first + (at.entry.first_query() + at.row + row) * s.row +
+                                                 column));  // read here for the last time, or for long
   }
   static __device__ __forceinline__ float dot2(unsigned a, unsigned b, float sum) {
     sum = fmaf(ptx::low_float<Element>(a), ptx::low_float<Element>(b), sum);
     return fmaf(ptx::high_float<Element>(a), ptx::high_float<Element>(b), sum);
   }
 
+  // In the workspace.
+  static __device__ __forceinline__ long long first_row_of(const AttentionParams& call, const V3BackwardWork& work, const Block& at) {
+    if constexpr (kPacked)
+      return (static_cast<long long>(at.head) * work.row_blocks + at.entry.place) * kV3BackwardRows + at.row;
+    else
+      return (static_cast<long long>(at.entry.batch) * call.nheads + at.head) * work.row_blocks * kV3BackwardRows + at.row;
+  }
+
   static __device__ __forceinline__ void run(const AttentionParams& call, const V3BackwardWork& work) {
     ptx::let_kernel_after_come_up();
     const int thread = static_cast<int>(threadIdx.x);
-    const QueryBlock at = query_block(call, work);
-    const int rows = call.seqlen_q - at.row, column = thread % kLanes * 8;
+    const Block at = query_block<kPacked>(call, work);
+    if constexpr (kPacked) {
+      if (Spec::kDeterministic && thread == 1 && blockIdx.x == 0) call.dq_semaphore[0] = 0;
+      // A block that nobody has. All CTAs wait for the kernel before, which lists the main kernel's tiles: what waits for this one sees them too.
+      if (at.rows(call) == 0) return ptx::wait_for_kernel_before();
+    }
+    const int rows = at.rows(call) - at.row, column = thread % kLanes * 8;
     uint4 o[kSteps], dout[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -46,8 +63,8 @@ struct BackwardPrepare {
       dout[i] = exists ? load8(call.dout, call.dout_strides, at, row, column) : uint4{0, 0, 0, 0};
     }
 
-    const long long first = (static_cast<long long>(at.batch) * call.nheads + at.head) * work.row_blocks * kV3BackwardRows + at.row;
-    const float zero = first_sum<kPairOf<Spec>>(call, at.batch);
+    const long long first = first_row_of(call, work, at);
+    const float zero = first_sum<kPairOf<Spec>>(call, at.entry.batch);
     float4* const accum = reinterpret_cast<float4*>(call.dq_accum + first * Spec::kHeaddim);
 #pragma unroll
     for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i)
@@ -56,7 +73,8 @@ struct BackwardPrepare {
     if (thread < kV3BackwardRows) {
       float lse = -kInfinity;
       if (thread < rows)
-        lse = call.lse[at.batch * call.lse_strides.batch + at.head * call.lse_strides.head + (at.row + thread) * call.lse_strides.row];
+        lse = call.lse[at.entry.in_tensor() * call.lse_strides.batch + at.head * call.lse_strides.head +
+                       (at.entry.first_query() + at.row + thread) * call.lse_strides.row];
       work.lse_log2[first + thread] = lse == -kInfinity ? kInfinity : lse * kLog2e;
     }
 #pragma unroll
@@ -69,15 +87,16 @@ struct BackwardPrepare {
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += ptx::shfl_xor(sum, distance);
       if constexpr (kPairOf<Spec>.dlse)
         if (const int row = i * kRowStep + thread / kLanes; thread % kLanes == 0 && row < rows)
-          sum -= dlse_of_row(call, at.batch, at.head, at.row + row);
+          sum -= dlse_of_row(call, at.entry.in_tensor(), at.head, at.entry.first_query() + at.row + row);
       if constexpr (kPairOf<Spec>.dropout) sum /= pairs_of(call).dropout_scale;  // v3/backward_dropout.h says why
       if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
     }
 
     if constexpr (Spec::kDeterministic) {  // whose turn it is to add to the block; and, before all of them, the ticket
       if (thread == 0) call.dq_semaphore[1 + first / kV3BackwardRows] = 0;
-      if (thread == 1 && blockIdx.x == 0) call.dq_semaphore[0] = 0;
+      if (!kPacked && thread == 1 && blockIdx.x == 0) call.dq_semaphore[0] = 0;
     }
+    if constexpr (kPacked) ptx::wait_for_kernel_before();
   }
 };
 

@@ -41,7 +41,7 @@ struct RoleBase {
 
   __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
   __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
-  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths>(); }  // of the batch entry
+  __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths, Shape::kPacked>(); }  // of the batch entry
 
   template <class TileA, class TileB, int kWidth>
   __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) const {
@@ -159,16 +159,22 @@ struct ValueRole : RoleBase<Spec> {
       publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
     }
     free_queries();
-    if (hides<Mask>(p, Base::keys(), tile.key(), row))
+    if (hides_some())
       for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) {
         s[i] = 0;
         ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
       });
   }
+  __device__ __forceinline__ bool hides_some() const {
+    if constexpr (Shape::kPacked)
+      return tile.hides(0, row);
+    else
+      return hides<Mask>(p, Base::keys(), tile.key(), row);
+  }
   // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
-      if (hides<Mask>(p, Base::keys(), tile.key(), row)) hide<Mask>(s, p, Base::keys(), tile.key(), row);
+      if (hides_some()) hide<Mask>(s, p, Base::keys(), tile.key(), row);
     if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
@@ -182,7 +188,7 @@ struct ValueRole : RoleBase<Spec> {
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full());
     p_place.next();
     row += Shape::kBlockM;
-    if (row >= tile.template rows_end<Mask>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.template rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
   // dV of the block in stage `free`: P of the next block may take its operand's registers.
   __device__ __forceinline__ void values_done(unsigned free) {

@@ -18,6 +18,19 @@ __device__ __forceinline__ bool all_finite(const float (&x)[kCount]) {
   return ptx::vote_all(sum == 0);
 }
 
+// Rows [begin, end) of a warp's in the tile, of packed sequences.
+template <class Tile, bool kIsDk>
+__device__ __forceinline__ void store_rows(const BackwardCall& p, TilePlace tile, unsigned in_shared, int begin, int end) {
+  const TensorStrides& s = kIsDk ? p.call.dk_strides : p.call.dv_strides;
+  auto* const first = static_cast<unsigned short*>(kIsDk ? p.call.dk : p.call.dv) + tile.head_k() * s.head + (tile.k_begin() + tile.key()) * s.row;
+  const int units = (kIsDk ? p.work.columns : p.work.columns_v) / 8;
+#pragma unroll 1
+  for (int index = static_cast<int>(own_lane()); index < (end - begin) * units; index += 32) {
+    const int row = begin + index / units, column = index % units * 8;
+    *reinterpret_cast<uint4*>(first + row * s.row + column) = ptx::ld_shared_16(element_place<Tile>(in_shared, row, column));
+  }
+}
+
 // Rows [in_tile, in_tile + 64) of the CTA's tile. `barrier`: a named one of the warpgroup.
 template <class Spec, class Tile, bool kIsDk, int kWidth>
 __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
@@ -31,16 +44,28 @@ __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], con
       keys_again<Spec, Tile, kIsDk, kWidth>(p, tile, in_shared, row, static_cast<int>(own_lane()));
     }
   }
+  if constexpr (kPairOf<Spec>.packed) {
+    const int rows = tile.keys<false, true>().keys - tile.key();  // behind them are another sequence's, where TMA would write too
+    if (rows < in_tile + 64) {
+      ptx::warp_sync();
+      return store_rows<Tile, kIsDk>(p, tile, in_shared, row, min(row + 16, rows));
+    }
+  }
   if constexpr (kPairOf<Spec>.lengths) {
     ptx::warp_sync();
-    clear_rows<Tile>(in_shared, max(row, tile.keys<true>().keys - tile.key()), row + 16, static_cast<int>(own_lane()), 32);
+    clear_rows<Tile>(in_shared, max(row, tile.keys<true, false>().keys - tile.key()), row + 16, static_cast<int>(own_lane()), 32);
   }
   ptx::async_proxy_fence();
   ptx::bar_sync(barrier, 128);
-  if (static_cast<int>(threadIdx.x) % 128 == 0 && tile.key() + in_tile < p.call.seqlen_k) {
+  if (static_cast<int>(threadIdx.x) % 128 == 0 && (kPairOf<Spec>.packed || tile.key() + in_tile < p.call.seqlen_k)) {
+    const auto place = [&](int column) -> ptx::TensorPlace {
+      if constexpr (kPairOf<Spec>.packed)
+        return {column, tile.k_begin() + tile.key() + in_tile, tile.head_k(), 0};
+      else
+        return {column, tile.key() + in_tile, tile.head_k(), tile.batch()};
+    };
     for (int column = 0; column < Tile::kColumns; ++column)
-      ptx::tensor_store(kIsDk ? &p.dk : &p.dv, in_shared + static_cast<unsigned>(column * Tile::kColumnBytes + 128 * in_tile),
-                        {64 * column, tile.key() + in_tile, tile.head_k(), tile.batch()});
+      ptx::tensor_store(kIsDk ? &p.dk : &p.dv, in_shared + static_cast<unsigned>(column * Tile::kColumnBytes + 128 * in_tile), place(64 * column));
     ptx::bulk_commit();
   }
 }

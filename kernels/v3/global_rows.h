@@ -14,8 +14,8 @@ struct GlobalRows {
   __device__ __forceinline__ float value(int row, int column) const { return ptx::to_float<Element>(bits(row, column)); }
 };
 template <class Element>
-__device__ __forceinline__ GlobalRows<Element> rows_of(const void* tensor, const TensorStrides& strides, int batch, int head) {
-  return {static_cast<const unsigned short*>(tensor) + batch * strides.batch + head * strides.head, strides.row};
+__device__ __forceinline__ GlobalRows<Element> rows_of(const void* tensor, const TensorStrides& strides, int batch, int head, int first = 0) {
+  return {static_cast<const unsigned short*>(tensor) + batch * strides.batch + head * strides.head + first * strides.row, strides.row};
 }
 
 }  // namespace fattn::v3

@@ -96,10 +96,7 @@ __device__ __forceinline__ float whole_score_of(const ForwardCall& p, const Plac
 // Whether dropout leaves the weight of a pair.
 template <class Spec, class Place>
 __device__ __forceinline__ bool stays(const AttentionParams& call, const Place& place, int row, int key) {
-  const Dropout<kPairOf<Spec>> dropout(call, place.entry(), place.head);
-  const core::Philox4 words = dropout.words(row, key / core::kDropoutBlock, key % 8 / 2);
-  const unsigned low = key & 8 ? words.word[1] : words.word[0], high = key & 8 ? words.word[3] : words.word[2];
-  return (((key & 16 ? high : low) >> key % 2 * 16) & 0xffffu) >= dropout.below;
+  return Dropout<kPairOf<Spec>>(call, place.entry(), place.head).keeps(row, key);
 }
 
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.

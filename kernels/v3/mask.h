@@ -92,6 +92,12 @@ struct WindowMask {
     return window_mask(p, keys.keys).first_row(key);
   }
   static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<true> keys, int key) { return window_mask(p, keys.keys).row_end(key); }
+  static __device__ __forceinline__ int first_row(const AttentionParams& p, Keys<false, true> keys, int key) {
+    return of_sequence(p, keys).first_row(key);
+  }
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys<false, true> keys, int key) {
+    return of_sequence(p, keys).row_end(key);
+  }
 
  private:
   static __device__ __forceinline__ core::Mask32 of_sequence(const AttentionParams& p, Keys<false, true> keys) {
@@ -110,7 +116,7 @@ __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys
 template <class Mask, class Keys>
 __device__ __forceinline__ int row_end(const AttentionParams& p, Keys keys, int key) {
   if constexpr (Mask::kBegins) return Mask::row_end(p, keys, key);
-  return p.seqlen_q;
+  return keys.queries(p);
 }
 
 }  // namespace fattn::v3

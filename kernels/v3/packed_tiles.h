@@ -50,12 +50,17 @@ struct PackedTileList {
       __syncthreads();
     }
     const int until = first[thread];
-    if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = until;
+    // There may be more only where offsets are out of range, and what is in range has rows in common.
+    const int most = static_cast<int>(most_packed_tiles(p.total_q, p.batch, kBlockM));
+    if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = min(until, most);
     __syncthreads();
     first[thread] = until - count;
     __syncthreads();
     V3PackedTile* const tiles = reinterpret_cast<V3PackedTile*>(static_cast<V3PackedTiles*>(p.tiles) + 1);
-    for_each(p, [&](const V3PackedTile& tile, int bucket) { tiles[atomicAdd(&first[bucket], 1)] = tile; });
+    for_each(p, [&](const V3PackedTile& tile, int bucket) {
+      const int place = atomicAdd(&first[bucket], 1);
+      if (place < most) tiles[place] = tile;
+    });
   }
 };
 

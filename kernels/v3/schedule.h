@@ -10,17 +10,20 @@
 
 namespace fattn::v3 {
 
-// The kernel's parameters.
-struct ForwardCall {
+// What the order of the tiles follows from.
+struct TileCall {
   const AttentionParams& call;  // heads_per_section as place_of() takes it
   const V3ForwardWork& work;
+};
+// The kernel's parameters.
+struct ForwardCall : TileCall {
   const TensorMap &q, &k, &v, &o;  // boxes of a tile of queries, of a block of keys (twice), of 64 rows of o
 };
 
 // The number of the CTA's tile `nth`, -1 after the last. In turns: to and fro under an uneven mask, where tiles become ever shorter, so that whoever
 // had the longest of one turn gets the shortest of the next.
 template <class Spec>
-__device__ __forceinline__ int tile_number(const ForwardCall& p, int nth) {
+__device__ __forceinline__ int tile_number(const TileCall& p, int nth) {
   using Mask = typename Spec::Mask;
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   if constexpr (kPairOf<Spec>.packed) {  // to and fro under every mask: sequences are of any length
@@ -90,7 +93,7 @@ __device__ __forceinline__ PackedPlace packed_place_of(const ForwardCall& p, int
 // Tiles of one section of (batch, head) pairs run side by side, so that their keys and values stay in L2; those of the last queries (under a causal
 // mask the longest) first.
 template <int kBlockM>
-__device__ __forceinline__ Place dense_place_of(const ForwardCall& p, int number) {
+__device__ __forceinline__ Place dense_place_of(const TileCall& p, int number) {
   const AttentionParams& call = p.call;
   const V3ForwardWork& work = p.work;
   const int section = divide(number, work.by_section);

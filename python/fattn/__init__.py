@@ -9,7 +9,7 @@
 - `fattn.sdpa`: `torch.nn.functional.scaled_dot_product_attention` by fattn, after `fattn.sdpa.activate()`.
 - `fattn.transformers`: `attn_implementation="fattn"` for the models of transformers, and a comparison with their own attention.
 - `fattn.precision`: dtypes of the parts of a model, what breaks the rules about them, attention on mixed dtypes.
-- `fattn.supported`: whether a problem can run here, and why not; `fattn.plan`: how; `fattn.warmup`: its kernels made ahead; `fattn.info`: what the library
+- `fattn.support`: whether a problem can run here, and why not; `fattn.plan`: how; `fattn.warmup`: its kernels made ahead; `fattn.info`: what the library
   found on this machine.
 
 Tensors are (batch, seqlen, heads, headdim), or (batch, heads, seqlen, headdim) with `layout="bhsd"`.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ._abi import version as _version
 from ._info import info
 from ._plan import Plan, plan, warmup
-from ._support import Support, supported
+from ._support import Support, support
 
 if TYPE_CHECKING:
     from ._attention import attention
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._packed import attention_kvpacked, attention_qkvpacked
     from ._varlen import attention_varlen
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "info", "plan", "supported", "warmup",
+__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "info", "plan", "support", "warmup",
            "with_kvcache"]
 __version__ = _version()
 
@@ -42,4 +42,6 @@ def __getattr__(name: str) -> Any:
     if name in _OF_TORCH:
         globals()[name] = value = getattr(importlib.import_module(f".{_OF_TORCH[name]}", __name__), name)
         return value
+    if name == "supported":  # the name of `support` before
+        return support
     raise AttributeError(f"module 'fattn' has no attribute '{name}'")

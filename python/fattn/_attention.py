@@ -1,5 +1,7 @@
 """fattn.attention: the front for torch tensors."""
 
+from typing import Any
+
 try:
     import torch.nn  # not torch alone, whose name any folder on the way can have
 except ModuleNotFoundError as error:
@@ -27,6 +29,16 @@ def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
     return ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
 
 
+def _of_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, layout: str, **options: Any) -> Any:
+    from ._varlen import attention_varlen  # which imports this module
+
+    if cu_seqlens_q is None:
+        raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
+    if is_bhsd(layout):
+        raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
+    return attention_varlen(q, k, v, cu_seqlens_q=cu_seqlens_q, **options)
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -44,6 +56,10 @@ def attention(
     dropout_state: torch.Tensor | None = None,
     document_q: torch.Tensor | None = None,
     document_k: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     return_dropout_state: bool = False,
@@ -77,6 +93,8 @@ def attention(
         document_q: (batch, seqlen_q), int32: the id of each query's document. A query sees the keys of its own id only, in addition to all masks; positions stay
             those of the whole sequence. Sorted ids cost least.
         document_k: (batch, seqlen_k), the ids of the keys; None: as document_q.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of sequences behind each other in tensors of 3 dimensions, (total, heads, headdim): the call is
+            `fattn.attention_varlen`, which says what they are.
         sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. o is made without
             them, then multiplied by sigmoid(lse - sink), which rounds it once more in 16 bits; lse counts them.
         return_lse: returns the log-sum-exp too.
@@ -99,6 +117,11 @@ def attention(
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
+    if cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
+        return _of_packed(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
+                          softmax_scale=softmax_scale, window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
+                          dropout_p=dropout_p, dropout_state=dropout_state, document_q=document_q, document_k=document_k, sinks=sinks, return_lse=return_lse,
+                          return_dropout_state=return_dropout_state, deterministic=deterministic, backend=backend, algorithm=algorithm)
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     device_type = "cuda" if q.is_cuda else "cpu"

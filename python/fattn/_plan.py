@@ -59,14 +59,14 @@ def plan(
     """Plans attention on contiguous tensors of these shapes, as the first call with them does: on a GPU its kernels are compiled now, and kept on disk.
 
     Args:
-        As `fattn.supported` takes them; num_threads: of the CPU, 0 for all that may be used.
+        As `fattn.support` takes them; num_threads: of the CPU, 0 for all that may be used.
 
     Returns:
         A `Plan`: backend, algorithm and kernel, why they were chosen, memory and work.
 
     Raises:
         ValueError: no configuration accepts the problem.
-        NotImplementedError: it is not computed here, with the library's reason (`fattn.supported` asks without an exception).
+        NotImplementedError: it is not computed here, with the library's reason (`fattn.support` asks without an exception).
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
     problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
@@ -87,7 +87,7 @@ def warmup(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, *
     disk for every process; on the CPU there is nothing to compile, and the plans say what will run.
 
     Args:
-        q, k, v: shapes as in `fattn.supported`.
+        q, k, v: shapes as in `fattn.support`.
         backward: the backward pass too.
         options: the others of `fattn.plan`.
 

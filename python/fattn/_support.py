@@ -20,7 +20,7 @@ class Support:
         return self.supported
 
 
-def supported(
+def support(
     q: Sequence[int],
     k: Sequence[int],
     v: Sequence[int] | None = None,

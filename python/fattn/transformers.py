@@ -17,9 +17,10 @@ What becomes of transformers' masks:
   `position_ids` that start again, documents (or a mask, where the device has none). Inside `torch.compile` all `position_ids` are taken for such that the caller
   gives, if there is neither an `attention_mask` nor a cache;
 - any other mask (a 4-dimensional one, chunks): given to fattn as mask or bias;
-- inside `torch.compile` numbers cannot be looked at: every mask with an `attention_mask` or window is given to fattn whole.
+- inside `torch.compile` numbers cannot be looked at: an `attention_mask` is given to fattn as it is, for the keys, beside fattn's own masks; behind a cache the mask
+  of pairs is made.
 
-Where a device computes no masks (`fattn.supported`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
+Where a device computes no masks (`fattn.support`), torch's `scaled_dot_product_attention` takes those that are given whole, or, with softcap, sinks, dropout or a mask
 of numbers, standard attention, which stores the matrix of scores; holes are gathered.
 
 `output_attentions=True` is computed by standard attention too. Position biases and paged caches are refused.
@@ -43,15 +44,28 @@ except ImportError as error:
 
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
-from ._support import supported
+from ._support import support
 from ._varlen import attention_varlen as _attention_varlen
 
 __all__ = ["NAME", "Comparison", "compare"]
 
 NAME = "fattn"
 
-_BOTH = masks.and_masks(masks.causal_mask_function).__code__
-_SLIDING = masks.sliding_window_overlay(1).__code__
+
+class _Window:
+    """transformers' mask function of a causal sliding window, to be known again: transformers hides it in closures."""
+
+    def __init__(self, seen: Callable) -> None:
+        self.seen = seen
+
+    def __call__(self, batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return self.seen(batch_idx, head_idx, q_idx, kv_idx)
+
+
+def _tell_windows() -> None:
+    """Has transformers make its mask functions of sliding windows so; they say the same as before."""
+    made = masks.sliding_window_causal_mask_function
+    masks.sliding_window_causal_mask_function = lambda sliding_window: _Window(made(sliding_window))
 
 
 class _Documents:
@@ -88,6 +102,7 @@ def _tell_documents() -> None:
     masks.packed_sequence_mask_function, masks.and_masks = of_numbers, and_masks
 
 
+_tell_windows()
 _tell_documents()
 
 
@@ -153,12 +168,7 @@ def _is_one(numbers: torch.Tensor) -> bool:
 
 def _is_ours(mask_function: Callable) -> bool:
     """Whether the module's own arguments (is_causal, sliding_window) say all that transformers' mask does."""
-    if mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function):
-        return True
-    if getattr(mask_function, "__code__", None) is not _BOTH:
-        return False
-    parts = mask_function.__closure__[0].cell_contents
-    return len(parts) == 2 and getattr(parts[0], "__code__", None) is _SLIDING and parts[1] is masks.causal_mask_function
+    return mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function) or isinstance(mask_function, _Window)
 
 
 def _is_static_step(q_length: int, options: dict[str, Any]) -> bool:
@@ -177,23 +187,25 @@ def _lengths(batch_size: int, filled: int | torch.Tensor, device: torch.device |
 def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, mask_function: Callable = masks.causal_mask_function,
              attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
     """What `attention` is given as its mask, once for all layers: None, which of the keys of the cache are there (batch, up to kv_length), how many are
-    there (batch, 1, 1, 1), int32, each token's document (batch, 1, q_length, 1), int32, or a mask of pairs (batch, 1, q_length, kv_length); true: seen."""
+    there (batch, 1, 1, 1), int32, each token's document (batch, 1, q_length, 1), int32, which of the keys are there beside fattn's own masks
+    (batch, 1, 1, kv_length), uint8, or a mask of pairs (batch, 1, q_length, kv_length); true: seen."""
     if isinstance(mask_function, _Documents) and attention_mask is None and q_length == kv_length > 1:
         within = mask_function.within
         if torch.compiler.is_dynamo_compiling() and _is_one(mask_function.numbers):
             mask_function = within
-        elif within is masks.causal_mask_function or (not torch.compiler.is_compiling() and _is_ours(within)):
+        elif _is_ours(within):
             return mask_function.numbers.to(torch.int32)[:, None, :, None]
     causal, filled = mask_function is not masks.bidirectional_mask_function, q_offset + q_length - kv_offset  # a static cache is longer
-    if torch.compiler.is_compiling():  # nothing can be asked of tensors then, nor of what functions hold
-        ours = attention_mask is None and mask_function in (masks.causal_mask_function, masks.bidirectional_mask_function)
+    ours = _is_ours(mask_function)
+    if torch.compiler.is_compiling():  # nothing can be asked of tensors then
+        if ours and attention_mask is not None and q_length == kv_length == attention_mask.shape[1]:
+            return (attention_mask != 0).to(torch.uint8)[:, None, None]
+        ours = ours and attention_mask is None
         if ours and (q_length == kv_length or (causal and not isinstance(filled, torch.Tensor) and filled == kv_length)):
             return None
         if ours and causal:
             return _lengths(batch_size, filled, options.get("device"))
         ours = False
-    else:
-        ours = _is_ours(mask_function)
     if ours and causal and _is_static_step(q_length, options):
         if attention_mask is None or attention_mask.all():
             return _lengths(batch_size, filled, options.get("device"))
@@ -218,7 +230,7 @@ def _asked(feature: str, device: str, index: int, dtype: torch.dtype, headdim: i
     options = {"lengths": {"seqused_k": True}, "documents": {"documents": True}, "mask": {"mask": (1, 1, 1, 1)}, "bias": {"bias": (1, 1, 1, 1)},
                "dropout": {"dropout_p": 0.5}, "packed": {"packed": (1, 1, 1)}}[feature]
     q, v = ((1, 1, headdim), (1, 1, headdim_v)) if feature == "packed" else ((1, 1, 1, headdim), (1, 1, 1, headdim_v))
-    return bool(supported(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
+    return bool(support(q, q, v, dtype=_SHORT[dtype], device=device, device_index=index, backward=backward, **options))
 
 
 @torch.compiler.assume_constant_result
@@ -362,6 +374,12 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
             numbers, mask, of_pairs = {name: mask.flatten() if mask.shape[2] == 1 else mask[:, 0, :, 0]}, None, False
         else:
             mask = _pairs(mask, query.shape[2], key.shape[2], causal, window)
+    if of_pairs and mask.dtype == torch.uint8:
+        if not options.get("output_attentions") and _can("mask", query, value):
+            numbers, mask, of_pairs = {"mask": mask}, None, False
+        else:
+            all_of_them = torch.full((1, 1, 1, 1), key.shape[2], device=mask.device)
+            mask = mask.bool() & _pairs(all_of_them, query.shape[2], key.shape[2], causal, window)
     if of_pairs:
         mask = mask[..., : key.shape[2]]
 
@@ -373,7 +391,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         raise NotImplementedError(f"dropout of the weights (it is {dropout}) is not computed on {query.device}; set the model's attention dropout to 0 (GPT-2: "
                                   "config.attn_pdrop, BERT: attention_probs_dropout_prob, Llama: attention_dropout), or take model.eval()")
     begins = options.get("cu_seq_lens_q")
-    if begins is not None and "seqused_k" not in numbers and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
+    if begins is not None and numbers.keys().isdisjoint(("seqused_k", "mask")) and (mask is None or (of_pairs and not torch.compiler.is_compiling())):
         longest = options.get("max_length_q"), options.get("max_length_k")
         return _packed(query, key, value, begins, options.get("cu_seq_lens_k"), longest, causal, arguments), None
     if mask is None:

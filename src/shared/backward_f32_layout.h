@@ -12,6 +12,7 @@ struct BackwardF32Tile {
   int key_groups;  // pairs of warps; each owns block_n / key_groups keys, one warp their P and dV, the other their dS and dK
   int chunk;       // queries of one step of a warp
   int parts;
+  int query_stages = 1;  // 2: q and dout are split before (BackwardF32Parts), and a block comes while the one before is computed
 
   constexpr int warps() const { return 2 * key_groups; }
   constexpr int threads() const { return 32 * warps(); }
@@ -39,14 +40,25 @@ struct BackwardF32Tile {
 
   constexpr int v_offset() const { return k_bytes(); }
   constexpr int q_offset() const { return v_offset() + v_bytes(); }
-  constexpr int dout_offset() const { return q_offset() + q_bytes(); }
-  constexpr int ds_offset() const { return dout_offset() + dout_bytes(); }
+  constexpr int dout_offset() const { return q_offset() + query_stages * q_bytes(); }
+  constexpr int ds_offset() const { return dout_offset() + query_stages * dout_bytes(); }
   constexpr int p_offset() const { return ds_offset() + ds_bytes(); }
   constexpr int lse_offset() const { return p_offset() + p_bytes(); }
-  constexpr int row_sum_offset() const { return lse_offset() + row_bytes(); }
-  constexpr int greatest_offset() const { return row_sum_offset() + row_bytes(); }  // two numbers a warp
-  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }  // two numbers
-  constexpr int shared_bytes() const { return inverse_offset() + 8; }
+  constexpr int row_sum_offset() const { return lse_offset() + query_stages * row_bytes(); }
+  constexpr int greatest_offset() const { return row_sum_offset() + query_stages * row_bytes(); }  // two numbers a warp
+  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                 // two numbers
+  constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                      // with two stages: two numbers of each
+  constexpr int shared_bytes() const { return inverse_offset() + 8 + (query_stages == 2 ? 16 : 0); }
 };
+
+// q and dout in two parts, in the workspace: block i of block_m queries of head h of batch entry b is number (b * nheads + h) * blocks + i, two tiles
+// as they are in shared memory. Zeros fill what the tensors do not have.
+struct BackwardF32Parts {
+  unsigned char *q, *dout;
+  float* inverses;  // of each block that of q, then that of dout: what undoes the factor, a power of two
+  int blocks;       // of a head
+};
+
+inline constexpr int kBackwardF32SplitThreads = 256;  // of a CTA of kernels/v2/backward_f32_split.h
 
 }  // namespace fattn

@@ -28,47 +28,65 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
   return {{c0, c1, c2, c3}};
 }
 
-// One call gives eight numbers of 16 bits, for eight keys of a query: of each block of 32 keys there are four calls, and call t has the keys 2 t, 2 t
-// + 1, 2 t + 8, 2 t + 9, ... 2 t + 25: those of a row that one thread holds in the accumulator of a matrix instruction. A word holds two neighbouring
-// keys, the even one in its low half.
-constexpr int kDropoutBlock = 32, kDropoutCalls = 4;
+// Two calls give a bit each for 32 pairs, whether the pair stays: of the queries q and q + 8, q % 16 < 8, the keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9,
+// ... 2 t + 57 of a block of 64, which is what one thread holds of these rows in the accumulators of a matrix instruction. Of such a word pair (i, j)
+// has bit dropout_bit(i, j).
+//
+// The eight random words are the eight bits of a byte of each pair, not bytes side by side: so one logical operation a bit compares all 32 numbers
+// with the threshold, and the result is one bit a pair already. A pair's number has 16 bits: its own byte, and below it the byte of the pair whose
+// bit is 8 further, in the other row, which seldom decides. So a pair is dropped with probability T / 65536 exactly, those of a row share nothing,
+// and two that share a byte have a correlation between 0 and 1 / 257.
+constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16, kDropoutTurn = 8;
 
-// `stream` is offset + batch entry * nheads + head.
-static constexpr Philox4 dropout_words(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, int call) {
-  return philox(seed,
-                {{static_cast<unsigned>(stream), query, block * kDropoutCalls + static_cast<unsigned>(call), static_cast<unsigned>(stream >> 32)}});
+static constexpr int dropout_bit(long long query, long long key) {
+  return static_cast<int>(query % 16 / 8 * 8 + key % kDropoutBlock / 8 + key % 2 * 16);
+}
+// The number of a query among those of 8 with its partner.
+static constexpr unsigned dropout_query(unsigned query) { return query / 16 * 8 + query % 8; }
+
+// Bits 4 `half` to 4 `half` + 3 of the bytes of the pairs of query pair `query`. `stream` is offset + batch entry * nheads + head.
+static constexpr Philox4 dropout_planes(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, unsigned call,
+                                        unsigned half) {
+  return philox(seed, {{static_cast<unsigned>(stream), 2 * query + half, block * kDropoutCalls + call, static_cast<unsigned>(stream >> 32)}});
 }
 
-// Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart have the same call, one
-// its even keys, the other its odd ones, each of the same two queries. Each makes the words of one query, the lane of the even keys those of the
-// first, keeps the numbers of its own keys and gives the others away.
-struct DropoutShare {
-  unsigned own[2], given[2];  // two numbers each: of words 0 and 1, and 2 and 3
-};
-static constexpr unsigned dropout_halves(unsigned a, unsigned b, bool high) {
-  return high ? (a >> 16) | (b & 0xffff0000u) : (a & 0xffffu) | (b << 16);
+// One bit of numbers: which of them are not below the threshold so far, from the lowest bit up. `threshold` has that bit of the threshold, inverted,
+// in all places. The majority of three.
+static constexpr unsigned dropout_step(unsigned bits, unsigned threshold, unsigned kept) {
+  return (bits & threshold) | (bits & kept) | (threshold & kept);
 }
-static constexpr DropoutShare dropout_share(const Philox4& words, bool odd) {
-  return {{dropout_halves(words.word[0], words.word[1], odd), dropout_halves(words.word[2], words.word[3], odd)},
-          {dropout_halves(words.word[0], words.word[1], !odd), dropout_halves(words.word[2], words.word[3], !odd)}};
-}
-// Word w of the result: the lane's key of word w, of the first query in the low half, of the second in the high half.
-static constexpr Philox4 dropout_joined(const DropoutShare& mine, const unsigned (&got)[2], bool odd) {
-  Philox4 all{};
-  for (int i = 0; i < 2; ++i) {
-    const unsigned first = odd ? got[i] : mine.own[i], second = odd ? mine.own[i] : got[i];
-    all.word[2 * i] = dropout_halves(first, second, false);
-    all.word[2 * i + 1] = dropout_halves(first, second, true);
+static constexpr unsigned dropout_threshold(unsigned below, int bit) { return (below >> bit & 1u) - 1u; }
+
+// The word of query pair `query`, of those that are not below.
+static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, unsigned below) {
+  unsigned kept = ~0u;
+  for (int bit = 0; bit < kDropoutBits; ++bit) {
+    if (bit == kDropoutBits / 2) kept = kept >> kDropoutTurn | kept << (32 - kDropoutTurn);
+    const Philox4& from = bit % 8 < 4 ? low : high;
+    kept = dropout_step(from.word[bit % 4], dropout_threshold(below, bit), kept);
   }
-  return all;
+  return kept;
 }
 
-// The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below.
+// Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart want the same two
+// words, of neighbouring query pairs, one for its even keys, the other for its odd ones. Each makes one and gives it away. Result: 16 bits of the
+// first query pair in the low half, in the order of dropout_bit(), and 16 of the second in the high half.
+static constexpr unsigned dropout_joined(unsigned own, unsigned other, bool odd) {
+  return odd ? (other >> 16) | (own & 0xffff0000u) : (own & 0xffffu) | (other << 16);
+}
+
+// The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below. As dropout_kept(), pair by pair.
 static constexpr int dropout_number(unsigned long long seed, unsigned long long stream, long long query, long long key) {
-  const int in_block = static_cast<int>(key % kDropoutBlock);
-  const Philox4 words = dropout_words(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(key / kDropoutBlock), in_block % 8 / 2);
-  const unsigned word = words.word[in_block / 8];
-  return static_cast<int>(key % 2 == 0 ? word & 0xffffu : word >> 16);
+  const unsigned pair = dropout_query(static_cast<unsigned>(query)), block = static_cast<unsigned>(key / kDropoutBlock),
+                 call = static_cast<unsigned>(key % 8 / 2);
+  const Philox4 low = dropout_planes(seed, stream, pair, block, call, 0), high = dropout_planes(seed, stream, pair, block, call, 1);
+  const int own = dropout_bit(query, key), below = (own + kDropoutTurn) % 32;
+  unsigned number = 0;
+  for (int bit = 0; bit < 8; ++bit) {
+    const unsigned plane = bit < 4 ? low.word[bit] : high.word[bit - 4];
+    number |= (plane >> own & 1u) << (8 + bit) | (plane >> below & 1u) << bit;
+  }
+  return static_cast<int>(number);
 }
 
 }  // namespace fattn::core

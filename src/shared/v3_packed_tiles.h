@@ -1,5 +1,6 @@
-// Tiles of packed sequences as algorithm v3's forward pass takes them, in the workspace: their number, then the tiles. Sequences are in groups of
-// which one head's keys and values stay in L2; of a group the tiles with most keys come first. Include-free, used by the host too.
+// Tiles of packed sequences as algorithm v3 takes them, in the workspace. Forward their number, then tiles of queries: sequences are in groups of
+// which one head's keys and values stay in L2; of a group the tiles with most keys come first. Backward tiles of keys, sequence after sequence, as
+// many as there may be: a `row` of -1 is none. Include-free, used by the host too.
 #pragma once
 
 namespace fattn {
@@ -7,7 +8,7 @@ namespace fattn {
 inline constexpr int kV3PackThreads = 1024;   // of the one CTA that writes them
 inline constexpr int kV3MostTileGroups = 16;  // beyond, groups are larger
 
-// Queries from `row` on of a sequence, whose rows begin at q_begin and k_begin.
+// Queries, or keys, from `row` on of a sequence, whose rows begin at q_begin and k_begin.
 struct alignas(16) V3PackedTile {
   int row, batch;
   int q_begin, seqlen_q, k_begin, seqlen_k;
@@ -18,6 +19,9 @@ struct alignas(16) V3PackedTiles {
   int count;
   int unused[3];
 };
+
+// Tiles of `rows` rows that `total` rows of packed sequences may have: each sequence ends with one that is perhaps not full.
+constexpr long long most_packed_tiles(long long total, long long batch, int rows) { return total / rows + batch; }
 static_assert(sizeof(V3PackedTile) == 32 && sizeof(V3PackedTiles) == 16);
 
 }  // namespace fattn

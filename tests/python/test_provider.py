@@ -213,20 +213,35 @@ def test_torch_sdpa_refuses_by_size(root):
 @pytest.mark.parametrize(
     "variant, flags",
     [
-        ("auto", []),
-        ("auto", ["--causal"]),
-        ("auto", ["--causal", "--seqlen-k", "48"]),
-        ("auto", ["--nheads-k", "2", "--dtype", "bf16"]),
-        ("auto", ["--causal", "--seqlen", "1"]),
-        ("flash", ["--causal"]),
-        ("math", ["--causal", "--seqlen-k", "48"]),
+        ("torch-sdpa:auto", []),
+        ("torch-sdpa:auto", ["--causal"]),
+        ("torch-sdpa:auto", ["--causal", "--seqlen-k", "48"]),
+        ("torch-sdpa:auto", ["--nheads-k", "2", "--dtype", "bf16"]),
+        ("torch-sdpa:auto", ["--causal", "--seqlen", "1"]),
+        ("torch-sdpa:flash", ["--causal"]),
+        ("torch-sdpa:math", ["--causal", "--seqlen-k", "48"]),
+        ("torch-standard", []),
+        ("torch-standard", ["--causal", "--seqlen-k", "48", "--nheads-k", "2"]),
+        ("torch-standard", ["--causal", "--seqlen", "1", "--dtype", "bf16"]),
     ],
 )
-def test_torch_sdpa_computes_the_same(fattn, root, variant, flags):
+def test_torch_computes_the_same(fattn, root, variant, flags):
     arguments = [*TINY, *flags]
-    record = fattn.json("compare", *arguments, "--providers", root / "providers", "--python", TORCH, "--provider", "fattn", "--provider", "torch-sdpa:" + variant)
-    rows = [row for row in record["rows"] if row["provider"] == "torch-sdpa"]
+    record = fattn.json("compare", *arguments, "--providers", root / "providers", "--python", TORCH, "--provider", "fattn", "--provider", variant)
+    rows = [row for row in record["rows"] if row["provider"] == variant.partition(":")[0]]
     assert [row["pass"] for row in rows] == ["fwd", "bwd", "fwdbwd"]
     for row in rows:
         assert row["status"] == "ok", row["reason"]
         assert row["extra_bytes_method"] == "resident set" and row["samples"] >= 6
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "flags, status, reason",
+    [(["--causal", "--seqlen-k", "16"], "unsupported", "see no key"), (["--seqlen", "64", "--memory-limit", "100KiB"], "out_of_memory", "score matrices")],
+)
+def test_torch_standard_says_what_it_cannot(fattn, root, flags, status, reason):
+    arguments = [*TINY, *flags, "--no-grad", "--providers", root / "providers", "--python", TORCH]
+    record = fattn.json("compare", *arguments, "--provider", "fattn", "--provider", "torch-standard")
+    row = record["rows"][1]
+    assert (row["provider"], row["status"]) == ("torch-standard", status) and reason in row["reason"]

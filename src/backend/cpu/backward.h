@@ -92,8 +92,8 @@ template <bool kTerms, bool kDrops, bool kKeeps>
 struct InputGradient {
   const float* terms;
   const uint32_t* words;
+  int64_t key0;  // of the block
   float* score_gradient;
-  U32 limit;
   F32 scale;   // of the weights that stay
   F32 hidden;  // -Inf, or NaN if hidden pairs are looked for afterwards
 };
@@ -105,9 +105,10 @@ FATTN_INLINE F32 addend(const InputGradient<kTerms, kDrops, kKeeps>& in, F32 min
 template <bool kTerms, bool kDrops, bool kKeeps>
 FATTN_INLINE F32 gradient_of(const InputGradient<kTerms, kDrops, kKeeps>& in, F32& p, F32 dp, F32 delta, int64_t key, int64_t at) {
   if constexpr (!kDrops) return mul(p, sub(dp, delta));
-  const U32 word = load_u32(in.words + key / 2 * kTile + at % kTile);
-  const F32 gradient = mul(p, sub(keep(mul(dp, in.scale), key, word, in.limit), delta));
-  p = keep(mul(p, in.scale), key, word, in.limit);
+  const U32 word = load_u32(in.words + dropout_word(in.key0, in.key0 + key) * kTile + at % kTile);
+  const U32 bit = set1_u32(1u << dropout_bit_of_row(in.key0 + key));
+  const F32 gradient = mul(p, sub(keep_if(mul(dp, in.scale), word, bit), delta));
+  p = keep_if(mul(p, in.scale), word, bit);
   return gradient;
 }
 template <bool kTerms, bool kDrops, bool kKeeps>
@@ -390,7 +391,7 @@ void backward_task(const BackwardTask& task) {
         };
         const auto gradient_of_inputs = [&](const auto& score, auto has_terms, auto has_dropout, auto has_gradient) {
           gradient_with(score, InputGradient<has_terms.value, has_dropout.value, has_gradient.value>{
-                                   scratch.terms, scratch.words, scratch.score_gradient, dropout_limit(in), set1(in.dropout_scale),
+                                   scratch.terms, scratch.words, at.key, scratch.score_gradient, set1(in.dropout_scale),
                                    set1(element_wise ? __builtin_nanf("") : minus_infinity())});
         };
         const auto softmax_gradient_of = [&](const auto& score, auto has_terms) {

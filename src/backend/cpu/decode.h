@@ -83,18 +83,22 @@ void add_row_terms(const DecodeTask& task, int64_t h, int64_t key, int64_t n, fl
   }
 }
 
-// Drops weights of the block of keys at key0, a multiple of kDropoutBlock.
+// Drops weights of the block of keys at key0, a multiple of kDecodeBlock.
 static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t key0, float* scores) {
-  static_assert(kDecodeBlock == kDropoutBlock);
+  static_assert(kDropoutBlock % kDecodeBlock == 0);
   const ScoreInputs& in = task.inputs;
   for (int64_t r = 0; r < task.rows; ++r)
     for (int call = 0; call < kDropoutCalls; ++call) {
-      const Philox4 words = dropout_words(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)),
-                                          static_cast<unsigned>(r % task.seqlen_q), static_cast<unsigned>(key0 / kDropoutBlock), call);
-      for (int i = 0; i < 4; ++i) {
-        float* pair = scores + r * kDecodeBlock + 8 * i + 2 * call;
-        if (static_cast<int>(words.word[i] & 0xffffu) < in.dropout_below) pair[0] = 0;
-        if (static_cast<int>(words.word[i] >> 16) < in.dropout_below) pair[1] = 0;
+      const int64_t query = r % task.seqlen_q;
+      const auto planes = [&](unsigned half) {
+        return dropout_planes(in.seed, in.stream + static_cast<uint64_t>(head_of_row(task, h, r)), dropout_query(static_cast<unsigned>(query)),
+                              static_cast<unsigned>(key0 / kDropoutBlock), static_cast<unsigned>(call), half);
+      };
+      const unsigned kept = dropout_kept(planes(0), planes(1), static_cast<unsigned>(in.dropout_below));
+      for (int64_t i = 2 * call; i < kDecodeBlock; i += 8) {
+        float* pair = scores + r * kDecodeBlock + i;
+        if ((kept >> dropout_bit(query, key0 + i) & 1u) == 0) pair[0] = 0;
+        if ((kept >> dropout_bit(query, key0 + i + 1) & 1u) == 0) pair[1] = 0;
       }
     }
 }

@@ -249,7 +249,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   }
   if (inputs.dropout_below > 0) {  // of the weights, not of their sum
     make_dropout_words<kVecs>(inputs, 0, at, scratch.words);
-    drop_weights<kVecs>(Ops{}, inputs, scratch.words, n, scratch.weights);
+    drop_weights<kVecs>(Ops{}, at.key, scratch.words, n, scratch.weights);
   }
   if (poisoned) {
     float alphas[kStride];

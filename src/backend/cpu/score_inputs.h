@@ -181,9 +181,8 @@ bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
 
 // ---- Dropout --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kDropoutPairs = kDropoutBlock / 2;
-// Rows of words that `keys` keys need.
-constexpr int64_t dropout_rows(int64_t keys) { return round_up(keys, kDropoutBlock) / 2; }
+// Words of a query that `keys` keys may meet, from any key on: a block of random numbers has four.
+constexpr int64_t dropout_rows(int64_t keys) { return (keys / kDropoutBlock + 2) * kDropoutCalls; }
 
 struct WidePhilox {
   U32 word[4];
@@ -233,47 +232,82 @@ FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t 
   return x;
 }
 
-// The words of a tile: row r has keys 2 r and 2 r + 1 behind at.key, which is a multiple of kDropoutBlock.
+// Which word of a row a key has, counted from those of the block that key `first` is in, and the bit there.
+FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
+FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
+
+// Which pairs of a tile stay: of each row, in a lane, the words of the blocks that its keys are in. Queries 8 apart share random numbers, and each
+// random word belongs to 8 of them: so lanes of a vector are calls.
 template <int kVecs>
 __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
+  constexpr int64_t kRows = kVecs * kLanes;
+  constexpr int kQueries = 8, kCallsOfGroup = 2 * kQueries;  // of 16 rows
+  static_assert(kCallsOfGroup % kLanes == 0);
   const uint64_t stream = in.stream + static_cast<uint64_t>(head);
-  uint32_t rows[kLanes];
-  for (int w = 0; w < kVecs; ++w) {
-    for (int i = 0; i < kLanes; ++i) rows[i] = static_cast<uint32_t>(at.row + w * kLanes + i);
-    const U32 row = load_u32(rows);
-    for (int64_t block = 0; block * kDropoutBlock < at.keys; ++block)
+  const int64_t blocks = at.keys > 0 ? (at.key + at.keys - 1) / kDropoutBlock - at.key / kDropoutBlock + 1 : 0;
+  for (int64_t group = at.row / 16; group * 16 < at.row + kRows; ++group) {
+    uint32_t queries[kCallsOfGroup];
+    for (int i = 0; i < kCallsOfGroup; ++i) queries[i] = 2 * (static_cast<uint32_t>(group) * kQueries + i % kQueries) + i / kQueries;
+    for (int64_t block = 0; block < blocks; ++block) {
+      constexpr int kWords = kDropoutCalls * kQueries;
+      uint32_t planes[kDropoutBits / 2][kWords], kept[kWords];  // all bits of a word first, then all queries
       for (int call = 0; call < kDropoutCalls; ++call) {
         const auto counter = static_cast<uint32_t>((at.key / kDropoutBlock + block) * kDropoutCalls + call);
-        const WidePhilox x = wide_philox(in.seed, static_cast<uint32_t>(stream), row, counter, static_cast<uint32_t>(stream >> 32));
-        for (int i = 0; i < 4; ++i) store_u32(to + ((block * kDropoutPairs + 4 * i + call) * kVecs + w) * kLanes, x.word[i]);
+        uint32_t words[4][kCallsOfGroup];
+        for (int first = 0; first < kCallsOfGroup; first += kLanes) {
+          const WidePhilox x =
+              wide_philox(in.seed, static_cast<uint32_t>(stream), load_u32(queries + first), counter, static_cast<uint32_t>(stream >> 32));
+          for (int i = 0; i < 4; ++i) store_u32(words[i] + first, x.word[i]);
+        }
+        for (int bit = 0; bit < kDropoutBits / 2; ++bit)
+          __builtin_memcpy(planes[bit] + call * kQueries, words[bit % 4] + bit / 4 * kQueries, sizeof(uint32_t) * kQueries);
       }
+      for (uint32_t& word : kept) word = ~0u;
+      for (int bit = 0; bit < kDropoutBits; ++bit) {
+        const uint32_t threshold = dropout_threshold(static_cast<unsigned>(in.dropout_below), bit);
+        const uint32_t* bits = planes[bit % 8];
+        if (bit == kDropoutBits / 2)
+          for (uint32_t& word : kept) word = word >> kDropoutTurn | word << (32 - kDropoutTurn);
+        for (int i = 0; i < kWords; ++i) kept[i] = dropout_step(bits[i], threshold, kept[i]);
+      }
+      for (int row = 0; row < 16; ++row) {
+        const int64_t lane = group * 16 + row - at.row;
+        if (lane < 0 || lane >= kRows) continue;
+        for (int call = 0; call < kDropoutCalls; ++call)
+          to[(block * kDropoutCalls + call) * kRows + lane] = kept[call * kQueries + row % kQueries] >> dropout_bit(row, 0);
+      }
+    }
   }
 }
 
-// What a word's number is compared with, as the Vec layer wants it.
-FATTN_INLINE U32 dropout_limit(const ScoreInputs& in) { return set1_u32(static_cast<uint32_t>(in.dropout_below) << 16); }
-// x of an even or odd key, 0 if it is dropped.
-FATTN_INLINE F32 keep(F32 x, int64_t key, U32 word, U32 limit) {
-  return key % 2 == 0 ? keep_low_not_below(x, word, limit) : keep_not_below(x, word, limit);
-}
-
-// Drops weights of keys [0, n), in place; words begin at the same, even, key.
+// Drops weights of keys [key0, key0 + n), in place.
 template <int kVecs>
-__attribute__((noinline)) void drop_weights(OpsF32, const ScoreInputs& in, const uint32_t* words, int64_t n, float* weights) {
+__attribute__((noinline)) void drop_weights(OpsF32, int64_t key0, const uint32_t* words, int64_t n, float* weights) {
   constexpr int64_t kStride = kVecs * kLanes;
-  const U32 limit = dropout_limit(in);
-  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    float* at = weights + key * kStride + w * kLanes;
-    store(at, keep(load(at), key, load_u32(words + key / 2 * kStride + w * kLanes), limit));
+  for (int64_t key = 0; key < n; ++key) {
+    const U32 bit = set1_u32(1u << dropout_bit_of_row(key0 + key));
+    const uint32_t* of_key = words + dropout_word(key0, key0 + key) * kStride;
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      float* at = weights + key * kStride + w * kLanes;
+      store(at, keep_if(load(at), load_u32(of_key + w * kLanes), bit));
+    }
   }
 }
 #ifdef FATTN_DOT
+// key0 is even.
 template <int kVecs>
-__attribute__((noinline)) void drop_weights(OpsDot, const ScoreInputs& in, const uint32_t* words, int64_t n, uint32_t* weights) {
+__attribute__((noinline)) void drop_weights(OpsDot, int64_t key0, const uint32_t* words, int64_t n, uint32_t* weights) {
   constexpr int64_t kStride = kVecs * kLanes;
-  for (int64_t i = 0; i < (n + 1) / 2 * kStride; i += kLanes)
-    store_pairs(weights + i, keep_halves(load_pairs(weights + i), load_u32(words + i), in.dropout_below));
+  for (int64_t key = 0; key < n; key += 2) {
+    const int bit = dropout_bit_of_row(key0 + key);
+    const uint32_t* of_key = words + dropout_word(key0, key0 + key) * kStride;
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      uint32_t* at = weights + key / 2 * kStride + w * kLanes;
+      store_pairs(at, keep_halves(load_pairs(at), load_u32(of_key + w * kLanes), bit));
+    }
+  }
 }
 #endif
 

@@ -79,7 +79,9 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
   return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(word, limit), word)));
 }
-FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, _mm256_slli_epi32(word, 16), limit); }
+FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) {
+  return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, bit), bit)));
+}
 
 }  // namespace fattn::core::FATTN_ISA
 

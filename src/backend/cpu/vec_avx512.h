@@ -68,7 +68,7 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
   low = _mm512_mask_shuffle_epi32(even, 0xaaaa, odd, kLowUp);
 }
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(word, limit), x); }
-FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, _mm512_slli_epi32(word, 16), limit); }
+FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(word, bit), x); }
 
 }  // namespace fattn::core::FATTN_ISA
 
@@ -139,8 +139,8 @@ FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(interleave, both);
 }
-FATTN_INLINE Pairs keep_halves(Pairs a, U32 word, int least) {
-  return _mm512_maskz_mov_epi16(_mm512_cmpge_epu16_mask(word, _mm512_set1_epi16(static_cast<short>(least))), a);
+FATTN_INLINE Pairs keep_halves(Pairs a, U32 word, int n) {
+  return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(word, _mm512_set1_epi32(0x10001 << n)), a);
 }
 FATTN_INLINE void store_rounded(bf16* p, F32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
 // exp2 with a polynomial of degree 3: relative error 1.1e-4, below half a unit in the last place of bf16;

@@ -66,7 +66,7 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
   return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_u32(word, limit)));
 }
-FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, vshlq_n_u32(word, 16), limit); }
+FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vtstq_u32(word, bit))); }
 
 }  // namespace fattn::core::FATTN_ISA
 

@@ -74,7 +74,7 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
   }
 }
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return select((I32)(word >= limit), x, zero()); }
-FATTN_INLINE F32 keep_low_not_below(F32 x, U32 word, U32 limit) { return keep_not_below(x, word << 16, limit); }
+FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return select((I32)((word & bit) != 0), x, zero()); }
 
 }  // namespace fattn::core::FATTN_ISA
 

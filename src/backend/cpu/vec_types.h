@@ -15,11 +15,12 @@
 //   sum_each                lane i: sum of all lanes of vector i of kLanes
 //   U32                     a vector of uint32_t: set1_u32, load_u32, store_u32, xor_u32
 //   multiply_wide(x, m, &high, &low)  the halves of the 64-bit products
-//   keep_not_below(x, word, limit)    x where word >= limit, else 0; keep_low_not_below: word << 16 >= limit
+//   keep_not_below(x, word, limit)    x where word >= limit, else 0
+//   keep_if(x, word, bit)             x where word has the bit, else 0
 // and, where kHasDot:
 //   Pairs                   a vector of kLanes (bf16, bf16) pairs
 //   dot(acc, a, b)          acc + a.lo * b.lo + a.hi * b.hi
-//   keep_halves(a, word, least)  the halves of a where those of word are not below `least`, else 0
+//   keep_halves(a, word, n) the low halves of a where word has bit n, the high ones where it has bit n + 16, else 0
 #pragma once
 
 #include <stdint.h>

@@ -12,6 +12,7 @@
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
+#include "backend/cuda/v3_forward_f32.h"
 #include "device/cuda_device.h"
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
@@ -25,6 +26,7 @@ namespace fattn::core {
 struct CudaKernels {
   cuda::DecodePlan decode;  // grid 0: not decode
   cuda::V3ForwardPlan v3_forward;
+  cuda::V3ForwardF32Plan v3_forward_f32;
   cuda::V3BackwardPlan v3_backward;
   cuda::V2ForwardPlan forward;
   cuda::V2BackwardPlan backward;
@@ -68,10 +70,26 @@ const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPl
   return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(plan)), v3_packed_tiles_request);
 }
 
+jit::Request v3_forward_f32_request(const KernelKey& key) { return cuda::v3_forward_f32_request(jit::pod_of_key<cuda::V3ForwardF32Key>(key)); }
+
+// The kernel that splits, or the one behind it.
+const Loaded& v3_forward_f32_kernel(CudaDevice& device, cuda::V3ForwardF32Key key, bool aligned, int registers) {
+  key.aligned = aligned;
+  return with_registers(jit::kernel_table().get(device, jit::key_of_pod(key), v3_forward_f32_request), registers);
+}
+
 jit::Request v3_backward_request(const KernelKey& key) { return cuda::v3_backward_request(jit::pod_of_key<cuda::V3BackwardKey>(key)); }
 
 const Loaded& v3_backward_kernel(CudaDevice& device, const cuda::V3BackwardKey& key, int registers) {
   return with_registers(jit::kernel_table().get(device, jit::key_of_pod(key), v3_backward_request), registers);
+}
+
+jit::Request v3_packed_key_tiles_request(const KernelKey& key) {
+  return cuda::v3_packed_key_tiles_request(jit::pod_of_key<cuda::V3PackedKeyTilesKey>(key));
+}
+
+const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const cuda::V3BackwardPlan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3PackedKeyTilesKey{.block_n = plan.tile.block_n()}), v3_packed_key_tiles_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -209,6 +227,20 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
+// Two kernels: keys and values in two parts, then attention. Any pointers will do.
+void forward_v3_f32(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const cuda::V3ForwardF32Plan& chosen = plan.cuda.kernels->v3_forward_f32;
+  const bool aligned = cuda::v3_forward_f32_aligned(chosen, b.q, b.k, b.v, b.o);
+  float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
+  cuda::V3ForwardF32Params params = cuda::v3_forward_f32_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, b.workspace);
+  const Loaded& split = v3_forward_f32_kernel(device, chosen.split_key(), aligned, 0);
+  device.launch(split.function, shape_of(chosen.split_grid, kV3F32SplitThreads, 0), stream, params.of_split().data(), split.name.c_str());
+  const Loaded& kernel = v3_forward_f32_kernel(device, chosen.key, aligned, chosen.tile.launch_registers());
+  CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
+  shape.early = true;
+  device.launch(kernel.function, shape, stream, params.of_forward().data(), kernel.name.c_str());
+}
+
 void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V1ForwardPlan& chosen = plan.cuda.kernels->v1_forward;
   if (chosen.grid == 0) return;
@@ -228,6 +260,7 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
           "q, k, v or o begins at an address that is no multiple of 16 bytes, and only the decode kernels, which take no other, can compute the "
           "problem; align it");
   }
+  if (plan.algorithm == Algorithm::kV3 && plan.problem.dtype == DType::kF32) return forward_v3_f32(device, plan, b, stream);
   if (plan.algorithm == Algorithm::kV3) {
     if (tensor_map_takes(b.q) && tensor_map_takes(b.k) && tensor_map_takes(b.v) && tensor_map_takes(b.o)) return forward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
@@ -246,18 +279,25 @@ cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
   return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, pair_buffers(b)};
 }
 
-// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype.
+// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In v3 one before them lists the tiles of packed
+// sequences; the first then waits for it at its end.
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
   cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers(b));
   auto parameters = params.pointers();
   const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
+    if (shape.grid_x == 0) return;
     const Loaded& kernel = v3_backward_kernel(device, key, registers);
     shape.early = early;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   };
-  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), false);
+  const bool lists = plan.problem.packed && chosen.grid > 0;
+  if (lists) {
+    const Loaded& kernel = v3_packed_key_tiles_kernel(device, chosen);
+    device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
+  }
+  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), lists);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.small_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
 }
@@ -275,7 +315,8 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   const cuda::BackwardBuffers buffers = backward_buffers(b);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
   PairParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
-  void* parameters[] = {&params};
+  BackwardF32Parts parts = cuda::v2_backward_f32_parts(chosen, b.workspace);
+  void* parameters[] = {&params, &parts};  // most kernels take the first alone
   const auto launch = [&](const cuda::V2BackwardKey& key, const cuda::V2BackwardLaunch& shape) {
     if (shape.grid == 0) return;
     const Loaded& kernel = backward_kernel(device, key);
@@ -283,6 +324,7 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
   };
   launch(keys.dbias_zero, chosen.dbias_zero);
   launch(keys.prepare, chosen.prepare);
+  launch(keys.split, chosen.split);
   launch(keys.main, chosen.main);
   launch(keys.finish, chosen.finish);
   launch(keys.dbias_finish, chosen.dbias_finish);
@@ -332,9 +374,12 @@ void plan_cuda_kernels(Plan& plan) {
   const cuda::DecodeTarget decode_target = cuda::decode_target(target, gpu);
   const bool decodes = p.algorithm != Algorithm::kV3 && cuda::decode_takes(p, decode_target);
   if (decodes) plan.algorithm = Algorithm::kV2;
+  const bool f32_forward = !p.backward && p.dtype == DType::kF32;
   std::string not_v3;
   if (plan.algorithm == Algorithm::kV3) {
-    not_v3 = p.backward ? cuda::v3_backward_refusal(p, v3_target) : cuda::v3_forward_refusal(p, v3_target);
+    not_v3 = p.backward    ? cuda::v3_backward_refusal(p, v3_target)
+             : f32_forward ? cuda::v3_forward_f32_refusal(p, v3_target)
+                           : cuda::v3_forward_refusal(p, v3_target);
     if (!not_v3.empty()) {
       if (p.algorithm == Algorithm::kV3) unsupported(text("algorithm v3 was asked for: ", not_v3));
       plan.algorithm = Algorithm::kV2;
@@ -367,6 +412,14 @@ void plan_cuda_kernels(Plan& plan) {
                     chosen.tile.row_warps == 1 ? " warp" : " warps", " with steps of ", chosen.tile.block_n, " keys and ", chosen.tile.stages,
                     " stages, keys in ", chosen.splits, chosen.splits == 1 ? " split, " : " splits, ", chosen.shared_bytes,
                     " bytes of shared memory, grid ", chosen.grid);
+  } else if (plan.algorithm == Algorithm::kV3 && f32_forward) {
+    const cuda::V3ForwardF32Plan& chosen = kernels->v3_forward_f32 = cuda::plan_v3_forward_f32(p, v3_target);
+    plan.workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+    plan.cuda.level = cuda::kV3Arch;
+    plan.kernel = text("cuda v3 forward ", name_of(p.dtype), " sm_", cuda::kV3Arch, "a");
+    plan.why = text("tiles of ", chosen.tile.block_m(), " queries x ", kV3F32Block, " keys, ", chosen.tile.groups, " warpgroups, ",
+                    chosen.tile.stages_k, " + ", chosen.tile.stages_v, " stages, ", chosen.shared_bytes, " bytes of shared memory, grid ",
+                    chosen.grid, ", keys and values in two parts in the workspace");
   } else if (plan.algorithm == Algorithm::kV3) {
     const cuda::V3ForwardPlan& chosen = kernels->v3_forward = cuda::plan_v3_forward(p, v3_target);
     if (cuda::v2_forward_refusal(p, target).empty()) kernels->forward = cuda::plan_v2_forward(p, target);
@@ -403,6 +456,12 @@ void load_cuda_kernels(const Plan& plan) {
       if (chosen.decode.combine_grid > 0) decode_kernel(device, chosen.decode.combine_key());
       return;
     }
+    if (plan.algorithm == Algorithm::kV3 && plan.problem.dtype == DType::kF32) {
+      const cuda::V3ForwardF32Plan& f32 = chosen.v3_forward_f32;
+      v3_forward_f32_kernel(device, f32.split_key(), f32.aligned_strides, 0);
+      v3_forward_f32_kernel(device, f32.key, f32.aligned_strides, f32.tile.launch_registers());
+      return;
+    }
     if (plan.algorithm == Algorithm::kV3) {
       if (plan.problem.packed) v3_packed_tiles_kernel(device, chosen.v3_forward);
       v3_forward_kernel(device, chosen.v3_forward);
@@ -412,6 +471,7 @@ void load_cuda_kernels(const Plan& plan) {
     return;
   }
   if (plan.algorithm == Algorithm::kV3) {
+    if (plan.problem.packed) v3_packed_key_tiles_kernel(device, chosen.v3_backward);
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);
@@ -419,6 +479,7 @@ void load_cuda_kernels(const Plan& plan) {
   }
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::BackwardBuffers{});
   if (chosen.backward.prepare.grid > 0) backward_kernel(device, keys.prepare);
+  if (chosen.backward.split.grid > 0) backward_kernel(device, keys.split);
   if (chosen.backward.main.grid > 0) backward_kernel(device, keys.main);
   if (chosen.backward.finish.grid > 0) backward_kernel(device, keys.finish);
   if (chosen.backward.dbias_zero.grid > 0) backward_kernel(device, keys.dbias_zero);

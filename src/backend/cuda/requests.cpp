@@ -10,6 +10,7 @@
 #include "backend/cuda/v2_forward.h"
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
+#include "backend/cuda/v3_forward_f32.h"
 #include "fattn/error.hpp"
 #include "plan/architectures.h"
 #include "plan/plan.h"
@@ -18,8 +19,8 @@
 namespace fattn::core {
 namespace {
 
-constexpr int64_t kL2Bytes = 32 << 20;  // decides the order of the work, not the kernel
-constexpr int kMultiprocessors = 132;   // of an H100 or H200: decides the tile of small problems
+constexpr int64_t kL2Bytes = 32 << 20;      // decides the order of the work, not the kernel
+constexpr int kMultiprocessors = 132;       // of an H100 or H200: decides the tile of small problems
 constexpr double kBytesPerSecond = 4.8e12;  // of an H200: decides how decode splits the keys
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
@@ -29,6 +30,7 @@ std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
   std::vector<jit::Request> requests;
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
   if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
+  if (plan.split.grid > 0) requests.push_back(cuda::v2_backward_request(keys.split));
   if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
   if (plan.finish.grid > 0) requests.push_back(cuda::v2_backward_request(keys.finish));
   if (plan.dbias_zero.grid > 0) requests.push_back(cuda::v2_backward_request(keys.dbias_zero));
@@ -68,8 +70,9 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (plan.grid == 0) return {};
     return {cuda::v1_forward_request(cuda::v1_forward_key(plan, nullptr, nullptr, nullptr, nullptr))};
   }
-  const bool v3 =
-      wants_v3(problem, arch) && (problem.backward ? cuda::v3_backward_refusal : cuda::v3_forward_refusal)(problem, cuda::v3_target_of(arch)).empty();
+  const bool f32_forward = !problem.backward && problem.dtype == DType::kF32;
+  const auto v3_refusal = problem.backward ? cuda::v3_backward_refusal : f32_forward ? cuda::v3_forward_f32_refusal : cuda::v3_forward_refusal;
+  const bool v3 = wants_v3(problem, arch) && v3_refusal(problem, cuda::v3_target_of(arch)).empty();
   if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
   std::vector<jit::Request> requests;
   const cuda::DecodeTarget decode_target{target, kMultiprocessors, kBytesPerSecond};
@@ -82,10 +85,17 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   // As calls with aligned pointers need them.
   if (problem.backward && v3) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
+    if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request({.block_n = plan.tile.block_n()}));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
     requests = backward_requests(cuda::plan_v2_backward(problem, target));
+  } else if (v3 && f32_forward) {
+    const cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(problem, cuda::v3_target_of(arch));
+    for (cuda::V3ForwardF32Key key : {plan.split_key(), plan.key}) {
+      key.aligned = plan.aligned_strides;
+      requests.push_back(cuda::v3_forward_f32_request(key));
+    }
   } else if (v3) {
     const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(plan)));

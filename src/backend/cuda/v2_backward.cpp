@@ -50,8 +50,10 @@ constexpr V2BackwardRow kRows[] = {
     {75, 192, {0, 0, 32, 32, 2, 2, 16, false}, 1, false},
     {75, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false},
     // fp32
+    {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true, 1, false, false, false, 2},
     {80, 64, {0, 0, 64, 128, 4, 1, 32, false}, 1, false, true},
     {80, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false, true},
+    {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true, 1, false, false, false, 2},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, true},
     {80, 128, {0, 0, 32, 32, 2, 1, 32, false}, 1, false, true},
     {80, 256, {0, 0, 32, 64, 4, 1, 32, false}, 1, false, true, 2},
@@ -91,6 +93,13 @@ int shared_bytes(const V2BackwardRow& row, const PairFeatures& pair) {
   return row.f32 ? row.f32_tile().shared_bytes() : row.tile.shared_bytes() + terms;
 }
 
+// Whether a kernel is to split q and dout before the main one: a block of queries would otherwise be split by every tile of keys.
+bool splits_before(const Problem& p, const V2Target& target) {
+  constexpr int64_t kFewestKeys = 256;
+  return target.arch == 90 && p.dtype == DType::kF32 && p.algorithm != Algorithm::kV1 && p.softcap == 0 && !p.windowed() && !p.deterministic &&
+         !pair_features(p).any() && p.seqlen_q > 0 && p.seqlen_k >= kFewestKeys;
+}
+
 // The row of the table, or -1 if nothing fits.
 int choose_row(const Problem& problem, const V2Target& target, bool tight) {
   const int headdim = static_cast<int>(problem.headdim), headdim_v = static_cast<int>(problem.headdim_v);
@@ -115,6 +124,7 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     const int terms = (pair.bias != 0) + pair.mask + pair.documents;
     if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
+    if (row.query_stages == 2 && !splits_before(problem, target)) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
     const int64_t bytes = shared_bytes(row, pair);
     if (bytes <= target.shared_bytes && row.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -219,6 +229,16 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.row_sum_offset = kept_blocks(problem, kDqAccumRows) * kDqAccumRows * plan.tile.width * 4;
   plan.semaphore_offset = plan.row_sum_offset + kept_rows(problem) * 4;
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + kept_blocks(problem, plan.tile.block_m)) * 4 : 0);
+  if (chosen.query_stages == 2) {
+    const BackwardF32Tile tile = chosen.f32_tile();
+    const int64_t blocks = query_blocks(problem, tile.block_m);
+    plan.query_blocks = static_cast<int>(ceil_div(problem.seqlen_q, tile.block_m));
+    plan.split = {2 * blocks, kBackwardF32SplitThreads, 0};
+    plan.q_parts_offset = ceil_div(plan.workspace_bytes, 16) * 16;
+    plan.dout_parts_offset = plan.q_parts_offset + blocks * tile.q_bytes();
+    plan.inverses_offset = plan.dout_parts_offset + blocks * tile.dout_bytes();
+    plan.workspace_bytes = plan.inverses_offset + 8 * blocks;
+  }
   if (pair.dbias && problem.seqlen_k > 0) {
     const int64_t rows = problem.dbias.batch * problem.dbias.heads * problem.dbias.rows;
     plan.dbias_zero = {rows, kDbiasThreads, 0};
@@ -250,6 +270,9 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
     keys.main.aligned = keys.main.aligned && aligned(pointer);
   }
   if (!keys.main.aligned) keys.main.row = plan.unaligned_row;
+  keys.split = keys.main;
+  keys.split.kind = KernelKind::kV2BackwardF32Split;
+  keys.split.causal = 0;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
   keys.prepare = keys.main;
   keys.prepare.kind = KernelKind::kV2BackwardPrepare;
@@ -279,6 +302,11 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffer
   keys.dbias_zero.kind = KernelKind::kV2DbiasZero;
   keys.dbias_finish.kind = KernelKind::kV2DbiasFinish;
   return keys;
+}
+
+BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspace) {
+  auto* const first = static_cast<unsigned char*>(workspace);
+  return {first + plan.q_parts_offset, first + plan.dout_parts_offset, reinterpret_cast<float*>(first + plan.inverses_offset), plan.query_blocks};
 }
 
 PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
@@ -334,10 +362,11 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   };
   const char* const version = key.one_head != 0 ? "v1" : "v2";
   const std::string file = f32 ? "backward_f32" : "backward", small = f32 ? "fattn_v2_bwd_f32" : "fattn_v2_bwd";
-  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare  ? Kernel{"backward_prepare", small + "_prepare", kPrepareThreads, 1}
-                        : key.kind == KernelKind::kV2BackwardFinish ? Kernel{file + "_finish", small + "_finish", kFinishThreads, 1}
-                        : key.one_head != 0                         ? Kernel{file, "fattn_v1_bwd", tile.threads(), row.ctas}
-                                                                    : Kernel{file, small, tile.threads(), row.ctas};
+  const Kernel kernel = key.kind == KernelKind::kV2BackwardPrepare    ? Kernel{"backward_prepare", small + "_prepare", kPrepareThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardF32Split ? Kernel{"backward_f32_split", small + "_split", kBackwardF32SplitThreads, 1}
+                        : key.kind == KernelKind::kV2BackwardFinish   ? Kernel{file + "_finish", small + "_finish", kFinishThreads, 1}
+                        : key.one_head != 0                           ? Kernel{file, "fattn_v1_bwd", tile.threads(), row.ctas}
+                                                                      : Kernel{file, small, tile.threads(), row.ctas};
   jit::Request request;
   request.entry = kernel.entry;
   request.arch = key.arch;
@@ -345,15 +374,17 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
   const char* const element = f32 ? "float" : key.dtype == static_cast<int32_t>(DType::kBF16) ? "fattn::bf16" : "fattn::f16";
   // A row of fp32's table is written as what its kernels take.
   const std::string kind_of_tile =
-      f32 ? text(
-                "  // width, width_v, block_m, block_n, key_groups, chunk, parts\n"
-                "  static constexpr fattn::BackwardF32Tile kTile = {",
-                tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.chunk, ", ", row.parts)
+      f32 ? text("  // width, width_v, block_m, block_n, key_groups, chunk, parts", row.query_stages == 2 ? ", query_stages" : "",
+                 "\n"
+                 "  static constexpr fattn::BackwardF32Tile kTile = {",
+                 tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.chunk, ", ", row.parts,
+                 row.query_stages == 2 ? ", 2" : "")
           : text(
                 "  // width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined\n"
                 "  static constexpr fattn::BackwardTile kTile = {",
                 tile.width, ", ", tile.width_v, ", ", tile.block_m, ", ", tile.block_n, ", ", tile.key_groups, ", ", tile.group_warps, ", ",
                 tile.chunk, ", ", flag(tile.pipelined));
+  const bool parts = row.query_stages == 2 && (main || key.kind == KernelKind::kV2BackwardF32Split);
   request.source =
       text(main ? comment_of(key, tile.block_m, tile.block_n) : comment_of(key), "#include \"kernels/", version, "/", kernel.file,
            ".h\"\n"
@@ -371,11 +402,8 @@ jit::Request v2_backward_request(const V2BackwardKey& key) {
            "};\n"
            "extern \"C\" __global__ void __launch_bounds__(",
            kernel.threads, ", ", kernel.ctas, ") ", kernel.entry, "(const __grid_constant__ fattn::", params_of(key.window || key.capped, key.pair),
-           " p) {\n"
-           "  fattn::",
-           version, "::", kernel.file,
-           "<Spec>(p);\n"
-           "}\n");
+           parts ? " p, const __grid_constant__ fattn::BackwardF32Parts parts) {\n" : " p) {\n", "  fattn::", version, "::", kernel.file,
+           parts ? "<Spec>(p, parts);\n" : "<Spec>(p);\n", "}\n");
   return request;
 }
 

@@ -30,7 +30,10 @@ struct V2BackwardRow {
   bool heavy = false;     // for masks of pairs, bias and dbias, and for terms and dropout with softcap: fewer registers for the rest
   bool staged = false;    // for masks of pairs and bias, which come through shared memory
   bool one_term = false;  // fp32, of those for one of bias, mask and documents alone, without ALiBi, dropout and softcap
-  BackwardF32Tile f32_tile() const { return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts}; }
+  int query_stages = 1;   // of a BackwardF32Tile; 2 for plain problems on sm_90: q and dout are split by a kernel before
+  BackwardF32Tile f32_tile() const {
+    return {tile.width, tile.width_v, tile.block_m, tile.block_n, tile.key_groups, tile.chunk, parts, query_stages};
+  }
 };
 std::span<const V2BackwardRow> v2_backward_rows();
 
@@ -60,17 +63,20 @@ struct V2BackwardLaunch {
   int threads = 0, shared_bytes = 0;
 };
 
-// Launched in this order on one stream: prepare, main, finish; dbias_zero before and dbias_finish behind them.
+// Launched in this order on one stream: prepare, split, main, finish; dbias_zero before and dbias_finish behind them.
 struct V2BackwardPlan {
   V2BackwardKey key;  // of the main kernel, but for `aligned`, which depends on the pointers
   BackwardTile tile;  // of a V2BackwardRow
-  V2BackwardLaunch prepare, main, finish, dbias_zero, dbias_finish;
+  V2BackwardLaunch prepare, split, main, finish, dbias_zero, dbias_finish;
   int heads_per_section = 0;
   bool aligned_strides = false;
   bool dlse = false;      // which the first kernel alone reads
   int unaligned_row = 0;  // of the table, for calls that are not aligned
   // Workspace: dq in fp32, a float a row, and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
   int64_t row_sum_offset = 0, semaphore_offset = 0, dbias_offset = 0, workspace_bytes = 0;
+  // Of fp32 with q and dout split before: the parts of q, those of dout, and what undoes their factors.
+  int query_blocks = 0;  // of a head
+  int64_t q_parts_offset = 0, dout_parts_offset = 0, inverses_offset = 0;
 };
 // For problems that are not refused.
 V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
@@ -79,9 +85,12 @@ V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 
 // The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
 struct V2BackwardKeys {
-  V2BackwardKey prepare, main, finish, dbias_zero, dbias_finish;
+  V2BackwardKey prepare, split, main, finish, dbias_zero, dbias_finish;
 };
 V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& buffers);
+
+// What `split` and `main` take besides where q and dout are split before.
+BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspace);
 
 // The same for all kernels.
 PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);

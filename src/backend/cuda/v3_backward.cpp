@@ -7,6 +7,7 @@
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
+#include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -39,7 +40,7 @@ static_assert([] {
 
 // What of pairs and of batch entries its kernels have.
 PairFeatures v3_pair(const Problem& problem) {
-  return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0};
+  return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed};
 }
 
 int choose_row(const Problem& problem, const V3Target& target) {
@@ -50,9 +51,9 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return -1;
 }
 
-TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_q, p.nheads, p.headdim_v, p.dout, box_rows); }
-TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim, p.dk, box_rows); }
-TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.seqlen_k, p.nheads_k, p.headdim_v, p.dv, box_rows); }
+TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.dout, box_rows); }
+TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim, p.dk, box_rows); }
+TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
 // What has no registers beside the sums and the scores. Capped scores want some: with a window's besides ptxas spills where one warpgroup has both
 // sums of wide heads.
@@ -67,6 +68,11 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.softcap > 0 && p.has_seqused_k && p.has_alibi && row.width == 128)  // spills of 4 bytes
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
+  if (p.packed && p.has_alibi && p.dropout_below > 0)  // spills of 4 bytes at headdim 128
+    return "algorithm v3's backward pass has no registers for packed sequences, ALiBi and dropout together; algorithm v2 does all";
+  if (p.packed && p.has_alibi && row.width == 128 && !p.causal)  // likewise
+    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+                "; algorithm v3's backward pass has registers for ALiBi in packed sequences, unless it is causal, up to 64 and above 128");
   if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
   return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
               "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
@@ -74,35 +80,46 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
 
 // o and dq are read and written 16 bytes at a time, without TMA.
 std::string unaligned(const Strides& strides, const Problem& p, const char* name) {
-  if (aligned(strides, p.batch, p.seqlen_q, p.nheads, p.dtype)) return {};
+  if (aligned(strides, p.dense_batch(), p.dense_rows(), p.nheads, p.dtype)) return {};
   return text(name, " has strides of ", strides.batch, ", ", strides.row, " and ", strides.head, " elements; they must be multiples of 8");
+}
+
+// Of each head: blocks of queries in the workspace, and tiles of keys that there may be.
+int64_t row_blocks_of(const Problem& p) {
+  return p.packed ? most_packed_tiles(p.total_q, p.batch, kV3BackwardRows) : ceil_div(p.seqlen_q, kV3BackwardRows);
+}
+int64_t key_tiles_of(const Problem& p, int block_n) {
+  if (!p.packed) return ceil_div(p.seqlen_k, block_n);
+  return std::min<int64_t>(most_packed_tiles(p.total_k, p.batch, block_n), p.batch * ceil_div(p.seqlen_k, block_n));
 }
 
 // Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
 // dq in half of the L2 together. In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side
 // by side these come last and even out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else
-// one by one. Deterministic: all, because the CTAs of one head wait for each other.
+// one by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as
+// many heads of the longest.
 int heads_per_section(const Problem& problem, int width, int block_n, const V3Target& target) {
-  const int64_t heads = problem.batch * problem.nheads_k;
-  if (problem.deterministic) return static_cast<int>(heads);
-  const int64_t row_bytes = 2 * (problem.headdim + problem.headdim_v) + 4 * width, l2_bytes = target.l2_bytes;
-  if (problem.mask().begins()) {
+  const int64_t heads = problem.batch * problem.nheads_k, l2_bytes = target.l2_bytes;
+  if (problem.deterministic) return static_cast<int>(problem.packed ? problem.nheads_k : heads);
+  const int64_t row_bytes = 2 * (problem.headdim + problem.headdim_v) + 4 * width;
+  if (!problem.packed && problem.mask().begins()) {
     const int64_t right = problem.causal ? 0 : problem.window_right < 0 ? problem.seqlen_q : problem.window_right;
-    const int64_t rows = std::min<int64_t>(problem.seqlen_q, problem.window_left + 1 + right + block_n);
+    const int64_t rows = std::clamp<int64_t>(problem.window_left + 1 + right + block_n, 1, std::max<int64_t>(1, problem.seqlen_q));
     const int64_t apart = target.multiprocessors * int64_t{block_n} * row_bytes;  // of tiles that run at once, in all heads together
     const int64_t most = std::clamp<int64_t>((l2_bytes * 3 / 4 - apart) / (problem.group() * rows * row_bytes), 1, heads);
     return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
   }
-  if (!last_rows_longest(problem)) return 1;
+  if (!problem.packed && !last_rows_longest(problem)) return 1;
   const int64_t head_bytes = problem.group() * problem.seqlen_q * row_bytes;
-  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, heads));
+  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, problem.packed ? problem.nheads_k : heads));
 }
 
 }  // namespace
 
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
-  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds, place = 32 + (pair.alibi ? 16 : 0);
+  const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds;
+  const int place = (pair.packed ? 80 : 32) + (pair.alibi ? 16 : 0);
   const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
@@ -113,8 +130,8 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
-  if (problem.packed)
-    return "algorithm v3's backward pass has no packed sequences (cu_seqlens_q, cu_seqlens_k); its forward pass and algorithm v2 do";
+  if (problem.packed && problem.has_seqused_k)
+    return "algorithm v3's backward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
@@ -132,8 +149,10 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   why = register_refusal(problem, kRows[row]);
   if (!why.empty()) return why;
   // Counted in 32 bits.
-  const int64_t tiles = std::max(ceil_div(problem.seqlen_q, kV3BackwardRows), ceil_div(problem.seqlen_k, kRows[row].tile.block_n()));
-  if (problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
+  const int64_t tiles = std::max(row_blocks_of(problem), key_tiles_of(problem, kRows[row].tile.block_n()));
+  if (problem.packed && tiles > 0 && problem.nheads > kMaxGrid / 2 / tiles)
+    return text("nheads ", problem.nheads, " * up to ", tiles, " tiles is more than ", kMaxGrid / 2, "; split the sequences");
+  if (!problem.packed && problem.batch * problem.nheads > kMaxGrid / 2 / tiles)
     return text("batch ", problem.batch, " * nheads ", problem.nheads, " * ", tiles, " tiles is more than ", kMaxGrid / 2, "; split the batch");
   return {};
 }
@@ -158,29 +177,34 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.prepare.mask = V3Mask::kFull;
   plan.prepare.score = V3Score::kPlain;
   plan.prepare.row = 0;
-  plan.prepare.pair = pair_bits({.lengths = pair.lengths, .dropout = pair.dropout, .dlse = problem.has_dlse});  // the others know row sums only
+  plan.prepare.pair = pair_bits(
+      {.lengths = pair.lengths, .dropout = pair.dropout, .packed = pair.packed, .dlse = problem.has_dlse});  // the others know row sums only
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
-  if (key.mask == V3Mask::kFull) {  // nothing is hidden, nothing computed again
+  if (key.mask == V3Mask::kFull && !pair.packed) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
   }
 
   plan.tile = kRows[row].tile;
-  plan.row_blocks = static_cast<int>(ceil_div(problem.seqlen_q, kV3BackwardRows));
-  plan.key_tiles = static_cast<int>(ceil_div(problem.seqlen_k, plan.tile.block_n()));
+  plan.row_blocks = static_cast<int>(row_blocks_of(problem));
+  plan.key_tiles = static_cast<int>(key_tiles_of(problem, plan.tile.block_n()));
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), target);
-  plan.grid = problem.batch * problem.nheads_k * plan.key_tiles;
-  plan.small_grid = problem.batch * problem.nheads * plan.row_blocks;
+  plan.grid = problem.dense_batch() * problem.nheads_k * plan.key_tiles;
+  plan.small_grid = problem.dense_batch() * problem.nheads * plan.row_blocks;
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(key.width, key.width_v, pair);
   plan.finish_shared_bytes = kV3BackwardRows * kColumnBytes * v3_columns(key.width);
   const int64_t rows = plan.small_grid * kV3BackwardRows;
   plan.lse_log2_offset = rows * key.width * 4;
   plan.row_sum_offset = plan.lse_log2_offset + rows * 4;
-  plan.semaphore_offset = plan.row_sum_offset + rows * 4;
+  plan.tiles_offset = plan.row_sum_offset + rows * 4;
+  plan.semaphore_offset = plan.tiles_offset;
+  if (problem.packed) {
+    plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
+  }
   plan.workspace_bytes = plan.semaphore_offset + (problem.deterministic ? (1 + plan.small_grid) * 4 : 0);
   return plan;
 }
@@ -197,10 +221,25 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
                             problem, b.pairs);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
+  if (problem.packed) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_blocks = plan.row_blocks;
   params.work.key_tiles = plan.key_tiles;
+}
+
+jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
+  const std::string entry = "fattn_v3_packed_key_tiles";
+  return {
+      .entry = entry,
+      .source = text(
+          "// tiles of ", key.block_n,
+          " keys of packed sequences\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads,
+          ", 1)\n", entry,
+          "(const __grid_constant__ fattn::PairParams call, const __grid_constant__ fattn::V3BackwardWork work) {\n  fattn::v3::packed_key_tiles<",
+          key.block_n, ">(call, work);\n}\n"),
+      .arch = kV3Arch,
+      .arch_specific = true};
 }
 
 jit::Request v3_backward_request(const V3BackwardKey& key) {
@@ -218,7 +257,10 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   source.add_int("kHeaddim", key.width);
   if (!finish) source.add_int("kHeaddimV", key.width_v);
   if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
-  if (!prepare) source.add_mask(key.mask);
+  if (!prepare && key.mask == V3Mask::kFull && pair_features_of(key.pair).packed)
+    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden
+  else if (!prepare)
+    source.add_mask(key.mask);
   if (!prepare) source.add_score(key.score);
   if (finish) source.add_int("kBlockN", tile.block_n());
   if (main) {

@@ -54,18 +54,29 @@ struct V3BackwardKey {
 };
 static_assert(sizeof(V3BackwardKey) == 64);
 
+// The kernel that lists the tiles of keys of packed sequences (kernels/v3/packed_key_tiles.h); 64 bytes without padding.
+struct V3PackedKeyTilesKey {
+  KernelKind kind = KernelKind::kV3PackedKeyTiles;
+  int32_t block_n = 0;
+  std::array<int32_t, 14> reserved{};
+};
+static_assert(sizeof(V3PackedKeyTilesKey) == 64);
+jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
+
 // Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
 
-// Launched in this order on one stream: prepare, main, finish. The second and third come up while the one before still runs.
+// Launched in this order on one stream: prepare, main, finish. The second and third come up while the one before still runs. Of packed sequences a
+// kernel that lists tiles is before them all, and nothing is launched of a grid of 0.
 struct V3BackwardPlan {
   V3BackwardKey prepare, main, finish;
   V3BackwardTile tile;
   int64_t grid = 0, small_grid = 0;  // CTAs of the main kernel, and of each of the others
   int threads = 0, shared_bytes = 0, finish_shared_bytes = 0;
-  int row_blocks = 0, key_tiles = 0, heads_per_section = 0;
-  // Workspace: dq in fp32, lse in other units, row sums and, if deterministic, whose turn it is for each block of queries. 16-byte aligned.
-  int64_t lse_log2_offset = 0, row_sum_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
+  int row_blocks = 0, key_tiles = 0, heads_per_section = 0;  // of packed sequences, those that there may be
+  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences and, if deterministic, whose turn it is for each block of queries.
+  // 16-byte aligned.
+  int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // For problems that are not refused.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);

@@ -79,7 +79,9 @@ static_assert([] {
 int64_t row_tiles_of(const Problem& problem, const V3ForwardTile& tile) { return ceil_div(problem.seqlen_q, tile.block_m()); }
 
 // Tiles of a head that packed sequences may have: each ends with one that is perhaps not full.
-int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) { return problem.total_q / tile.block_m() + problem.batch; }
+int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
+  return fattn::most_packed_tiles(problem.total_q, problem.batch, tile.block_m());
+}
 
 // A row's tile as the problem gets it.
 V3ForwardTile tile_for(const V3ForwardRow& row, const Problem& problem) {
@@ -134,7 +136,7 @@ int window_heads_per_section(const Problem& problem, const V3Target& target, con
   const Mask mask = problem.mask();
   const int64_t key_bytes = (problem.headdim + problem.headdim_v) * 2, block_m = plan.tile.block_m();
   const int64_t right = mask.ends() ? mask.diagonal() - 1 - (problem.seqlen_k - problem.seqlen_q) : problem.seqlen_k;
-  const int64_t keys = std::min<int64_t>(problem.seqlen_k, problem.window_left + 1 + right + block_m);
+  const int64_t keys = std::clamp<int64_t>(problem.window_left + 1 + right + block_m, 1, std::max<int64_t>(1, problem.seqlen_k));
   const int64_t room = target.l2_bytes * 3 / 4 - plan.grid * block_m * key_bytes;
   const int64_t most = std::max<int64_t>(1, room / (keys * key_bytes) * problem.group());
   return static_cast<int>(v3_heads_per_section(

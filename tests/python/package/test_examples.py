@@ -31,5 +31,17 @@ def test_block(name, index, block):
     run("-c", block)
 
 
+# What the packages flash_attn 2 and 3 export for callers.
+FLASH_ATTN = ("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
+              "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata", "unpad_input", "pad_input",
+              "unpad_input_for_concatenated_sequences", "index_first_axis")
+
+
+@pytest.mark.parametrize("function", FLASH_ATTN)
+def test_every_function_of_flash_attn_has_a_line(function):
+    rows = [line for line in (ROOT / "docs/MIGRATION.md").read_text().splitlines() if line.startswith("|")]
+    assert any(re.search(rf"\b{function}\b", line.split("|")[1]) for line in rows)
+
+
 def test_there_are_some():
     assert len(EXAMPLES) >= 3 and len(BLOCKS) >= 5

@@ -84,22 +84,22 @@ def test_info():
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_supported(backward, layout):
+def test_support(backward, layout):
     q, k, v = ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 16)) if layout == "bshd" else ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 16))
     options = {"backward": backward, "layout": layout}
     for dtype in ("fp32", "fp16", "bf16", "fp64"):
-        yes = fattn.supported(q, k, v, dtype=dtype, causal=True, **options)
+        yes = fattn.support(q, k, v, dtype=dtype, causal=True, **options)
         assert yes and yes.reason == ""
-    no = fattn.supported(q, k, v, backend="cuda", **options)
+    no = fattn.support(q, k, v, backend="cuda", **options)
     assert not no and "cuda" in no.reason.lower()
     with pytest.raises(ValueError, match="nheads is 4 and nheads_k is 3"):
-        fattn.supported(q, *(tuple(3 if n == 2 and i else n for i, n in enumerate(x)) for x in (k, v)), **options)
+        fattn.support(q, *(tuple(3 if n == 2 and i else n for i, n in enumerate(x)) for x in (k, v)), **options)
     with pytest.raises(ValueError, match="dtype is 'int8'; allowed: 'fp32'"):
-        fattn.supported(q, k, v, dtype="int8", **options)
+        fattn.support(q, k, v, dtype="int8", **options)
     with pytest.raises(ValueError, match="q has 2 dimensions"):
-        fattn.supported(q[:2], k, v, **options)
+        fattn.support(q[:2], k, v, **options)
     with pytest.raises(ValueError, match="of q is 18446744073709551616, which does not fit into 64 bits"):
-        fattn.supported((2**64, *q[1:]), k, v, **options)
+        fattn.support((2**64, *q[1:]), k, v, **options)
 
 
 def test_supported_and_plan_of_what_scores_depend_on():
@@ -107,22 +107,22 @@ def test_supported_and_plan_of_what_scores_depend_on():
     features = [{"seqused_k": True}, {"alibi_slopes": True}, {"bias": (1, 4, 5, 7)}, {"mask": (2, 1, 1, 7)}, {"dropout_p": 0.5}, {"documents": True}]
     for options in (*features, {key: value for x in features for key, value in x.items()}):
         for backward in (False, True):
-            assert fattn.supported(q, k, backward=backward, **options)
-            no = fattn.supported(q, k, backward=backward, algorithm="standard", **options)
+            assert fattn.support(q, k, backward=backward, **options)
+            no = fattn.support(q, k, backward=backward, algorithm="standard", **options)
             assert not no and "algorithm standard of backend cpu does not compute" in no.reason
     with pytest.raises(ValueError, match=r"mask has the shape \(2, 1, 1, 6\)"):
-        fattn.supported(q, k, mask=(2, 1, 1, 6))
-    assert fattn.supported((2, 4, 5, 8), (2, 2, 7, 8), documents=True, backward=True, layout="bhsd")
+        fattn.support(q, k, mask=(2, 1, 1, 6))
+    assert fattn.support((2, 4, 5, 8), (2, 2, 7, 8), documents=True, backward=True, layout="bhsd")
 
 
 def test_supported_and_plan_of_packed_sequences():
     q, k, v = (12, 4, 8), (20, 2, 8), (20, 2, 16)
     for backward in (False, True):
         for options in ({}, {"seqused_k": True, "alibi_slopes": True, "bias": (3, 4, 5, 9), "mask": (1, 1, 5, 9), "documents": True}):
-            assert fattn.supported(q, k, v, packed=(3, 5, 9), backward=backward, causal=True, **options)
+            assert fattn.support(q, k, v, packed=(3, 5, 9), backward=backward, causal=True, **options)
             plan = fattn.plan(q, k, v, packed=(3, 5, 9), backward=backward, causal=True, **options)
             assert plan.backend == "cpu" and plan.algorithm == "v2"
-        no = fattn.supported(q, k, v, packed=(3, 5, 9), backward=backward, algorithm="standard")
+        no = fattn.support(q, k, v, packed=(3, 5, 9), backward=backward, algorithm="standard")
         assert not no and "does not compute packed sequences" in no.reason
     for shape, options, message in (((1, *q), {}, r"^q has 4 dimensions; allowed: 3 \(total, heads, headdim\)"),
                                     (q, {"packed": 3}, r"^packed is 3; allowed: None, or \(batch, max_seqlen_q, max_seqlen_k\)"),
@@ -131,7 +131,7 @@ def test_supported_and_plan_of_packed_sequences():
                                     (q, {"packed": (3, -1, 9)}, "^max_seqlen_q is -1"),
                                     (q, {"layout": "bhsd"}, "^layout is 'bhsd' and packed is")):
         with pytest.raises(ValueError, match=message):
-            fattn.supported(shape, k, v, **{"packed": (3, 5, 9)} | options)
+            fattn.support(shape, k, v, **{"packed": (3, 5, 9)} | options)
 
 
 def test_plan_and_warmup():

@@ -111,7 +111,7 @@ def test_packed_sequences(options, backward):
     q, k, v, dout = (torch.randn(n, h, 64, device="cuda", dtype=torch.bfloat16) for n, h in ((310, 4), (410, 2), (410, 2), (310, 4)))
     leaf = [x.requires_grad_(backward) for x in (q, k, v)]
     lengths = {"cu_seqlens_q": torch.tensor(ENDS_Q, device="cuda"), "cu_seqlens_k": torch.tensor(ENDS_K, device="cuda")}
-    support = fattn.supported(q.shape, k.shape, dtype="bf16", device="cuda", packed=(4, 235, 235), backward=backward, **options)
+    support = fattn.support(q.shape, k.shape, dtype="bf16", device="cuda", packed=(4, 235, 235), backward=backward, **options)
     documents = options.pop("documents", False)
     ids = {f"document_{x}": (torch.arange(n, device="cuda") // 50).to(torch.int32) for x, n in (("q", 310), ("k", 410))} if documents else {}
 
@@ -142,7 +142,7 @@ LONGEST = 200
 
 def decoding() -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
     """New q, k and v of a step, caches with the keys before, and how many these are, for each sequence another number."""
-    if not (support := fattn.supported((3, 1, 4, 64), (3, LONGEST, 2, 64), dtype="bf16", device="cuda", causal=True, seqused_k=True)):
+    if not (support := fattn.support((3, 1, 4, 64), (3, LONGEST, 2, 64), dtype="bf16", device="cuda", causal=True, seqused_k=True)):
         pytest.skip(support.reason)
     torch.manual_seed(0)
     new = [torch.randn(3, 1, h, 64, device="cuda", dtype=torch.bfloat16) for h in (4, 2, 2)]

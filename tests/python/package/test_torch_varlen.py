@@ -1,5 +1,7 @@
 """fattn.attention_varlen: each of the packed sequences as a call of its own, with everything that a score depends on, under torch's transforms."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -63,6 +65,25 @@ def test_each_sequence_by_itself(dtype, tolerance, causal, whole):
     with torch.no_grad():
         again = fattn.attention_varlen(q, k, v, causal=causal, softcap=4.0, window=(4, 2), max_seqlen_q=7, max_seqlen_k=7, **lengths(torch.int64), **options)
     assert torch.equal(again, results[0][0])
+
+
+def test_attention_takes_them_too():
+    """Every option reaches fattn.attention_varlen, as it is and compiled."""
+    q, k, v = packed(torch.float32)
+    torch.manual_seed(3)
+    options = everything(torch.float32) | {"softcap": 4.0, "window": (4, 2), "causal": True, "softmax_scale": 0.3, "sinks": torch.randn(4), "dropout_p": 0.25,
+                                           "dropout_state": torch.tensor([3, 5]), "return_lse": True, "return_dropout_state": True, "deterministic": True,
+                                           "backend": "cpu", "algorithm": "v2", "max_seqlen_q": LONGEST_Q, "max_seqlen_k": LONGEST_K, **lengths()}
+    taken = inspect.signature(fattn.attention).parameters
+    assert set(inspect.signature(fattn.attention_varlen).parameters) == set(taken) - {"layout"} and set(options) == set(taken) - {"layout", "q", "k", "v"}
+    wanted = fattn.attention_varlen(q, k, v, **options)
+    for f in (fattn.attention, torch.compile(fattn.attention, backend="aot_eager", fullgraph=True)):
+        for x, y in zip(f(q, k, v, **options), wanted, strict=True):
+            assert torch.equal(x, y)
+    with pytest.raises(ValueError, match="^cu_seqlens_q is None and others of packed sequences are given"):
+        fattn.attention(q, k, v, max_seqlen_q=3)
+    with pytest.raises(ValueError, match="^layout is 'bhsd' and cu_seqlens_q is given"):
+        fattn.attention(q, k, v, layout="bhsd", **lengths())
 
 
 def test_dropout_and_sinks():

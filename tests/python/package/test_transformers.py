@@ -10,6 +10,8 @@ transformers = pytest.importorskip("transformers", minversion="5")
 import fattn.transformers  # noqa: E402
 from fattn import precision  # noqa: E402
 from fattn._compare import Float64  # noqa: E402
+from fattn._operators import OPTIONS  # noqa: E402
+from fattn._scores import Scores  # noqa: E402
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97, "max_position_embeddings": 128}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -66,7 +68,7 @@ def dtype_on(device: str) -> torch.dtype:
 def computed(device: str, name: str) -> bool:
     """Windows and softcap are asked of the library, all else must be computed."""
     options = {"mistral": {"window": (6, 0)}, "gpt_oss": {"window": (6, 0)}, "gemma2": {"window": (6, 0), "softcap": 2.0}}.get(name, {})
-    return bool(fattn.supported((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
+    return bool(fattn.support((1, 23, 4, 32), (1, 23, 2, 32), dtype="fp32" if device == "cpu" else "bf16", device=device, causal=True, **options))
 
 
 @pytest.fixture
@@ -421,6 +423,40 @@ def test_compiled_without_a_break(name, use_cache, padding, calls):
         got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0][counts]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
     assert calls["_attention"] == 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "mistral", "gemma2", "gpt_oss"])
+def test_compiled_stores_no_mask_of_pairs(name, dynamic, device, monkeypatch):
+    """Windows are fattn's own, and padding a mask of the keys; or, where a device has no masks, one of pairs that says the same."""
+    more = {"num_experts_per_tok": 4} if name == "gpt_oss" else {}  # all, so that rounding changes no choice
+    model, operators = model_of(name, device=device, dtype=dtype_on(device), **more), []
+
+    def backend(graph, inputs):
+        operators.extend(node for node in graph.graph.nodes if "fattn" in str(node.target))
+        return graph
+
+    def of(node, index, absent):
+        return node.args[index] if len(node.args) > index else absent
+
+    run = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
+    mask_at = 3 + len(OPTIONS) + Scores._fields.index("mask")
+    for padding, computed in (("none", True), ("left", True), ("left", False), ("right", True)):
+        inputs = inputs_of(padding, device) | ({} if name == "bert" else {"use_cache": False})
+        counts = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        torch._dynamo.reset()
+        operators.clear()
+        with torch.no_grad(), monkeypatch.context() as patch:
+            wanted = model(**inputs)[0][counts]
+            if not computed:
+                patch.setattr(fattn.transformers, "_computed", lambda *_: False)
+            loose = {"rtol": 2**-5, "atol": 6e-2} if device == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
+            torch.testing.assert_close(run(**inputs)[0][counts], wanted, **loose)
+        if computed:
+            assert [of(node, 7, -1) for node in operators] == {"mistral": [6, 6], "gemma2": [6, -1], "gpt_oss": [6, -1]}.get(name, [-1, -1])
+            masks = [of(node, mask_at, None) for node in operators]
+            assert [x is not None for x in masks] == [padding != "none"] * 2
+            assert all(x.meta["example_value"].shape == (4, 1, 1, 23) for x in masks if x is not None)
 
 
 def test_refused():
