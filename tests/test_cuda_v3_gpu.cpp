@@ -143,8 +143,8 @@ TEST_F(CudaV3Gpu, AgreesWithV2OverManyTiles) {
     }
 }
 
-// Windows narrower and wider than tiles, on both sides and aligned to blocks or not: warpgroups pass over blocks or multiply a half of them, and tiles
-// are joined where they do.
+// Windows narrower and wider than tiles, on both sides and aligned to blocks or not: warpgroups pass over blocks or multiply a half of them, and
+// tiles are joined where they do.
 TEST_F(CudaV3Gpu, WindowsAgreeWithV2OverManyTiles) {
   constexpr std::pair<int64_t, int64_t> kWindows[] = {{0, 0}, {63, 0}, {64, 70}, {127, 0}, {300, 0}, {511, -1}, {640, 5}, {-1, 40}, {1023, 0}};
   for (const int64_t headdim : {64, 96, 128, 192, 256})

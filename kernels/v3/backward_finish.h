@@ -56,18 +56,18 @@ struct BackwardFinish {
     }
   }
 
-  static __device__ __forceinline__ Block block_of(const BackwardCall& p) {
+  static __device__ __forceinline__ Block block_of(const AttentionParams& call, const V3BackwardWork& work) {
     if constexpr (Mask::kBegins && !kPacked)
-      return query_block_of_window(p.call, p.work);
+      return query_block_of_window(call, work);
     else
-      return query_block<kPacked>(p.call, p.work);
+      return query_block<kPacked>(call, work);
   }
 
   static __device__ __forceinline__ void run(const BackwardCall& p, unsigned shared) {
     const AttentionParams& call = p.call;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
     if constexpr (kPacked) ptx::let_kernel_after_come_up();  // kernels/sequence_rest.h
-    const Block at = block_of(p);
+    const Block at = block_of(call, p.work);
     ptx::wait_for_kernel_before();
     if (kPacked && at.rows(call) == 0) return;
     const float4* const accum =

@@ -29,10 +29,10 @@ struct KeyGradients {
   using TileDout = typename Shape::TileDout;
   using TileDs = typename Shape::TileDs;
 
+  // Keys of other warpgroups may be seen by blocks of queries behind the last that sees one of this.
+  static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1 && !Shape::kPacked;
   // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
   static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
-  // Keys of other warpgroups may be seen by blocks of queries behind the last that sees one of this.
-  static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1;
 
   const BackwardCall& p;
   const unsigned shared;

@@ -350,8 +350,8 @@ struct Consumer {
       }
     }
   }
-  // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come between
-  // their keys and their values.
+  // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come
+  // between their keys and their values.
   __device__ __forceinline__ int blocks_before() const { return own_begin(row, keys) - block_begin<Mask, kBlockN>(p.call, keys, row); }
   __device__ __forceinline__ void pass_over_keys(int count) {
 #pragma unroll 1
@@ -598,8 +598,7 @@ struct Consumer {
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
-      if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast)
-        begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
+      if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
         join(nth, buffer, next_buffer, next_row, next_keys, next_slope);
       } else {

@@ -105,7 +105,7 @@ int heads_per_section(const Problem& problem, int width, int block_n, const V3Ta
   const int64_t row_bytes = 2 * (problem.headdim + problem.headdim_v) + 4 * width, l2_bytes = target.l2_bytes;
   if (!problem.packed && problem.mask().begins()) {
     const int64_t right = problem.causal ? 0 : problem.window_right < 0 ? problem.seqlen_q : problem.window_right;
-    const int64_t rows = std::min<int64_t>(problem.seqlen_q, problem.window_left + 1 + right + block_n);
+    const int64_t rows = std::clamp<int64_t>(problem.window_left + 1 + right + block_n, 1, std::max<int64_t>(1, problem.seqlen_q));
     const int64_t apart = target.multiprocessors * int64_t{block_n} * row_bytes;  // of tiles that run at once, in all heads together
     const int64_t most = std::clamp<int64_t>((l2_bytes * 3 / 4 - apart) / (problem.group() * rows * row_bytes), 1, heads);
     return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));

@@ -130,13 +130,13 @@ int choose_row(const Problem& problem, const V3Target& target) {
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.o, box_rows); }
 
 // Of a window that has a beginning. Its tiles are alike but for those of the first rows, which see fewer keys: with all heads side by side these come
-// last and even out how many tiles a CTA has (16 heads of 128 tiles of 9 blocks, 132 CTAs: 136 blocks the longest, head after head 144; 135 the mean).
-// L2 has to hold what the tiles of a turn see: the window of each head, and as much as they are apart.
+// last and even out how many tiles a CTA has (16 heads of 128 tiles of 9 blocks, 132 CTAs: 136 blocks the longest, head after head 144; 135 the
+// mean). L2 has to hold what the tiles of a turn see: the window of each head, and as much as they are apart.
 int window_heads_per_section(const Problem& problem, const V3Target& target, const V3ForwardPlan& plan) {
   const Mask mask = problem.mask();
   const int64_t key_bytes = (problem.headdim + problem.headdim_v) * 2, block_m = plan.tile.block_m();
   const int64_t right = mask.ends() ? mask.diagonal() - 1 - (problem.seqlen_k - problem.seqlen_q) : problem.seqlen_k;
-  const int64_t keys = std::min<int64_t>(problem.seqlen_k, problem.window_left + 1 + right + block_m);
+  const int64_t keys = std::clamp<int64_t>(problem.window_left + 1 + right + block_m, 1, std::max<int64_t>(1, problem.seqlen_k));
   const int64_t room = target.l2_bytes * 3 / 4 - plan.grid * block_m * key_bytes;
   const int64_t most = std::max<int64_t>(1, room / (keys * key_bytes) * problem.group());
   return static_cast<int>(v3_heads_per_section(
