@@ -34,6 +34,13 @@ constexpr V3ForwardTile with_dropout_registers(V3ForwardTile tile) {
 //   Since 2026-11-22, with sections as below: 128 causal 341 600 728 (seqlen 512, 2048, 8192); 256 566 769 (512, 2048); 256 causal 340 642 780
 // and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128:
 // 265 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
+//   Windows of 1024 keys, causal, 2026-11-22 as above, seqlen 16384, against what there was before (head after head; now side by side):
+//   64   4 x 64, skipping, 6 + 6 stages 457, 8 + 8 454, 4 + 4 450; 3 x 64 413; in turns 3 x 128 396
+//   96   3 x 64, skipping 531, with one buffer of queries and 6 + 5 stages 500; in turns 2 x 128 446
+//   128  3 x 64, skipping 625, with one buffer of queries and 6 + 5 stages 575; 2 x 64, 5 + 5 stages 528; in turns 2 x 128 572 (464 where each
+//        warpgroup multiplies only the half that it sees of the first and the last block: more code)
+//   192  2 x 64, skipping 587, with one buffer of queries and 4 + 3 stages 560; in turns 536
+//   256  2 x 64, skipping, 2 + 3 stages 602, 3 + 2 576, 2 + 2 572 (579 with queries for both warpgroups at once); in turns 554
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
@@ -67,12 +74,13 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}, V3RowScores::kDropout},
 };
 // clang-format on
 
 static_assert([] {
   for (const V3ForwardRow& row : kRows)
-    if (!row.tile.registers_suffice() || (row.takes_lengths() && !with_dropout_registers(row.tile).registers_suffice())) return false;
+    if (!row.tile.registers_suffice() || (row.takes_dropout() && !with_dropout_registers(row.tile).registers_suffice())) return false;
   return true;
 }());
 
@@ -91,8 +99,8 @@ V3ForwardTile tile_for(const V3ForwardRow& row, const Problem& problem) {
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  const bool registers = problem.packed || problem.has_seqused_k || problem.dropout_below > 0;
-  const bool scores = registers ? row.takes_lengths() : row.takes(problem.softcap > 0);
+  const bool registers = problem.packed || problem.has_seqused_k;
+  const bool scores = problem.dropout_below > 0 ? row.takes_dropout() : registers ? row.takes_lengths() : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
          tile_for(row, problem).shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
 }
@@ -203,7 +211,6 @@ V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
   constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
   V3ForwardTile tile = with_dropout_registers(*this);
   while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
-  while (tile.stages_v > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_v;
   return tile;
 }
 

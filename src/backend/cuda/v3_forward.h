@@ -39,8 +39,8 @@ struct V3ForwardTile {
   V3ForwardTile with_dropout(int width, int width_v) const;
 };
 
-// Which scores a row of the table is for: capped ones want registers.
-enum class V3RowScores { kAny, kUncapped, kCapped };
+// Which scores a row of the table is for: capped ones want registers. kDropout: with dropout alone.
+enum class V3RowScores { kAny, kUncapped, kCapped, kDropout };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -51,8 +51,12 @@ struct V3ForwardRow {
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
   // Or packed sequences, or dropout: more warpgroups leave too few registers, spills of 8 bytes.
-  constexpr bool takes_lengths() const { return tile.groups <= 2; }
-  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
+  constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDropout; }
+  // Passing over blocks in a window: spills of up to 60 bytes with ALiBi and lengths or packed sequences besides, where heads are widest.
+  constexpr bool takes_dropout() const { return tile.groups <= 2 && !(mask == V3Mask::kWindow && tile.skip && width == 256); }
+  constexpr bool takes(bool capped) const {
+    return scores != V3RowScores::kDropout && (scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped);
+  }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
