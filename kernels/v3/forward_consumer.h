@@ -36,6 +36,8 @@ struct Consumer {
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
   static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
   static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
+  // The tiles of a window are joined across blocks that the warpgroup passes over, if there is room for the values that it has not come to.
+  static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   using Slope = v3::Slope<kAlibi>;
   using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
@@ -554,10 +556,11 @@ struct Consumer {
 
   // The last product of a tile beside the first scores of the next.
   __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, int next_row, Keys next_keys, Slope next_slope) {
-    int before = 0;
+    int others = 0;  // blocks between this warpgroup's last of the tile and its first of the next
     if constexpr (Shape::kSkipsBefore) {
-      before = blocks_before();
-      pass_over_keys(before);  // whose places may be those of the keys that come before the queries
+      others = blocks_before();
+      if constexpr (kJoinsPast) others += all_blocks(next_row, next_keys) - own_blocks(next_row, next_keys);
+      pass_over_keys(others);  // whose places may be those of the keys that come before the queries
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
@@ -566,7 +569,7 @@ struct Consumer {
     free_k();
     first_softmax(next_row, next_keys, next_slope);
     output_done();
-    if constexpr (Shape::kSkipsBefore) pass_over_values(before);
+    if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
     clear_output();
     pack();
@@ -595,7 +598,7 @@ struct Consumer {
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
-      if constexpr (Spec::kSkip && Mask::kUneven) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
+      if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
         join(nth, buffer, next_buffer, next_row, next_keys, next_slope);
       } else {

@@ -41,6 +41,7 @@ constexpr V3ForwardTile with_dropout_registers(V3ForwardTile tile) {
 //        warpgroup multiplies only the half that it sees of the first and the last block: more code)
 //   192  2 x 64, skipping 587, with one buffer of queries and 4 + 3 stages 560; in turns 536
 //   256  2 x 64, skipping, 2 + 3 stages 602, 3 + 2 576, 2 + 2 572 (579 with queries for both warpgroups at once); in turns 554
+// Since then warpgroups join tiles across blocks that they pass over: 64 455 before, 457 now; 96 529, 535; 128 616, 622 (means of two turns).
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
