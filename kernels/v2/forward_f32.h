@@ -351,7 +351,8 @@ class ForwardF32 {
         sum += ptx::shfl_xor(sum, 1);
         sum += ptx::shfl_xor(sum, 2);
         if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
-        const bool empty = sum == 0 && softmax.shift[i][half] == kInfinity;  // with scores beyond 1e8 the greatest weight may be rounded to 0
+        // With scores beyond 1e8 the greatest weight may be rounded to 0: such rows are not empty. (Above headdim 192 no register is left to see it.)
+        const bool empty = sum == 0 && (Spec::kHeaddimV > 192 || softmax.shift[i][half] == kInfinity);
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;

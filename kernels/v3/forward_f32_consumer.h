@@ -18,9 +18,9 @@ namespace fattn::v3 {
 
 using tile::for_each;
 
-// A weight enters the product with v as weight * 2^12. References are whole numbers in base 2, so that o and sums are rescaled exactly, and one is
-// renewed where the maximum of the row is more than 3.5 above it: the greatest weight is then below 2^15.6, and those of usual size are far from the
-// least of fp16.
+// A weight enters the product with v as weight * 2^12, and its reference is renewed where the maximum of the row is more than 3 above it in base 2:
+// the greatest is then at most 2^15, and those of usual size are far from the least of fp16. A new reference is the maximum itself: the weight of a
+// key that has nearly all of a row is then 1, whose parts are exact.
 inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
 
 // Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
@@ -236,7 +236,7 @@ struct ConsumerF32 {
       float x = fmaxf(top[r], top[r + 2]);
       x = fmaxf(x, ptx::shfl_xor(x, 1));
       x = fmaxf(x, ptx::shfl_xor(x, 2));
-      const float wanted = -rintf(x * scale[r]);  // perhaps NaN: then no reference
+      const float wanted = -(x * scale[r]);  // perhaps NaN: then no reference
       if constexpr (kFirst) {
         shift[r] = fminf(kInfinity, wanted);
       } else {

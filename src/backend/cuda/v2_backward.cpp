@@ -15,8 +15,9 @@ namespace {
 // with four key groups and one CTA a multiprocessor (by 7 and 14%); headdim 128 with chunks of 32 queries (by 5%).
 // fp32 (the last rows), 2026-11-22, on the same card, batch 16, seqlen 1024, nheads * headdim = 2048, causal, all three kernels, medians of 9;
 // torch's memory-efficient backend without TF32 takes 5.97, 5.94 and 6.11 ms: headdim 64 2.49 ms the first row, 2.70 two CTAs with 64 keys, 2.83
-// those with steps of 64 queries; headdim 128 2.93; headdim 256 4.51, all columns in one CTA, which spills, 4.63 with 32 keys. The other rows of
-// level 80 are for devices with less shared memory, chosen by count of bytes and registers, run for correctness only; so is level 75.
+// those with steps of 64 queries; headdim 128 2.93 (with q and dout split before, in a later run, 2.17 and 2.20); headdim 256 4.51, all columns in
+// one CTA, which spills, 4.63 with 32 keys. The other rows of level 80 are for devices with less shared memory, chosen by count of bytes and
+// registers, run for correctness only; so is level 75.
 constexpr V2BackwardRow kRows[] = {
     // level, headdim, {width, width_v, block_m, block_n, key_groups, group_warps, chunk, pipelined}, ctas, tight
     {80, 64, {0, 0, 64, 128, 2, 1, 32, true}, 2, false},
