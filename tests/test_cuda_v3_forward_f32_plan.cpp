@@ -12,7 +12,9 @@ namespace fattn::core::cuda {
 namespace {
 
 Problem f32(int64_t headdim, int64_t headdim_v, bool causal, int64_t seqlen_q = 300, int64_t seqlen_k = 523) {
-  return problem_of(DType::kF32, headdim, headdim_v, causal, seqlen_q, seqlen_k);
+  Problem p = problem_of(DType::kF32, headdim, headdim_v, causal, seqlen_q, seqlen_k);
+  p.algorithm = Algorithm::kV3;
+  return p;
 }
 
 TEST(V3ForwardF32PlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
@@ -90,13 +92,11 @@ TEST(V3ForwardF32PlanSmall, RefusesWithAReason) {
   says([](Problem& p) { p.batch = int64_t{1} << 20, p.seqlen_k = int64_t{1} << 20; }, "split the batch");
 }
 
-// Splitting keys and values in advance is for many queries; who asks for v3 gets it for few, too.
-TEST(V3ForwardF32PlanSmall, FewQueriesAreForV2UnlessV3IsAskedFor) {
-  Problem p = f32(64, 64, false, 85);  // of three heads: 255
-  EXPECT_NE(v3_forward_f32_refusal(p, kH200).find("255 queries of a key head are fewer than 256"), std::string::npos);
-  p.algorithm = Algorithm::kV3;
+TEST(V3ForwardF32PlanSmall, IsForThoseWhoAskForIt) {
+  Problem p = f32(64, 64, false);
   EXPECT_EQ(v3_forward_f32_refusal(p, kH200), "");
-  EXPECT_EQ(v3_forward_f32_refusal(f32(64, 64, false, 86), kH200), "");
+  p.algorithm = Algorithm::kAuto;
+  EXPECT_NE(v3_forward_f32_refusal(p, kH200).find("where it is asked for"), std::string::npos);
 }
 
 TEST(V3ForwardF32PlanSmall, PointersAndStridesDecideHowRowsAreCopied) {

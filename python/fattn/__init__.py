@@ -42,6 +42,4 @@ def __getattr__(name: str) -> Any:
     if name in _OF_TORCH:
         globals()[name] = value = getattr(importlib.import_module(f".{_OF_TORCH[name]}", __name__), name)
         return value
-    if name == "supported":  # the name of `support` before
-        return support
     raise AttributeError(f"module 'fattn' has no attribute '{name}'")

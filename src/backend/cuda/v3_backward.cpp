@@ -95,10 +95,10 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
 }
 
 // Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
-// dq in half of the L2 together. In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by
-// side these come last and even out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else one
-// by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many
-// heads of the longest as under a causal one.
+// dq in half of the L2 together. In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side
+// by side these come last and even out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else
+// one by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as
+// many heads of the longest as under a causal one.
 int heads_per_section(const Problem& problem, int width, int block_n, const V3Target& target) {
   const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
   if (problem.deterministic) return static_cast<int>(heads);

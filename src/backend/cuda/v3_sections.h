@@ -10,9 +10,9 @@ namespace fattn::core::cuda {
 
 struct V3Turns {
   Mask mask;
-  int64_t heads;           // of all batch entries
-  int block_m, block_n;    // of a tile: its queries, and the keys of a step
-  int ctas;                // that take tiles in turns
+  int64_t heads;              // of all batch entries
+  int block_m, block_n;       // of a tile: its queries, and the keys of a step
+  int ctas;                   // that take tiles in turns
   int64_t most_in_a_section;  // heads whose keys and values the L2 holds
   double preferred;           // heads of a section, where the balance of several sizes is alike
 };
