@@ -19,7 +19,7 @@ struct BackwardScratch {
   Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
   Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
   float *terms, *score_gradient;         // [block_k][kTile]: what is added to capped scores; the gradient of that, where dS is not it
-  uint32_t* words;                       // which weights are dropped
+  uint32_t* words;                       // which weights stay
 
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch a{base};
@@ -257,7 +257,7 @@ void backward_task(const BackwardTask& task) {
   const float* const bias_gradient = keeps ? scratch.score_gradient : scratch.ds;
   const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
   const IdRange task_ids = row_ids ? ids_of(key_ids, task.key_begin, task.key_end) : IdRange{};
-  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;  // task.key_begin is a multiple of it
+  const int64_t unit = task.inputs.dropout_below > 0 ? kDropoutBlock : Ops::kPair;  // counted from task.key_begin
 
   // Is there an Inf or NaN among the keys? Of all of the task's, looked for when it is first asked, or of some.
   int task_nonfinite = -1;

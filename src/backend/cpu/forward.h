@@ -22,7 +22,7 @@ struct ForwardScratch {
   Element *k, *v;    // K and V of a block, where they need a buffer
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
-  uint32_t* words;   // which of P^T are dropped
+  uint32_t* words;   // which of P^T stay
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.

@@ -279,8 +279,8 @@ cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
   return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, pair_buffers(b)};
 }
 
-// Three kernels, in v2 as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In v3 one before them lists the tiles of packed
-// sequences; the first then waits for it at its end.
+// Three kernels, in v2 (where fp32 may be split by one more before) as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In
+// v3 one before them lists the tiles of packed sequences; the first then waits for it at its end.
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;

@@ -64,7 +64,7 @@ constexpr V2ForwardRow kRows[] = {
     {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true},
     {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true},
     {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true},
-    // fp32 with terms of pairs or dropout, and with softcap above headdim 64, by count of registers
+    // fp32 with terms of pairs or dropout, with softcap above headdim 64, and in windows but for 9.0, by count of registers
     {80, 64, true, {8, 2, 64, 2, 16, 0, false, 1}, true, true},
     {80, 64, true, {8, 2, 32, 2, 16, 0, false, 1}, true, true},
     {80, 128, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},

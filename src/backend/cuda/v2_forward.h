@@ -33,7 +33,7 @@ struct V2ForwardRow {
   bool causal;  // also under a causal mask or in a window, and in fp32 of unequal widths
   V2ForwardTile tile;
   bool f32 = false;
-  bool heavy = false;   // for terms of pairs and dropout, in fp32 also for softcap above headdim 64: fewer registers for the rest
+  bool heavy = false;   // for terms of pairs and dropout, in fp32 also for softcap above headdim 64 and, but for 9.0, for windows
   bool hides = true;    // also with bias or a mask of pairs
   bool staged = false;  // for these alone, which come through shared memory
 };

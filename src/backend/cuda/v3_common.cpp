@@ -14,7 +14,7 @@ constexpr int kWidths[] = {64, 96, 128, 192, 256};
 std::string v3_refusal(const Problem& problem) {
   if (std::string why = lacks(problem, Way::kCudaV3); !why.empty()) return why;
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16)
-    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v3 take fp16 and bf16");
+    return text("dtype is ", name_of(problem.dtype), "; the CUDA kernels of algorithm v3 take fp16 and bf16, and fp32 in the forward pass");
   if (v3_width(problem.headdim) == 0 || v3_width(problem.headdim_v) == 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v3 take up to 256");
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)

@@ -98,7 +98,7 @@ std::string v3_forward_f32_refusal(const Problem& problem, const V3Target& targe
   if (problem.empty() || problem.seqlen_k == 0) return "there are no queries or no keys; algorithm v2 takes such problems";
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)
     return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  // Its errors were up to three times those of standard attention where the tables of cases allow two.
+  // Its errors were up to 3.3 times those of standard attention where the tables of cases allow two.
   if (problem.algorithm != Algorithm::kV3) return "in fp32 algorithm v3 computes where it is asked for, and is less accurate than algorithm v2";
   const int64_t bytes = kRows[row].tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v));
   if (bytes > target.shared_bytes)
