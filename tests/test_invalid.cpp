@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "fattn/fattn.hpp"
