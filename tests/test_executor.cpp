@@ -86,8 +86,28 @@ std::multiset<std::string> pool_threads() {
   return names;
 }
 
-// Runs the body in a child; returns its exit status, or -1 if it hangs or dies of a signal. The body returns the status.
+// Whether every other thread of the process waits for something.
+bool others_sleep() {
+  DIR* tasks = ::opendir("/proc/self/task");
+  if (!tasks) return true;
+  bool asleep = true;
+  const std::string self = std::to_string(::gettid());
+  while (const dirent* entry = ::readdir(tasks)) {
+    if (entry->d_name[0] == '.' || self == entry->d_name) continue;
+    std::ifstream file(std::string("/proc/self/task/") + entry->d_name + "/stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;  // ended meanwhile
+    const size_t name_end = line.rfind(") ");
+    asleep = asleep && name_end != std::string::npos && line[name_end + 2] == 'S';
+  }
+  ::closedir(tasks);
+  return asleep;
+}
+
+// Runs the body in a child; returns its exit status, or -1 if it hangs or dies of a signal. The body returns the status. A sanitizer's locks are not
+// taken around fork: there other threads, which may just begin, must have come to rest.
 int in_child(const std::function<int()>& body) {
+  if (FATTN_TEST_SANITIZED) wait_for(others_sleep);
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(60);  // ends a child that hangs
