@@ -63,6 +63,15 @@ def available_bytes():
     return 1 << 62
 
 
+def refuse_scores(wanted, problem):
+    """Refuses score matrices of `wanted` bytes that the CPU has no room for: its allocator is given more than there is, and the process dies later."""
+    allowed = available_bytes()
+    if problem["memory_limit_bytes"] > 0:
+        allowed = min(allowed, problem["memory_limit_bytes"])
+    if wanted > allowed:
+        raise Refusal("out_of_memory", f"the score matrices need {wanted / 2**20:.1f} MiB; allowed are {allowed / 2**20:.1f} MiB")
+
+
 def needed(module, package):
     """Imports a library, or refuses with what to install."""
     try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Provider torch-sdpa: torch.nn.functional.scaled_dot_product_attention, each backend by its name."""
 
-from _provider import Provider, Refusal, available_bytes, main, needed
+from _provider import Provider, Refusal, main, needed, refuse_scores
 
 
 class Sdpa(Provider):
@@ -44,18 +44,13 @@ class Sdpa(Provider):
         return p["variant"] == "math" or (p["device"] == "cpu" and p["headdim"] != p["headdim_v"])
 
     def check_size(self):
-        """The CPU's allocator is given more than there is and the process dies later, so large sizes are refused before."""
+        """Refuses what there is no memory for."""
         p = self.problem
         if p["device"] != "cpu" or not self.scores_held():
             return
         size = self.torch.empty((), dtype=self.dtype).element_size()
         scores = p["batch"] * p["nheads"] * p["seqlen_q"] * p["seqlen_k"] * max(size, 4)
-        wanted = scores * (3 if p["grad"] else 2)  # scores and weights; their gradient too
-        allowed = available_bytes()
-        if p["memory_limit_bytes"] > 0:
-            allowed = min(allowed, p["memory_limit_bytes"])
-        if wanted > allowed:
-            raise Refusal("out_of_memory", f"the score matrices need {wanted / 2**20:.1f} MiB; allowed are {allowed / 2**20:.1f} MiB")
+        refuse_scores(scores * (3 if p["grad"] else 2), p)  # scores and weights; their gradient too
 
     def prepare(self, request):
         torch, p = self.torch, self.problem

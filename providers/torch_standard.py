@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Provider torch-standard: attention as the textbook has it, written in PyTorch: a product, a mask, a softmax, a product; gradients by autograd."""
 
-from _provider import Provider, Refusal, available_bytes, main, needed
+from _provider import Provider, Refusal, main, needed, refuse_scores
 
 
 class Standard(Provider):
@@ -19,16 +19,9 @@ class Standard(Provider):
         if p["causal"] and p["seqlen_q"] > p["seqlen_k"]:
             raise Refusal("unsupported", "softmax gives NaN for rows that see no key (causal, seqlen_q > seqlen_k)")
         self.hidden = None
-        # The CPU's allocator is given more than there is and the process dies later, so large sizes are refused before.
-        if p["device"] != "cpu":
-            return
-        size = self.torch.empty((), dtype=self.dtype).element_size()
-        wanted = 3 * p["batch"] * p["nheads"] * p["seqlen_q"] * p["seqlen_k"] * size  # scores, masked scores and weights; or gradients of two
-        allowed = available_bytes()
-        if p["memory_limit_bytes"] > 0:
-            allowed = min(allowed, p["memory_limit_bytes"])
-        if wanted > allowed:
-            raise Refusal("out_of_memory", f"the score matrices need {wanted / 2**20:.1f} MiB; allowed are {allowed / 2**20:.1f} MiB")
+        if p["device"] == "cpu":
+            size = self.torch.empty((), dtype=self.dtype).element_size()
+            refuse_scores(3 * p["batch"] * p["nheads"] * p["seqlen_q"] * p["seqlen_k"] * size, p)  # scores, masked scores and weights; or gradients of two
 
     def prepare(self, request):
         torch, p = self.torch, self.problem

@@ -43,21 +43,13 @@ struct QueryGradient {
   Ring<Shape::kStagesDs> ds;
 
   __device__ __forceinline__ QueryGradient(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : p(params), shared(shared_address), barriers(of), tile(of_keys), thread(static_cast<int>(threadIdx.x) % 128), block(first_block_of_all()) {}
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        tile(of_keys),
+        thread(static_cast<int>(threadIdx.x) % 128),
+        block(of_keys.template first_block<Shape::kPacked>(params)) {}
 
-  // Of the first query head's; of packed sequences a head has the blocks of all, and those of the sequence begin at a place.
-  __device__ __forceinline__ int first_block_of_all() const {
-    if constexpr (Shape::kPacked)
-      return tile.head_k() * p.call.group * p.work.row_blocks + place() + first_block();
-    else
-      return (tile.batch() * p.call.nheads + tile.head_k() * p.call.group) * p.work.row_blocks + first_block();
-  }
-  __device__ __forceinline__ int place() const {
-    if constexpr (Shape::kPacked) return tile.place();
-    return 0;
-  }
-
-  __device__ __forceinline__ int first_block() const { return tile.first_row() / Shape::kBlockM; }
   __device__ __forceinline__ unsigned staging_of(unsigned buffer) const { return shared + Shape::kOffsetStaging + buffer * Shape::kStagingBytes; }
 
   // Packed sequences whose offsets are out of range may share blocks, which then count too far.
@@ -66,8 +58,9 @@ struct QueryGradient {
   // One thread. Deterministic: each block of queries is added to in the order of the tiles of keys; whose turn it is, is counted in dq_semaphore.
   __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + pending_block; }
   __device__ __forceinline__ void wait_turn() const {
-    while (is_early(ptx::ld_acquire(turn()), tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths, Shape::kPacked>(),
-                                                                                               tile.number(), pending_block - place())))
+    while (is_early(ptx::ld_acquire(turn()),
+                    tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths, Shape::kPacked>(), tile.number(),
+                                                                      pending_block - tile.place_in_head<Shape::kPacked>())))
       __nanosleep(64);
     ptx::async_proxy_fence_all();  // what others added is before what this thread's copies add
   }

@@ -34,21 +34,12 @@ struct DirectQueryGradient {
   Ring<Shape::kStagesDs> ds;
 
   __device__ __forceinline__ DirectQueryGradient(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
-      : p(params), shared(shared_address), barriers(of), tile(of_keys), thread(static_cast<int>(threadIdx.x) % 128), block(first_block_of_all()) {}
-
-  // Of the first query head's; of packed sequences a head has the blocks of all, and those of the sequence begin at a place.
-  __device__ __forceinline__ int first_block_of_all() const {
-    if constexpr (Shape::kPacked)
-      return tile.head_k() * p.call.group * p.work.row_blocks + place() + first_block();
-    else
-      return (tile.batch() * p.call.nheads + tile.head_k() * p.call.group) * p.work.row_blocks + first_block();
-  }
-  __device__ __forceinline__ int place() const {
-    if constexpr (Shape::kPacked) return tile.place();
-    return 0;
-  }
-
-  __device__ __forceinline__ int first_block() const { return tile.first_row() / Shape::kBlockM; }
+      : p(params),
+        shared(shared_address),
+        barriers(of),
+        tile(of_keys),
+        thread(static_cast<int>(threadIdx.x) % 128),
+        block(of_keys.template first_block<Shape::kPacked>(params)) {}
 
   // Packed sequences whose offsets are out of range may share blocks, which then count too far.
   static __device__ __forceinline__ bool is_early(int turn, int own) { return Shape::kPacked ? turn < own : turn != own; }
@@ -57,8 +48,9 @@ struct DirectQueryGradient {
   __device__ __forceinline__ int* turn() const { return p.call.dq_semaphore + 1 + block; }
   __device__ __forceinline__ void wait_turn() const {
     if (thread == 0)
-      while (is_early(ptx::ld_acquire(turn()), tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths, Shape::kPacked>(),
-                                                                                                 tile.number(), block - place())))
+      while (is_early(ptx::ld_acquire(turn()),
+                      tiles_before<typename Spec::Mask, Shape::kBlockN>(p, tile.keys<Shape::kLengths, Shape::kPacked>(), tile.number(),
+                                                                        block - tile.place_in_head<Shape::kPacked>())))
         __nanosleep(64);
     ptx::bar_sync(kBarrier, 128);
   }

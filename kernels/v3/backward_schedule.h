@@ -199,6 +199,20 @@ struct TilePlace {
     if constexpr (Mask::kBegins) return first_row() + blocks() * kV3BackwardRows;
     return p.work.row_blocks * kV3BackwardRows;
   }
+  // Of a head's blocks in the workspace, the entry's first: of packed sequences a head has the blocks of all.
+  template <bool kPacked>
+  __device__ __forceinline__ int place_in_head() const {
+    if constexpr (kPacked) return place();
+    return 0;
+  }
+  // The first block of the first query head's, counted over all heads.
+  template <bool kPacked>
+  __device__ __forceinline__ int first_block(const BackwardCall& p) const {
+    if constexpr (kPacked)
+      return head_k() * p.call.group * p.work.row_blocks + place() + first_row() / kV3BackwardRows;
+    else
+      return (batch() * p.call.nheads + head_k() * p.call.group) * p.work.row_blocks + first_row() / kV3BackwardRows;
+  }
   // From the end of one head's blocks to the beginning of the next one's.
   template <class Mask, bool kPacked>
   __device__ __forceinline__ int blocks_between(const BackwardCall& p) const {

@@ -9,6 +9,7 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/sequence.h"
+#include "kernels/v3/bucket_sums.h"
 #include "shared/v3_backward_work.h"
 #include "shared/v3_packed_tiles.h"
 
@@ -40,13 +41,7 @@ struct PackedKeyTiles {
     }
     __syncthreads();
     const int count = first[thread];
-    for (int step = 1; step < kBuckets; step *= 2) {  // sums of all up to each
-      const int before = thread >= step ? first[thread - step] : 0;
-      __syncthreads();
-      first[thread] += before;
-      __syncthreads();
-    }
-    const int until = first[thread];
+    const int until = sum_up_to<kBuckets>(first);
     __syncthreads();
     first[thread] = until - count;
     if (thread == kBuckets - 1) all = until;

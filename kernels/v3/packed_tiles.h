@@ -7,6 +7,7 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/sequence.h"
+#include "kernels/v3/bucket_sums.h"
 #include "kernels/v3/mask.h"
 #include "shared/v3_packed_tiles.h"
 
@@ -43,13 +44,7 @@ struct PackedTileList {
     for_each(p, [&](const V3PackedTile&, int bucket) { atomicAdd(&first[bucket], 1); });
     __syncthreads();
     const int count = first[thread];
-    for (int step = 1; step < kBuckets; step *= 2) {  // sums of all up to each
-      const int before = thread >= step ? first[thread - step] : 0;
-      __syncthreads();
-      first[thread] += before;
-      __syncthreads();
-    }
-    const int until = first[thread];
+    const int until = sum_up_to<kBuckets>(first);
     // There may be more only where offsets are out of range, and what is in range has rows in common.
     const int most = static_cast<int>(most_packed_tiles(p.total_q, p.batch, kBlockM));
     if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = min(until, most);
