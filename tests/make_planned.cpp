@@ -189,10 +189,15 @@ void add_v3_backward(List& list, Problem problem, bool deterministic, Which whic
   problem.deterministic = deterministic;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   if (!cuda::v3_backward_refusal(problem, cuda::v3_target_of(cuda::kV3Arch)).empty()) return;
-  const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
-  list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
-  list.add(cuda::v3_backward_request(plan.prepare), 255, problem.has_dlse ? Which::kFull : which);
-  list.add(cuda::v3_backward_request(plan.finish), 255, which);
+  for (const bool many_heads : {false, true}) {
+    if (many_heads) problem.batch = 1024;
+    const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
+    if (many_heads && plan.generation == 0) return;
+    if (many_heads && which == Which::kQuick) which = Which::kFull;
+    list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
+    list.add(cuda::v3_backward_request(plan.prepare), 255, problem.has_dlse ? Which::kFull : which);
+    list.add(cuda::v3_backward_request(plan.finish), 255, which);
+  }
 }
 
 void add_backward(List& list, int arch, Problem problem, bool aligned, bool deterministic, Which which) {

@@ -32,7 +32,7 @@ TEST(V3BackwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
         EXPECT_GE(plan.main.width, headdim);
         EXPECT_GE(plan.main.width_v, headdim_v);
         EXPECT_EQ(plan.grid, (523 + plan.tile.block_n() - 1) / plan.tile.block_n() * 4);
-        EXPECT_EQ(plan.small_grid, 5 * 12);
+        EXPECT_EQ(plan.prepare_grid, 5 * 12);
       }
 }
 
@@ -225,11 +225,11 @@ TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorksp
           const V3BackwardPlan plan = plan_v3_backward(p, kH200);
           const int64_t block_n = plan.tile.block_n(), blocks = 200000 / 64 + 300, tiles = 200000 / block_n + 300;
           EXPECT_EQ(plan.row_blocks, blocks);
-          EXPECT_EQ(plan.small_grid, 6 * blocks);
+          EXPECT_EQ(plan.prepare_grid, 6 * blocks);
           EXPECT_EQ(plan.grid, 2 * std::min(tiles, 300 * ((most + block_n - 1) / block_n))) << "no more than there may be";
-          EXPECT_EQ(plan.lse_log2_offset, plan.small_grid * 64 * plan.main.width * 4);
+          EXPECT_EQ(plan.lse_log2_offset, plan.prepare_grid * 64 * plan.main.width * 4);
           EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 32 * plan.key_tiles);
-          EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + plan.small_grid) : 0));
+          EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + plan.prepare_grid) : 0));
           for (const int64_t offset : {plan.tiles_offset, plan.semaphore_offset}) EXPECT_EQ(offset % 16, 0);
           EXPECT_GE(plan.heads_per_section, deterministic ? 2 : 1);
           EXPECT_LE(plan.heads_per_section, 2);

@@ -287,6 +287,48 @@ TEST_F(CudaV3Gpu, BackwardWindowsAgreeWithV2OverManyTiles) {
       }
 }
 
+// Of so many heads that the accumulators of dq are a ring, and dq of most heads is converted while later ones are computed.
+void compare_many_heads(int64_t headdim) {
+  struct Shape {
+    int64_t batch, seqlen_q, seqlen_k, nheads, nheads_k;
+  };
+  for (const int window : {0, 200})
+    for (const bool causal : {false, true})
+      for (const Shape& of : {Shape{13, 500, 610, 13, 13}, {3, 1030, 1300, 70, 35}}) {
+        Case c = shape(DType::kBF16, of.batch, of.seqlen_q, of.seqlen_k, of.nheads, of.nheads_k, headdim, causal);
+        if (window > 0) c.window_left = window, c.window_right = causal ? 0 : 30;
+        TwoWays both(c);
+        if (!both.v3_computes_it()) GTEST_SKIP() << "no kernels of v3 for this device";
+        both.compute(Algorithm::kV2);
+        for (int run = 0; run < 4; ++run) both.compute(Algorithm::kV3);
+        EXPECT_LT(both.worst(), 0.02) << headdim << (causal ? " causal " : " ") << window << ", batch " << of.batch;
+      }
+}
+TEST_F(CudaV3Gpu, BackwardOfManyHeadsAgreesWithV2At64) { compare_many_heads(64); }
+TEST_F(CudaV3Gpu, BackwardOfManyHeadsAgreesWithV2At128) { compare_many_heads(128); }
+
+// The same where the last key is NaN, which under a causal mask the last row alone sees: the others' dq must not be lost, whoever converted it.
+TEST_F(CudaV3Gpu, HiddenNaNOfManyHeadsSpoilsNothing) {
+  for (const int64_t headdim : {64, 128}) {
+    const Case c = shape(DType::kBF16, 12, 700, 700, 16, 16, headdim, true);
+    TwoWays both(c);
+    if (!both.v3_computes_it()) GTEST_SKIP() << "no kernels of v3 for this device";
+    const int64_t row = c.nheads * headdim, last = (c.seqlen_q - 1) * row;
+    for (int64_t batch = 0; batch < c.batch; ++batch)
+      check(fattn_cuda_memset(0, static_cast<uint16_t*>(both.v3.t.k.data()) + batch * c.seqlen_k * row + last, 0xff, 2 * static_cast<size_t>(row),
+                              nullptr));
+    both.compute(Algorithm::kV2);
+    both.compute(Algorithm::kV3);
+    const int64_t size = both.v3_gradients.t.q.size();
+    const std::vector<uint16_t> v3 = halves(both.v3_gradients.t.q, 0, size), v2 = halves(both.v2_gradients.t.q, 0, size);
+    for (int64_t i = 0; i < size; ++i) {
+      const float a = test::float_of_bf16(v3[static_cast<size_t>(i)]), b = test::float_of_bf16(v2[static_cast<size_t>(i)]);
+      const bool sees = i / row % c.seqlen_q == c.seqlen_q - 1;
+      ASSERT_TRUE(sees ? std::isnan(a) : std::abs(a - b) < 0.02f) << headdim << ", element " << i << ": " << a << " and " << b;
+    }
+  }
+}
+
 TEST_F(CudaV3Gpu, TheSameBitsAThousandTimes) {
   for (const int64_t headdim : {64, 128, 256})
     for (const bool causal : {false, true}) {

@@ -13,6 +13,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_load.h"
+#include "kernels/v3/backward_ring.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/ring.h"
@@ -29,6 +30,7 @@ struct QueryGradient {
   static constexpr int kWhole = kWidth / 64, kRest = kWidth % 64;  // parts of 64 columns, and a narrower one
   static constexpr int kParts = kWhole + (kRest > 0);
   static constexpr int kBarrier = 1;  // named, of this warpgroup
+  static constexpr bool kRing = ring_of<Spec>();
   static_assert(kRest == 0 || kRest == 32);
 
   const BackwardCall& p;
@@ -48,7 +50,7 @@ struct QueryGradient {
         barriers(of),
         tile(of_keys),
         thread(static_cast<int>(threadIdx.x) % 128),
-        block(of_keys.template first_block<Shape::kPacked>(params)) {}
+        block(of_keys.template first_block<Shape::kPacked, kRing>(params)) {}
 
   __device__ __forceinline__ unsigned staging_of(unsigned buffer) const { return shared + Shape::kOffsetStaging + buffer * Shape::kStagingBytes; }
 
@@ -133,13 +135,17 @@ struct QueryGradient {
     if constexpr (!Spec::kOwnLoader)
       if (thread == 0) loader.begin(tile);
     if constexpr (Shape::kDropout && !Spec::kOwnLoader) return run_making_bits(loader);
+    EarlierHead<Spec> earlier(p, tile);
+    if constexpr (kRing) earlier.begin();
     int left = tile.blocks();
 #pragma unroll 1
     for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
       ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
       if constexpr (!Spec::kOwnLoader)
         if (thread == 0) loader.next();  // v3/backward_load.h, run_behind_ds(), says why now
+      if constexpr (kRing) earlier.convert_another();
       multiply_block();
+      if constexpr (kRing) earlier.convert();
       ds.next();
       ++block;
       if (--left == 0) {  // to the next query head, whose blocks follow
@@ -147,11 +153,13 @@ struct QueryGradient {
         block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
-    finish();
+    finish(earlier);
   }
   // The same with dropout, where loads are this warpgroup's too: its other warps make the bits, one block ahead.
   __device__ __forceinline__ void run_making_bits(BackwardLoader<Spec>& loader) {
     const KeptBits<Spec> bits{shared, barriers};
+    EarlierHead<Spec> earlier(p, tile);
+    if constexpr (kRing) earlier.begin();
     typename KeptBits<Spec>::Made made(p, tile);
     const int steps = ptx::uniform(tile.blocks()) * p.call.group, of_head = ptx::uniform(tile.blocks());
     const int own = ptx::warp_id() % 4;
@@ -163,7 +171,9 @@ struct QueryGradient {
       if (makes && step + 1 < steps) bits.make_next(p, tile, made, step + 1);
       ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
       if (thread == 0) loader.next();
+      if constexpr (kRing) earlier.convert_another();
       multiply_block();
+      if constexpr (kRing) earlier.convert();
       ds.next();
       ++block;
       if (--left == 0) {
@@ -171,12 +181,15 @@ struct QueryGradient {
         block += ptx::uniform(tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p));
       }
     }
-    finish();
+    finish(earlier);
   }
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(EarlierHead<Spec>& earlier) {
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
     flush<kRest == 0 ? 64 : kRest>(kParts - 1);
-    if (thread == 0) ptx::bulk_wait<0>();
+    if constexpr (kRing)
+      earlier.finish();
+    else if (thread == 0)
+      ptx::bulk_wait<0>();
   }
 };
 

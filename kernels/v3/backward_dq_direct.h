@@ -39,7 +39,7 @@ struct DirectQueryGradient {
         barriers(of),
         tile(of_keys),
         thread(static_cast<int>(threadIdx.x) % 128),
-        block(of_keys.template first_block<Shape::kPacked>(params)) {}
+        block(of_keys.template first_block<Shape::kPacked, false>(params)) {}
 
   // Packed sequences whose offsets are out of range may share blocks, which then count too far.
   static __device__ __forceinline__ bool is_early(int turn, int own) { return Shape::kPacked ? turn < own : turn != own; }

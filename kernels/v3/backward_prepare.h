@@ -1,5 +1,5 @@
 // Backward on Hopper, first kernel: row sums of dO * O, less the gradient of lse if there is one, lse in the units of the main kernel, and zeros for
-// what that adds to (NaN in a batch entry whose length is out of range).
+// what that adds to first (NaN in a batch entry whose length is out of range).
 //
 // A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
 #pragma once
@@ -47,7 +47,7 @@ struct BackwardPrepare {
   static __device__ __forceinline__ void run(const AttentionParams& call, const V3BackwardWork& work) {
     ptx::let_kernel_after_come_up();
     const int thread = static_cast<int>(threadIdx.x);
-    const Block at = query_block<kPacked>(call, work);
+    const Block at = query_block<kPacked>(call, work, gridDim.x - 1 - blockIdx.x);
     if constexpr (kPacked) {
       if (Spec::kDeterministic && thread == 1 && blockIdx.x == 0) call.dq_semaphore[0] = 0;
       // A block that nobody has. All CTAs wait for the kernel before, which lists the main kernel's tiles: what waits for this one sees them too.
@@ -65,10 +65,16 @@ struct BackwardPrepare {
 
     const long long first = first_row_of(call, work, at);
     const float zero = first_sum<kPairOf<Spec>>(call, at.entry.batch);
-    float4* const accum = reinterpret_cast<float4*>(call.dq_accum + first * Spec::kHeaddim);
+    if (!ring_of<Spec>() || at.entry.batch * call.nheads + at.head < work.ring_heads) {  // the others come into places that they find empty
+      float4* const accum = reinterpret_cast<float4*>(call.dq_accum + first * Spec::kHeaddim);
 #pragma unroll
-    for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i)
-      accum[i * kV3PrepareThreads + thread] = float4{zero, zero, zero, zero};
+      for (int i = 0; i < kV3BackwardRows * Spec::kHeaddim / 4 / kV3PrepareThreads; ++i)
+        accum[i * kV3PrepareThreads + thread] = float4{zero, zero, zero, zero};
+    }
+    if (ring_of<Spec>() && blockIdx.x == 0) {
+      const int generations = (call.batch * call.nheads_k + work.generation - 1) / work.generation;
+      for (int i = thread; i <= generations; i += kV3PrepareThreads) work.finished[i] = 0;
+    }
 
     if (thread < kV3BackwardRows) {
       float lse = -kInfinity;

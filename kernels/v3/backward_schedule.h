@@ -18,6 +18,15 @@ struct BackwardCall {
   const TensorMap &q, &k, &v, &dout, &dk, &dv;  // boxes of a block of queries (q, dout), of a tile of keys (k, v), of 64 rows (dk, dv)
 };
 
+// Whether the kernels convert dq early (v3/backward_ring.h). Spec: kRing; false if it is left out.
+template <class Spec>
+consteval bool ring_of() {
+  if constexpr (requires { Spec::kRing; })
+    return Spec::kRing;
+  else
+    return false;
+}
+
 struct KeyTile {
   int number, head_k, batch;
   int key;                // first
@@ -133,6 +142,11 @@ struct EntryPlace<true> {
   __device__ __forceinline__ int keys_behind(const AttentionParams& p, int) const { return static_cast<int>(pairs_of(p).total_k - k_begin); }
 };
 
+// The first block of a query head's in dq_accum.
+__device__ __forceinline__ int ring_block(const BackwardCall& p, int batch, int head) {
+  return (batch * p.call.nheads + head) % p.work.ring_heads * p.work.row_blocks;
+}
+
 // The tile in shared memory: written once, and read where it is needed, to keep registers free.
 struct TilePlace {
   unsigned address;
@@ -205,11 +219,13 @@ struct TilePlace {
     if constexpr (kPacked) return place();
     return 0;
   }
-  // The first block of the first query head's, counted over all heads.
-  template <bool kPacked>
+  // The first block of the first query head's in dq_accum.
+  template <bool kPacked, bool kRing>
   __device__ __forceinline__ int first_block(const BackwardCall& p) const {
     if constexpr (kPacked)
       return head_k() * p.call.group * p.work.row_blocks + place() + first_row() / kV3BackwardRows;
+    else if constexpr (kRing)
+      return ring_block(p, batch(), head_k() * p.call.group) + first_row() / kV3BackwardRows;
     else
       return (batch() * p.call.nheads + head_k() * p.call.group) * p.work.row_blocks + first_row() / kV3BackwardRows;
   }
@@ -244,14 +260,16 @@ struct QueryBlock<true> {
   }
 };
 
+// `first_head`: of the CTAs' heads, counted over the batch.
 template <bool kPacked>
-__device__ __forceinline__ QueryBlock<kPacked> query_block(const AttentionParams& call, const V3BackwardWork& work) {
-  const unsigned index = gridDim.x - 1 - blockIdx.x, blocks = static_cast<unsigned>(work.row_blocks);
-  const unsigned nth = index / blocks;
+__device__ __forceinline__ QueryBlock<kPacked> query_block(const AttentionParams& call, const V3BackwardWork& work, unsigned index,
+                                                           int first_head = 0) {
+  const unsigned blocks = static_cast<unsigned>(work.row_blocks);
+  const unsigned of_first = index / blocks, nth = of_first + static_cast<unsigned>(first_head);
   if constexpr (kPacked) {
     // Whose block it is all threads of the CTA look for together: offsets out of range lead nobody astray who asks for each sequence by itself.
     __shared__ int owner;
-    const int block = static_cast<int>(index - nth * blocks), thread = static_cast<int>(threadIdx.x);
+    const int block = static_cast<int>(index - of_first * blocks), thread = static_cast<int>(threadIdx.x);
     const PairParams& p = pairs_of(call);
     if (thread == 0) owner = -1;
     __syncthreads();
@@ -270,7 +288,7 @@ __device__ __forceinline__ QueryBlock<kPacked> query_block(const AttentionParams
     const unsigned batch = nth / static_cast<unsigned>(call.nheads);
     return {{static_cast<int>(batch)},
             static_cast<int>(nth - batch * static_cast<unsigned>(call.nheads)),
-            static_cast<int>(index - nth * blocks) * kV3BackwardRows};
+            static_cast<int>(index - of_first * blocks) * kV3BackwardRows};
   }
 }
 

@@ -297,9 +297,9 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
     const Loaded& kernel = v3_packed_key_tiles_kernel(device, chosen);
     device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
   }
-  launch(chosen.prepare, 0, shape_of(chosen.small_grid, kV3PrepareThreads, 0), lists);
+  launch(chosen.prepare, 0, shape_of(chosen.prepare_grid, kV3PrepareThreads, 0), lists);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
-  launch(chosen.finish, 0, shape_of(chosen.small_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
+  launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
 }
 
 void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {

@@ -50,7 +50,8 @@ cuda::V2Target cuda::target_of(int arch, int level) {
   unsupported(text("there are no kernels for architecture ", arch, "; allowed: ", known_architectures()));
 }
 
-cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_bytes, kL2Bytes, kMultiprocessors}; }
+// With the L2 cache of an H100, the smallest that algorithm v3 meets.
+cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_bytes, 50 << 20, kMultiprocessors}; }
 
 std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);

@@ -50,7 +50,8 @@ struct V3BackwardKey {
   int32_t deterministic = 0;
   int32_t row = 0;   // of the table
   int32_t pair = 0;  // pair_bits()
-  std::array<int32_t, 7> reserved{};
+  int32_t ring = 0;  // whether dq is converted early (kernels/v3/backward_ring.h)
+  std::array<int32_t, 6> reserved{};
 };
 static_assert(sizeof(V3BackwardKey) == 64);
 
@@ -71,11 +72,12 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
 struct V3BackwardPlan {
   V3BackwardKey prepare, main, finish;
   V3BackwardTile tile;
-  int64_t grid = 0, small_grid = 0;  // CTAs of the main kernel, and of each of the others
+  int64_t grid = 0, prepare_grid = 0, finish_grid = 0;  // CTAs of the main kernel, and of the others
   int threads = 0, shared_bytes = 0, finish_shared_bytes = 0;
   int row_blocks = 0, key_tiles = 0, heads_per_section = 0;  // of packed sequences, those that there may be
-  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences and, if deterministic, whose turn it is for each block of queries.
-  // 16-byte aligned.
+  int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
+  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences and, if deterministic, whose turn it is for each block of queries,
+  // or the ring's counts. 16-byte aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // For problems that are not refused.
