@@ -107,6 +107,9 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
+    // For sm_90 the widest values spill there in a window, or with softcap under a causal mask (40 and 4 bytes); with one stage of keys they do not.
+    const bool short_of_registers = problem.windowed() ? problem.softcap == 0 : problem.causal && problem.softcap > 0;
+    if (row.f32 && row.tile.stages == 2 && row.tile.warps == 8 && target.arch == 90 && headdim_v > 192 && short_of_registers) continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
