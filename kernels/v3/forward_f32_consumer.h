@@ -26,6 +26,11 @@ inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
 // Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
 inline constexpr float kF32GreatestReference = 1048576.0f;
 
+// Where the greatest numbers of a row of q and of a block of keys could make a score of more than 2^22 (with headdim terms of 2^15 * 2^15), parts
+// leave out more than 2^-18 of a score of other keys of the block, which may be the ones that count: such rows are computed again.
+template <class Spec>
+inline constexpr float kF32GreatestScale = 1.0f / (256 * Spec::kHeaddim);
+
 template <class Spec>
 struct ConsumerF32 {
   using Shape = ForwardF32Shape<Spec>;
@@ -233,6 +238,7 @@ struct ConsumerF32 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       scale[r] = row_scale[r] * inverse;
+      if (scale[r] > kF32GreatestScale<Spec>) scale[r] = kNan;  // and so o is
       float x = fmaxf(top[r], top[r + 2]);
       x = fmaxf(x, ptx::shfl_xor(x, 1));
       x = fmaxf(x, ptx::shfl_xor(x, 2));

@@ -108,8 +108,12 @@ int choose_row(const Problem& problem, const V2Target& target) {
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // For sm_90 the widest values spill there in a window, or with softcap under a causal mask (40 and 4 bytes); with one stage of keys they do not.
-    const bool short_of_registers = problem.windowed() ? problem.softcap == 0 : problem.causal && problem.softcap > 0;
-    if (row.f32 && row.tile.stages == 2 && row.tile.warps == 8 && target.arch == 90 && headdim_v > 192 && short_of_registers) continue;
+    // The latter spill for sm_100 with either, and not with two warps.
+    const bool capped_rows = problem.causal && !problem.windowed() && problem.softcap > 0;
+    if (row.f32 && row.tile.warps == 8 && headdim_v > 192 &&
+        ((target.arch == 90 && row.tile.stages == 2 && (capped_rows || (problem.windowed() && problem.softcap == 0))) ||
+         (target.arch >= 100 && capped_rows)))
+      continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
