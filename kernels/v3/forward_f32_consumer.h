@@ -49,6 +49,7 @@ struct ConsumerF32 {
   float t[Shape::kColumnsV / 2], o[Shape::kColumnsV / 2];
   unsigned q_high[kQueriesInRegisters ? kDepth : 1][4], q_low[kQueriesInRegisters ? kDepth : 1][4];
   float row_scale[2];  // softmax_scale_log2, undoing the factor of the row of q
+  float reach;         // the greatest that undoes the factor of a block of keys whose scores are good (kF32GreatestScale)
   float shift[2];      // minus the reference; inf: no key seen yet
   float sum[2];        // of this lane's weights alone
   float factor[2];     // of o, where references were renewed
@@ -108,6 +109,7 @@ struct ConsumerF32 {
       of_row[r] = split.factor * sign;
       row_scale[r] = p.call.softmax_scale_log2 * split.inverse;
     }
+    reach = kF32GreatestScale<Spec> / fmaxf(row_scale[0], row_scale[1]);
     if constexpr (!kQueriesInRegisters) ptx::bar_sync(kOwnBarrier + group, 128);  // every warp's products with those before are done
 #pragma unroll
     for (int step = 0; step < kDepth; ++step) {
@@ -197,7 +199,7 @@ struct ConsumerF32 {
     const float inverse = ptx::ld_shared_f32(shared + Shape::kOffsetFactors + k.last() * 16);
     ptx::warp_sync();
     if (lane() == 0) ptx::mbarrier_arrive(barriers.k_empty(k.last()));
-    return inverse;
+    return inverse > reach ? kNan : inverse;  // and so o is
   }
   __device__ __forceinline__ void output_done() {
     ptx::wgmma_wait<0>();
@@ -238,7 +240,6 @@ struct ConsumerF32 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       scale[r] = row_scale[r] * inverse;
-      if (scale[r] > kF32GreatestScale<Spec>) scale[r] = kNan;  // and so o is
       float x = fmaxf(top[r], top[r + 2]);
       x = fmaxf(x, ptx::shfl_xor(x, 1));
       x = fmaxf(x, ptx::shfl_xor(x, 2));
