@@ -92,11 +92,14 @@ TEST(V3ForwardF32PlanSmall, RefusesWithAReason) {
   says([](Problem& p) { p.batch = int64_t{1} << 20, p.seqlen_k = int64_t{1} << 20; }, "split the batch");
 }
 
-TEST(V3ForwardF32PlanSmall, IsForThoseWhoAskForIt) {
-  Problem p = f32(64, 64, false);
+// Splitting keys and values in advance is for many queries; who asks for v3 gets it for few, too.
+TEST(V3ForwardF32PlanSmall, FewQueriesAreForV2UnlessV3IsAskedFor) {
+  Problem p = f32(64, 64, false, 5);  // of three heads: 15
   EXPECT_EQ(v3_forward_f32_refusal(p, kH200), "");
   p.algorithm = Algorithm::kAuto;
-  EXPECT_NE(v3_forward_f32_refusal(p, kH200).find("where it is asked for"), std::string::npos);
+  EXPECT_NE(v3_forward_f32_refusal(p, kH200).find("15 queries of a key head are fewer than 16"), std::string::npos);
+  p.seqlen_q = 6;
+  EXPECT_EQ(v3_forward_f32_refusal(p, kH200), "");
 }
 
 TEST(V3ForwardF32PlanSmall, PointersAndStridesDecideHowRowsAreCopied) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -93,6 +94,50 @@ TEST_F(CudaV3Gpu, Fp32TakesScoresOfAnySize) {
       for (size_t i = 0; i < kWidth; ++i) ASSERT_EQ(o[row * kWidth + i], v[at * kWidth + i]) << name_of(algorithm) << " " << row << " " << i;
     }
   }
+}
+
+// Keys of 1e17 beside keys of 1, of which parts in units of the block's greatest leave nothing: rows that do not see the large ones, or whose scores
+// with them are far below 0, are those of the small ones.
+TEST_F(CudaV3Gpu, Fp32TakesKeysOfVeryDifferentSize) {
+  constexpr size_t kRows = 150, kKeys = 300;
+  for (const size_t width : {size_t{64}, size_t{128}})
+    for (const bool causal : {false, true}) {
+      const Case c = shape(DType::kF32, 1, kRows, kKeys, 1, 1, static_cast<int64_t>(width), causal);
+      DeviceForward d(c);
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+      const std::vector<float> q = test::numbers(d.t.q), v = test::numbers(d.t.v);
+      std::vector<float> k = test::numbers(d.t.k);
+      for (const size_t key : {40, 170, 290})
+        for (size_t i = 0; i < width; ++i) k[key * width + i] *= 1e17f;
+      check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, d.t.k.data(), k.data(), 4 * k.size(), nullptr));
+      Options options = on_cuda(c);
+      options.algorithm = Algorithm::kV3;
+      if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+      forward(d.t, options);
+      const std::vector<float> o = test::numbers(d.t.o), lse = test::numbers(d.t.lse);
+      int small = 0;  // rows that the large keys have no part in
+      for (size_t row = 0; row < kRows; ++row) {
+        const size_t end = causal ? row + 1 + kKeys - kRows : kKeys;
+        std::vector<double> scores(end), wanted(width);
+        double greatest = -HUGE_VAL, sum = 0;
+        for (size_t key = 0; key < end; ++key) {
+          for (size_t i = 0; i < width; ++i) scores[key] += static_cast<double>(q[row * width + i]) * k[key * width + i];
+          scores[key] /= std::sqrt(static_cast<double>(width));
+          greatest = std::max(greatest, scores[key]);
+        }
+        for (size_t key = 0; key < end; ++key) {
+          const double weight = std::exp(scores[key] - greatest);
+          sum += weight;
+          for (size_t i = 0; i < width; ++i) wanted[i] += weight * v[key * width + i];
+        }
+        small += greatest < 100;
+        const double expected = greatest + std::log(sum);
+        EXPECT_NEAR(lse[row], expected, 1e-5 * std::max(1.0, std::fabs(expected))) << width << " " << causal << " " << row;
+        for (size_t i = 0; i < width; ++i) ASSERT_NEAR(o[row * width + i], wanted[i] / sum, 1e-5) << width << " " << causal << " " << row << " " << i;
+      }
+      EXPECT_GT(small, 5);
+    }
 }
 
 // The backward pass in fp32 whose queries are split by a kernel before, over many tiles; a deterministic one splits them block by block.

@@ -26,6 +26,11 @@ inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
 // Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
 inline constexpr float kF32GreatestReference = 1048576.0f;
 
+// Where the greatest numbers of a row of q and of a block of keys could make a score of more than 2^22 (with headdim terms of 2^15 * 2^15), parts
+// leave out more than 2^-18 of a score of other keys of the block, which may be the ones that count: such rows are computed again.
+template <class Spec>
+inline constexpr float kF32GreatestScale = 1.0f / (256 * Spec::kHeaddim);
+
 template <class Spec>
 struct ConsumerF32 {
   using Shape = ForwardF32Shape<Spec>;
@@ -44,6 +49,7 @@ struct ConsumerF32 {
   float t[Shape::kColumnsV / 2], o[Shape::kColumnsV / 2];
   unsigned q_high[kQueriesInRegisters ? kDepth : 1][4], q_low[kQueriesInRegisters ? kDepth : 1][4];
   float row_scale[2];  // softmax_scale_log2, undoing the factor of the row of q
+  float reach;         // the greatest that undoes the factor of a block of keys whose scores are good (kF32GreatestScale)
   float shift[2];      // minus the reference; inf: no key seen yet
   float sum[2];        // of this lane's weights alone
   float factor[2];     // of o, where references were renewed
@@ -103,6 +109,7 @@ struct ConsumerF32 {
       of_row[r] = split.factor * sign;
       row_scale[r] = p.call.softmax_scale_log2 * split.inverse;
     }
+    reach = kF32GreatestScale<Spec> / fmaxf(row_scale[0], row_scale[1]);
     if constexpr (!kQueriesInRegisters) ptx::bar_sync(kOwnBarrier + group, 128);  // every warp's products with those before are done
 #pragma unroll
     for (int step = 0; step < kDepth; ++step) {
@@ -192,7 +199,7 @@ struct ConsumerF32 {
     const float inverse = ptx::ld_shared_f32(shared + Shape::kOffsetFactors + k.last() * 16);
     ptx::warp_sync();
     if (lane() == 0) ptx::mbarrier_arrive(barriers.k_empty(k.last()));
-    return inverse;
+    return inverse > reach ? kNan : inverse;  // and so o is
   }
   __device__ __forceinline__ void output_done() {
     ptx::wgmma_wait<0>();

@@ -107,6 +107,17 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
+    // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window, and under a causal mask with dropout or of packed sequences.
+    if (!row.f32 && target.arch >= 100 && std::max(headdim, headdim_v) > 64 && row.tile.row_tiles == 2 && row.tile.block_n == 64 &&
+        (problem.windowed() || (problem.causal && (pair.dropout || pair.packed))))
+      continue;
+    // For sm_90 the widest values spill there in a window, or with softcap under a causal mask (40 and 4 bytes); with one stage of keys they do not.
+    // The latter spill for sm_100 with either, and not with two warps.
+    const bool capped_rows = problem.causal && !problem.windowed() && problem.softcap > 0;
+    if (row.f32 && row.tile.warps == 8 && headdim_v > 192 &&
+        ((target.arch == 90 && row.tile.stages == 2 && (capped_rows || (problem.windowed() && problem.softcap == 0))) ||
+         (target.arch >= 100 && capped_rows)))
+      continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
@@ -142,8 +153,10 @@ std::span<const V2ForwardRow> v2_forward_rows() { return kRows; }
 std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   const PairFeatures pair = pair_features(problem);
-  if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && pair.hides() && pair.dropout)
-    return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and bias, mask or documents together above headdim 192; use the CPU";
+  if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && (pair.hides() || pair.lengths) && pair.dropout)
+    return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and lengths of keys, bias, mask or documents together above headdim "
+           "192; "
+           "use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text(
         "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
