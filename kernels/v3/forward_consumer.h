@@ -9,6 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/alibi.h"
+#include "kernels/v3/block_order.h"
 #include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/hidden_values.h"
@@ -198,6 +199,12 @@ struct Consumer {
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
   }
+  template <bool kBegins, bool kBehind>
+  __device__ __forceinline__ void hide_ends(int of) {
+    if constexpr (kBegins) hide_before(of);
+    if constexpr (kBehind)
+      if ((of + 1) * kBlockN > keys.count(p.call)) hide(of);
+  }
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -241,8 +248,8 @@ struct Consumer {
   }
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
   // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
-  // have seen others.
-  template <bool kBegins>
+  // have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key; keys may end in it.
+  template <bool kBegins, bool kBehind = false>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
@@ -252,21 +259,22 @@ struct Consumer {
       products_done();
     else
       scores_done();
-    if constexpr (kBegins) hide_before(block - 1);
+    hide_ends<kBegins, kBehind>(block - 1);
     const bool careful = Spec::kCareful && overflows > 1;
     bool moved = false;
     float greatest = 0;
-    [[maybe_unused]] float line[2];  // of the terms, less the references
+    [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
     if constexpr (kAlibi) {
+      rise = kBehind ? -slope.value : slope.value;
       distances(line, block - 1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) line[r] = fmaf(slope.value, line[r], -softmax.reference[r]);
+      for (int r = 0; r < 2; ++r) line[r] = fmaf(rise, line[r], -softmax.reference[r]);
     }
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
       else if constexpr (kAlibi)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, slope.value, line);
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line);
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
     };
@@ -286,7 +294,7 @@ struct Consumer {
       if (!softmax.add(s, !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
-        if constexpr (kBegins) hide_before(block - 1);
+        hide_ends<kBegins, kBehind>(block - 1);
         update<false>(block - 1);
         rescale();
         pack();
@@ -314,14 +322,14 @@ struct Consumer {
     return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
   }
 
-  // The weights of a tile's first (last) block, from its scores.
+  // The weights of the block that a tile begins with, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
     overflows = 0;
     row = first_row;
     keys = of;
     slope = of_head;
     take_bits();
-    block = own_blocks(first_row, of) - 1;
+    block = kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
     update<true>(block);
   }
@@ -417,6 +425,11 @@ struct Consumer {
     } else {
 #pragma unroll 1
       for (; block > 0; --block) whole_block<false>(buffer);
+    }
+    if constexpr (kFromDiagonal<Spec>) {
+      const int behind = first_block<Spec, Shape::kBlockM>(p.call, keys, row) + 1;
+#pragma unroll 1
+      for (block = all_blocks(row, keys); block > behind; --block) whole_block<false, true>(buffer);
     }
   }
 
