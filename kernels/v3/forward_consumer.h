@@ -75,8 +75,13 @@ struct Consumer {
         shared(shared_address),
         barriers(of),
         group(own_group),
-        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)),
+        scale(own_scale(params.call.softmax_scale_log2)),
         curve(Spec::Score::curve(params.call)) {}
+
+  static __device__ __forceinline__ float own_scale(float of_call) {
+    if constexpr (kAlibi) return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
+    return ptx::shfl(of_call, static_cast<int>(threadIdx.x) % 32);
+  }
 
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
@@ -217,7 +222,7 @@ struct Consumer {
 
   // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
   __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
-    const int away = of * kBlockN + lane() % 4 * 2 - aligned_key(p.call, keys, row + own_row());
+    const int away = of * kBlockN + slope.first;
     distance[0] = static_cast<float>(away);
     distance[1] = static_cast<float>(away - 8);
   }
@@ -328,6 +333,7 @@ struct Consumer {
     row = first_row;
     keys = of;
     slope = of_head;
+    if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     take_bits();
     block = kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
