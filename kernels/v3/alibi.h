@@ -1,6 +1,6 @@
 // ALiBi in v3's forward pass: the term -slope |row + shift - key| of a score, in units of log2, beside the scale. In a block whose keys all lie
-// before the diagonal it is a straight line: from the distance of a lane's first key every other one is a constant number of steps, so that a weight
-// costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
+// on one side of the diagonal it is a straight line: from the distance of a lane's first key every other one is a constant number of steps, so that a
+// weight costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
 #pragma once
 
 #include "kernels/constants.h"

@@ -1,8 +1,8 @@
 // In which order a tile of queries meets its blocks of keys: from the last that its rows see to the first, so that blocks which an edge of a mask
 // crosses come first, and references with them (v3/softmax.h).
 //
-// With ALiBi and keys behind a row, a row's greatest weights are near the key that it is aligned with, wherever that is: the tile then begins with the
-// block of its last row's, goes down to the first block, and from the last one down to where it began. References are right from then on, as they
+// With ALiBi and keys behind a row, a row's greatest weights are near the key that it is aligned with, wherever that is: the tile then begins with
+// the block of its last row's, goes down to the first block, and from the last one down to where it began. References are right from then on, as they
 // are without terms, and no block but those that the diagonal crosses takes a maximum.
 #pragma once
 
