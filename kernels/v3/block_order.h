@@ -3,7 +3,7 @@
 //
 // With ALiBi and keys behind a row, a row's greatest weights are near the key that it is aligned with, wherever that is: the tile then begins with
 // the block of its last row's, goes down to the first block, and from the last one down to where it began. References are right from then on, as they
-// are without terms, and no block but those that the diagonal crosses takes a maximum.
+// are without terms: besides blocks that the diagonal crosses only the last one takes a maximum, because keys may end in it.
 #pragma once
 
 #include "kernels/pair.h"
