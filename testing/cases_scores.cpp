@@ -142,7 +142,8 @@ void add_key_lengths(Table& table) {
 
 void add_alibi(Table& table) {
   for (Alibi alibi : {Alibi::kHeads, Alibi::kBatchHeads})
-    for (Case c : {shape(2, 100, 130, 4, 2, 64), shape(2, 97, 61, 2, 2, 40), shape(1, 33, 1023, 2, 1, 32), decoding(3, 1300, 4, 2, 72)}) {
+    for (Case c : {shape(2, 100, 130, 4, 2, 64), shape(2, 97, 61, 2, 2, 40), shape(1, 33, 1023, 2, 1, 32), shape(1, 420, 523, 2, 1, 64),
+                   decoding(3, 1300, 4, 2, 72)}) {
       c.alibi = alibi;
       table.add_both_masks(c);
     }

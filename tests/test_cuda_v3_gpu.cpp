@@ -255,6 +255,42 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
       }
 }
 
+// ALiBi without a causal mask: tiles begin at the diagonal, wherever it is (before the first key, too), and meet the keys behind it last. Slopes of
+// both signs: with one below 0 weights rise away from the diagonal, and out of their window.
+TEST_F(CudaV3Gpu, AlibiFromTheDiagonalAgreesWithV2) {
+  for (const int64_t headdim : {64, 128, 192, 256})
+    for (const auto& [seqlen_q, seqlen_k] : {std::pair{1030, 1300}, {1300, 1030}, {2000, 700}, {300, 3001}, {1024, 1024}})
+      for (const bool lengths : {false, true}) {
+        const Case c = shape(headdim == 128 ? DType::kF16 : DType::kBF16, 3, seqlen_q, seqlen_k, 8, 2, headdim, false);
+        DeviceForward d(c), other(c);
+        uint32_t seed = 1;
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+        cuda::Buffer memory(0, 1024);
+        const std::array<float, 8> slopes{0.5f, 0.0f, -0.01f, 0.004f, 2.0f, -1.5f, 0.0625f, 4.0f};
+        const std::array<int32_t, 3> keys{static_cast<int32_t>(seqlen_k), 129, 0};
+        memory.copy_from(slopes.data(), sizeof slopes);
+        memory.copy_from(keys.data(), sizeof keys, nullptr, 512);
+        const auto at = [&](DType dtype, int64_t count, int64_t offset) {
+          return Tensor(nullptr, dtype, {count}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+        };
+        d.t.scores.alibi_slopes = at(DType::kF32, 8, 0);
+        if (lengths) d.t.scores.seqused_k = at(DType::kI32, 3, 512);
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        for (const double scale : {1 / std::sqrt(static_cast<double>(headdim)), 1.0}) {
+          Options options = on_cuda(c);
+          options.softmax_scale = scale;
+          options.algorithm = Algorithm::kV3;
+          if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+          forward(d.t, options);
+          options.algorithm = Algorithm::kV2;
+          forward(v2, options);
+          EXPECT_LT(difference(d.t.o, v2.o), 0.03) << headdim << " " << seqlen_q << " " << seqlen_k << " " << lengths << " " << scale;
+          EXPECT_LT(difference(d.t.lse, v2.lse), 5e-3) << headdim << " " << seqlen_q << " " << seqlen_k << " " << lengths << " " << scale;
+        }
+      }
+}
+
 // A problem with outputs of two algorithms: q, k, v, o and lse of forward, dout, and gradients in the places of q, k and v.
 struct TwoWays {
   Case c;

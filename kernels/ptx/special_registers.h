@@ -16,6 +16,13 @@ __device__ __forceinline__ unsigned opaque(unsigned x) {
   return x;
 }
 
+// 0, which the compiler takes for a number of each lane's own.
+__device__ __forceinline__ unsigned zero_of_lane() {
+  unsigned d;
+  asm volatile("{.reg .b32 m; mov.u32 m, %%lanemask_eq; popc.b32 m, m; add.u32 %0, m, -1;}" : "=r"(d));
+  return d;
+}
+
 // Which thread this is in a one-dimensional CTA. Found again at each call, to keep registers free.
 struct ThreadPlace {
   int warp, lane;

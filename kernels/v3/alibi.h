@@ -1,6 +1,6 @@
 // ALiBi in v3's forward pass: the term -slope |row + shift - key| of a score, in units of log2, beside the scale. In a block whose keys all lie
-// before the diagonal it is a straight line: from the distance of a lane's first key every other one is a constant number of steps, so that a weight
-// costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
+// on one side of the diagonal it is a straight line: from the distance of a lane's first key every other one is a constant number of steps, so that a
+// weight costs one operation more than without. Specialisations without PairFeatures::alibi have none of this.
 #pragma once
 
 #include "kernels/constants.h"
@@ -9,7 +9,7 @@
 
 namespace fattn::v3 {
 
-// The slope of a head, times log2(e).
+// The slope of a head, times log2(e), and where a lane's rows are.
 template <bool kAlibi>
 struct Slope {
   template <class Place>
@@ -20,10 +20,11 @@ struct Slope {
 template <>
 struct Slope<true> {
   float value;
+  int first;  // the lane's first key of block 0, less the key that its first row is aligned with
   template <class Place>
   static __device__ __forceinline__ Slope of(const AttentionParams& params, const Place& place) {
     const PairParams& p = pairs_of(params);
-    return {p.alibi_slopes[place.entry() * p.alibi_batch_stride + place.head * p.alibi_head_stride] * kLog2e};
+    return {p.alibi_slopes[place.entry() * p.alibi_batch_stride + place.head * p.alibi_head_stride] * kLog2e, 0};
   }
 };
 

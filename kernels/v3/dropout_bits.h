@@ -10,6 +10,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/v3/block_order.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/philox.h"
 #include "kernels/v3/ring.h"
@@ -69,7 +70,7 @@ __device__ __forceinline__ void make_dropout_bits(const ForwardCall& p, unsigned
                                                         static_cast<unsigned>(place.head));
     const auto keys = keys_of<Spec>(p.call, place);
     const int first = block_begin<Mask, Shape::kBlockN>(p.call, keys, place.row);
-    int block = block_end<Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
+    int block = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row);
     const unsigned first_number = 2 * core::dropout_query(static_cast<unsigned>(place.row + lane / 4));
 #pragma unroll 1
     do {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void make_dropout_bits(const ForwardCall& p, unsigned
       }
       unit -= kUnits;
       ring.next();
-    } while (block-- > first);
+    } while (kFromDiagonal<Spec> ? (block = block_after<Spec, Shape::kBlockM>(p.call, keys, place.row, block)) >= 0 : block-- > first);
   }
 }
 

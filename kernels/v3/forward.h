@@ -1,6 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
-// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), forward_copy.h (loads, stores), forward_consumer.h, and with
-// dropout dropout_bits.h (random numbers).
+// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), block_order.h (their blocks), forward_copy.h (loads, stores),
+// forward_consumer.h, and with dropout dropout_bits.h (random numbers).
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"

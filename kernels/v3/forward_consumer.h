@@ -9,6 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/alibi.h"
+#include "kernels/v3/block_order.h"
 #include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/hidden_values.h"
@@ -40,6 +41,8 @@ struct Consumer {
   static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   using Slope = v3::Slope<kAlibi>;
+  // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
+  static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
   using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
   static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
 
@@ -64,6 +67,7 @@ struct Consumer {
   Keys keys;                // of the tile's batch entry
   int block = 0;            // whose weights are computed
   Slope slope;              // of the tile's head
+  bool linked = false;      // with kLinks: the warp's references are, on this side of the diagonal
 
   Ring<kV3DropoutStages> bits;
   unsigned kept[DropoutUnit::kWords];  // bits of the block whose weights are computed
@@ -74,8 +78,13 @@ struct Consumer {
         shared(shared_address),
         barriers(of),
         group(own_group),
-        scale(ptx::shfl(params.call.softmax_scale_log2, static_cast<int>(threadIdx.x) % 32)),
+        scale(own_scale(params.call.softmax_scale_log2)),
         curve(Spec::Score::curve(params.call)) {}
+
+  static __device__ __forceinline__ float own_scale(float of_call) {
+    if constexpr (kAlibi) return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
+    return ptx::shfl(of_call, static_cast<int>(threadIdx.x) % 32);
+  }
 
   // Where the thread is, found again at each call to keep registers free.
   static __device__ __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
@@ -210,39 +219,50 @@ struct Consumer {
 
   // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
   __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
-    const int away = of * kBlockN + lane() % 4 * 2 - aligned_key(p.call, keys, row + own_row());
+    const int away = of * kBlockN + slope.first;
     distance[0] = static_cast<float>(away);
     distance[1] = static_cast<float>(away - 8);
   }
-  // References are found or raised, of the scores of block `of`.
-  template <bool kFirst>
-  __device__ __forceinline__ bool update(int of) {
+  // References are found or raised, of the scores of block `of`, and weights made. kLinks: `link` says that blocks without a maximum come next; of
+  // keys behind the rows if kBehind.
+  template <bool kFirst, bool kBehind = false>
+  __device__ __forceinline__ bool update(int of, [[maybe_unused]] bool link = false) {
     if constexpr (kAlibi) {
       float distance[2];
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
-      return softmax.template update<kFirst>(s, factor, 1.0f);
+      if constexpr (kLinks) {
+        const auto raise = [&] { return linked = link && softmax.template link<kFirst>(factor, (kBehind ? 8.0f : -8.0f) * slope.value); };
+        return softmax.template update<kFirst>(s, factor, 1.0f, raise);
+      } else {
+        return softmax.template update<kFirst>(s, factor, 1.0f);
+      }
     } else {
       return softmax.template update<kFirst>(s, factor, scale);
     }
   }
 
-  // A block that some row does not see whole, or with ALiBi one with keys behind a row: hidden scores, and a maximum.
-  __device__ __forceinline__ void masked_block(unsigned buffer) {
+  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum.
+  template <bool kBehind = false>
+  __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
     issue_products(buffer);
     take_bits();
     scores_done();
     free_k();
-    if constexpr (Mask::kUneven) hide(block - 1);
-    const bool moved = update<false>(block - 1);
+    if constexpr (Mask::kUneven)
+      hide(block - 1);
+    else if constexpr (kBehind)
+      if (block * kBlockN > keys.count(p.call)) hide(block - 1);
+    const bool moved = update<false, kBehind>(block - 1, link);
     output_done();
     if (moved) rescale();
     pack();
   }
   // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
   // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
-  // have seen others.
-  template <bool kBegins>
+  // have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key. With references that could not be linked the
+  // weights are wrong, and made again with a maximum; a branch around them cost 3 to 16 % (one H200, headdim 128 and 64).
+  template <bool kBegins, bool kBehind = false>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
@@ -253,20 +273,23 @@ struct Consumer {
     else
       scores_done();
     if constexpr (kBegins) hide_before(block - 1);
-    const bool careful = Spec::kCareful && overflows > 1;
+    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked));
     bool moved = false;
     float greatest = 0;
-    [[maybe_unused]] float line[2];  // of the terms, less the references
+    [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
     if constexpr (kAlibi) {
+      rise = kBehind ? -slope.value : slope.value;
       distances(line, block - 1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) line[r] = fmaf(slope.value, line[r], -softmax.reference[r]);
+      for (int r = 0; r < 2; ++r) line[r] = fmaf(rise, line[r], -softmax.reference[r]);
     }
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
+      else if constexpr (kLinks)
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line[0]);
       else if constexpr (kAlibi)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, slope.value, line);
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line);
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
     };
@@ -283,7 +306,7 @@ struct Consumer {
     } else {
       weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
       pack();
-      if (!softmax.add(s, !kByCurve || greatest <= curve.most)) [[unlikely]] {
+      if (!softmax.add(s, kLinks ? linked : !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kBegins) hide_before(block - 1);
@@ -314,16 +337,17 @@ struct Consumer {
     return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
   }
 
-  // The weights of a tile's first (last) block, from its scores.
+  // The weights of the block that a tile begins with, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
     overflows = 0;
     row = first_row;
     keys = of;
     slope = of_head;
+    if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     take_bits();
-    block = own_blocks(first_row, of) - 1;
+    block = kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
-    update<true>(block);
+    update<true>(block, kLinks && block <= last_masked_block());
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
@@ -398,14 +422,16 @@ struct Consumer {
     if constexpr (kAlibi && !kNothingBehind) return min(last, aligned_key(p.call, keys, first_row));
     return last;
   }
+  // Where blocks without a maximum begin: before it, on the way down.
+  __device__ __forceinline__ int last_masked_block() const { return max(0, last_whole_key(row + group * 64)) / kBlockN; }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
     if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
-      const int whole = max(0, last_whole_key(row + group * 64)) / kBlockN;
+      const int whole = last_masked_block();
 #pragma unroll 1
-      for (; block > whole; --block) masked_block(buffer);
+      for (; block > whole; --block) masked_block(buffer, kLinks && block - 1 == whole);
     }
     if constexpr (Mask::kBegins) {
       const int first = own_begin(row, keys);
@@ -417,6 +443,15 @@ struct Consumer {
     } else {
 #pragma unroll 1
       for (; block > 0; --block) whole_block<false>(buffer);
+    }
+    if constexpr (kFromDiagonal<Spec>) {
+      const int behind = first_block<Spec, Shape::kBlockM>(p.call, keys, row) + 1;
+      block = all_blocks(row, keys);
+      if (block > behind) {
+        masked_block<true>(buffer, true);  // keys may end in it
+#pragma unroll 1
+        for (--block; block > behind; --block) whole_block<false, true>(buffer);
+      }
     }
   }
 

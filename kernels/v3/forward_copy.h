@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/tensor_copy.h"
+#include "kernels/v3/block_order.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/load_columns.h"
 #include "kernels/v3/schedule.h"
@@ -69,7 +70,7 @@ struct GroupsLeft {
   }
 };
 
-// Tile by tile: the queries, and blocks of keys and values from the last to the first, keys one block ahead.
+// Tile by tile: the queries, and blocks of keys and values in their order (v3/block_order.h), keys one block ahead.
 template <class Spec>
 __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
   using Shape = ForwardShape<Spec>;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
       v.next();
     };
     const auto keys = keys_of<Spec>(p.call, place);
-    int block = block_end<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row, Shape::kBlockM) - 1;
+    int block = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row);
     const int first = block_begin<typename Spec::Mask, Shape::kBlockN>(p.call, keys, place.row);
     load_k(block);
     GroupsLeft<Spec> groups;
@@ -102,12 +103,20 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
       groups.load_queries(p, shared, barriers, place, nth);
     else if constexpr (Shape::kKeysFirst)
       load_queries<Spec>(p, shared, barriers, place, nth);
-    for (; block > first; --block) {
-      load_k(block - 1);
+    if constexpr (kFromDiagonal<Spec>) {
+      for (int next; (next = block_after<Spec, Shape::kBlockM>(p.call, keys, place.row, block)) >= 0; block = next) {
+        load_k(next);
+        load_v(block);
+      }
       load_v(block);
-      if constexpr (Shape::kQueriesByGroup) groups.load_queries(p, shared, barriers, place, nth);
+    } else {
+      for (; block > first; --block) {
+        load_k(block - 1);
+        load_v(block);
+        if constexpr (Shape::kQueriesByGroup) groups.load_queries(p, shared, barriers, place, nth);
+      }
+      load_v(first);
     }
-    load_v(first);
     if constexpr (Shape::kQueriesByGroup)
       while (groups.left > 0) groups.load_queries(p, shared, barriers, place, nth);
   }

@@ -23,6 +23,10 @@ struct Window {
 };
 // A reference is renewed only where the maximum has grown by more than this: o is then rescaled less often.
 inline constexpr float kPatience = 8.0f;
+// With ALiBi the terms of a lane's two rows differ by a constant on either side of the diagonal. Where their references differ by the same constant,
+// a key's term is one number for both. A row's reference may be raised by this for it: bf16 has the range, fp16 has not.
+inline constexpr float kMostRaised = 32.0f;
+struct NoRaise {};
 
 template <class Element, int kBlockN>
 struct Softmax {
@@ -34,9 +38,10 @@ struct Softmax {
 
   static __device__ __forceinline__ constexpr int row_of(int i) { return i >> 1 & 1; }
 
-  // Scores become weights, after the references were found or raised. The result says whether o has to be multiplied by `factor`.
-  template <bool kFirst>
-  __device__ __forceinline__ bool update(Scores& s, float (&factor)[2], float scale) {
+  // Scores become weights, after the references were found or raised. The result says whether o has to be multiplied by `factor`. `raise` may raise
+  // the references further.
+  template <bool kFirst, class Raise = NoRaise>
+  __device__ __forceinline__ bool update(Scores& s, float (&factor)[2], float scale, Raise raise = {}) {
     float top[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) top[i] = fmaxf(s[2 * i], s[2 * i + 1]);
@@ -61,6 +66,8 @@ struct Softmax {
       }
       minus[r] = reference[r] == -kInfinity ? 0.0f : -reference[r];  // weights of a row without a visible key are 0, not NaN
     }
+    if constexpr (!is_same<Raise, NoRaise>)
+      if (raise()) minus[0] = -reference[0], minus[1] = -reference[1];
     float partial[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
@@ -70,6 +77,24 @@ struct Softmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = (kFirst ? 0.0f : sum[r]) + (partial[r] + partial[r + 2]);
     return !kFirst && !ptx::vote_all(factor[0] == 1.0f && factor[1] == 1.0f);
+  }
+
+  // Of update(): raises one reference, so that the second row's is `between` above the first's. False, and nothing is done, where that were too much,
+  // or a row has none.
+  template <bool kFirst>
+  __device__ __forceinline__ bool link(float (&factor)[2], float between) {
+    const float first = fmaxf(reference[0], reference[1] - between), to[2] = {first, first + between};
+    if (!ptx::vote_all(to[0] - reference[0] <= kMostRaised && to[1] - reference[1] <= kMostRaised)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (!kFirst) {
+        const float more = ptx::ex2(reference[r] - to[r]);
+        factor[r] *= more;
+        sum[r] *= more;
+      }
+      reference[r] = to[r];
+    }
+    return true;
   }
 
   // Scores [kFrom, kTo) become weights, trusting the references.
@@ -84,6 +109,13 @@ struct Softmax {
   __device__ __forceinline__ void weigh(Scores& s, float scale, float slope, const float (&line)[2]) const {
 #pragma unroll
     for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, fmaf(slope, static_cast<float>(key_of(i)), line[row_of(i)])));
+  }
+
+  // The same where both rows have one line.
+  template <int kFrom, int kTo>
+  __device__ __forceinline__ void weigh(Scores& s, float scale, float slope, float line) const {
+#pragma unroll
+    for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, fmaf(slope, static_cast<float>(key_of(i)), line)));
   }
 
   // The same of scores that `curve` caps. `greatest`: so far, of their squares.
