@@ -60,7 +60,7 @@ struct KeptBits {
     const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
     unsigned kept[4];
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_below);
+    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_thresholds);
     transpose(kept, own_lane() / 16);
     ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
     ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});
