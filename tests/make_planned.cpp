@@ -451,10 +451,10 @@ int main() {
         problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
         if (softcap) continue;
-        for (const bool alibi : {true, false}) {
-          problem.dropout_below = 6554;
+        problem.dropout_below = 6554;
+        for (const auto& [alibi, lengths] : {std::pair{true, false}, {false, true}, {false, false}}) {
           problem.has_alibi = alibi;
-          problem.has_seqused_k = !alibi;
+          problem.has_seqused_k = lengths;
           add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
         }
       }

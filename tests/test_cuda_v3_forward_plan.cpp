@@ -325,8 +325,8 @@ TEST(V3ForwardPlanSmall, AlibiHasTheTilesOfProblemsWithoutAny) {
       }
 }
 
-// Bits are in shared memory beside keys and values, and the warps that make them have registers: all within what there is.
-TEST(V3ForwardPlanSmall, DropoutHasRoomForItsBits) {
+// Random numbers are those of blocks of 64 keys, and those who draw them have registers.
+TEST(V3ForwardPlanSmall, DropoutHasTilesWithRegistersForIt) {
   for (const int headdim : {64, 96, 128, 192, 256})
     for (const int headdim_v : {64, 128, 256})
       for (const bool causal : {false, true})
