@@ -13,6 +13,8 @@ template <class Spec, bool kDropout>
 struct DropoutBits {
   template <class Call, class Place>
   __device__ __forceinline__ void begin(const Call&, const Place&) {}
+  template <class Call, class Place>
+  __device__ __forceinline__ void begin_again(const Call&, const Place&) {}
   __device__ __forceinline__ void draw(const AttentionParams&, int, int) {}
   template <class Weights>
   __device__ __forceinline__ void drop(Weights&) const {}
@@ -29,10 +31,19 @@ struct DropoutBits<Spec, true> {
   // Before the first block of a tile.
   template <class Call, class Place>
   __device__ __forceinline__ void begin(const Call& p, const Place& place) {
-    const PairParams& pairs = pairs_of(p.call);
-    head = HeadOfPhilox(pairs.dropout_state[0], pairs.dropout_state[1] +
-                                                    static_cast<unsigned long long>(place.entry()) * static_cast<unsigned>(p.call.nheads) +
-                                                    static_cast<unsigned>(place.head));
+    begin(p, place, pairs_of(p.call).dropout_state);
+  }
+  // The same once more, where it is not to be kept meanwhile: with lengths and ALiBi the end of a tile wants the registers.
+  template <class Call, class Place>
+  __device__ __forceinline__ void begin_again(const Call& p, const Place& place) {
+    if constexpr (kPairOf<Spec>.lengths && kPairOf<Spec>.alibi)
+      begin(p, place, static_cast<const volatile unsigned long long*>(pairs_of(p.call).dropout_state));
+  }
+  template <class Call, class Place, class State>
+  __device__ __forceinline__ void begin(const Call& p, const Place& place, const State& state) {
+    const unsigned long long seed = state[0], offset = state[1];
+    head = HeadOfPhilox(
+        seed, offset + static_cast<unsigned long long>(place.entry()) * static_cast<unsigned>(p.call.nheads) + static_cast<unsigned>(place.head));
   }
 
   // Of the lane's pairs of block `block`; `row`: the warpgroup's first, a multiple of 64.

@@ -552,6 +552,7 @@ struct Consumer {
     output_done();
     if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
+    bits.begin_again(p, next_place);
     clear_output();
     pack();
   }
