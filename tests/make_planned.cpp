@@ -146,7 +146,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     const bool lengths = pair.lengths || pair.packed;
     const bool fits = pair.dropout ? its.takes_dropout(lengths || pair.alibi) : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
-    if (its.tile.shared_bytes(headdim, headdim_v) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
+    if (its.tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);
     key.width = headdim, key.width_v = headdim_v;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/pair.h"
+#include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v3/philox.h"
 
@@ -12,10 +13,10 @@ namespace fattn::v3 {
 template <class Spec, bool kDropout>
 struct DropoutBits {
   template <class Call, class Place>
-  __device__ __forceinline__ void begin(const Call&, const Place&) {}
+  __device__ __forceinline__ void begin(const Call&, const Place&, unsigned) {}
   template <class Call, class Place>
-  __device__ __forceinline__ void begin_again(const Call&, const Place&) {}
-  __device__ __forceinline__ void draw(const AttentionParams&, int, int) {}
+  __device__ __forceinline__ void begin_again(const Call&, const Place&, unsigned) {}
+  __device__ __forceinline__ void draw(const AttentionParams&, unsigned, int, int) {}
   template <class Weights>
   __device__ __forceinline__ void drop(Weights&) const {}
 };
@@ -28,33 +29,42 @@ struct DropoutBits<Spec, true> {
   HeadOfPhilox head;  // of the tile
   unsigned kept[kWords];
 
-  // Before the first block of a tile.
+  // Before the first block of a tile. `memory`: of the CTA, kV3DropoutBytes.
   template <class Call, class Place>
-  __device__ __forceinline__ void begin(const Call& p, const Place& place) {
-    begin(p, place, pairs_of(p.call).dropout_state);
+  __device__ __forceinline__ void begin(const Call& p, const Place& place, unsigned memory) {
+    begin(p, place, memory, pairs_of(p.call).dropout_state);
   }
   // The same once more, where it is not to be kept meanwhile: with lengths and ALiBi the end of a tile wants the registers.
   template <class Call, class Place>
-  __device__ __forceinline__ void begin_again(const Call& p, const Place& place) {
+  __device__ __forceinline__ void begin_again(const Call& p, const Place& place, unsigned memory) {
     if constexpr (kPairOf<Spec>.lengths && kPairOf<Spec>.alibi)
-      begin(p, place, static_cast<const volatile unsigned long long*>(pairs_of(p.call).dropout_state));
+      begin(p, place, memory, static_cast<const volatile unsigned long long*>(pairs_of(p.call).dropout_state));
   }
   template <class Call, class Place, class State>
-  __device__ __forceinline__ void begin(const Call& p, const Place& place, const State& state) {
+  __device__ __forceinline__ void begin(const Call& p, const Place& place, unsigned memory, const State& state) {
     const unsigned long long seed = state[0], offset = state[1];
     head = HeadOfPhilox(
         seed, offset + static_cast<unsigned long long>(place.entry()) * static_cast<unsigned>(p.call.nheads) + static_cast<unsigned>(place.head));
+    ptx::st_shared_4(own_word(memory, ptx::opaque(threadIdx.x)), head.word0);  // all lanes the same
   }
 
-  // Of the lane's pairs of block `block`; `row`: the warpgroup's first, a multiple of 64.
-  __device__ __forceinline__ void draw(const AttentionParams& call, int row, int block) {
-    const unsigned thread = ptx::opaque(threadIdx.x) % 128;
+  static __device__ __forceinline__ unsigned own_word(unsigned memory, unsigned thread) { return memory + thread / 32 * 4; }
+
+  // Of the lane's pairs of block `block`; `row`: the warpgroup's first, a multiple of 64. Between the issue of a product and waiting for it, and that
+  // is not for ptxas to change: it would mix the draw with the exponentials, where every instruction costs time. What the draw begins with is read
+  // from shared memory, after the issue, and what it ends with might be written there.
+  __device__ __forceinline__ void draw(const AttentionParams& call, unsigned memory, int row, int block) {
+    unsigned thread = ptx::opaque(threadIdx.x);
+    const unsigned own = own_word(memory, thread);
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(head.word0) : "r"(own) : "memory");
+    thread %= 128;
     const unsigned number = static_cast<unsigned>(row) + thread / 4 * 2;  // 2 core::dropout_query() of the lane's first row
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
       kept[i] = head.kept(number, static_cast<unsigned>((block * kWords + i) * core::kDropoutCalls) + thread % 4, pairs_of(call).dropout_thresholds);
 #pragma unroll
-    for (unsigned& word : kept) word = ptx::opaque(word);  // now, not where it is wanted
+    for (unsigned& word : kept)
+      asm volatile("{.reg .pred never; setp.eq.u32 never, %1, 0; @never st.volatile.shared.u32 [%1], %0;}" : "+r"(word) : "r"(own) : "memory");
   }
 
   // Weights of the block as they are stored, the operand of wgmma: those that are dropped become 0.

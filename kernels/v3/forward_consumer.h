@@ -129,7 +129,7 @@ struct Consumer {
   }
 
   // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
-  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, first_row + group * 64, of); }
+  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, shared + Shape::kOffsetDropout, first_row + group * 64, of); }
 
   // Both products, in this warpgroup's turn.
   __device__ __forceinline__ void issue_products(unsigned buffer) {
@@ -544,7 +544,7 @@ struct Consumer {
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
     const Inverse inverse = close_rows(nth);  // beside the products
-    bits.begin(p, next_place);
+    bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, own_blocks(next_place.row, next_keys) - 1);
     scores_done();
     free_k();
@@ -552,7 +552,7 @@ struct Consumer {
     output_done();
     if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
-    bits.begin_again(p, next_place);
+    bits.begin_again(p, next_place, shared + Shape::kOffsetDropout);
     clear_output();
     pack();
   }
@@ -567,7 +567,7 @@ struct Consumer {
         const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
         const auto place = place_at(number);
-        bits.begin(p, place);
+        bits.begin(p, place, shared + Shape::kOffsetDropout);
         begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);

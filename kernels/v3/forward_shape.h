@@ -44,7 +44,8 @@ struct ForwardShape {
   static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
   static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
   static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV);
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kOffsetDropout = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kSharedBytes = kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0);
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
   static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;

@@ -92,7 +92,7 @@ bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& targ
                       : registers               ? row.takes_lengths()
                                                 : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
-         row.tile.shared_bytes(width, width_v) <= target.shared_bytes;
+         row.tile.shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -189,10 +189,11 @@ int v3_row_width(int width, int width_v) {
   return least;
 }
 
-int V3ForwardTile::shared_bytes(int width, int width_v) const {
+int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v);
-  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers;
+  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers +
+         (dropout ? kV3DropoutBytes : 0);
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
@@ -256,7 +257,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
   }
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v);
+  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
   schedule(problem, target, plan);
   return plan;
 }

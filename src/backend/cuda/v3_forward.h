@@ -34,7 +34,7 @@ struct V3ForwardTile {
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
   constexpr bool queries_by_group(V3Mask mask) const { return mask == V3Mask::kWindow && skip && query_buffers == 1; }
-  int shared_bytes(int width, int width_v) const;
+  int shared_bytes(int width, int width_v, bool dropout = false) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers. kDropout: with dropout alone.
