@@ -144,10 +144,9 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
     const bool lengths = pair.lengths || pair.packed;
-    const bool fits = pair.dropout ? its.takes_dropout() : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
+    const bool fits = pair.dropout ? its.takes_dropout(lengths || pair.alibi) : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
-    const cuda::V3ForwardTile tile = pair.dropout ? its.tile.with_dropout(headdim, headdim_v) : its.tile;
-    if (tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
+    if (its.tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
     key.dtype = static_cast<int32_t>(dtype);
     key.width = headdim, key.width_v = headdim_v;
@@ -457,10 +456,10 @@ int main() {
         problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
         if (softcap) continue;
-        for (const bool alibi : {true, false}) {
-          problem.dropout_below = 6554;
+        problem.dropout_below = 6554;
+        for (const auto& [alibi, lengths] : {std::pair{true, false}, {false, true}, {false, false}}) {
           problem.has_alibi = alibi;
-          problem.has_seqused_k = !alibi;
+          problem.has_seqused_k = lengths;
           add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
         }
       }

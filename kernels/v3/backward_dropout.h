@@ -60,7 +60,7 @@ struct KeptBits {
     const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
     unsigned kept[4];
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_below);
+    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_thresholds);
     transpose(kept, own_lane() / 16);
     ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
     ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});
@@ -110,41 +110,37 @@ struct KeptBits {
   }
 };
 
-// P as dv takes it: -0 where it is dropped, which nothing else is.
-__device__ __forceinline__ void drop(unsigned (&weights)[4][4], unsigned kept) {
+// P as dv takes it: 0 where it is dropped.
+__device__ __forceinline__ void drop(unsigned (&weights)[4][4], const unsigned (&p)[4][4], unsigned kept) {
 #pragma unroll
   for (int i = 15; i >= 0; --i) {
-    const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2;  // one shift for two words: bits of neighbouring tiles are a byte apart
-    const unsigned halves = kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
-    unsigned& pair = weights[tile / 2][tile % 2 * 2 + key];
-    pair = (pair & halves) | (0x80008000u & ~halves);
+    const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2, at = tile % 2 * 2 + key;  // one shift for two words: bits of neighbouring tiles are a byte apart
+    weights[tile / 2][at] = p[tile / 2][at] & kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
   }
 }
 
-// What `weights` lack of P, in bf16: what rounding took away, or all.
-template <class Element>
-__device__ __forceinline__ void keep_difference(unsigned (&rest)[4][4], const unsigned (&weights)[4][4], const float (&p)[32]) {
+// ptxas gives the registers of a wgmma's operand away at their last use, even if the wgmma is still under way, and then runs all of them one after
+// the other (C7510). This is a use: `never` is false, but only we know that.
+__device__ __forceinline__ void hold(const unsigned (&operand)[4][4], bool never, unsigned somewhere) {
+  if (never) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const unsigned pair = weights[i / 4][i % 4];
-    rest[i / 4][i % 4] = ptx::cvt_bf16x2(p[2 * i] - ptx::low_float<Element>(pair), p[2 * i + 1] - ptx::high_float<Element>(pair));
+    for (int i = 0; i < 4; ++i) ptx::st_shared_16(somewhere, uint4{operand[i][0], operand[i][1], operand[i][2], operand[i][3]});
   }
 }
 
-// dS in place of what keep_difference() kept; `dp` is dP less row sums.
+// dS in place of P, which is rounded: no registers for what that took away. `dp` is dP less row sums.
 template <class Element>
-__device__ __forceinline__ void multiply_kept(unsigned (&rest)[4][4], const unsigned (&weights)[4][4], const float (&dp)[32], unsigned row_sums) {
+__device__ __forceinline__ void multiply_kept(unsigned (&p)[4][4], unsigned kept, const float (&dp)[32], unsigned row_sums) {
   const unsigned from = row_sums + own_lane() % 4 * 8;
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
     const float2 sum = ptx::ld_shared_f32x2(from + static_cast<unsigned>(16 * i));
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
-      const unsigned pair = weights[(i + key) / 4][(i + key) % 4];
-      unsigned& to = rest[(i + key) / 4][(i + key) % 4];
-      const float low = (pair & 0x8000u) != 0 ? -sum.x : dp[2 * (i + key)], high = static_cast<int>(pair) < 0 ? -sum.y : dp[2 * (i + key) + 1];
-      to = ptx::pack2<Element>((ptx::low_float<Element>(pair) + ptx::low_float<bf16>(to)) * low,
-                               (ptx::high_float<Element>(pair) + ptx::high_float<bf16>(to)) * high);
+      unsigned& pair = p[(i + key) / 4][(i + key) % 4];
+      const auto stays = [&](int e) { return (kept & (1u << kept_bit(i / 2, 2 * key + e))) != 0; };
+      const float low = stays(0) ? dp[2 * (i + key)] : -sum.x, high = stays(1) ? dp[2 * (i + key) + 1] : -sum.y;
+      pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * low, ptx::high_float<Element>(pair) * high);
     }
   }
 }

@@ -44,7 +44,8 @@ struct KeyGradients {
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];    // P^T, A operand of dV
-  unsigned gradients[4][4];  // what keep_rest() keeps of P^T (with softcap keep_squares() of S^T), then dS^T, A operand of dK
+  unsigned gradients[4][4];  // what keep_rest() keeps of P^T (with softcap keep_squares() of S^T, with dropout P^T itself), then dS^T, A operand of dK
+  unsigned kept;              // with dropout: which of the block's pairs stay
   RowValues lse;
   TightRing<Spec::kStages> queries;  // and dout
   unsigned step = 0;                 // blocks whose dS is published
@@ -142,11 +143,12 @@ struct KeyGradients {
       hide_in(s);
       ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
       ptx::pin(gradients);
-      pack<Element>(weights, s);
       if constexpr (Shape::kDropout) {
-        drop(weights, take_kept());
-        keep_difference<Element>(gradients, weights, s);
+        pack<Element>(gradients, s);
+        kept = take_kept();
+        drop(weights, gradients, kept);
       } else {
+        pack<Element>(weights, s);
         keep_rest<Element>(gradients, weights, s);
       }
     }
@@ -165,10 +167,11 @@ struct KeyGradients {
   __device__ __forceinline__ void differentiate() {
     ptx::wgmma_wait<0>();
     ptx::pin(weights);
+    if constexpr (Shape::kDropout) hold(weights, step == ~0u, shared);
     if constexpr (Spec::Score::kCapped)
       multiply_capped<Element>(gradients, weights, dp);
     else if constexpr (Shape::kDropout)
-      multiply_kept<Element>(gradients, weights, dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
+      multiply_kept<Element>(gradients, kept, dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
     else
       multiply<Element>(gradients, weights, dp);
     ptx::pin(gradients);

@@ -1,13 +1,12 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), block_order.h (their blocks), forward_copy.h (loads, stores),
-// forward_consumer.h, and with dropout dropout_bits.h (random numbers).
+// forward_consumer.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/set_registers.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
-#include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_consumer.h"
 #include "kernels/v3/forward_copy.h"
 
@@ -26,19 +25,11 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   if (warp < 4) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
-    if constexpr (kPairOf<Spec>.dropout) {
-      constexpr bool kStoreWarp = !ForwardShape<Spec>::kStoreFromRegisters && !kLoadWarpStores<Spec>;
-      constexpr int kFirst = kStoreWarp ? 2 : 1;  // of the warps that make bits
-      const int own = ptx::warp_id();             // found again: it would be kept in memory
-      if (kStoreWarp && own == 1) store_forward<Spec>(p, shared, barriers);
-      if (own >= kFirst) make_dropout_bits<Spec, 4 - kFirst>(p, shared, barriers, own - kFirst);
-    } else {
-      if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32))
-        store_forward<Spec>(p, shared, barriers);
-    }
+    if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32))
+      store_forward<Spec>(p, shared, barriers);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
-    Consumer<Spec>(p, shared, barriers, (kPairOf<Spec>.dropout ? ptx::warp_id() : warp) / 4 - 1).run();
+    Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();
   }
 }
 

@@ -43,7 +43,7 @@ struct Consumer {
   using Slope = v3::Slope<kAlibi>;
   // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
   static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
-  using DropoutUnit = v3::DropoutUnit<kDropout ? kBlockN : 64>;
+  using DropoutBits = v3::DropoutBits<Spec, kDropout>;
   static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
 
   const ForwardCall& p;
@@ -69,8 +69,7 @@ struct Consumer {
   Slope slope;              // of the tile's head
   bool linked = false;      // with kLinks: the warp's references are, on this side of the diagonal
 
-  Ring<kV3DropoutStages> bits;
-  unsigned kept[DropoutUnit::kWords];  // bits of the block whose weights are computed
+  DropoutBits bits;  // of the block whose weights are computed
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
   __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
@@ -138,21 +137,8 @@ struct Consumer {
     if constexpr (kTurns) ptx::bar_arrive(1 + (group + 1 == kGroups ? 0 : group + 1), 256);
   }
 
-  // The bits of the next block, if there is dropout.
-  __device__ __forceinline__ void take_bits() {
-    if constexpr (kDropout) {
-      ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
-      const int warp = group * 4 + ptx::opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
-      DropoutUnit::load(kept, shared + Shape::kOffsetBits + bits.stage * Shape::kBitBytes + static_cast<unsigned>(warp * DropoutUnit::kBytes),
-                        lane());
-      ptx::warp_sync();
-      free_bits();
-    }
-  }
-  __device__ __forceinline__ void free_bits() {
-    if (lane() == 0) ptx::mbarrier_arrive(barriers.bits_empty(bits.stage));
-    bits.next();
-  }
+  // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
+  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, shared + Shape::kOffsetDropout, first_row + group * 64, of); }
 
   // Both products, in this warpgroup's turn.
   __device__ __forceinline__ void issue_products(unsigned buffer) {
@@ -210,7 +196,7 @@ struct Consumer {
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
-    if constexpr (kDropout) DropoutUnit::drop(weights, kept);
+    bits.drop(weights);
   }
   __device__ __forceinline__ void rescale() {
 #pragma unroll
@@ -246,7 +232,7 @@ struct Consumer {
   template <bool kBehind = false>
   __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
     issue_products(buffer);
-    take_bits();
+    draw(row, block - 1);
     scores_done();
     free_k();
     if constexpr (Mask::kUneven)
@@ -267,7 +253,7 @@ struct Consumer {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
-    take_bits();
+    draw(row, block - 1);
     if constexpr (kByCurve)
       products_done();
     else
@@ -332,6 +318,9 @@ struct Consumer {
     else
       return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM);
   }
+  __device__ __forceinline__ int first_of(int first_row, Keys of) const {
+    return kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
+  }
   __device__ __forceinline__ int all_blocks(int first_row, Keys of) const { return block_end<Mask, kBlockN>(p.call, of, first_row, Shape::kBlockM); }
   __device__ __forceinline__ int own_begin(int first_row, Keys of) const {
     return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
@@ -344,8 +333,7 @@ struct Consumer {
     keys = of;
     slope = of_head;
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
-    take_bits();
-    block = kFromDiagonal<Spec> ? first_block<Spec, Shape::kBlockM>(p.call, of, first_row) : own_blocks(first_row, of) - 1;
+    block = first_of(first_row, of);
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
     update<true>(block, kLinks && block <= last_masked_block());
   }
@@ -368,10 +356,6 @@ struct Consumer {
       v.next();
       free_k();
       free_v();
-      if constexpr (kDropout) {
-        ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
-        free_bits();
-      }
     }
   }
   // The same of those before the warpgroup's first, which are the last of the tile; where the next tile is joined to it, its first scores come
@@ -384,10 +368,6 @@ struct Consumer {
       k.next();
       free_k();
       k_is_there = false;
-      if constexpr (kDropout) {
-        ptx::mbarrier_wait(barriers.bits_full(bits.stage), bits.parity);
-        free_bits();
-      }
     }
   }
   __device__ __forceinline__ void pass_over_values(int count) {
@@ -408,6 +388,7 @@ struct Consumer {
     issue_scores(buffer.stage);
     k.next();
     k_is_there = false;
+    draw(first_row, first_of(first_row, of));
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
@@ -590,22 +571,26 @@ struct Consumer {
   }
 
   // The last product of a tile beside the first scores of the next.
-  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, int next_row, Keys next_keys, Slope next_slope) {
+  template <class Place>
+  __device__ __forceinline__ void join(int nth, Buffer buffer, Buffer next_buffer, const Place& next_place, Keys next_keys, Slope next_slope) {
     int others = 0;  // blocks between this warpgroup's last of the tile and its first of the next
     if constexpr (Shape::kSkipsBefore) {
       others = blocks_before();
-      if constexpr (kJoinsPast) others += all_blocks(next_row, next_keys) - own_blocks(next_row, next_keys);
+      if constexpr (kJoinsPast) others += all_blocks(next_place.row, next_keys) - own_blocks(next_place.row, next_keys);
       pass_over_keys(others);  // whose places may be those of the keys that come before the queries
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
     const Inverse inverse = close_rows(nth);  // beside the products
+    bits.begin(p, next_place, shared + Shape::kOffsetDropout);
+    draw(next_place.row, first_of(next_place.row, next_keys));
     scores_done();
     free_k();
-    first_softmax(next_row, next_keys, next_slope);
+    first_softmax(next_place.row, next_keys, next_slope);
     output_done();
     if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
+    bits.begin_again(p, next_place, shared + Shape::kOffsetDropout);
     clear_output();
     pack();
   }
@@ -620,6 +605,7 @@ struct Consumer {
         const int number = tile_number<Spec>(p, nth);
         if (number < 0) break;
         const auto place = place_at(number);
+        bits.begin(p, place, shared + Shape::kOffsetDropout);
         begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
@@ -635,7 +621,7 @@ struct Consumer {
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
-        join(nth, buffer, next_buffer, next_row, next_keys, next_slope);
+        join(nth, buffer, next_buffer, next_place, next_keys, next_slope);
       } else {
         issue_last_product();
         const Inverse inverse = close_rows(nth);

@@ -17,40 +17,12 @@ __device__ __forceinline__ void load_tile(unsigned tile, const TensorMap& map, u
   load_columns<Tile>(tile, map, barrier, at);
 }
 
-// The thread that loads stores too. Not of packed sequences, where a whole warp stores.
-template <class Spec>
-inline constexpr bool kLoadWarpStores = kPairOf<Spec>.dropout && !kPairOf<Spec>.packed && !ForwardShape<Spec>::kStoreFromRegisters;
-
-// Stores the rows of o of a tile that consumers have left in the buffer of its queries, and waits until they are read. A single thread.
-template <class Spec>
-__device__ __forceinline__ void store_tile(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int nth) {
-  using Shape = ForwardShape<Spec>;
-  using TileO = typename Shape::TileO;
-  const auto place = place_of<Spec, Shape::kBlockM>(p, tile_number<Spec>(p, nth));
-  const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
-  for (int group = 0; group < Shape::kGroups; ++group) {
-    ptx::mbarrier_wait(barriers.o_full(buffer.stage, group), buffer.parity);
-    const int row = place.row + group * 64;
-    if (row >= p.call.seqlen_q) continue;
-    for (int column = 0; column < TileO::kColumns; ++column)
-      ptx::tensor_store(&p.o, shared + buffer.stage * Shape::kQueryBytes + column * TileO::kColumnBytes + group * 64 * 128,
-                        {column * 64, row, place.head, place.batch});
-  }
-  ptx::bulk_commit();
-  ptx::bulk_wait_read<0>();
-}
-
 // The queries of the CTA's tile `nth`.
 template <class Spec, class Place>
 __device__ __forceinline__ void load_queries(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, const Place& place, int nth) {
   using Shape = ForwardShape<Spec>;
   const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
-  if constexpr (kLoadWarpStores<Spec>) {
-    // The tile before the last one has this buffer. Consumers end it with what was loaded before, so it is worth the wait.
-    if (nth >= 2) store_tile<Spec>(p, shared, barriers, nth - 2);
-  } else {
-    ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
-  }
+  ptx::mbarrier_wait(barriers.q_empty(buffer.stage), buffer.parity ^ 1);
   load_tile<typename Shape::TileQ>(shared + buffer.stage * Shape::kQueryBytes, p.q, barriers.q_full(buffer.stage),
                                    {0, place.first_query() + place.row, place.head, place.batch});
 }
@@ -119,10 +91,6 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
     }
     if constexpr (Shape::kQueriesByGroup)
       while (groups.left > 0) groups.load_queries(p, shared, barriers, place, nth);
-  }
-  if constexpr (kLoadWarpStores<Spec>) {
-    for (int left = max(0, nth - 2); left < nth; ++left) store_tile<Spec>(p, shared, barriers, left);
-    ptx::bulk_wait<0>();
   }
 }
 

@@ -41,13 +41,11 @@ struct ForwardShape {
   static constexpr int kQueryBytes = TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes;
   static constexpr int kOffsetK = Spec::kQueryBuffers * kQueryBytes;
   static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
-  static constexpr int kOffsetBits = kOffsetV + Spec::kStagesV * TileV::kBytes;  // of dropout
-  static constexpr int kBitStages = kPairOf<Spec>.dropout ? kV3DropoutStages : 0;
-  static constexpr int kBitBytes = kBlockM * kBlockN / 8;  // of a stage: a bit a pair
-  static constexpr int kOffsetBarriers = kOffsetBits + kBitStages * kBitBytes;
+  static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
   static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
-  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kBitStages);
-  static constexpr int kSharedBytes = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV);
+  static constexpr int kOffsetDropout = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kSharedBytes = kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0);
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
   static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
@@ -82,8 +80,6 @@ struct Barriers {
   __device__ __forceinline__ unsigned k_empty(unsigned stage) const { return k_full(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
-  __device__ __forceinline__ unsigned bits_full(unsigned stage) const { return v_empty(Spec::kStagesV + stage); }
-  __device__ __forceinline__ unsigned bits_empty(unsigned stage) const { return bits_full(Shape::kBitStages + stage); }
 
   // By one thread.
   __device__ __forceinline__ void init() const {
@@ -105,10 +101,6 @@ struct Barriers {
     for (unsigned i = 0; i < Spec::kStagesV; ++i) {
       ptx::mbarrier_init(v_full(i), 1);
       ptx::mbarrier_init(v_empty(i), kConsumerWarps);
-    }
-    for (unsigned i = 0; i < Shape::kBitStages; ++i) {
-      ptx::mbarrier_init(bits_full(i), kConsumerWarps);  // as many units
-      ptx::mbarrier_init(bits_empty(i), kConsumerWarps);
     }
     ptx::mbarrier_init_fence();
   }

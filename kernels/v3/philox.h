@@ -12,6 +12,7 @@ struct HeadOfPhilox {
   unsigned key0, key1;
   unsigned word0, word1, word2;  // that enter round 2; the first and the last lack what depends on the pair, word 3 is all that
 
+  HeadOfPhilox() = default;
   __device__ __forceinline__ HeadOfPhilox(unsigned long long seed, unsigned long long stream)
       : key0(static_cast<unsigned>(seed)), key1(static_cast<unsigned>(seed >> 32)) {
     const uint2 a = ptx::mul_wide(core::kPhiloxM0, static_cast<unsigned>(stream));
@@ -50,7 +51,8 @@ struct HeadOfPhilox {
   }
 
   // core::dropout_kept() of query pair number / 2.
-  __device__ __forceinline__ unsigned kept(unsigned number, unsigned call, unsigned below) const {
+  template <class Below>
+  __device__ __forceinline__ unsigned kept(unsigned number, unsigned call, const Below& below) const {
     unsigned c[2][4];
     words(c, number, call);
     return core::dropout_kept({{c[0][0], c[0][1], c[0][2], c[0][3]}}, {{c[1][0], c[1][1], c[1][2], c[1][3]}}, below);

@@ -86,6 +86,7 @@ struct PairParams : FeatureParams {
   const unsigned long long* dropout_state;  // seed, offset
   unsigned dropout_below;                   // shared/dropout.h
   float dropout_scale;                      // of the weights that stay
+  unsigned dropout_thresholds[16];          // dropout_threshold() of each bit: operands, from where they are
 
   // Packed sequences: (batch + 1) offsets of each. seqlen_q and seqlen_k are the most rows that one has, and strides between batch entries are 0.
   const int *cu_seqlens_q, *cu_seqlens_k;

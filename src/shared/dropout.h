@@ -57,15 +57,20 @@ static constexpr unsigned dropout_step(unsigned bits, unsigned threshold, unsign
 }
 static constexpr unsigned dropout_threshold(unsigned below, int bit) { return (below >> bit & 1u) - 1u; }
 
-// The word of query pair `query`, of those that are not below.
-static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, unsigned below) {
+// The word of query pair `query`, of those that are not below. `thresholds`: dropout_threshold() of each bit.
+static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, const unsigned (&thresholds)[kDropoutBits]) {
   unsigned kept = ~0u;
   for (int bit = 0; bit < kDropoutBits; ++bit) {
     if (bit == kDropoutBits / 2) kept = kept >> kDropoutTurn | kept << (32 - kDropoutTurn);
     const Philox4& from = bit % 8 < 4 ? low : high;
-    kept = dropout_step(from.word[bit % 4], dropout_threshold(below, bit), kept);
+    kept = dropout_step(from.word[bit % 4], thresholds[bit], kept);
   }
   return kept;
+}
+static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, unsigned below) {
+  unsigned thresholds[kDropoutBits] = {};
+  for (int bit = 0; bit < kDropoutBits; ++bit) thresholds[bit] = dropout_threshold(below, bit);
+  return dropout_kept(low, high, thresholds);
 }
 
 // Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart want the same two

@@ -13,8 +13,8 @@ constexpr Divisor divisor_of(int divisor) {
   return {static_cast<unsigned>(((1ull << (31 + shift)) + static_cast<unsigned>(divisor) - 1) / static_cast<unsigned>(divisor)), shift};
 }
 
-// With dropout: blocks whose bits are in shared memory at once (kernels/v3/dropout_bits.h).
-inline constexpr int kV3DropoutStages = 4;
+// Shared memory of a CTA with dropout: a word for each of its warps, up to 20 (kernels/v3/dropout_bits.h).
+inline constexpr int kV3DropoutBytes = 80;
 
 // Barriers of queries and of o: "full" and "empty" for each buffer of queries and "full" for each warpgroup's rows of o; or, with one buffer, "full"
 // and "empty" for each warpgroup's queries (kernels/v3/forward_shape.h: kQueriesByGroup).

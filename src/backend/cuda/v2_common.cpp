@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "plan/features.h"
+#include "shared/dropout.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
@@ -119,6 +120,7 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   pairs.dropout_state = static_cast<const unsigned long long*>(b.dropout_state);
   pairs.dropout_below = static_cast<unsigned>(problem.dropout_below);
   pairs.dropout_scale = static_cast<float>(problem.dropout_scale());
+  for (int bit = 0; bit < kDropoutBits; ++bit) pairs.dropout_thresholds[bit] = dropout_threshold(pairs.dropout_below, bit);
   pairs.cu_seqlens_q = b.cu_seqlens_q;
   pairs.cu_seqlens_k = b.cu_seqlens_k;
   pairs.cu_seqlens_q_stride = problem.cu_seqlens_q_stride;

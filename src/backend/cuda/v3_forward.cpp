@@ -16,13 +16,6 @@ namespace {
 
 constexpr int kAnyLength = std::numeric_limits<int>::max();
 
-// The warps that make random numbers want more than those that copy; with 40 they would keep round keys in memory.
-constexpr V3ForwardTile with_dropout_registers(V3ForwardTile tile) {
-  tile.producer_registers = 56;
-  tile.consumer_registers = 224;
-  return tile;
-}
-
 // Measured 2026-11-21 on one H200 (CUDA 13.0, driver 580.159), bf16, batch * seqlen = 16384, nheads * headdim = 2048, medians of 15 to 20 launches by
 // events, in turn with cuDNN through torch 2.11. TFLOP/s of the first row at seqlen 512, 2048, 8192, 16384 and of what it was chosen over:
 //   64          431 563 564 567; 3 groups x 128 keys: 389 543 565 567; 3 x 64: 365 502 518 520; 2 x 128: 400 516 517 520
@@ -75,13 +68,12 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}, V3RowScores::kDropout},
 };
 // clang-format on
 
 static_assert([] {
   for (const V3ForwardRow& row : kRows)
-    if (!row.tile.registers_suffice() || (row.takes_dropout() && !with_dropout_registers(row.tile).registers_suffice())) return false;
+    if (!row.tile.registers_suffice()) return false;
   return true;
 }());
 
@@ -92,18 +84,15 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
   return fattn::most_packed_tiles(problem.total_q, problem.batch, tile.block_m());
 }
 
-// A row's tile as the problem gets it.
-V3ForwardTile tile_for(const V3ForwardRow& row, const Problem& problem) {
-  return problem.dropout_below > 0 ? row.tile.with_dropout(v3_width(problem.headdim), v3_width(problem.headdim_v)) : row.tile;
-}
-
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.dropout_below > 0 ? row.takes_dropout() : registers ? row.takes_lengths() : row.takes(problem.softcap > 0);
+  const bool scores = problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
+                      : registers               ? row.takes_lengths()
+                                                : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
-         tile_for(row, problem).shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
+         row.tile.shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -202,17 +191,9 @@ int v3_row_width(int width, int width_v) {
 
 int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
-  const int stages_bits = dropout ? kV3DropoutStages : 0;
-  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_bits);
-  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
-         stages_bits * block_m() * block_n / 8 + 8 * barriers;
-}
-
-V3ForwardTile V3ForwardTile::with_dropout(int width, int width_v) const {
-  constexpr int kSharedOf90 = 227 << 10;  // of a CTA, at compute capability 9.0
-  V3ForwardTile tile = with_dropout_registers(*this);
-  while (tile.stages_k > 2 && tile.shared_bytes(width, width_v, true) > kSharedOf90) --tile.stages_k;
-  return tile;
+  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v);
+  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers +
+         (dropout ? kV3DropoutBytes : 0);
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
@@ -251,7 +232,7 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target) {
   const int row = choose_row(problem, target);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_forward() was called for a problem that v3_forward_refusal() refuses");
-  V3ForwardPlan plan = plan_v3_forward(problem, target, tile_for(kRows[row], problem));
+  V3ForwardPlan plan = plan_v3_forward(problem, target, kRows[row].tile);
   plan.key.row = row;
   return plan;
 }
@@ -330,8 +311,7 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
 }
 
 jit::Request v3_forward_request(const V3ForwardKey& key) {
-  const V3ForwardTile& tile = kRows[key.row].tile;
-  return v3_forward_request(key, pair_features_of(key.pair).dropout ? tile.with_dropout(key.width, key.width_v) : tile);
+  return v3_forward_request(key, kRows[key.row].tile);
 }
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {

@@ -35,8 +35,6 @@ struct V3ForwardTile {
   // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
   constexpr bool queries_by_group(V3Mask mask) const { return mask == V3Mask::kWindow && skip && query_buffers == 1; }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
-  // The same for a specialisation with dropout: registers for the warps that make random numbers, and room for bits.
-  V3ForwardTile with_dropout(int width, int width_v) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers. kDropout: with dropout alone.
@@ -50,10 +48,14 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
-  // Or packed sequences, or dropout: more warpgroups leave too few registers, spills of 8 bytes.
+  // Or packed sequences: more warpgroups leave too few registers, spills of 8 bytes.
   constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDropout; }
-  // Passing over blocks in a window: spills of up to 60 bytes with ALiBi and lengths or packed sequences besides, where heads are widest.
-  constexpr bool takes_dropout() const { return tile.groups <= 2 && !(mask == V3Mask::kWindow && tile.skip && width == 256); }
+  // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
+  // with lengths, packed sequences or ALiBi besides.
+  constexpr bool takes_dropout(bool more) const {
+    const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
+    return tile.block_n % 64 == 0 && tile.groups <= groups;
+  }
   constexpr bool takes(bool capped) const {
     return scores != V3RowScores::kDropout && (scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped);
   }
