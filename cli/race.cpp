@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -40,7 +42,7 @@ class TimeLeft {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr double kReady = 0.7;
+  static constexpr double kReady = 0.8;
 
   double passed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
@@ -217,7 +219,8 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
   for (Contestant* contestant : contestants) contestant->begin();
   const Inputs inputs = make_inputs(spec, options.grad);
   {
-    // Standard first: the others are compared with its result. Those that compile last, so that none waits for them.
+    // Standard first: the others are compared with its result. Those that compile do so meanwhile on a GPU, where nothing is timed yet and the memory
+    // of each is counted apart; on the CPU, where all is one process's or one machine's, last, so that none waits for them.
     std::vector<Entry*> order;
     order.reserve(entries.size());
     for (Entry& entry : entries) order.push_back(&entry);
@@ -229,17 +232,28 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
       });
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles; });
     Outputs standard;
-    for (Entry* entry : order) {
-      left.get_ready(*entry->contestant, entry == order.back());
-      if (entry->running && entry->compiles) options.tell(entry->contestant->identity().provider + " compiles for this problem, which may take a minute");
-      entry->guarded([&] { check(*entry, spec, inputs, options, standard); });
+    const auto get_ready = [&](Entry& entry, bool all_that_is_left) {
+      left.get_ready(*entry.contestant, all_that_is_left);
+      if (entry.running && entry.compiles) options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
+      entry.guarded([&] { check(entry, spec, inputs, options, standard); });
       // One at a time, each with a peak of its own.
-      entry->guarded([&] {
-        for (Row* row : entry->rows) row->memory = entry->contestant->memory(row->pass);
+      entry.guarded([&] {
+        for (Row* row : entry.rows) row->memory = entry.contestant->memory(row->pass);
       });
-      entry->guarded([&] { entry->contestant->release(); });
+      entry.guarded([&] { entry.contestant->release(); });
       options.step();
+    };
+    std::vector<std::future<void>> compiling;
+    if (options.place.device == Device::kCuda) {
+      const auto behind_standard = std::partition_point(
+          order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles && entry->contestant->identity().provider == "standard"; });
+      for (auto entry = order.begin(); entry != behind_standard; ++entry) get_ready(**entry, false);
+      order.erase(order.begin(), behind_standard);
+      for (; !order.empty() && order.back()->compiles; order.pop_back())
+        compiling.push_back(std::async(std::launch::async, get_ready, std::ref(*order.back()), true));
     }
+    for (Entry* entry : order) get_ready(*entry, entry == order.back());
+    for (std::future<void>& one : compiling) one.get();
   }
   for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, left);
   for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
