@@ -234,7 +234,8 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     Outputs standard;
     const auto get_ready = [&](Entry& entry, bool all_that_is_left) {
       left.get_ready(*entry.contestant, all_that_is_left);
-      if (entry.running && entry.compiles) options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
+      if (entry.running && entry.compiles)
+        options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
       entry.guarded([&] { check(entry, spec, inputs, options, standard); });
       // One at a time, each with a peak of its own.
       entry.guarded([&] {

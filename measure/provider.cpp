@@ -199,8 +199,9 @@ class ProviderContestant final : public Contestant {
   // Starts the process and says hello, whose answer is read later.
   void launch(const std::string& python) {
     const std::string count = std::to_string(threads());
-    process_ = std::make_unique<Subprocess>(script() ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
-                                            std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
+    process_ =
+        std::make_unique<Subprocess>(script() ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
+                                     std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
     process_->send(json{{"op", "hello"}, {"protocol", kProtocol}}.dump(), options_.timeout_seconds);
     greeting_ = true;
   }

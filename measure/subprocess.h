@@ -20,8 +20,8 @@ class Subprocess {
   Subprocess(const Subprocess&) = delete;
   Subprocess& operator=(const Subprocess&) = delete;
 
-  // Sends one line, and waits for one line; `ask` does both. `slow` is called once, if it has not come after kSlowSeconds. Throw Failure: kTimeout, or kFailed with
-  // how the process ended and the end of what it wrote to stderr. After a Failure the process is gone.
+  // Sends one line, and waits for one line; `ask` does both. `slow` is called once, if it has not come after kSlowSeconds. Throw Failure: kTimeout,
+  // or kFailed with how the process ended and the end of what it wrote to stderr. After a Failure the process is gone.
   void send(const std::string& line, double timeout_seconds);
   std::string receive(double timeout_seconds, const std::function<void()>& slow = {});
   std::string ask(const std::string& line, double timeout_seconds) {
