@@ -28,6 +28,7 @@ struct CompareFlags {
   ProblemFlags problem;
   ProviderFlags providers;
   std::vector<std::string> names;
+  double time_limit = 0;
 };
 
 // The library by one of its algorithms, as a contestant.
@@ -132,6 +133,7 @@ int compare(const CompareFlags& flags) {
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
   options.oracle_flops = kOracleFlops;
+  options.time_limit = flags.time_limit;
   options.library = problem.options();
   cost_of(spec, Pass::kForward);
   require_memory(spec.input_bytes(options.grad), options.memory_limit, "the input of " + describe(spec));
@@ -149,6 +151,7 @@ int compare(const CompareFlags& flags) {
   {
     Progress progress("compare", race_steps(contestants.size(), options));
     options.step = [&progress] { progress.step(); };
+    options.tell = [&progress](const std::string& text) { progress.say(text); };
     result = race(spec, contestants, options);
   }
 
@@ -170,6 +173,7 @@ int compare(const CompareFlags& flags) {
   if (!problem.json().empty()) {
     std::vector<std::string> repeating = problem.repeating_flags();
     for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
+    if (flags.time_limit > 0) repeating.insert(repeating.end(), {"--time-limit", fmt::format("{}", flags.time_limit)});
     const std::vector<std::string> more = flags.providers.repeating_flags();
     repeating.insert(repeating.end(), more.begin(), more.end());
     for (std::string& flag : repeating) flag = printable(flag);
@@ -198,6 +202,11 @@ void add_compare(CLI::App& app, int& exit_code) {
           "on the CPU standard, and all providers, each with its first variant]")
       ->type_name("NAME");
   flags->providers.add_to(*command);
+  command
+      ->add_option("--time-limit", flags->time_limit,
+                   "Seconds for all of it: a provider that is not ready in time has a row that says so, and the others are timed, with fewer samples "
+                   "if need be [none]")
+      ->check(CLI::Range(1.0, 86400.0));
   command->footer(
       "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the\n"
       "machine hits all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"

@@ -40,6 +40,13 @@ void Progress::step() {
   if (now - drawn_ >= std::chrono::milliseconds(100) || done_ == total_) draw(now);
 }
 
+void Progress::say(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  fmt::print(stderr, "{}{}: {}\n", visible_ ? "\r\x1b[K" : "", label_, printable(text, 600));
+  std::fflush(stderr);
+  if (visible_) draw(Clock::now());
+}
+
 void Progress::draw(Clock::time_point now) {
   drawn_ = now;
   constexpr int64_t width = 30;

@@ -15,7 +15,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void step();  // one of `total` is done; safe to call from several threads
+  void step();                        // one of `total` is done; safe to call from several threads
+  void say(const std::string& text);  // a line of its own, also where stderr is no terminal
 
  private:
   using Clock = std::chrono::steady_clock;

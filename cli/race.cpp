@@ -4,6 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <optional>
 #include <utility>
 
 #include "cli/oracle_check.h"
@@ -18,11 +22,51 @@ namespace {
 
 using namespace measure;
 
+// What is left of --time-limit. A provider may take half of what is left at most, so that one that hangs leaves the others something.
+class TimeLeft {
+ public:
+  TimeLeft(double seconds, std::function<void(const std::string&)> tell) : limited_(seconds > 0), limit_(seconds), tell_(std::move(tell)) {}
+
+  // For all contestants together to get ready; the rest is for their samples.
+  void get_ready(Contestant& contestant, bool last) const { grant(contestant, kReady * limit_, last ? 1 : 0.5); }
+  void measure(Contestant& contestant) const { grant(contestant, limit_, 0.5); }
+
+  SamplingOptions fitting(SamplingOptions sampling, size_t turns) const {
+    if (!limited_) return sampling;
+    const double each = std::max(limit_ - passed(), 0.0) / static_cast<double>(std::max<size_t>(turns, 1));
+    sampling.max_seconds = std::min(sampling.max_seconds, 0.7 * each);
+    sampling.min_seconds = std::min(sampling.min_seconds, sampling.max_seconds);
+    sampling.warmup_seconds = std::min(sampling.warmup_seconds, 0.15 * each);
+    return sampling;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr double kReady = 0.8;
+
+  double passed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  void grant(Contestant& contestant, double end, double share) const {
+    Patience patience{std::nullopt, tell_};
+    if (limited_) {
+      const double seconds = share * std::max(end - passed(), 0.0);
+      patience.until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    }
+    contestant.wait_by(patience);
+  }
+
+  const Clock::time_point start_ = Clock::now();
+  const bool limited_;
+  const double limit_;
+  const std::function<void(const std::string&)> tell_;
+};
+
 // What a contestant has in common over all passes.
 struct Entry {
   Contestant* contestant = nullptr;
   std::vector<Row*> rows;  // one a pass
   bool running = true;
+  bool compiles = false;  // for each problem
 
   void fail(const Failure& failure) {
     running = false;
@@ -114,16 +158,20 @@ void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const Ra
                   fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
 }
 
-void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options) {
+void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options, const TimeLeft& left) {
   std::vector<Sampler> samplers;
   std::vector<Entry*> running;
   for (Entry& entry : entries) {
     if (!entry.running) continue;
     running.push_back(&entry);
-    samplers.push_back([&entry, pass](int samples, int warmup) { return entry.contestant->time(pass, samples, warmup); });
+    samplers.push_back([&entry, pass, &left](int samples, int warmup) {
+      left.measure(*entry.contestant);
+      return entry.contestant->time(pass, samples, warmup);
+    });
   }
+  const SamplingOptions sampling = left.fitting(options.sampling, running.size() * (options.passes.size() - pass_index));
   const auto samples = sample_in_turns(
-      samplers, options.sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
+      samplers, sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
   for (size_t i = 0; i < running.size(); ++i)
     if (!samples[i].seconds.empty()) {
       Statistics time = summarize(samples[i].seconds);
@@ -166,26 +214,49 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     for (Entry& entry : entries) entry.fail(failure);
     return result;
   }
+  const TimeLeft left(options.time_limit, options.tell);
   result.before = peaks_of(spec, options);
+  for (Contestant* contestant : contestants) contestant->begin();
   const Inputs inputs = make_inputs(spec, options.grad);
   {
-    // Standard first: the others are compared with its result.
+    // Standard first: the others are compared with its result. Those that compile do so meanwhile on a GPU, where nothing is timed yet and the memory
+    // of each is counted apart; on the CPU, where all is one process's or one machine's, last, so that none waits for them.
     std::vector<Entry*> order;
     order.reserve(entries.size());
     for (Entry& entry : entries) order.push_back(&entry);
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return entry->contestant->identity().provider == "standard"; });
-    Outputs standard;
-    for (Entry* entry : order) {
-      entry->guarded([&] { check(*entry, spec, inputs, options, standard); });
-      // One at a time, each with a peak of its own.
-      entry->guarded([&] {
-        for (Row* row : entry->rows) row->memory = entry->contestant->memory(row->pass);
+    for (Entry& entry : entries)
+      entry.guarded([&] {
+        left.get_ready(*entry.contestant, entries.size() == 1);
+        entry.compiles = entry.contestant->compiles();
       });
-      entry->guarded([&] { entry->contestant->release(); });
+    std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles; });
+    Outputs standard;
+    const auto get_ready = [&](Entry& entry, bool all_that_is_left) {
+      left.get_ready(*entry.contestant, all_that_is_left);
+      if (entry.running && entry.compiles)
+        options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
+      entry.guarded([&] { check(entry, spec, inputs, options, standard); });
+      // One at a time, each with a peak of its own.
+      entry.guarded([&] {
+        for (Row* row : entry.rows) row->memory = entry.contestant->memory(row->pass);
+      });
+      entry.guarded([&] { entry.contestant->release(); });
       options.step();
+    };
+    std::vector<std::future<void>> compiling;
+    if (options.place.device == Device::kCuda) {
+      const auto behind_standard = std::partition_point(
+          order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles && entry->contestant->identity().provider == "standard"; });
+      for (auto entry = order.begin(); entry != behind_standard; ++entry) get_ready(**entry, false);
+      order.erase(order.begin(), behind_standard);
+      for (; !order.empty() && order.back()->compiles; order.pop_back())
+        compiling.push_back(std::async(std::launch::async, get_ready, std::ref(*order.back()), true));
     }
+    for (Entry* entry : order) get_ready(*entry, entry == order.back());
+    for (std::future<void>& one : compiling) one.get();
   }
-  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options);
+  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, left);
   for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
 
   result.after = peaks_of(spec, options);

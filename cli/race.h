@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "measure/contestant.h"
@@ -18,7 +19,9 @@ struct RaceOptions {
   measure::Placement place;     // where they are measured, and the contestants compute
   double read_bytes_per_s = 0;  // CPU: measured once by the caller
   double oracle_flops = 0;
+  double time_limit = 0;               // seconds for all of it, 0: none; providers that would take longer end with kTimeout, samples become fewer
   std::function<void()> step = [] {};  // progress
+  std::function<void(const std::string&)> tell = [](const std::string&) {};  // what keeps it waiting
 };
 
 // Threads of the library's plan for this problem; what affinity and control group allow where there is no plan.

@@ -1,8 +1,11 @@
 // Something that computes attention and can be measured: the library in this process, or a provider in its own.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,11 +43,22 @@ struct Identity {
   int threads = 0;
 };
 
-// The order of calls is prepare, then any of the others. All throw Failure.
+// How long one that is a process of its own may make its caller wait, and who is told when that takes long.
+struct Patience {
+  std::optional<std::chrono::steady_clock::time_point> until;  // then its calls fail with kTimeout
+  std::function<void(const std::string&)> tell;
+};
+
+// The order of calls is prepare, then any of the others below it. All throw Failure, but for `begin` and `wait_by`.
 class Contestant {
  public:
   virtual ~Contestant() = default;
   virtual Identity identity() const = 0;
+  // Starts what takes its time before it is wanted, and waits for nothing; what goes wrong is the failure of a later call.
+  virtual void begin() {}
+  virtual void wait_by(const Patience& patience) { static_cast<void>(patience); }
+  // Whether it compiles for each problem, in its first call, for up to a minute. Waits until what `begin` began is there.
+  virtual bool compiles() { return false; }
   // Takes a problem on; `inputs` must outlive it. Nothing is computed yet, nothing large allocated before its size was checked.
   virtual void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) = 0;
   virtual MemoryUse memory(Pass pass) = 0;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -38,24 +39,38 @@ class ProviderContestant final : public Contestant {
  public:
   explicit ProviderContestant(const ProviderOptions& options) : options_(options) {}
 
+  // So that frameworks are imported by all providers at once.
+  void begin() override {
+    if (process_) return;
+    try {
+      launch(pythons().at(0));
+    } catch (const std::exception&) {  // start() tries again and says why not
+      process_.reset();
+    }
+  }
+
+  void wait_by(const Patience& patience) override { patience_ = patience; }
+
+  bool compiles() override {
+    start();
+    return compiles_;
+  }
+
   // A process that failed is not started again: its state is unknown, and the reason is on its first row.
   void start() {
-    if (process_) return;
-    const bool script = std::filesystem::path(options_.program).extension() == ".py";
-    const std::string count = std::to_string(threads());
+    if (process_ && !greeting_) return;
     std::string reasons;
     Status status = Status::kUnavailable;
-    for (const std::string& python : script ? options_.pythons : std::vector<std::string>{""}) {
+    for (const std::string& python : pythons()) {
       try {
-        process_ =
-            std::make_unique<Subprocess>(script ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
-                                         std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
+        if (!process_) launch(python);
+        greeting_ = false;
         hello();
         return;
       } catch (const Failure& failure) {
         process_.reset();
         status = failure.status();
-        reasons += (reasons.empty() ? "" : "; ") + (script ? python + ": " : std::string()) + failure.what();
+        reasons += (reasons.empty() ? "" : "; ") + (script() ? python + ": " : std::string()) + failure.what();
       }
     }
     throw Failure(status, reasons.empty() ? "no Python was found; give one with --python PATH" : reasons);
@@ -177,10 +192,49 @@ class ProviderContestant final : public Contestant {
     throw Failure(Status::kFailed, "the provider does not keep to the protocol: " + what);
   }
 
-  json ask(const json& request) { return ask(request, options_.timeout_seconds); }
-  json ask(const json& request, double seconds) {
+  bool script() const { return std::filesystem::path(options_.program).extension() == ".py"; }
+  // Those to try; an executable needs none.
+  std::vector<std::string> pythons() const { return script() ? options_.pythons : std::vector<std::string>{""}; }
+
+  // Starts the process and says hello, whose answer is read later.
+  void launch(const std::string& python) {
+    const std::string count = std::to_string(threads());
+    process_ =
+        std::make_unique<Subprocess>(script() ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
+                                     std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
+    process_->send(json{{"op", "hello"}, {"protocol", kProtocol}}.dump(), options_.timeout_seconds);
+    greeting_ = true;
+  }
+
+  json ask(const json& request) {
     if (!process_) throw Failure(Status::kFailed, "the provider was not started");
-    const std::string line = process_->ask(request.dump(), seconds);
+    process_->send(request.dump(), options_.timeout_seconds);
+    return answer_to(request.value("op", ""), options_.timeout_seconds);
+  }
+
+  json answer_to(const std::string& op, double most_seconds) {
+    double seconds = most_seconds;
+    if (patience_.until)
+      seconds = std::clamp(std::chrono::duration<double>(*patience_.until - std::chrono::steady_clock::now()).count(), 0.0, most_seconds);
+    const std::string limit = seconds < most_seconds ? "--time-limit" : "--timeout";
+    const auto tell = [&](const std::string& what) {
+      if (patience_.tell) patience_.tell(options_.name + (variant_.empty() ? "" : ":" + variant_) + what);
+    };
+    bool slow = false;
+    const auto began = std::chrono::steady_clock::now();
+    std::string line;
+    try {
+      line = process_->receive(seconds, [&] {
+        slow = true;
+        tell(" is still at work on its answer to \"" + op + "\"; it has " + std::to_string(std::lround(seconds)) + " s for it (" + limit + ")");
+      });
+    } catch (const Failure& failure) {
+      if (failure.status() != Status::kTimeout) throw;
+      throw Failure(Status::kTimeout, failure.what() + (" to \"" + op + "\"; a larger ") + limit + " gives it longer");
+    }
+    if (slow)
+      tell(" took " + std::to_string(std::lround(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count())) +
+           " s to answer \"" + op + "\"");
     json answer = json::parse(line, nullptr, false);
     if (!answer.is_object()) nonsense("\"" + line.substr(0, 80) + "\" is no JSON object");
     const auto ok = answer.find("ok");
@@ -190,10 +244,12 @@ class ProviderContestant final : public Contestant {
   }
 
   void hello() {
-    const json answer = ask({{"op", "hello"}, {"protocol", kProtocol}}, std::min(kHelloSeconds, options_.timeout_seconds));
+    const json answer = answer_to("hello", std::min(kHelloSeconds, options_.timeout_seconds));
     const auto protocol = answer.find("protocol");
     if (protocol == answer.end() || *protocol != kProtocol) nonsense("it speaks another version than " + std::to_string(kProtocol));
     version_ = text_of(answer, "version");
+    const auto compiles = answer.find("compiles");
+    compiles_ = compiles != answer.end() && *compiles == true;
     std::vector<std::string> variants;
     const auto devices = answer.find("devices");
     const json* list = nullptr;
@@ -215,7 +271,9 @@ class ProviderContestant final : public Contestant {
   std::unique_ptr<Subprocess> process_;
   std::string version_, variant_, kernel_;
   ProblemSpec spec_;
-  bool grad_ = false;
+  Patience patience_;
+  bool grad_ = false, compiles_ = false;
+  bool greeting_ = false;  // it was said hello to and has not answered yet
   Outputs outputs_;
 };
 

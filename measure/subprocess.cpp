@@ -23,8 +23,12 @@ extern char** environ;
 namespace fattn::measure {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr size_t kLongestLine = 4 << 20;
+
+std::chrono::steady_clock::time_point after(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
 
 std::string how_it_ended(int status) {
   if (WIFEXITED(status)) return "ended with exit code " + std::to_string(WEXITSTATUS(status));
@@ -117,31 +121,40 @@ void Subprocess::died(const std::string& doing) {
   throw Failure(Status::kFailed, reason);
 }
 
-std::string Subprocess::ask(const std::string& line, double timeout_seconds) {
-  if (!running()) throw Failure(Status::kFailed, "the provider is not running any more");
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
-  auto wait = [&](short events) {
-    for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-      if (left <= 0) {
-        kill(pid_, SIGKILL);
-        stop();
-        throw Failure(Status::kTimeout, "no answer within " + std::to_string(std::lround(timeout_seconds)) + " s");
-      }
-      pollfd item{socket_, events, 0};
-      const int ready = poll(&item, 1, static_cast<int>(std::min<long long>(left, 1000000)));
-      if (ready > 0) return;
-      if (ready < 0 && errno != EINTR) died("while being waited for");
+bool Subprocess::wait(short events, Clock::time_point until, Clock::time_point deadline, double timeout_seconds) {
+  for (;;) {
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      kill(pid_, SIGKILL);
+      stop();
+      throw Failure(Status::kTimeout, "no answer within " + std::to_string(std::lround(timeout_seconds)) + " s");
     }
-  };
+    if (now >= until) return false;
+    // Rounded up, so that it does not poll without waiting through the last millisecond.
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(std::min(until, deadline) - now).count() + 1;
+    pollfd item{socket_, events, 0};
+    const int ready = poll(&item, 1, static_cast<int>(std::min<long long>(left, 1000000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) died("while being waited for");
+  }
+}
 
+void Subprocess::send(const std::string& line, double timeout_seconds) {
+  if (!running()) throw Failure(Status::kFailed, "the provider is not running any more");
+  const auto deadline = after(timeout_seconds);
   const std::string message = line + "\n";
   for (size_t sent = 0; sent < message.size();) {
-    wait(POLLOUT);
-    const ssize_t n = send(socket_, message.data() + sent, message.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    wait(POLLOUT, deadline, deadline, timeout_seconds);
+    const ssize_t n = ::send(socket_, message.data() + sent, message.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno != EAGAIN && errno != EINTR) died("before it was asked");
     if (n > 0) sent += static_cast<size_t>(n);
   }
+}
+
+std::string Subprocess::receive(double timeout_seconds, const std::function<void()>& slow) {
+  if (!running()) throw Failure(Status::kFailed, "the provider is not running any more");
+  const auto deadline = after(timeout_seconds);
+  auto until = slow ? after(kSlowSeconds) : deadline;
   for (;;) {
     const size_t end = pending_.find('\n');
     if (end != std::string::npos) {
@@ -153,7 +166,11 @@ std::string Subprocess::ask(const std::string& line, double timeout_seconds) {
       stop();
       throw Failure(Status::kFailed, "the provider's answer has no end of line within 4 MiB");
     }
-    wait(POLLIN);
+    if (!wait(POLLIN, until, deadline, timeout_seconds)) {
+      slow();
+      until = deadline;
+      continue;
+    }
     char buffer[65536];
     const ssize_t n = recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) died("instead of answering");

@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """Provider flex-attention: torch.nn.attention.flex_attention, compiled, as it is meant to be used."""
 
+import importlib
+
 from _provider import Provider, Refusal, main, needed
 
 
 class Flex(Provider):
     name = "flex-attention"
+    compiles = True
     heads_first = True
 
     def load(self):
         self.torch = needed("torch", "PyTorch")
         self.flex = needed("torch.nn.attention.flex_attention", "PyTorch 2.5 or later")
+        # The backward pass is timed alone, several times after one forward pass, so its buffers cannot be those of what that saved.
+        importlib.import_module("torch._functorch.config").donated_buffer = False
         self.compiled = self.torch.compile(self.flex.flex_attention, dynamic=False)
         return self.torch.__version__
 

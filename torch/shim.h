@@ -30,6 +30,8 @@ AOTITorchError aoti_torch_delete_library_object(TorchLibraryHandle library);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
 AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes);
 AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides);
+AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* bytes);
+AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle tensor, int64_t* elements);
 AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype);
 AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t* type);
 AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* index);

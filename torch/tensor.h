@@ -46,6 +46,8 @@ class Tensor {
   int64_t dim() const { return get<int64_t>(aoti_torch_get_dim, "reading a tensor's rank"); }
   const int64_t* sizes() const { return get<int64_t*>(aoti_torch_get_sizes, "reading a tensor's sizes"); }
   const int64_t* strides() const { return get<int64_t*>(aoti_torch_get_strides, "reading a tensor's strides"); }
+  int64_t storage_size() const { return get<int64_t>(aoti_torch_get_storage_size, "reading a storage's size"); }
+  int64_t storage_offset() const { return get<int64_t>(aoti_torch_get_storage_offset, "reading a tensor's place in its storage"); }
   int32_t dtype() const { return get<int32_t>(aoti_torch_get_dtype, "reading a tensor's dtype"); }
   int32_t device_type() const { return get<int32_t>(aoti_torch_get_device_type, "reading a tensor's device"); }
   int32_t device_index() const { return get<int32_t>(aoti_torch_get_device_index, "reading a tensor's device index"); }
@@ -92,6 +94,20 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
               std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
 }
 
+// A storage can be made smaller under a tensor, which would be read behind its end.
+inline void require_storage(const char* name, const Tensor& tensor, DType dtype) {
+  const int64_t *n = tensor.sizes(), *s = tensor.strides(), dim = tensor.dim();
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < dim; ++i) {
+    if (n[i] == 0) return;
+    last += (n[i] - 1) * s[i];
+  }
+  const int64_t needed = (last + 1) * static_cast<int64_t>(size_of(dtype)), there = tensor.storage_size();
+  if (there < needed)
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + " reaches to byte " + std::to_string(needed) + " of a storage of " +
+                                                 std::to_string(there) + " bytes, which was made smaller since; give it its memory back");
+}
+
 inline std::array<int64_t, 4> shape4(const fattn::Tensor& t) { return {t.shape(0), t.shape(1), t.shape(2), t.shape(3)}; }
 
 // Of an input or an output, which differ in whether torch may have to copy shared memory first. lse has 3 dimensions, all else 4; of packed sequences
@@ -99,6 +115,7 @@ inline std::array<int64_t, 4> shape4(const fattn::Tensor& t) { return {t.shape(0
 // of one element.
 inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* data, bool bhsd) {
   const DType dtype = dtype_of(name, tensor);
+  require_storage(name, tensor, dtype);
   const int64_t *n = tensor.sizes(), *s = tensor.strides();
   fattn::Tensor host;
   if (const int64_t dim = tensor.dim(); dim == 2) {
@@ -122,6 +139,7 @@ inline fattn::Tensor view(const char* name, const Tensor& tensor, const void* da
 // `view`.
 inline fattn::Tensor beside(const char* name, const Tensor& tensor, const void* data, DType dtype) {
   const int64_t *n = tensor.sizes(), *s = tensor.strides();
+  require_storage(name, tensor, dtype);
   const int64_t dim = tensor.dim();
   const bool elements = std::find(n, n + dim, 0) == n + dim;
   fattn::Tensor host;

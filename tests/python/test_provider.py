@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -245,3 +246,48 @@ def test_torch_standard_says_what_it_cannot(fattn, root, flags, status, reason):
     record = fattn.json("compare", *arguments, "--provider", "fattn", "--provider", "torch-standard")
     row = record["rows"][1]
     assert (row["provider"], row["status"]) == ("torch-standard", status) and reason in row["reason"]
+
+
+def compare_rows(fattn, folder, *flags):
+    done = fattn("compare", *TINY, "--no-grad", "--providers", folder, "--python", sys.executable, "--json", "-", *flags)
+    return json.loads(done.stdout)["rows"], done.stderr
+
+
+def test_one_that_takes_longer_than_the_time_limit_is_a_row(fattn, tmp_path):
+    (tmp_path / "quick.py").write_text(HONEST + LOOP)
+    compiling = "def check(r):\n    time.sleep(120)\nOPS['hello'] = lambda r: {**hello(r), 'compiles': True}\nOPS['check'] = check\n"
+    (tmp_path / "compiling.py").write_text(HONEST + compiling + LOOP)
+    start = time.monotonic()
+    rows, said = compare_rows(fattn, tmp_path, "--provider", "compiling", "--provider", "fattn", "--provider", "quick", "--time-limit", "20")
+    assert time.monotonic() - start < 40
+    assert [row["status"] for row in rows] == ["timeout", "ok", "ok"]
+    assert "check" in rows[0]["reason"] and "--time-limit" in rows[0]["reason"]
+    assert "compiling compiles for this problem" in said and "still at work" in said
+
+
+def test_all_are_started_at_once(fattn, tmp_path):
+    meet = """
+def meet(r):
+    import pathlib
+    here = pathlib.Path(__file__)
+    here.with_suffix(".here").touch()
+    other = here.with_name("two.here" if here.stem == "one" else "one.here")
+    while not other.exists():
+        time.sleep(0.05)
+    return hello(r)
+OPS["hello"] = meet
+"""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(HONEST + meet + LOOP)
+    rows, said = compare_rows(fattn, tmp_path, "--provider", "one", "--provider", "two", "--timeout", "20")
+    assert [row["status"] for row in rows] == ["ok", "ok"], rows
+    assert "still at work" not in said and "compiles for" not in said
+
+
+def test_those_that_compile_get_ready_last(fattn, tmp_path):
+    order = "\ndef noted(r):\n    open(sys.path[0] + '/order', 'a').write(sys.argv[0][-6:-3])\n    return prepare(r)\nOPS['prepare'] = noted\n"
+    (tmp_path / "one.py").write_text(HONEST + order + "OPS['hello'] = lambda r: {**hello(r), 'compiles': True}\n" + LOOP)
+    (tmp_path / "two.py").write_text(HONEST + order + LOOP)
+    rows, _ = compare_rows(fattn, tmp_path, "--provider", "one", "--provider", "two")
+    assert [(row["provider"], row["status"]) for row in rows] == [("one", "ok"), ("two", "ok")]
+    assert (tmp_path / "order").read_text() == "twoone"

@@ -253,3 +253,38 @@ def test_outputs_are_given_back():
     before = resident()
     run(100)
     assert resident() - before < 100 << 20
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "seqused_k"])
+def test_memory_that_is_gone(name):
+    """A storage that was made smaller under a tensor, as FSDP does with what it gathers again, is not read behind its end."""
+    shape = {"bias": (1, 1, 4, 4), "seqused_k": (1,)}.get(name, (1, 4, 2, 8))
+    tensors = {other: torch.randn(1, 4, 2, 8) for other in "qkv"} | {name: torch.full(shape, 4, dtype=torch.int32) if name == "seqused_k" else torch.randn(shape)}
+    storage = tensors[name].untyped_storage()
+    for size in (0, storage.nbytes() - 1):
+        storage.resize_(size)
+        with pytest.raises(ValueError, match=f"^{name} reaches to byte .* of a storage of {size} bytes"):
+            fattn.attention(**tensors)
+
+
+def test_what_changes_between_the_passes():
+    """Is noticed where torch notices it; memory that is gone by fattn."""
+    def passes(change):
+        x, k = torch.randn(1, 4, 2, 8, requires_grad=True), torch.randn(1, 4, 2, 8)
+        o = fattn.attention(x * 1, k, k)
+        change(k)
+        o.sum().backward()
+
+    for change in (lambda k: k.add_(1), lambda k: k.resize_(1, 2, 2, 8)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            passes(change)
+    with pytest.raises(ValueError, match="^k reaches to byte 256 of a storage of 0 bytes"):
+        passes(lambda k: k.untyped_storage().resize_(0))
+
+
+def test_inputs_that_overlap():
+    """Keys that are the queries, and rows that share memory."""
+    rows = torch.randn(40, dtype=torch.float64).as_strided((1, 4, 2, 8), (0, 2, 4, 1))
+    for q, k, v in ((rows, rows, rows), (rows, rows[:, 1:], rows[:, :3])):
+        got = fattn.attention(q, k, v)
+        assert torch.equal(got, fattn.attention(q.clone(), k.clone(), v.clone()))
