@@ -322,8 +322,8 @@ void forward_task(const ForwardTask& task) {
     if (row_ids && !may_meet(ids, block_ids)) continue;
     const T* k_rows = static_cast<const T*>(task.k) + key0 * task.k_stride;
     const T* v_rows = static_cast<const T*>(task.v) + key0 * task.v_stride;
-    const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k);
-    const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v);
+    const Scalars k = Operand<T, Ops>::row_scalars(k_rows, task.k_stride, block, task.headdim, scratch.k, kInPlace);
+    const Scalars v = Operand<T, Ops>::column_scalars(v_rows, task.v_stride, block, task.headdim_v, scratch.v, kInPlace);
     NextRows next_k, next_v;
     if (kFetchesAhead && key0 + block < keys) {
       const int64_t next = keys - key0 - block < task.block_k ? keys - key0 - block : task.block_k;

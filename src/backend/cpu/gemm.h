@@ -80,7 +80,8 @@ FATTN_INLINE void multiply(Scalars a, const typename Ops::Element* b, int64_t b_
   }
 }
 
-// Runs the micro-kernel over `rows` rows, 6 at a time: begin(acc, row) sets the accumulators, end(acc, row) takes them.
+// Runs the micro-kernel over `rows` rows, 6 at a time: begin(acc, row) sets the accumulators, end(acc, row) takes them. The last 8 rows are two
+// halves where the accumulators of 2 rows are too few to hide the latency.
 template <class Ops, bool kTransposed, int kVecs, class Begin, class End>
 FATTN_INLINE void sweep(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t b_stride, int64_t n, const Begin& begin, const End& end) {
   const int64_t step = kTransposed ? 4 : a.stride;
@@ -93,7 +94,9 @@ FATTN_INLINE void sweep(Scalars a, int64_t rows, const typename Ops::Element* b,
     end(acc, r);                                                                           \
     r += R;                                                                                \
   }
-  while (r + 6 <= rows) FATTN_BLOCK(6)
+  constexpr bool kHalves = kPanelVecs == 2 && kVecs == 2;
+  while (r + 6 <= rows && !(kHalves && r + 8 == rows)) FATTN_BLOCK(6)
+  if (kHalves && r + 8 == rows) FATTN_BLOCK(4)
   if (r + 4 <= rows) FATTN_BLOCK(4)
   if (r + 2 <= rows) FATTN_BLOCK(2)
   if (r < rows) FATTN_BLOCK(1)

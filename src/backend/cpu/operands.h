@@ -57,19 +57,20 @@ template <class T, class Ops>
 struct Operand;
 
 // fp32 rows are copied only if they lie apart: as (batch, seqlen, heads, headdim) has them, the keys of a block fall into
-// a few sets of the L1 cache and into a page each, which costs 10 to 20% of the time; contiguous rows are faster in place.
-// 16-bit tensors are widened to fp32, once per block and task.
+// a few sets of the L1 cache and into a page each, which costs 10 to 20% of the time; contiguous rows are faster in place,
+// and so are those up to `in_place` elements apart, if the caller says so. 16-bit tensors are widened to fp32, once per
+// block and task.
 template <class T>
 struct Operand<T, OpsF32> {
   static constexpr int64_t row_buffer(int64_t rows, int64_t n) { return rows * copy_stride(n); }
   static constexpr int64_t column_buffer(int64_t rows, int64_t n) { return rows * copy_stride(n); }
-  FATTN_INLINE Scalars row_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
-    if (sizeof(T) == sizeof(float) && stride <= copy_stride(n)) return {reinterpret_cast<const char*>(from), stride * 4};
+  FATTN_INLINE Scalars row_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer, int64_t in_place = 0) {
+    if (sizeof(T) == sizeof(float) && (stride <= copy_stride(n) || stride <= in_place)) return {reinterpret_cast<const char*>(from), stride * 4};
     copy_rows(from, stride, rows, n, buffer, copy_stride(n));
     return {reinterpret_cast<const char*>(buffer), copy_stride(n) * 4};
   }
-  FATTN_INLINE Scalars column_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer) {
-    return row_scalars(from, stride, rows, n, buffer);
+  FATTN_INLINE Scalars column_scalars(const T* from, int64_t stride, int64_t rows, int64_t n, float* buffer, int64_t in_place = 0) {
+    return row_scalars(from, stride, rows, n, buffer, in_place);
   }
 };
 
@@ -80,7 +81,7 @@ template <>
 struct Operand<bf16, OpsDot> {
   static constexpr int64_t row_buffer(int64_t rows, int64_t n) { return n % 2 == 0 ? 0 : rows * elements<OpsDot>(n); }
   static constexpr int64_t column_buffer(int64_t rows, int64_t n) { return elements<OpsDot>(rows) * copy_stride(n); }
-  FATTN_INLINE Scalars row_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
+  FATTN_INLINE Scalars row_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer, int64_t = 0) {
     if (n % 2 == 0) return {reinterpret_cast<const char*>(from), stride * 2};
     const int64_t width = elements<OpsDot>(n);
     for (int64_t r = 0; r < rows; ++r) {
@@ -89,7 +90,7 @@ struct Operand<bf16, OpsDot> {
     }
     return {reinterpret_cast<const char*>(buffer), width * 4};
   }
-  FATTN_INLINE Scalars column_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer) {
+  FATTN_INLINE Scalars column_scalars(const bf16* from, int64_t stride, int64_t rows, int64_t n, uint32_t* buffer, int64_t = 0) {
     const int64_t width = copy_stride(n);
     for (int64_t r = 0; r < rows; r += 2)
       for (int64_t d = 0; d < n; d += kLanes) {

@@ -316,25 +316,31 @@ __attribute__((noinline)) void drop_weights(OpsDot, int64_t key0, const uint32_t
 // to[row][key] += from[key][lane], or kStores, = , for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
 template <bool kStores, int kVecs>
 __attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
-  for (int64_t key = 0; key < at.keys; key += kLanes)
-    for (int w = 0; w < kVecs; ++w) {
-      F32 block[kLanes];
-      const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
-      const float* corner = from + (key * kVecs + w) * kLanes;
-      float* out = to + (at.row + first) * to_stride + at.key + key;
-      if (columns >= kLanes && rows >= kLanes) {
-        FATTN_UNROLL
-        for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
-        transpose(block);
-        FATTN_UNROLL
-        for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, kStores ? block[i] : add(load(out + i * to_stride), block[i]));
-      } else {
-        for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
-        transpose(block);
-        for (int64_t i = 0; i < kLanes && i < rows; ++i)
-          store_n(out + i * to_stride, kStores ? block[i] : add(load_n(out + i * to_stride, columns), block[i]), columns);
-      }
+  const auto add_block = [&](int64_t key, int w) __attribute__((always_inline)) {
+    F32 block[kLanes];
+    const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
+    const float* corner = from + (key * kVecs + w) * kLanes;
+    float* out = to + (at.row + first) * to_stride + at.key + key;
+    if (columns >= kLanes && rows >= kLanes) {
+      FATTN_UNROLL
+      for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
+      transpose(block);
+      FATTN_UNROLL
+      for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, kStores ? block[i] : add(load(out + i * to_stride), block[i]));
+    } else {
+      for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
+      transpose(block);
+      for (int64_t i = 0; i < kLanes && i < rows; ++i)
+        store_n(out + i * to_stride, kStores ? block[i] : add(load_n(out + i * to_stride, columns), block[i]), columns);
     }
+  };
+  if constexpr (kLanes * sizeof(float) < 64) {  // a cache line has several blocks: all of its own, before other rows take its place in the L1 cache
+    for (int w = 0; w < kVecs; ++w)
+      for (int64_t key = 0; key < at.keys; key += kLanes) add_block(key, w);
+  } else {
+    for (int64_t key = 0; key < at.keys; key += kLanes)
+      for (int w = 0; w < kVecs; ++w) add_block(key, w);
+  }
 }
 
 }  // namespace fattn::core::FATTN_ISA

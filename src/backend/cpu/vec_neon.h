@@ -13,6 +13,7 @@ constexpr int kLanes = 4;
 constexpr int kPanelVecs = 4;  // 6 x 4 accumulators of 32 registers
 constexpr bool kHasDot = false;
 constexpr bool kFetchesAhead = false;
+constexpr int64_t kInPlace = 0;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
 

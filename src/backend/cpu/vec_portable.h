@@ -14,6 +14,7 @@ constexpr int kLanes = 4;
 constexpr int kPanelVecs = 2;  // 6 x 2 accumulators fit 16 registers
 constexpr bool kHasDot = false;
 constexpr bool kFetchesAhead = false;
+constexpr int64_t kInPlace = 0;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
 
