@@ -313,9 +313,7 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
           .arch_specific = true};
 }
 
-jit::Request v3_forward_request(const V3ForwardKey& key) {
-  return v3_forward_request(key, kRows[key.row].tile);
-}
+jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
   V3Source source(key.dtype, key.width, key.width_v);
