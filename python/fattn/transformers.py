@@ -276,7 +276,7 @@ def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
                 part[:, rows] = o
                 o = part
             parts.append(o)
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _ends(cu_seqlens: torch.Tensor) -> list[int]:
