@@ -218,7 +218,7 @@ struct Consumer {
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
       if constexpr (kLinks) {
-        const auto raise = [&] { return linked = link && softmax.template link<kFirst>(factor, (kBehind ? 8.0f : -8.0f) * slope.value); };
+        const auto raise = [&] { linked = link && softmax.template link<kFirst>(factor, (kBehind ? 8.0f : -8.0f) * slope.value); };
         return softmax.template update<kFirst>(s, factor, 1.0f, raise);
       } else {
         return softmax.template update<kFirst>(s, factor, 1.0f);

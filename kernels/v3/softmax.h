@@ -66,8 +66,11 @@ struct Softmax {
       }
       minus[r] = reference[r] == -kInfinity ? 0.0f : -reference[r];  // weights of a row without a visible key are 0, not NaN
     }
-    if constexpr (!is_same<Raise, NoRaise>)
-      if (raise()) minus[0] = -reference[0], minus[1] = -reference[1];
+    if constexpr (!is_same<Raise, NoRaise>) {
+      raise();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) minus[r] = reference[r] == -kInfinity ? 0.0f : -reference[r];
+    }
     float partial[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
