@@ -25,8 +25,7 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   if (warp < 4) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
-    if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32))
-      store_forward<Spec>(p, shared, barriers);
+    if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();
