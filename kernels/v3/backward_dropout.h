@@ -114,8 +114,8 @@ struct KeptBits {
 __device__ __forceinline__ void drop(unsigned (&weights)[4][4], const unsigned (&p)[4][4], unsigned kept) {
 #pragma unroll
   for (int i = 15; i >= 0; --i) {
-    const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2,
-              at = tile % 2 * 2 + key;  // one shift for two words: bits of neighbouring tiles are a byte apart
+    // One shift for two words: bits of neighbouring tiles are a byte apart.
+    const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2, at = tile % 2 * 2 + key;
     weights[tile / 2][at] = p[tile / 2][at] & kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
   }
 }

@@ -44,9 +44,9 @@ struct KeyGradients {
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];  // P^T, A operand of dV
-  unsigned gradients[4]
-                    [4];  // what keep_rest() keeps of P^T (with softcap keep_squares() of S^T, with dropout P^T itself), then dS^T, A operand of dK
-  unsigned kept;          // with dropout: which of the block's pairs stay
+  // What keep_rest() keeps of P^T (with softcap keep_squares() of S^T, with dropout P^T itself), then dS^T, A operand of dK.
+  unsigned gradients[4][4];
+  unsigned kept;  // with dropout: which of the block's pairs stay
   RowValues lse;
   TightRing<Spec::kStages> queries;  // and dout
   unsigned step = 0;                 // blocks whose dS is published
