@@ -140,7 +140,9 @@ Problem packed(Problem problem, bool documents) {
 // Every row of the table that can be chosen for these widths, whatever the lengths.
 void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V3Mask mask, cuda::V3Score score, Which which,
                     const fattn::PairFeatures& pair = {}) {
-  if (pair.alibi && pair.dropout && std::max(headdim, headdim_v) > 192) return;  // refused
+  const bool wide = std::max(headdim, headdim_v) > 192;
+  if (pair.dropout && pair.alibi && (wide || pair.lengths)) return;  // refused, and so is this
+  if (pair.dropout && wide && mask == cuda::V3Mask::kWindow && (pair.lengths || pair.packed)) return;
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];

@@ -122,7 +122,9 @@ int heads_per_section(const Problem& problem, int width, int block_n, const V3Ta
 // ring, one H200, 2026-11-23, bf16, 16384 tokens, nheads * headdim 2048, seqlen 512 to 8192, time without over time with: headdim 64 1.01 to 1.07,
 // 128 1.00 to 1.04, causal 1.02 to 1.07 and 1.01 to 1.09 (but 0.97 at 512, where a tile has 1.6 parts for each of its blocks).
 int ring_generation(const Problem& problem, const V3BackwardTile& tile, int width, int row_blocks, int key_tiles, const V3Target& target) {
-  if (tile.by_role || width % 64 != 0 || problem.deterministic || problem.packed || problem.has_seqused_k || key_tiles < 3) return 0;
+  if (tile.by_role || width % 64 != 0 || (width == 64 && problem.dropout_below > 0) || problem.deterministic || problem.packed ||
+      problem.has_seqused_k || key_tiles < 3)
+    return 0;
   const int64_t heads = problem.batch * problem.nheads_k, block_n = tile.block_n(), parts = row_blocks * int64_t{width / 32};
   int64_t blocks = row_blocks;  // of queries, of a tile of keys on average
   if (problem.mask().begins())

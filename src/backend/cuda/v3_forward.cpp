@@ -206,9 +206,13 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
-  if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && std::max(problem.headdim, problem.headdim_v) > 192)  // spills of 4 to 32 bytes
+  const int64_t width = std::max(problem.headdim, problem.headdim_v);
+  if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (problem.has_seqused_k || width > 192))  // spills of 4 to 32 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for ALiBi and dropout together up to 192");
+               "; algorithm v3's forward pass has registers for ALiBi and dropout together up to 192, and none for lengths (seqused_k) besides");
+  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && (problem.has_seqused_k || problem.packed) && width > 192)  // 28 bytes
+    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+               "; algorithm v3's forward pass has registers for dropout in a window with lengths (seqused_k) or packed sequences up to 192");
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
