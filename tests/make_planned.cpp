@@ -142,7 +142,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
                     const fattn::PairFeatures& pair = {}) {
   const bool wide = std::max(headdim, headdim_v) > 192;
   if (pair.dropout && pair.alibi && (wide || pair.lengths)) return;  // refused, and so is this
-  if (pair.dropout && wide && mask == cuda::V3Mask::kWindow && (pair.lengths || pair.packed)) return;
+  if (pair.dropout && wide && mask == cuda::V3Mask::kWindow && pair.lengths) return;
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];

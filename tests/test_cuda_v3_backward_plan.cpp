@@ -94,6 +94,44 @@ TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
   }
 }
 
+// Of many heads dq's accumulators are a ring of four generations, and what the last two leave is the last kernel's.
+TEST(V3BackwardPlanSmall, ManyHeadsShareARing) {
+  for (const int64_t headdim : {64, 128})
+    for (const bool causal : {false, true})
+      for (const int64_t group : {1, 2}) {
+        Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal, 1024, 1024);
+        p.batch = 64, p.nheads_k = 8, p.nheads = 8 * group;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        const int64_t width = plan.main.width;
+        if (headdim * group > 128) {
+          EXPECT_EQ(plan.generation, 0) << "four generations do not stay in L2";
+          continue;
+        }
+        ASSERT_GT(plan.generation, 0) << headdim;
+        EXPECT_GE(plan.generation * plan.key_tiles, 132 - plan.key_tiles / 2) << "all that run at once are of two generations";
+        EXPECT_EQ(plan.ring_heads, 4 * plan.generation * group);
+        EXPECT_EQ(plan.heads_per_section, causal ? plan.generation : 1);
+        EXPECT_EQ(plan.lse_log2_offset, plan.ring_heads * 1024 * width * 4);
+        EXPECT_LE(plan.lse_log2_offset, kH200.l2_bytes * 3 / 4);
+        EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + 4 * (1 + (512 + plan.generation - 1) / plan.generation));
+        EXPECT_EQ(plan.prepare_grid, 512 * group * 16);
+        EXPECT_EQ(plan.finish_grid, 2 * plan.generation * group * 16);
+        for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
+          EXPECT_NE(v3_backward_request(key).source.find("kRing = true"), std::string::npos);
+        const auto has_none = [&](auto change) {
+          Problem other = p;
+          change(other);
+          const V3BackwardPlan without = plan_v3_backward(other, kH200);
+          EXPECT_EQ(v3_backward_request(without.main).source.find("kRing"), std::string::npos);
+          return without.generation == 0 && without.finish_grid == without.prepare_grid && without.ring_heads == other.batch * other.nheads;
+        };
+        EXPECT_TRUE(has_none([](Problem& q) { q.batch = 4; }));
+        EXPECT_TRUE(has_none([](Problem& q) { q.deterministic = true; }));
+        EXPECT_TRUE(has_none([](Problem& q) { q.has_seqused_k = true; }));
+        EXPECT_TRUE(has_none([](Problem& q) { q.window_left = q.window_right = 0; })) << "more parts than blocks";
+      }
+}
+
 TEST(V3BackwardPlanSmall, RefusesWithAReason) {
   const auto refusal = [](auto change) {
     Problem p = gradient_problem(DType::kBF16, 64, 64, false);

@@ -210,9 +210,9 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (problem.has_seqused_k || width > 192))  // spills of 4 to 32 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                "; algorithm v3's forward pass has registers for ALiBi and dropout together up to 192, and none for lengths (seqused_k) besides");
-  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && (problem.has_seqused_k || problem.packed) && width > 192)  // 28 bytes
+  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && problem.has_seqused_k && width > 192)  // 28 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-               "; algorithm v3's forward pass has registers for dropout in a window with lengths (seqused_k) or packed sequences up to 192");
+               "; algorithm v3's forward pass has registers for dropout in a window with lengths (seqused_k) up to 192");
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
   if (why.empty()) why = tensor_map_refusal(tiled_k(problem, 64), "k");
   if (why.empty()) why = tensor_map_refusal(tiled_v(problem, 64), "v");
