@@ -29,7 +29,9 @@ class TimeLeft {
 
   // For all contestants together to get ready; the rest is for their samples.
   void get_ready(Contestant& contestant, bool last) const { grant(contestant, kReady * limit_, last ? 1 : 0.5); }
-  void measure(Contestant& contestant) const { grant(contestant, limit_, 0.5); }
+  // One that was ready in time may end what it has begun: samples that are there are not lost to a limit that is nearly over.
+  void measure(Contestant& contestant) const { grant(contestant, limit_, 0.5, kAnswerSeconds); }
+  void let_go(Contestant& contestant) const { grant(contestant, limit_, 0, kAnswerSeconds); }
 
   SamplingOptions fitting(SamplingOptions sampling, size_t turns) const {
     if (!limited_) return sampling;
@@ -42,14 +44,14 @@ class TimeLeft {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr double kReady = 0.8;
+  static constexpr double kReady = 0.8, kAnswerSeconds = 5;
 
   double passed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
-  void grant(Contestant& contestant, double end, double share) const {
+  void grant(Contestant& contestant, double end, double share, double least = 0) const {
     Patience patience{std::nullopt, tell_};
     if (limited_) {
-      const double seconds = share * std::max(end - passed(), 0.0);
+      const double seconds = std::max(least, share * std::max(end - passed(), 0.0));
       patience.until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
     contestant.wait_by(patience);
@@ -257,7 +259,11 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
     for (std::future<void>& one : compiling) one.get();
   }
   for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, left);
-  for (Entry& entry : entries) entry.guarded([&] { entry.contestant->release(); });
+  for (Entry& entry : entries)
+    entry.guarded([&] {
+      left.let_go(*entry.contestant);
+      entry.contestant->release();
+    });
 
   result.after = peaks_of(spec, options);
   const Peaks peaks = higher(result.before, result.after);

@@ -217,6 +217,7 @@ class ProviderContestant final : public Contestant {
     if (patience_.until)
       seconds = std::clamp(std::chrono::duration<double>(*patience_.until - std::chrono::steady_clock::now()).count(), 0.0, most_seconds);
     const std::string limit = seconds < most_seconds ? "--time-limit" : "--timeout";
+    const bool capped = seconds >= most_seconds && most_seconds < options_.timeout_seconds;  // a "hello": no option gives it longer
     const auto tell = [&](const std::string& what) {
       if (patience_.tell) patience_.tell(options_.name + (variant_.empty() ? "" : ":" + variant_) + what);
     };
@@ -226,11 +227,12 @@ class ProviderContestant final : public Contestant {
     try {
       line = process_->receive(seconds, [&] {
         slow = true;
-        tell(" is still at work on its answer to \"" + op + "\"; it has " + std::to_string(std::lround(seconds)) + " s for it (" + limit + ")");
+        tell(" is still at work on its answer to \"" + op + "\"; it has " + std::to_string(std::lround(seconds)) + " s for it" +
+             (capped ? "" : " (" + limit + ")"));
       });
     } catch (const Failure& failure) {
       if (failure.status() != Status::kTimeout) throw;
-      throw Failure(Status::kTimeout, failure.what() + (" to \"" + op + "\"; a larger ") + limit + " gives it longer");
+      throw Failure(Status::kTimeout, failure.what() + (" to \"" + op + "\"") + (capped ? "" : "; a larger " + limit + " gives it longer"));
     }
     if (slow)
       tell(" took " + std::to_string(std::lround(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count())) +

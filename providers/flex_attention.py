@@ -15,7 +15,9 @@ class Flex(Provider):
         self.torch = needed("torch", "PyTorch")
         self.flex = needed("torch.nn.attention.flex_attention", "PyTorch 2.5 or later")
         # The backward pass is timed alone, several times after one forward pass, so its buffers cannot be those of what that saved.
-        importlib.import_module("torch._functorch.config").donated_buffer = False
+        config = importlib.import_module("torch._functorch.config")
+        if hasattr(config, "donated_buffer"):
+            config.donated_buffer = False
         self.compiled = self.torch.compile(self.flex.flex_attention, dynamic=False)
         return self.torch.__version__
 

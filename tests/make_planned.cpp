@@ -192,7 +192,11 @@ void add_v3_backward(List& list, Problem problem, bool deterministic, Which whic
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   if (!cuda::v3_backward_refusal(problem, cuda::v3_target_of(cuda::kV3Arch)).empty()) return;
   for (const bool many_heads : {false, true}) {
-    if (many_heads) problem.batch = 1024;
+    if (many_heads) {
+      problem.batch = 1024;
+      problem.has_seqused_k = false;  // which has none
+      if (problem.windowed()) problem.window_left = 512;
+    }
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(cuda::kV3Arch));
     if (many_heads && plan.generation == 0) return;
     if (many_heads && which == Which::kQuick) which = Which::kFull;
@@ -518,10 +522,8 @@ int main() {
         const bool few = dtype == DType::kBF16 && mask == V3Mask::kCausal && headdim == 128;
         add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, quick(few), {.alibi = true});
         add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, quick(few), {.dropout = true});
-        for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) {
-          add_v3_forward(list, dtype, headdim, headdim, mask, score, Which::kFull, {.lengths = true, .alibi = true, .dropout = true});
+        for (const V3Score score : {V3Score::kPlain, V3Score::kSigned})
           add_v3_forward(list, dtype, headdim, headdim, mask, score, Which::kFull, {.alibi = true, .dropout = true, .packed = true});
-        }
       }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})

@@ -118,6 +118,7 @@ TEST(V3BackwardPlanSmall, ManyHeadsShareARing) {
         EXPECT_EQ(plan.finish_grid, 2 * plan.generation * group * 16);
         for (const V3BackwardKey& key : {plan.prepare, plan.main, plan.finish})
           EXPECT_NE(v3_backward_request(key).source.find("kRing = true"), std::string::npos);
+        for (const V3BackwardKey& key : other_keys_of(p, plan)) EXPECT_EQ(key.ring, 0) << "packed too, for fewer heads";
         const auto has_none = [&](auto change) {
           Problem other = p;
           change(other);
@@ -126,6 +127,11 @@ TEST(V3BackwardPlanSmall, ManyHeadsShareARing) {
           return without.generation == 0 && without.finish_grid == without.prepare_grid && without.ring_heads == other.batch * other.nheads;
         };
         EXPECT_TRUE(has_none([](Problem& q) { q.batch = 4; }));
+        Problem few = p;
+        few.batch = 1;
+        EXPECT_EQ(other_keys_of(few, plan_v3_backward(few, kH200))[1].ring, 1);
+        few.deterministic = true;
+        EXPECT_EQ(other_keys_of(few, plan_v3_backward(few, kH200))[1].ring, 0);
         EXPECT_TRUE(has_none([](Problem& q) { q.deterministic = true; }));
         EXPECT_TRUE(has_none([](Problem& q) { q.has_seqused_k = true; }));
         EXPECT_TRUE(has_none([](Problem& q) { q.window_left = q.window_right = 0; })) << "more parts than blocks";

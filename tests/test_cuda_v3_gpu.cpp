@@ -375,7 +375,7 @@ void compare_many_heads(int64_t headdim) {
   };
   for (const int window : {0, 200})
     for (const bool causal : {false, true})
-      for (const Shape& of : {Shape{13, 500, 610, 13, 13}, {3, 1030, 1300, 70, 35}}) {
+      for (const Shape& of : {Shape{13, 500, 610, 13, 13}, {3, 1030, 1300, 70, 35}, {3, 500, 1900, 30, 15}}) {
         Case c = shape(DType::kBF16, of.batch, of.seqlen_q, of.seqlen_k, of.nheads, of.nheads_k, headdim, causal);
         if (window > 0) c.window_left = window, c.window_right = causal ? 0 : 30;
         TwoWays both(c);

@@ -27,8 +27,13 @@ inline nlohmann::ordered_json record_of_search(const char* command, const std::s
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  return {{"command", command}, {"date", date},     {"gpu", gpu},        {"library_version", fattn_version()},
-          {"dtype", "bf16"},    {"rounds", rounds}, {"problems", nlohmann::ordered_json::array()}};
+  return {{"command", command},
+          {"date", date},
+          {"gpu", gpu},
+          {"library_version", fattn_version()},
+          {"dtype", "bf16"},
+          {"rounds", rounds},
+          {"problems", nlohmann::ordered_json::array()}};
 }
 
 inline void write_whole(const std::string& path, const nlohmann::ordered_json& record) {

@@ -153,13 +153,16 @@ struct QueryGradient {
         block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
-    finish(earlier);
+    finish();
+    if constexpr (kRing)
+      earlier.finish();
+    else if (thread == 0)
+      ptx::bulk_wait<0>();
   }
   // The same with dropout, where loads are this warpgroup's too: its other warps make the bits, one block ahead.
   __device__ __forceinline__ void run_making_bits(BackwardLoader<Spec>& loader) {
+    static_assert(!kRing);
     const KeptBits<Spec> bits{shared, barriers};
-    EarlierHead<Spec> earlier(p, tile);
-    if constexpr (kRing) earlier.begin();
     typename KeptBits<Spec>::Made made(p, tile);
     const int steps = ptx::uniform(tile.blocks()) * p.call.group, of_head = ptx::uniform(tile.blocks());
     const int own = ptx::warp_id() % 4;
@@ -171,9 +174,7 @@ struct QueryGradient {
       if (makes && step + 1 < steps) bits.make_next(p, tile, made, step + 1);
       ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
       if (thread == 0) loader.next();
-      if constexpr (kRing) earlier.convert_another();
       multiply_block();
-      if constexpr (kRing) earlier.convert();
       ds.next();
       ++block;
       if (--left == 0) {
@@ -181,15 +182,12 @@ struct QueryGradient {
         block += ptx::uniform(tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p));
       }
     }
-    finish(earlier);
+    finish();
+    if (thread == 0) ptx::bulk_wait<0>();
   }
-  __device__ __forceinline__ void finish(EarlierHead<Spec>& earlier) {
+  __device__ __forceinline__ void finish() {
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
     flush<kRest == 0 ? 64 : kRest>(kParts - 1);
-    if constexpr (kRing)
-      earlier.finish();
-    else if (thread == 0)
-      ptx::bulk_wait<0>();
   }
 };
 

@@ -1,11 +1,12 @@
 // dq of heads that are complete goes from the fp32 accumulators to its tensor while the main kernel computes later heads.
 //
 // The accumulators are a ring, small enough to stay in L2: key heads come in generations of work.generation, and four generations have a place at
-// once. The CTAs of generation g convert the dq of generation g - 2, a part at each block of queries, by the warpgroup of dq, which has the time;
-// they leave zeros, for generation g + 2. Inf and NaN among them are left to the last kernel, which is told of them. Before that they wait until all
-// CTAs of generation g - 2 are done, with their own conversions too: a generation is about as many CTAs as run at once, so they are. CTAs come up in
-// the order of their numbers: whoever waits does so for those that have come up. What the last two generations leave is the last kernel's
-// (v3/backward_finish.h). A ring that holds all heads is one generation: nothing is done here.
+// once. The CTAs of generation g convert the dq of generation g - 2, a part at each block of queries, by the warpgroup of dq, and leave zeros, for
+// generation g + 2. Before that they wait until all CTAs of generation g - 2 are done, with their own conversions too: a generation is about as many
+// CTAs as run at once, so they are. CTAs come up in the order of their numbers, on every
+// GPU there is, though the PTX ISA does not promise it; a number drawn from memory, as deterministic kernels do, would cost each CTA some microsecond
+// (an estimate). So whoever waits does so for those that have come up. What the last two generations leave is the last kernel's
+// (v3/backward_finish.h), which is also told of Inf and NaN and looks at such rows again.
 #pragma once
 
 #include "kernels/constants.h"

@@ -14,8 +14,6 @@ template <class Spec, bool kDropout>
 struct DropoutBits {
   template <class Call, class Place>
   __device__ __forceinline__ void begin(const Call&, const Place&, unsigned) {}
-  template <class Call, class Place>
-  __device__ __forceinline__ void begin_again(const Call&, const Place&, unsigned) {}
   __device__ __forceinline__ void draw(const AttentionParams&, unsigned, int, int) {}
   template <class Weights>
   __device__ __forceinline__ void drop(Weights&) const {}
@@ -36,17 +34,7 @@ struct DropoutBits<Spec, true> {
   // Before the first block of a tile. `memory`: of the CTA, kV3DropoutBytes.
   template <class Call, class Place>
   __device__ __forceinline__ void begin(const Call& p, const Place& place, unsigned memory) {
-    begin(p, place, memory, pairs_of(p.call).dropout_state);
-  }
-  // The same once more, where it is not to be kept meanwhile: with lengths and ALiBi the end of a tile wants the registers.
-  template <class Call, class Place>
-  __device__ __forceinline__ void begin_again(const Call& p, const Place& place, unsigned memory) {
-    if constexpr (kPairOf<Spec>.lengths && kPairOf<Spec>.alibi)
-      begin(p, place, memory, static_cast<const volatile unsigned long long*>(pairs_of(p.call).dropout_state));
-  }
-  template <class Call, class Place, class State>
-  __device__ __forceinline__ void begin(const Call& p, const Place& place, unsigned memory, const State& state) {
-    const unsigned long long seed = state[0], offset = state[1];
+    const unsigned long long seed = pairs_of(p.call).dropout_state[0], offset = pairs_of(p.call).dropout_state[1];
     head = HeadOfPhilox(
         seed, offset + static_cast<unsigned long long>(place.entry()) * static_cast<unsigned>(p.call.nheads) + static_cast<unsigned>(place.head));
     if constexpr (kForced) ptx::st_shared_4(own_word(memory, ptx::opaque(threadIdx.x)), head.word0);  // all lanes the same

@@ -590,7 +590,6 @@ struct Consumer {
     output_done();
     if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
-    bits.begin_again(p, next_place, shared + Shape::kOffsetDropout);
     clear_output();
     pack();
   }

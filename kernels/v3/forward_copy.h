@@ -1,5 +1,5 @@
 // The two warps that copy: one loads queries, keys and values with TMA, one stores o. A single thread of each works, of packed sequences all lanes of
-// the second. With dropout one thread does both, and the other warp makes random numbers.
+// the second.
 #pragma once
 
 #include "kernels/ptx/tensor_copy.h"

@@ -1,4 +1,4 @@
-// The random numbers of dropout for warps that make nothing else, of one query head at a time.
+// The random numbers of dropout, of one query head at a time.
 #pragma once
 
 #include "kernels/ptx/half_words.h"

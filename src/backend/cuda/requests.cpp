@@ -20,7 +20,7 @@ namespace fattn::core {
 namespace {
 
 constexpr int64_t kL2Bytes = 32 << 20;      // decides the order of the work, not the kernel
-constexpr int kMultiprocessors = 132;       // of an H100 or H200: decides the tile of small problems
+constexpr int kMultiprocessors = 132;       // of an H100 or H200: decides the tile of small problems, and v3's ring backward (both are compiled)
 constexpr double kBytesPerSecond = 4.8e12;  // of an H200: decides how decode splits the keys
 
 [[noreturn]] void unsupported(const std::string& reason) { throw Error(ErrorCode::kUnsupported, "backend cuda: " + reason); }
@@ -88,6 +88,8 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request({.block_n = plan.tile.block_n()}));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
+    for (const cuda::V3BackwardKey& key : cuda::other_keys_of(problem, plan))
+      if (key.ring != plan.main.ring) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {
     if (const std::string why = cuda::v2_backward_refusal(problem, target); !why.empty()) unsupported(why);
     requests = backward_requests(cuda::plan_v2_backward(problem, target));

@@ -155,8 +155,7 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   const PairFeatures pair = pair_features(problem);
   if (target.level < 80 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.alibi && (pair.hides() || pair.lengths) && pair.dropout)
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and lengths of keys, bias, mask or documents together above headdim "
-           "192; "
-           "use the CPU";
+           "192; use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text(
         "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,

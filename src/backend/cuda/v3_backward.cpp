@@ -1,7 +1,6 @@
 #include "backend/cuda/v3_backward.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 
 #include "backend/cuda/v2_common.h"
@@ -116,15 +115,19 @@ int heads_per_section(const Problem& problem, int width, int block_n, const V3Ta
   return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
+// Tiles may have nothing to do, or add in the order of the keys, or the kernel has no registers for it, or is limited by its additions to dq.
+bool has_ring_kernels(const Problem& problem, const V3BackwardTile& tile, int width) {
+  return !tile.by_role && width % 64 == 0 && !(width == 64 && problem.dropout_below > 0) && !problem.deterministic && !problem.packed &&
+         !problem.has_seqused_k;
+}
+
 // Key heads of a generation of the ring of dq's accumulators (kernels/v3/backward_ring.h): as many as have the tiles that run at once. 0: there is no
 // ring, because tiles may have nothing to do or add in the order of the keys, the kernel has no registers for it or is limited by its additions to
 // dq, four generations are all heads or so, or do not stay in L2, or a tile would convert more parts than it has blocks of queries. Backward with a
 // ring, one H200, 2026-11-23, bf16, 16384 tokens, nheads * headdim 2048, seqlen 512 to 8192, time without over time with: headdim 64 1.01 to 1.07,
 // 128 1.00 to 1.04, causal 1.02 to 1.07 and 1.01 to 1.09 (but 0.97 at 512, where a tile has 1.6 parts for each of its blocks).
 int ring_generation(const Problem& problem, const V3BackwardTile& tile, int width, int row_blocks, int key_tiles, const V3Target& target) {
-  if (tile.by_role || width % 64 != 0 || (width == 64 && problem.dropout_below > 0) || problem.deterministic || problem.packed ||
-      problem.has_seqused_k || key_tiles < 3)
-    return 0;
+  if (!has_ring_kernels(problem, tile, width) || key_tiles < 3) return 0;
   const int64_t heads = problem.batch * problem.nheads_k, block_n = tile.block_n(), parts = row_blocks * int64_t{width / 32};
   int64_t blocks = row_blocks;  // of queries, of a tile of keys on average
   if (problem.mask().begins())
@@ -247,6 +250,13 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
                                               : 0;
   plan.workspace_bytes = plan.semaphore_offset + flags * 4;
   return plan;
+}
+
+std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3BackwardPlan& plan) {
+  std::array<V3BackwardKey, 3> keys = {plan.prepare, plan.main, plan.finish};
+  if (has_ring_kernels(problem, plan.tile, plan.main.width))
+    for (V3BackwardKey& key : keys) key.ring = !key.ring;
+  return keys;
 }
 
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,

@@ -83,6 +83,10 @@ struct V3BackwardPlan {
 // For problems that are not refused.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 
+// The kernels for the same problem with as many heads, or on a GPU of such a size, that the choice of a ring is the other; the plan's if there is
+// none.
+std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3BackwardPlan& plan);
+
 // The parameters of the kernels, and where they are, in order. The first kernel takes the first two of them only.
 struct V3BackwardParams {
   PairParams call;

@@ -37,8 +37,8 @@ struct V3ForwardTile {
   int shared_bytes(int width, int width_v, bool dropout = false) const;
 };
 
-// Which scores a row of the table is for: capped ones want registers. kDropout: with dropout alone.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDropout };
+// Which scores a row of the table is for: capped ones want registers.
+enum class V3RowScores { kAny, kUncapped, kCapped };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -49,16 +49,14 @@ struct V3ForwardRow {
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
   // Or packed sequences: more warpgroups leave too few registers, spills of 8 bytes.
-  constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDropout; }
+  constexpr bool takes_lengths() const { return tile.groups <= 2; }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
   // with lengths, packed sequences or ALiBi besides.
   constexpr bool takes_dropout(bool more) const {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
     return tile.block_n % 64 == 0 && tile.groups <= groups;
   }
-  constexpr bool takes(bool capped) const {
-    return scores != V3RowScores::kDropout && (scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped);
-  }
+  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 

@@ -41,7 +41,7 @@ int choose_row(const Problem& problem) {
 }
 
 // Queries of a key head below which v3 is not chosen, for there are none to share the split keys and values, which take memory. Measured 2026-11-23
-// on one H200, medians of 15, L2 flushed, headdim 64 and 128, causal or not, 16 heads: v3 takes 1.12 to 1.34 times less than v2 at 16 queries and
+// on one H200, medians of 15, L2 flushed, headdim 64 and 128, causal or not, 16 heads: v3 takes 1.11 to 1.34 times less than v2 at 16 queries and
 // keys, 1.2 to 1.9 times less at 32 to 256 in batches of 8 and 64 (1.3 to 3.2 times in a batch of 1), 1.2 to 4.7 times less at 16 to 256 queries of
 // 2048 keys.
 constexpr int64_t kFewestQueries = 16;
