@@ -3,10 +3,11 @@
 // The accumulators are a ring, small enough to stay in L2: key heads come in generations of work.generation, and four generations have a place at
 // once. The CTAs of generation g convert the dq of generation g - 2, a part at each block of queries, by the warpgroup of dq, and leave zeros, for
 // generation g + 2. Before that they wait until all CTAs of generation g - 2 are done, with their own conversions too: a generation is about as many
-// CTAs as run at once, so they are. CTAs come up in the order of their numbers, on every
-// GPU there is, though the PTX ISA does not promise it; a number drawn from memory, as deterministic kernels do, would cost each CTA some microsecond
-// (an estimate). So whoever waits does so for those that have come up. What the last two generations leave is the last kernel's
-// (v3/backward_finish.h), which is also told of Inf and NaN and looks at such rows again.
+// CTAs as run at once, so they are. What the last two generations leave is the last kernel's (v3/backward_finish.h), which is also told of Inf and
+// NaN and looks at such rows again.
+//
+// CTAs come up in the order of their numbers, on every GPU there is, though the PTX ISA does not promise it; a number drawn from memory, as in
+// deterministic kernels, would cost each CTA about a microsecond (an estimate). So whoever waits does so for those that have come up.
 #pragma once
 
 #include "kernels/constants.h"
