@@ -73,6 +73,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
       tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
     } else {
       tile.write<Shape::kLengths, false>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
+      if constexpr (BackwardLoader<Spec>::kAhead) BackwardLoader<Spec>(p, shared, barriers).load_ahead(tile);
     }
   }
   __syncthreads();
