@@ -27,7 +27,7 @@ struct Feature {
 constexpr Feature kFeatures[] = {
     {"a sliding window (window_left, window_right)", [](const Problem& p) { return p.windowed(); }, {true, false, true, true, false, true, true, false}},
     {"packed sequences (cu_seqlens_q, cu_seqlens_k)", [](const Problem& p) { return p.packed; }, {true, false, true, false, false, true, true, false}},
-    {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, false, false, true, false, false}},
+    {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, false, false, true, true, false}},
     {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
     {"lengths of the batch's entries (seqused_k)", [](const Problem& p) { return p.has_seqused_k; }, {true, false, true, false, false, true, true, true}},
     {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, true, true, false}},

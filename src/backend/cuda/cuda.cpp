@@ -17,6 +17,7 @@
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
 #include "shared/text.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core {
@@ -68,6 +69,14 @@ jit::Request v3_packed_tiles_request(const KernelKey& key) { return cuda::v3_pac
 
 const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
   return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(plan)), v3_packed_tiles_request);
+}
+
+jit::Request v3_document_ranges_request(const KernelKey& key) {
+  return cuda::v3_document_ranges_request(jit::pod_of_key<cuda::V3DocumentRangesKey>(key));
+}
+
+const Loaded& v3_document_ranges_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_document_ranges_key(plan)), v3_document_ranges_request);
 }
 
 jit::Request v3_forward_f32_request(const KernelKey& key) { return cuda::v3_forward_f32_request(jit::pod_of_key<cuda::V3ForwardF32Key>(key)); }
@@ -222,8 +231,13 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
   }
+  if (plan.problem.has_documents) {
+    const Loaded& before = v3_document_ranges_kernel(device, chosen);
+    void* parameters[] = {&params.call};
+    device.launch(before.function, shape_of(chosen.document_grid, kV3DocumentThreads, 0), stream, parameters, before.name.c_str());
+  }
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
-  shape.early = plan.problem.packed;
+  shape.early = plan.problem.packed || plan.problem.has_documents;
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
@@ -464,6 +478,7 @@ void load_cuda_kernels(const Plan& plan) {
     }
     if (plan.algorithm == Algorithm::kV3) {
       if (plan.problem.packed) v3_packed_tiles_kernel(device, chosen.v3_forward);
+      if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_forward);
       v3_forward_kernel(device, chosen.v3_forward);
       return;
     }

@@ -164,6 +164,7 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
+  if (problem.has_documents) return "algorithm v3's backward pass has no documents (document_q, document_k); algorithm v2 has";
   if (problem.packed && problem.has_seqused_k)
     return "algorithm v3's backward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)

@@ -9,6 +9,7 @@
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
@@ -68,6 +69,15 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
 };
 // clang-format on
 
@@ -87,8 +97,10 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
+  const bool registers = problem.packed || problem.has_seqused_k || problem.has_documents;
+  const bool more = problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0 || (problem.windowed() && problem.has_seqused_k);
+  const bool scores = problem.has_documents && more ? row.takes_documents()
+                      : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
                       : registers               ? row.takes_lengths()
                                                 : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
@@ -202,6 +214,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (why.empty() && problem.packed && problem.has_seqused_k)
     why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
+  if (why.empty() && problem.packed && problem.has_documents)
+    why = "algorithm v3's forward pass has no documents (document_q, document_k) in packed sequences; algorithm v2 does both";
   if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
@@ -255,13 +269,18 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
   plan.key.pair =
-      pair_bits({.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed});
+      pair_bits({.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed, .documents = problem.has_documents});
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
   if (problem.packed) {
     plan.tiles = problem.nheads * most_packed_tiles(problem, tile);
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
+  }
+  if (problem.has_documents) {
+    const int64_t records = v3_document_records(problem.seqlen_q, tile.block_m()), ids = v3_document_keys(problem.seqlen_k, tile.block_n);
+    plan.workspace_bytes = problem.batch * (records * static_cast<int64_t>(sizeof(V3DocumentBlocks)) + ids * static_cast<int64_t>(sizeof(int32_t)));
+    plan.document_grid = static_cast<int>(problem.batch * ceil_div(records, kV3DocumentThreads / 32));
   }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
@@ -272,7 +291,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
                            const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs, void* workspace) {
   const int block_n = plan.tile.block_n;
-  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask) ? 64 : plan.tile.block_m()), q);
+  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask, problem.has_documents) ? 64 : plan.tile.block_m()), q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
@@ -317,6 +336,19 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
           .arch_specific = true};
 }
 
+V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan) { return {.block_m = plan.tile.block_m(), .block_n = plan.tile.block_n}; }
+
+jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key) {
+  const std::string entry = "fattn_v3_document_ranges";
+  return {.entry = entry,
+          .source = text("// documents, ", key.block_m, " x ", key.block_n,
+                         "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3DocumentThreads, ", 1)\n", entry,
+                         "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::document_ranges<", key.block_m, ", ", key.block_n,
+                         ">(call);\n}\n"),
+          .arch = kV3Arch,
+          .arch_specific = true};
+}
+
 jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
@@ -327,7 +359,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
   const PairFeatures pair = pair_features_of(key.pair);
-  if ((pair.lengths || pair.packed) && key.mask == V3Mask::kFull)
+  if ((pair.lengths || pair.packed || pair.documents) && key.mask == V3Mask::kFull)
     source.add_type("Mask", "v3::EntryMask");  // keys behind an entry's last are hidden
   else
     source.add_mask(key.mask);

@@ -1,0 +1,148 @@
+// Documents in v3's forward pass. A kernel before it looks through the ids: for each 64 queries it finds the range of blocks of keys that they can
+// see, and where in it nothing is hidden. Blocks at its ends, or all of queries of several documents, are masked by the ids of their keys.
+//
+// Ids of any order are taken. Of sorted ones the ranges are as short as they can be.
+#pragma once
+
+#include "kernels/pair.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "shared/v3_documents.h"
+
+namespace fattn::v3 {
+
+// Where the workspace has what belongs to a batch entry.
+template <int kBlockM>
+__device__ __forceinline__ V3DocumentBlocks* document_blocks_of(const AttentionParams& p, int entry) {
+  return static_cast<V3DocumentBlocks*>(pairs_of(p).tiles) + entry * v3_document_records(p.seqlen_q, kBlockM);
+}
+template <int kBlockM, int kBlockN>
+__device__ __forceinline__ int* document_keys_of(const AttentionParams& p, int entry) {
+  return reinterpret_cast<int*>(document_blocks_of<kBlockM>(p, p.batch)) + entry * v3_document_keys(p.seqlen_k, kBlockN);
+}
+
+// The keys of a tile (v3/mask.h), and what their ids say.
+template <class Keys, int kBlockM, int kBlockN>
+struct DocumentKeys : Keys {
+  static constexpr int kTileRows = kBlockM;
+  int entry;
+
+  // Blocks of keys [x, y) that the 64 queries from `row` on see; those whose keys are all of the one document that these are of.
+  __device__ __forceinline__ const int2* limits(const AttentionParams& p, int row) const {
+    return reinterpret_cast<const int2*>(document_blocks_of<kBlockM>(p, entry) + row / kV3DocumentRows);
+  }
+  __device__ __forceinline__ int2 seen(const AttentionParams& p, int row) const { return limits(p, row)[0]; }
+  __device__ __forceinline__ int2 of_one(const AttentionParams& p, int row) const { return limits(p, row)[1]; }
+  __device__ __forceinline__ int end(const AttentionParams& p, int row, int count) const {
+    int most = 0;
+#pragma unroll
+    for (int i = 0; i < count; i += kV3DocumentRows) most = max(most, seen(p, row + i).y);
+    return most;
+  }
+  // Of the tile that has the row.
+  static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
+  __device__ __forceinline__ int tile_begin(const AttentionParams& p, int row) const {
+    int least = seen(p, tile_of(row)).x;
+#pragma unroll
+    for (int i = kV3DocumentRows; i < kBlockM; i += kV3DocumentRows) least = min(least, seen(p, tile_of(row) + i).x);
+    return least;
+  }
+  __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
+    return pairs_of(p).document_q[entry * pairs_of(p).document_q_stride + min(row, p.seqlen_q - 1)];
+  }
+  __device__ __forceinline__ const int* ids_of_block(const AttentionParams& p, int block) const {
+    return document_keys_of<kBlockM, kBlockN>(p, entry) + block * kBlockN;
+  }
+};
+
+template <class Keys>
+inline constexpr bool kOfDocuments = false;
+template <class Keys, int kBlockM, int kBlockN>
+inline constexpr bool kOfDocuments<DocumentKeys<Keys, kBlockM, kBlockN>> = true;
+
+// The kernel before: a warp takes 64 queries, and all warps of a CTA together find the least and greatest id of each block of keys.
+template <int kBlockM, int kBlockN>
+struct DocumentRanges {
+  static constexpr int kWarps = kV3DocumentThreads / 32, kMost = 0x7fffffff, kLeast = -kMost - 1;
+  static constexpr int kBlocksAtOnce = 1024;
+  struct Ids {
+    int least = kMost, most = kLeast;
+    __device__ __forceinline__ void add(int id) { least = min(least, id), most = max(most, id); }
+    __device__ __forceinline__ void of_warp() {
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        least = min(least, static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(least), lanes)));
+        most = max(most, static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(most), lanes)));
+      }
+    }
+  };
+
+  // The least and greatest id of a block that begins with `key`; its ids are copied if `copy`, those behind the last key as that one's.
+  static __device__ __forceinline__ int2 look_at_block(const int* ids, int key, int seqlen_k, int* copy, int lane) {
+    Ids of_block;
+    for (int i = key + lane; i < key + kBlockN; i += 32) {
+      const int id = ids[min(i, seqlen_k - 1)];
+      of_block.add(id);
+      if (copy != nullptr) copy[i] = id;
+    }
+    of_block.of_warp();
+    return {of_block.least, of_block.most};
+  }
+
+  static __device__ __forceinline__ void run(const PairParams& p) {
+    ptx::let_kernel_after_come_up();
+    __shared__ int2 bounds[kBlocksAtOnce];
+    const auto [warp, lane] = ptx::thread_place();
+    const int records = static_cast<int>(v3_document_records(p.seqlen_q, kBlockM)), parts = (records + kWarps - 1) / kWarps;
+    const int entry = static_cast<int>(blockIdx.x) / parts, part = static_cast<int>(blockIdx.x) % parts;
+    const int record = part * kWarps + warp, row = record * kV3DocumentRows;
+    Ids own;
+    const int blocks = (p.seqlen_k + kBlockN - 1) / kBlockN;
+    for (int i = row + lane; i < min(row + kV3DocumentRows, p.seqlen_q) && blocks > 0; i += 32) own.add(p.document_q[entry * p.document_q_stride + i]);
+    own.of_warp();
+
+    const int* const ids = p.document_k + entry * p.document_k_stride;
+    int* const copy = document_keys_of<kBlockM, kBlockN>(p, entry);
+    V3DocumentBlocks seen{kMost, 0, 0, 0};
+    bool goes_on = false;  // the last of the blocks that were looked at is one with [one_begin, one_end)
+    for (int first = 0; first < blocks; first += kBlocksAtOnce) {
+      const int count = min(kBlocksAtOnce, blocks - first);
+      __syncthreads();
+      for (int i = warp; i < count; i += kWarps) {
+        const int block = first + i;
+        const int2 found = look_at_block(ids, block * kBlockN, p.seqlen_k, block % parts == part ? copy : nullptr, lane);
+        if (lane == 0) bounds[i] = found;
+      }
+      __syncthreads();
+      for (int from = 0; from < count; from += 32) {
+        const int2 ids_of_block = from + lane < count ? bounds[from + lane] : int2{kMost, kLeast};
+        const unsigned common = ptx::ballot(own.least <= ids_of_block.y && ids_of_block.x <= own.most);
+        const unsigned whole = ptx::ballot(own.least == own.most && ids_of_block.x == own.least && ids_of_block.y == own.least);
+        if (common != 0) {
+          seen.begin = min(seen.begin, first + from + __ffs(static_cast<int>(common)) - 1);
+          seen.end = first + from + 32 - __clz(static_cast<int>(common));
+        }
+        if (whole != 0) {  // the last of its runs
+          const int end = 32 - __clz(static_cast<int>(whole));
+          const unsigned others = ~whole & (end == 32 ? 0xffffffffu : (1u << end) - 1);
+          if (others != 0)
+            seen.one_begin = first + from + 32 - __clz(static_cast<int>(others));
+          else if (!goes_on)
+            seen.one_begin = first + from;
+          seen.one_end = first + from + end;
+        }
+        goes_on = whole >> 31 != 0;
+      }
+    }
+    if (row >= p.seqlen_q || blocks == 0) seen = {kMost, 0, 0, kMost};  // nothing that matters is hidden
+    if (lane == 0 && record < records) document_blocks_of<kBlockM>(p, entry)[record] = seen;
+  }
+};
+
+template <int kBlockM, int kBlockN>
+__device__ __forceinline__ void document_ranges(const PairParams& p) {
+  DocumentRanges<kBlockM, kBlockN>::run(p);
+}
+
+}  // namespace fattn::v3
