@@ -146,8 +146,9 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   const std::span<const cuda::V3ForwardRow> rows = cuda::v3_forward_rows();
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
-    const bool lengths = pair.lengths || pair.packed || pair.documents;
-    const bool fits = pair.dropout ? its.takes_dropout(lengths || pair.alibi) : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
+    const bool lengths = pair.lengths || pair.packed;
+    const bool fits = pair.documents ? its.takes_documents(pair.alibi || pair.dropout || score == V3Score::kCapped)
+                      : pair.dropout ? its.takes_dropout(lengths || pair.alibi) : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
@@ -517,19 +518,20 @@ int main() {
   }
   // Documents, and with what fits beside them.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
-    for (const int headdim : {64, 96, 128, 192, 256})
-      for (const DType dtype : {DType::kBF16, DType::kF16}) {
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.documents = true});
-        for (const V3Score score : {V3Score::kPlain, V3Score::kSigned})
-          add_v3_forward(list, dtype, headdim, headdim, mask, score, Which::kFull, {.lengths = true, .documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kCapped, Which::kFull, {.documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.alibi = true, .documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.lengths = true, .alibi = true, .documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.dropout = true, .documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.lengths = true, .dropout = true, .documents = true});
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.alibi = true, .dropout = true, .documents = true});
-      }
-  for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      const auto add = [&](V3Score score, const fattn::PairFeatures& pair) {
+        const bool few = headdim == 128 && mask == V3Mask::kCausal && score == V3Score::kPlain && !pair.lengths && !pair.alibi && !pair.dropout;
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(few), pair);
+      };
+      for (const V3Score score : {V3Score::kPlain, V3Score::kCapped}) add(score, {.documents = true});
+      for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) add(score, {.lengths = true, .documents = true});
+      add(V3Score::kPlain, {.lengths = true, .alibi = true, .documents = true});
+      add(V3Score::kPlain, {.lengths = true, .dropout = true, .documents = true});
+      add(V3Score::kPlain, {.alibi = true, .dropout = true, .documents = true});
+      add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.documents = true});
+      add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.lengths = true, .alibi = true, .documents = true});
+    }
+  for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, quick(block_n == 128));
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const int headdim : {64, 96, 128, 192, 256})

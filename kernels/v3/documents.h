@@ -22,32 +22,30 @@ __device__ __forceinline__ int* document_keys_of(const AttentionParams& p, int e
   return reinterpret_cast<int*>(document_blocks_of<kBlockM>(p, p.batch)) + entry * v3_document_keys(p.seqlen_k, kBlockN);
 }
 
-// The keys of a tile (v3/mask.h), and what their ids say.
+// The keys of a tile (v3/mask.h), and what their ids say: read before the tile begins.
 template <class Keys, int kBlockM, int kBlockN>
 struct DocumentKeys : Keys {
   static constexpr int kTileRows = kBlockM;
   int entry;
+  int begin, end;          // blocks of keys that the tile sees
+  int own_end;             // the same of the warpgroup
+  int one_begin, one_end;  // blocks that hide nothing from the warpgroup: its queries and their keys are all of one document
 
-  // Blocks of keys [x, y) that the 64 queries from `row` on see; those whose keys are all of the one document that these are of.
-  __device__ __forceinline__ const int2* limits(const AttentionParams& p, int row) const {
-    return reinterpret_cast<const int2*>(document_blocks_of<kBlockM>(p, entry) + row / kV3DocumentRows);
-  }
-  __device__ __forceinline__ int2 seen(const AttentionParams& p, int row) const { return limits(p, row)[0]; }
-  __device__ __forceinline__ int2 of_one(const AttentionParams& p, int row) const { return limits(p, row)[1]; }
-  __device__ __forceinline__ int end(const AttentionParams& p, int row, int count) const {
-    int most = 0;
+  // `row`: the tile's first.
+  static __device__ __forceinline__ DocumentKeys of(const AttentionParams& p, int entry, int row, int group) {
+    const int4* const at = reinterpret_cast<const int4*>(document_blocks_of<kBlockM>(p, entry) + row / kV3DocumentRows);
+    const int4 first = at[0], own = at[group];
+    int begin = first.x, end = first.y;
 #pragma unroll
-    for (int i = 0; i < count; i += kV3DocumentRows) most = max(most, seen(p, row + i).y);
-    return most;
+    for (int i = 1; i < kBlockM / kV3DocumentRows; ++i) {
+      const int2 other = *reinterpret_cast<const int2*>(at + i);
+      begin = min(begin, other.x);
+      end = max(end, other.y);
+    }
+    return {Keys::of(p, entry), entry, begin, end, own.y, own.z, own.w};
   }
   // Of the tile that has the row.
   static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
-  __device__ __forceinline__ int tile_begin(const AttentionParams& p, int row) const {
-    int least = seen(p, tile_of(row)).x;
-#pragma unroll
-    for (int i = kV3DocumentRows; i < kBlockM; i += kV3DocumentRows) least = min(least, seen(p, tile_of(row) + i).x);
-    return least;
-  }
   __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
     return pairs_of(p).document_q[entry * pairs_of(p).document_q_stride + min(row, p.seqlen_q - 1)];
   }

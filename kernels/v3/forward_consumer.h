@@ -203,8 +203,7 @@ struct Consumer {
   }
   // Keys of other documents than the row's.
   __device__ __forceinline__ void hide_other_documents(int of) {
-    const int2 of_one = keys.of_one(p.call, row + group * 64);
-    if (of_one.x <= of && of < of_one.y) return;
+    if (keys.one_begin <= of && of < keys.one_end) return;
     const int id0 = keys.id_of_query(p.call, row + own_row()), id1 = keys.id_of_query(p.call, row + own_row() + 8);
     const int2* const ids = reinterpret_cast<const int2*>(keys.ids_of_block(p.call, of)) + lane() % 4;
 #pragma unroll
@@ -429,12 +428,12 @@ struct Consumer {
   // Where blocks without a maximum begin: before it, on the way down.
   __device__ __forceinline__ int last_masked_block() const {
     const int last = max(0, last_whole_key(row + group * 64)) / kBlockN;
-    if constexpr (kDocuments) return min(last, keys.of_one(p.call, row + group * 64).y);
+    if constexpr (kDocuments) return min(last, keys.one_end);
     return last;
   }
   // Of documents: down to the blocks that are of one, and on to those of others before it.
   __device__ __forceinline__ void blocks_of_documents(unsigned buffer) {
-    int masked = last_masked_block(), whole = keys.of_one(p.call, row + group * 64).x;  // down to these
+    int masked = last_masked_block(), whole = keys.one_begin;  // down to these
     if constexpr (Mask::kBegins) whole = max(whole, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
     masked = max(masked, own_begin(row, keys));
     whole = max(whole, own_begin(row, keys));
@@ -649,7 +648,7 @@ struct Consumer {
         if (number < 0) break;
         const auto place = place_at(number);
         bits.begin(p, place, shared + Shape::kOffsetDropout);
-        begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
+        begin(place.row, keys_of<Spec>(p.call, place, group), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
@@ -658,7 +657,7 @@ struct Consumer {
       begun = kJoin && next >= 0;
       const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
       const int next_row = next_place.row;
-      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place) : Keys{};
+      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place, group) : Keys{};
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).

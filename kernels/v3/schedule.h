@@ -69,7 +69,7 @@ struct PackedPlace {
   __device__ __forceinline__ int entry() const { return sequence; }
 };
 
-// The keys of a tile.
+// The keys of a tile; of documents as warpgroup `group` sees them.
 template <class Spec, bool kDocuments = kPairOf<Spec>.documents>
 struct KeysOf {
   using Type = Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
@@ -79,15 +79,14 @@ struct KeysOf<Spec, true> {
   using Type = DocumentKeys<Keys<kPairOf<Spec>.lengths>, 64 * Spec::kGroups, Spec::kBlockN>;
 };
 template <class Spec>
-__device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place) {
-  using Entry = Keys<kPairOf<Spec>.lengths>;
+__device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place, int group = 0) {
   if constexpr (kPairOf<Spec>.documents)
-    return typename KeysOf<Spec>::Type{Entry::of(p, place.batch), place.batch};
+    return KeysOf<Spec>::Type::of(p, place.batch, place.row, group);
   else
-    return Entry::of(p, place.batch);
+    return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
 }
 template <class Spec>
-__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place) {
+__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place, int = 0) {
   return place.keys;
 }
 
@@ -138,7 +137,7 @@ __device__ __forceinline__ int blocks_until(int end) {
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, int row) {
   if constexpr (kOfDocuments<Keys>) {
-    const int begin = max(visible_begin<Mask>(p, keys, keys.tile_of(row)) / kBlockN, keys.tile_begin(p, row));
+    const int begin = max(visible_begin<Mask>(p, keys, keys.tile_of(row)) / kBlockN, keys.begin);
     return min(begin, blocks_until<kBlockN>(Mask::visible_end(p, keys, keys.tile_of(row) + keys.kTileRows - 1)) - 1);
   }
   return visible_begin<Mask>(p, keys, row) / kBlockN;
@@ -146,7 +145,7 @@ __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, 
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
   const int end = blocks_until<kBlockN>(Mask::visible_end(p, keys, row + count - 1));
-  if constexpr (kOfDocuments<Keys>) return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, keys.end(p, row, count)));
+  if constexpr (kOfDocuments<Keys>) return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, count < keys.kTileRows ? keys.own_end : keys.end));
   return end;
 }
 

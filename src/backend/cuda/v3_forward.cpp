@@ -97,9 +97,8 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 // Whether a row takes such problems; seqlen_k apart.
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
-  const bool registers = problem.packed || problem.has_seqused_k || problem.has_documents;
-  const bool more = problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0 || (problem.windowed() && problem.has_seqused_k);
-  const bool scores = problem.has_documents && more ? row.takes_documents()
+  const bool registers = problem.packed || problem.has_seqused_k;
+  const bool scores = problem.has_documents ? row.takes_documents(problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
                       : registers               ? row.takes_lengths()
                                                 : row.takes(problem.softcap > 0);
@@ -178,7 +177,7 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
   constexpr int64_t kFewHeads = 8;
   V3Turns turns{problem.mask(), heads, plan.tile.block_m(), plan.tile.block_n, plan.grid, most, plan.grid / (plan.key.width <= 128 ? 3.0 : 4.0)};
-  if (most < kFewHeads && plan.tiles > 2 * plan.grid) {
+  if (most < kFewHeads && plan.tiles > 2 * plan.grid && !problem.has_documents) {
     plan.tiles_per_cta = 2;
     plan.heads_per_section = static_cast<int>(v3_free_heads_per_section(turns, plan.tiles_per_cta));
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));

@@ -33,12 +33,12 @@ struct V3ForwardTile {
   // setmaxnreg beyond what the launch gave would wait for ever.
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
-  constexpr bool queries_by_group(V3Mask mask, bool documents) const { return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents; }
+  constexpr bool queries_by_group(V3Mask mask, bool documents = false) const { return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents; }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers.
-// Documents beside other features want more.
+// Documents in windows or beside other features want more.
 enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments };
 
 // A row of the table of tiles.
@@ -51,15 +51,19 @@ struct V3ForwardRow {
   V3RowScores scores = V3RowScores::kAny;
   // Or packed sequences, or documents: more warpgroups leave too few registers, spills of 8 bytes.
   constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDocuments; }
-  // Documents beside ALiBi, dropout, softcap, or lengths in a window: with blocks of 128 keys spills of 4 to 136 bytes.
-  constexpr bool takes_documents() const { return tile.groups <= 2 && tile.block_n == 64; }
+  // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features: ALiBi, dropout or softcap.
+  constexpr bool takes_documents(bool more) const {
+    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 : takes_lengths();
+  }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
   // with lengths, packed sequences or ALiBi besides.
   constexpr bool takes_dropout(bool more) const {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
     return tile.block_n % 64 == 0 && tile.groups <= groups && scores != V3RowScores::kDocuments;
   }
-  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
+  constexpr bool takes(bool capped) const {
+    return scores == V3RowScores::kAny || (scores != V3RowScores::kDocuments && (scores == V3RowScores::kCapped) == capped);
+  }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
