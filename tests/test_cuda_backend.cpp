@@ -397,8 +397,8 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
 }
 
-// Documents: a kernel before algorithm v3's forward pass finds in the workspace what each 64 queries see; a packed sequence's are v2's.
-TEST_F(CudaBackend, DocumentsReachBothKernelsOfTheForwardPass) {
+// Documents: a kernel before algorithm v3's passes finds in the workspace what each 64 queries, or keys, see.
+TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   stub().kernel("fattn_v3_document_ranges", note_pairs, sizeof last_pairs);
   OnDevice d;
   cuda::Buffer memory(0, 1 << 16);
@@ -423,11 +423,19 @@ TEST_F(CudaBackend, DocumentsReachBothKernelsOfTheForwardPass) {
   EXPECT_EQ(last_pairs.document_q_stride, OnDevice::kSeqlen);
   EXPECT_EQ(last_pairs.seqlen_k, OnDevice::kSeqlen);
 
-  // Backward they are v2's.
+  // Backward it comes second: it waits for the kernel before, and the next one for both.
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
   d.backward.scores = t.scores;
   const Plan backward(d.backward, {});
-  expect_contains(backward.info().kernel, "cuda v2 backward bf16");
-  expect_contains(backward.info().why, "documents");
+  expect_contains(backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  backward.execute(d.backward, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
+  const int64_t rows = OnDevice::kBatch * OnDevice::kHeads * ((OnDevice::kSeqlen + 63) / 64) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
 }
 
 // Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.

@@ -414,20 +414,23 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
             ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << more;
             const V3ForwardPlan plan = plan_v3_forward(p, kH200);
             const int block_m = plan.tile.block_m(), block_n = plan.tile.block_n;
-            EXPECT_EQ(block_m, 128);
-            if (window || more > 1) {
+            EXPECT_EQ(block_m, headdim == 64 && !window && more == 0 ? 192 : 128);
+            if (window || more > 0) {
               EXPECT_EQ(block_n, 64) << "or there are too few registers";
             }
             EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
             EXPECT_EQ(plan.tiles_per_cta, 0);
             EXPECT_EQ(plan.grid, std::min<int64_t>(plan.tiles, kH200.multiprocessors));
-            EXPECT_EQ(plan.workspace_bytes, p.batch * (16 * 16 + (seqlen_k + block_n - 1) / block_n * block_n * 4));
-            EXPECT_EQ(plan.document_grid, p.batch) << "16 warps take 1000 queries";
+            EXPECT_EQ(plan.workspace_bytes,
+                      p.batch * ((1000 + block_m - 1) / block_m * (block_m / 64) * 16 + (seqlen_k + block_n - 1) / block_n * block_n * 4));
+            EXPECT_EQ(plan.document_grid, p.batch * (block_m == 192 ? 2 : 1)) << "16 warps take 1000 queries";
             const std::string source = v3_forward_request(plan.key).source;
             EXPECT_NE(source.find(".documents = true"), std::string::npos);
             EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "keys are hidden";
             const std::string before = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
-            EXPECT_NE(before.find("document_ranges<128, " + std::to_string(block_n) + ">(call)"), std::string::npos) << before;
+            EXPECT_NE(before.find("document_ranges<" + std::to_string(block_m) + ", " + std::to_string(block_n) + ", false>(call)"),
+                      std::string::npos)
+                << before;
             EXPECT_FALSE(plan.tile.queries_by_group(plan.key.mask, true)) << "all warpgroups begin with the same block";
           }
   Problem p = problem_of(DType::kBF16, 128, 128, false);

@@ -275,7 +275,10 @@ TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
           for (int64_t i = 0; i < c.batch * seqlen; ++i) {
             const auto place = static_cast<int32_t>(i % seqlen);
             const int32_t run = place / (300 + 64 * static_cast<int32_t>(i / seqlen));
-            ids.push_back(kind == 0 ? 7 : kind == 1 ? run : kind == 2 ? -run : static_cast<int32_t>(static_cast<uint32_t>(place) * 2654435761u >> 30));
+            ids.push_back(kind == 0   ? 7
+                          : kind == 1 ? run
+                          : kind == 2 ? -run
+                                      : static_cast<int32_t>(static_cast<uint32_t>(place) * 2654435761u >> 30));
           }
           check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, t.data(), ids.data(), 4 * ids.size(), nullptr));
         }

@@ -591,7 +591,8 @@ struct Consumer {
     const Keys of = keys_of<Spec>(call, place);
     const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
     const auto values = keys_at<Element>(call.v, call.v_strides, place);
-    bool hidden = any_nonfinite(values, kDocuments ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
+    bool hidden =
+        any_nonfinite(values, kDocuments ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
     if constexpr (Mask::kBegins && !kDocuments) {
       const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
       hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());

@@ -145,7 +145,8 @@ __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, 
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
   const int end = blocks_until<kBlockN>(Mask::visible_end(p, keys, row + count - 1));
-  if constexpr (kOfDocuments<Keys>) return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, count < keys.kTileRows ? keys.own_end : keys.end));
+  if constexpr (kOfDocuments<Keys>)
+    return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, count < keys.kTileRows ? keys.own_end : keys.end));
   return end;
 }
 

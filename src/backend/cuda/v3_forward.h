@@ -33,7 +33,9 @@ struct V3ForwardTile {
   // setmaxnreg beyond what the launch gave would wait for ever.
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
-  constexpr bool queries_by_group(V3Mask mask, bool documents = false) const { return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents; }
+  constexpr bool queries_by_group(V3Mask mask, bool documents = false) const {
+    return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents;
+  }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
 };
 
@@ -51,8 +53,10 @@ struct V3ForwardRow {
   V3RowScores scores = V3RowScores::kAny;
   // Or packed sequences, or documents: more warpgroups leave too few registers, spills of 8 bytes.
   constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDocuments; }
-  // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features: ALiBi, dropout or softcap.
+  // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
+  // At headdim 64 three warpgroups are faster by a sixth, and have registers without; four have none.
   constexpr bool takes_documents(bool more) const {
+    if (width == 64 && mask != V3Mask::kWindow && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
     return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 : takes_lengths();
   }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
@@ -93,11 +97,12 @@ struct V3PackedTilesKey {
 static_assert(sizeof(V3PackedTilesKey) == 64);
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key);
 
-// The kernel that finds what the ids of documents let queries see (kernels/v3/documents.h); 64 bytes without padding.
+// The kernel that finds what the ids of documents let queries see, or backward keys (kernels/v3/documents.h); 64 bytes without padding.
 struct V3DocumentRangesKey {
   KernelKind kind = KernelKind::kV3DocumentRanges;
   int32_t block_m = 0, block_n = 0;
-  std::array<int32_t, 13> reserved{};
+  int32_t of_keys = 0;
+  std::array<int32_t, 12> reserved{};
 };
 static_assert(sizeof(V3DocumentRangesKey) == 64);
 jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key);
