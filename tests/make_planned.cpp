@@ -147,7 +147,10 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
     const bool lengths = pair.lengths || pair.packed;
-    const bool fits = pair.dropout ? its.takes_dropout(lengths || pair.alibi) : lengths ? its.takes_lengths() : its.takes(score == V3Score::kCapped);
+    const bool fits = pair.documents ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
+                      : pair.dropout ? its.takes_dropout(lengths || pair.alibi)
+                      : lengths      ? its.takes_lengths()
+                                     : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair.dropout) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
@@ -524,9 +527,40 @@ int main() {
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {
     for (const V3Score score : {V3Score::kPlain, V3Score::kSigned, V3Score::kCapped})
       for (const int headdim : {64, 96, 128, 192, 256})
-        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128), {.packed = true});
-    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, Which::kQuick);
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128 && mask != V3Mask::kFull),
+                       {.packed = true});
+    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, quick(mask != V3Mask::kFull));
   }
+  // Documents, and with what fits beside them.
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      const auto add = [&](V3Score score, const fattn::PairFeatures& pair) {
+        const bool few = headdim == 128 && mask == V3Mask::kFull && score == V3Score::kPlain && !pair.lengths && !pair.alibi && !pair.dropout;
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(few), pair);
+      };
+      for (const V3Score score : {V3Score::kPlain, V3Score::kCapped}) add(score, {.documents = true});
+      for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) add(score, {.lengths = true, .documents = true});
+      add(V3Score::kPlain, {.lengths = true, .alibi = true, .documents = true});
+      add(V3Score::kPlain, {.lengths = true, .dropout = true, .documents = true});
+      add(V3Score::kPlain, {.alibi = true, .dropout = true, .documents = true});
+      add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.documents = true});
+      add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.lengths = true, .alibi = true, .documents = true});
+    }
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const int headdim : {64, 96, 128, 192, 256}) {
+      Problem problem = with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false);
+      problem.has_documents = true;
+      add_v3_backward(list, problem, false, quick(mask == V3Mask::kCausal && headdim == 128));
+      problem.has_seqused_k = true;
+      add_v3_backward(list, problem, false, Which::kFull);
+      if (headdim != 64 && headdim != 128) continue;
+      problem.dtype = DType::kF16;
+      add_v3_backward(list, problem, false, Which::kFull);
+    }
+  for (const int block_m : {64, 128, 192})
+    list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
+  for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, quick(block_n == 128));
+  list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const int headdim : {64, 96, 128, 192, 256})

@@ -397,6 +397,47 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
 }
 
+// Documents: a kernel before algorithm v3's passes finds in the workspace what each 64 queries, or keys, see.
+TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
+  stub().kernel("fattn_v3_document_ranges", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  cuda::Buffer memory(0, 1 << 16);
+  const auto ids = [&](int64_t offset) {
+    return Tensor(nullptr, DType::kI32, {OnDevice::kBatch, OnDevice::kSeqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  ForwardTensors& t = d.forward;
+  t.scores.document_q = ids(4096);
+  t.scores.document_k = ids(8192);
+  const Plan plan(t, {});
+  expect_contains(plan.info().kernel, "cuda v3 forward bf16");
+  // Two tiles of 64 queries, and keys up to a whole block of 128.
+  EXPECT_GE(plan.workspace_bytes(), OnDevice::kBatch * (2 * 16 + 128 * 4));
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  plan.execute(t, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3"}));
+  EXPECT_EQ(last_pairs.tiles, workspace.get());
+  EXPECT_EQ(last_pairs.document_q, t.scores.document_q.data());
+  EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
+  EXPECT_EQ(last_pairs.document_q_stride, OnDevice::kSeqlen);
+  EXPECT_EQ(last_pairs.seqlen_k, OnDevice::kSeqlen);
+
+  // Backward it comes second: it waits for the kernel before, and the next one for both.
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  d.backward.scores = t.scores;
+  const Plan backward(d.backward, {});
+  expect_contains(backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  backward.execute(d.backward, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
+  const int64_t rows = OnDevice::kBatch * OnDevice::kHeads * ((OnDevice::kSeqlen + 63) / 64) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
+}
+
 // Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
 TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
   stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);

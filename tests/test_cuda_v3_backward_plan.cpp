@@ -312,6 +312,48 @@ TEST(V3BackwardPlanSmall, PackedSequencesAreRefusedWithWhatHasNoRegisters) {
   EXPECT_NE(refusal(64, true, [](Problem& p) { p.total_k = 0; }).find("k has one row of size 0"), std::string::npos);
 }
 
+// Behind the first kernel one finds the blocks of queries that each 64 keys see; its workspace is that of tiles.
+TEST(V3BackwardPlanSmall, DocumentsHaveRangesAndAMaskThatBegins) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const bool lengths : {false, true}) {
+          Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal);
+          p.batch = 400;  // without documents there would be a ring
+          p.has_documents = true;
+          p.has_seqused_k = lengths;
+          p.window_left = window ? 50 : -1;
+          ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+          const int64_t block_n = plan.tile.block_n(), tiles = (p.seqlen_k + block_n - 1) / block_n, queries = (p.seqlen_q + 63) / 64 * 64;
+          EXPECT_EQ(plan.generation, 0);
+          EXPECT_EQ(plan.tiles_offset % 16, 0);
+          EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + p.batch * (tiles * block_n / 64 * 16 + queries * 4));
+          EXPECT_EQ(plan.document_grid, p.batch) << "16 warps take all keys";
+          const char* const mask = window   ? "v3::DocumentMask<fattn::v3::WindowMask>"
+                                   : causal ? "v3::DocumentMask<fattn::v3::CausalMask>"
+                                            : "v3::DocumentMask<fattn::v3::FullMask>";
+          for (const V3BackwardKey& key : {plan.main, plan.finish}) {
+            const std::string source = v3_backward_request(key).source;
+            EXPECT_NE(source.find(".documents = true"), std::string::npos);
+            EXPECT_NE(source.find(mask), std::string::npos) << source;
+          }
+          EXPECT_EQ(v3_backward_request(plan.prepare).source.find("documents"), std::string::npos) << "knows rows only";
+          const std::string ranges = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
+          EXPECT_NE(ranges.find("document_ranges<" + std::to_string(block_n) + ", 64, true>(call)"), std::string::npos) << ranges;
+        }
+  const auto refusal = [](auto change) {
+    Problem p = gradient_problem(DType::kBF16, 128, 128, true);
+    p.has_documents = true;
+    change(p);
+    return v3_backward_refusal(p, kH200);
+  };
+  EXPECT_NE(refusal([](Problem& p) { p.deterministic = true; }).find("together with deterministic"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("together with softcap"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 9; }).find("together with dropout"), std::string::npos);
+}
+
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
   Problem p = gradient_problem(DType::kBF16, 72, 40, true);

@@ -398,6 +398,49 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
   EXPECT_NE(v3_forward_refusal(p, kH200).find("split the sequences"), std::string::npos);
 }
 
+// A kernel of their own goes before, and its workspace has room for what it finds: 16 bytes for each 64 queries, and the ids of keys.
+TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const int more : {0, 1, 2, 3})  // lengths, dropout, softcap
+          for (const int64_t seqlen_k : {1, 300, 20000}) {
+            Problem p = problem_of(DType::kBF16, headdim, headdim, causal, 1000, seqlen_k);
+            p.has_documents = true;
+            p.window_left = window ? 50 : -1;
+            p.has_seqused_k = more == 1;
+            p.dropout_below = more == 2 ? 6554 : 0;
+            p.softcap = more == 3 ? 30 : 0;
+            ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << more;
+            const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+            const int block_m = plan.tile.block_m(), block_n = plan.tile.block_n;
+            EXPECT_EQ(block_m, headdim == 64 && !window && more == 0 ? 192 : 128);
+            if (window || more > 0) {
+              EXPECT_EQ(block_n, 64) << "or there are too few registers";
+            }
+            EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+            EXPECT_EQ(plan.tiles_per_cta, 0);
+            EXPECT_EQ(plan.grid, std::min<int64_t>(plan.tiles, kH200.multiprocessors));
+            EXPECT_EQ(plan.workspace_bytes,
+                      p.batch * ((1000 + block_m - 1) / block_m * (block_m / 64) * 16 + (seqlen_k + block_n - 1) / block_n * block_n * 4));
+            EXPECT_EQ(plan.document_grid, p.batch * (block_m == 192 ? 2 : 1)) << "16 warps take 1000 queries";
+            const std::string source = v3_forward_request(plan.key).source;
+            EXPECT_NE(source.find(".documents = true"), std::string::npos);
+            EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "keys are hidden";
+            const std::string before = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
+            EXPECT_NE(before.find("document_ranges<" + std::to_string(block_m) + ", " + std::to_string(block_n) + ", false>(call)"),
+                      std::string::npos)
+                << before;
+            EXPECT_FALSE(plan.tile.queries_by_group(plan.key.mask, true)) << "all warpgroups begin with the same block";
+          }
+  Problem p = problem_of(DType::kBF16, 128, 128, false);
+  const int row = plan_v3_forward(p, kH200).key.row;
+  EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
+  p.has_documents = p.packed = true;
+  p.total_q = p.total_k = 100;
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("no documents (document_q, document_k) in packed sequences"), std::string::npos);
+}
+
 TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {
   std::set<std::string> sources;
   size_t count = 0;

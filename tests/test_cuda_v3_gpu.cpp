@@ -255,6 +255,47 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
       }
 }
 
+// Documents of any length, in runs and of ids in any order, over many tiles: some blocks are skipped, others hide pairs, or nothing.
+TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 128, 256})
+    for (const bool causal : {false, true}) {
+      const Case c = shape(headdim == 64 ? DType::kF16 : DType::kBF16, 3, 2030, 2300, 16, 4, headdim, causal);
+      DeviceForward d(c), other(c);
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+      cuda::Buffer memory(0, 1 << 16);
+      const auto at = [&](int64_t seqlen, int64_t offset) {
+        return Tensor(nullptr, DType::kI32, {c.batch, seqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+      };
+      d.t.scores.document_q = at(c.seqlen_q, 0);
+      d.t.scores.document_k = at(c.seqlen_k, 1 << 15);
+      for (const int kind : {0, 1, 2, 3}) {  // one; runs; runs in falling order; any
+        for (const auto& [t, seqlen] : {std::pair<Tensor, int64_t>{d.t.scores.document_q, c.seqlen_q}, {d.t.scores.document_k, c.seqlen_k}}) {
+          std::vector<int32_t> ids;
+          for (int64_t i = 0; i < c.batch * seqlen; ++i) {
+            const auto place = static_cast<int32_t>(i % seqlen);
+            const int32_t run = place / (300 + 64 * static_cast<int32_t>(i / seqlen));
+            ids.push_back(kind == 0   ? 7
+                          : kind == 1 ? run
+                          : kind == 2 ? -run
+                                      : static_cast<int32_t>(static_cast<uint32_t>(place) * 2654435761u >> 30));
+          }
+          check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, t.data(), ids.data(), 4 * ids.size(), nullptr));
+        }
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        Options options = on_cuda(c);
+        options.algorithm = Algorithm::kV3;
+        if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+        for (int run = 0; run < 3; ++run) forward(d.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << kind;
+      }
+    }
+}
+
 // ALiBi without a causal mask: tiles begin at the diagonal, wherever it is (before the first key, too), and meet the keys behind it last. Slopes of
 // both signs: with one below 0 weights rise away from the diagonal, and out of their window.
 TEST_F(CudaV3Gpu, AlibiFromTheDiagonalAgreesWithV2) {

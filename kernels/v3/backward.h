@@ -11,6 +11,7 @@
 #include "kernels/ptx/set_registers.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/v3/backward_documents.h"
 #include "kernels/v3/backward_dq.h"
 #include "kernels/v3/backward_dq_direct.h"
 #include "kernels/v3/backward_dropout.h"
@@ -71,6 +72,9 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
       const KeyTile of = packed_key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, listed);
       tile.write<false, true>(of);
       tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
+    } else if constexpr (Shape::kDocuments) {
+      ptx::wait_for_kernel_before();  // which finds the blocks of queries
+      write_document_tile<Spec>(p, tile, key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
     } else {
       tile.write<Shape::kLengths, false>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
       if constexpr (BackwardLoader<Spec>::kAhead) BackwardLoader<Spec>(p, shared, barriers).load_ahead(tile);

@@ -89,6 +89,10 @@ struct HeadPairs {
     if (!stays(row, key)) return -row_sum[row];
     return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
   }
+  __device__ __forceinline__ bool sees(int row, int key) const {
+    if constexpr (kPair.documents) return terms.sees(row, key);
+    return true;
+  }
   __device__ __forceinline__ bool stays(int row, int key) const {
     if constexpr (kPair.dropout) return dropout.keeps(row, key);
     return true;
@@ -158,7 +162,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     const int key = tile.key() + nth;
     if (key >= keys.count(p.call)) break;
     const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, keys.queries(p.call));
-    bool spoilt = false;
+    bool spoilt = kPairOf<Spec>.documents;  // perhaps: hidden queries may be anywhere
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
       const Pairs pairs(p, tile.entry<kPacked>(), head, keys);
@@ -179,6 +183,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
       const Pairs pairs(p, tile.entry<kPacked>(), head, keys);
 #pragma unroll 1
       for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
+        if (!pairs.sees(row, key)) continue;
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else

@@ -42,7 +42,7 @@ struct BackwardFinish {
       const int row = at.row + nth;
       if (row >= at.rows(p.call)) break;
       const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
-      bool spoilt = false;
+      bool spoilt = kPairOf<Spec>.documents;  // perhaps: hidden keys may be anywhere
       if constexpr (Mask::kBegins) {
 #pragma unroll 1
         for (int key = first_key; key < begin && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
@@ -52,8 +52,10 @@ struct BackwardFinish {
       if (!spoilt) continue;
       GradientRow<Spec::kHeaddim> gradient;
 #pragma unroll 1
-      for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key)
+      for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key) {
+        if (!pairs.sees(row, key)) continue;
         gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
+      }
       write_row<Element, Tile>(gradient, factor(p.call), tile, nth, lane);
     }
   }

@@ -9,6 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_documents.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
@@ -33,6 +34,7 @@ struct KeyGradients {
   static constexpr bool kSkipsBehind = Mask::kBegins && Shape::kKeyGroups > 1 && !Shape::kPacked;
   // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
   static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
+  static constexpr bool kDocuments = Shape::kDocuments;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -120,13 +122,19 @@ struct KeyGradients {
     }
   }
   __device__ __forceinline__ bool hides_some() const {
-    if constexpr (kLimits)
+    if constexpr (kLimits || kDocuments)
       return tile.hides(group, row);
     else
       return hides<Mask>(p, keys(), key(), row);
   }
   __device__ __forceinline__ void hide_in(float (&x)[32]) {
-    if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
+    if constexpr (kDocuments) {
+      if (!hides_some()) return;
+      hide<typename Mask::Pairs>(x, p, keys(), key(), row);
+      hide_other_documents<Spec>(x, p, tile.batch(), key(), row);
+    } else {
+      if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
+    }
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.

@@ -11,6 +11,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_documents.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
@@ -166,15 +167,23 @@ struct ValueRole : RoleBase<Spec> {
       });
   }
   __device__ __forceinline__ bool hides_some() const {
-    if constexpr (Shape::kPacked)
+    if constexpr (Shape::kPacked || Shape::kDocuments)
       return tile.hides(0, row);
     else
       return hides<Mask>(p, Base::keys(), tile.key(), row);
   }
+  __device__ __forceinline__ void hide_some() {
+    if constexpr (Shape::kDocuments) {
+      hide<typename Mask::Pairs>(s, p, Base::keys(), tile.key(), row);
+      hide_other_documents<Spec>(s, p, tile.batch(), tile.key(), row);
+    } else {
+      hide<Mask>(s, p, Base::keys(), tile.key(), row);
+    }
+  }
   // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
-      if (hides_some()) hide<Mask>(s, p, Base::keys(), tile.key(), row);
+      if (hides_some()) hide_some();
     if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();

@@ -187,6 +187,10 @@ struct TilePlace {
                        uint2{static_cast<unsigned>(key + 64 > tile.keys ? -1 : last), static_cast<unsigned>(first)});
     }
   }
+  // The same of documents, one of the limits.
+  __device__ __forceinline__ void write_limits_of(int group, int last, int first) const {
+    ptx::st_shared_8(address + static_cast<unsigned>(4 * 12 + 8 * group), uint2{static_cast<unsigned>(last), static_cast<unsigned>(first)});
+  }
   __device__ __forceinline__ bool hides(int group, int row) const {
     const uint2 limits = ptx::ld_shared_8(address + static_cast<unsigned>(4 * 12 + 8 * group));
     return row > static_cast<int>(limits.x) || row < static_cast<int>(limits.y);

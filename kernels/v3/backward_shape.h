@@ -22,7 +22,7 @@
 
 namespace fattn::v3 {
 
-inline constexpr int kTileBytes = 32, kPackedTileBytes = 80;  // of a TilePlace (v3/backward_schedule.h)
+inline constexpr int kTileBytes = 32, kPackedTileBytes = 80;  // of a TilePlace (v3/backward_schedule.h); the latter with limits
 inline constexpr int kSlopeBytes = 16;
 inline constexpr int kKeptBytes = 512;  // of 64 keys (v3/backward_dropout.h)
 
@@ -30,7 +30,7 @@ template <class Spec>
 struct BackwardShape {
   static constexpr int kKeyGroups = Spec::kByRole ? 1 : Spec::kGroups;  // of 64 keys
   static constexpr bool kLengths = kPairOf<Spec>.lengths, kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
-  static constexpr bool kPacked = kPairOf<Spec>.packed;
+  static constexpr bool kPacked = kPairOf<Spec>.packed, kDocuments = kPairOf<Spec>.documents;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;
@@ -58,7 +58,7 @@ struct BackwardShape {
   static constexpr int kOffsetBarriers = kOffsetRowSum + kRowSlots * kRowBytes;
   static constexpr int kBarriers = 6 + 4 * Spec::kStages + 2 * kStagesDs;
   static constexpr int kOffsetTile = kOffsetBarriers + 8 * kBarriers;
-  static constexpr int kOffsetSlopes = kOffsetTile + (kPacked ? kPackedTileBytes : kTileBytes);  // of the heads whose lse there is
+  static constexpr int kOffsetSlopes = kOffsetTile + (kPacked || kDocuments ? kPackedTileBytes : kTileBytes);  // of the heads whose lse there is
   static constexpr int kOffsetKept = kOffsetSlopes + (kAlibi ? kSlopeBytes : 0);
   static constexpr int kOffsetKeptBarriers = kOffsetKept + (kDropout ? kKeptBytes * kKeyGroups : 0);
   static constexpr int kSharedBytes = kOffsetKeptBarriers + (kDropout ? 16 * kKeyGroups : 0);

@@ -12,9 +12,9 @@
 
 namespace fattn::v3 {
 
-// Not of windows, which have few blocks behind a row as a rule.
+// Not of windows and documents, which have few blocks behind a row as a rule.
 template <class Spec>
-inline constexpr bool kFromDiagonal = kPairOf<Spec>.alibi && !Spec::Mask::kCausal && !Spec::Mask::kBegins;
+inline constexpr bool kFromDiagonal = kPairOf<Spec>.alibi && !kPairOf<Spec>.documents && !Spec::Mask::kCausal && !Spec::Mask::kBegins;
 
 // Of the tile that begins with query `row`.
 template <class Spec, int kBlockM, class Keys>

@@ -19,7 +19,7 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
-  if constexpr (kPairOf<Spec>.packed) ptx::wait_for_kernel_before();  // which lists the tiles
+  if constexpr (kPairOf<Spec>.packed || kPairOf<Spec>.documents) ptx::wait_for_kernel_before();  // which lists the tiles, or their blocks
 
   const int warp = ptx::warp_id();
   if (warp < 4) {

@@ -31,12 +31,12 @@ struct Consumer {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
   using Buffer = QueryBuffer<Spec::kQueryBuffers>;
-  using Keys = v3::Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
+  using Keys = typename KeysOf<Spec>::Type;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
   static constexpr bool kJoin = Spec::kQueryBuffers == 2;  // a tile's first scores are computed beside the last product of the tile before
-  static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
+  static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout, kDocuments = kPairOf<Spec>.documents;
   // The tiles of a window are joined across blocks that the warpgroup passes over, if there is room for the values that it has not come to.
   static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
@@ -177,13 +177,21 @@ struct Consumer {
 
   // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
+    if constexpr (kDocuments) {
+      hide_other_documents(of);
+      if (Mask::visible_end(p.call, keys, row + warp_row()) < (of + 1) * kBlockN) hide_behind(of);
+    } else {
+      hide_behind(of);
+    }
+    if constexpr (Mask::kBegins)
+      if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
+  }
+  __device__ __forceinline__ void hide_behind(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
     const int end0 = Mask::visible_end(p.call, keys, row + own_row()) - first, end1 = Mask::visible_end(p.call, keys, row + own_row() + 8) - first;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 >= (i % 4 < 2 ? end0 : end1)) s[i] = -kInfinity;
-    if constexpr (Mask::kBegins)
-      if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
   }
   __device__ __forceinline__ void hide_before(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;
@@ -192,6 +200,20 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       if (i / 4 * 8 + i % 2 < (i % 4 < 2 ? begin0 : begin1)) s[i] = -kInfinity;
+  }
+  // Keys of other documents than the row's.
+  __device__ __forceinline__ void hide_other_documents(int of) {
+    if (keys.one_begin <= of && of < keys.one_end) return;
+    const int id0 = keys.id_of_query(p.call, row + own_row()), id1 = keys.id_of_query(p.call, row + own_row() + 8);
+    const int2* const ids = reinterpret_cast<const int2*>(keys.ids_of_block(p.call, of)) + lane() % 4;
+#pragma unroll
+    for (int n = 0; n < kBlockN / 8; ++n) {
+      const int2 id = ids[n * 4];
+      if (id.x != id0) s[4 * n] = -kInfinity;
+      if (id.y != id0) s[4 * n + 1] = -kInfinity;
+      if (id.x != id1) s[4 * n + 2] = -kInfinity;
+      if (id.y != id1) s[4 * n + 3] = -kInfinity;
+    }
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
@@ -404,9 +426,30 @@ struct Consumer {
     return last;
   }
   // Where blocks without a maximum begin: before it, on the way down.
-  __device__ __forceinline__ int last_masked_block() const { return max(0, last_whole_key(row + group * 64)) / kBlockN; }
+  __device__ __forceinline__ int last_masked_block() const {
+    const int last = max(0, last_whole_key(row + group * 64)) / kBlockN;
+    if constexpr (kDocuments) return min(last, keys.one_end);
+    return last;
+  }
+  // Of documents: down to the blocks that are of one, and on to those of others before it.
+  __device__ __forceinline__ void blocks_of_documents(unsigned buffer) {
+    int masked = last_masked_block(), whole = keys.one_begin;  // down to these
+    if constexpr (Mask::kBegins) whole = max(whole, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
+    masked = max(masked, own_begin(row, keys));
+    whole = max(whole, own_begin(row, keys));
+#pragma unroll 1
+    for (;;) {
+#pragma unroll 1
+      for (; block > masked; --block) masked_block(buffer, kLinks && block - 1 == masked);
+#pragma unroll 1
+      for (; block > whole; --block) whole_block<false>(buffer);
+      masked = whole = own_begin(row, keys);
+      if (block <= masked) break;
+    }
+  }
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
+    if constexpr (kDocuments) return blocks_of_documents(buffer);
     if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
@@ -548,8 +591,9 @@ struct Consumer {
     const Keys of = keys_of<Spec>(call, place);
     const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
     const auto values = keys_at<Element>(call.v, call.v_strides, place);
-    bool hidden = any_nonfinite(values, seen_by_all, end, p.work.columns_v, lane());
-    if constexpr (Mask::kBegins) {
+    bool hidden =
+        any_nonfinite(values, kDocuments ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
+    if constexpr (Mask::kBegins && !kDocuments) {
       const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
       hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());
     }
@@ -605,7 +649,7 @@ struct Consumer {
         if (number < 0) break;
         const auto place = place_at(number);
         bits.begin(p, place, shared + Shape::kOffsetDropout);
-        begin(place.row, keys_of<Spec>(p.call, place), Slope::of(p.call, place), buffer);
+        begin(place.row, keys_of<Spec>(p.call, place, group), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
@@ -614,7 +658,7 @@ struct Consumer {
       begun = kJoin && next >= 0;
       const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
       const int next_row = next_place.row;
-      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place) : Keys{};
+      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place, group) : Keys{};
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).

@@ -13,7 +13,7 @@
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
 //   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
 //   kProducerRegisters, kConsumerRegisters of a thread
-//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout; none if it is left out
+//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents; none if it is left out
 #pragma once
 
 #include "kernels/pair.h"
@@ -48,7 +48,7 @@ struct ForwardShape {
   static constexpr int kSharedBytes = kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0);
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
-  static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins;
+  static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins && !kPairOf<Spec>.documents;
   // Keys of the next tile come before its queries, which wait for room longer.
   static constexpr bool kKeysFirst = Spec::Mask::kBegins;
   // With one buffer, a warpgroup that passes over a tile's last blocks gets its queries of the next while others still read their own.

@@ -99,6 +99,12 @@ __device__ __forceinline__ bool stays(const AttentionParams& call, const Place& 
   return Dropout<kPairOf<Spec>>(call, place.entry(), place.head).keeps(row, key);
 }
 
+// Whether a pair is of one document.
+__device__ __forceinline__ bool same_document(const AttentionParams& call, const Place& place, int row, int key) {
+  const PairParams& p = pairs_of(call);
+  return p.document_q[place.batch * p.document_q_stride + row] == p.document_k[place.batch * p.document_k_stride + key];
+}
+
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
 template <class Spec, class Place, class Row>
 __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int begin, int end, Row o_row, int lane) {
@@ -112,14 +118,24 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
     const int column = first + lane;
     bool wrong = column < p.work.columns_v && is_nan<Element>(o_row.bits(column));
 #pragma unroll 1
-    for (int key = begin; key < end && !ptx::vote_all(!wrong); ++key) wrong = wrong && !is_nan<Element>(v.bits(key, column));
+    for (int key = begin; key < end && !ptx::vote_all(!wrong); ++key) {
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
+      wrong = wrong && !is_nan<Element>(v.bits(key, column));
+    }
     if (ptx::vote_all(!wrong)) continue;
     float greatest = -kInfinity;
 #pragma unroll 1
-    for (int key = begin; key < end; ++key) greatest = fmaxf(greatest, whole_score_of<Spec>(p, place, q, row, k, key, lane));
+    for (int key = begin; key < end; ++key) {
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
+      greatest = fmaxf(greatest, whole_score_of<Spec>(p, place, q, row, k, key, lane));
+    }
     float o = 0, sum = 0;
 #pragma unroll 1
     for (int key = begin; key < end; ++key) {
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
       float weight = ptx::ex2(whole_score_of<Spec>(p, place, q, row, k, key, lane) - greatest);
       sum += weight;
       if constexpr (kPairOf<Spec>.dropout) weight = stays<Spec>(call, place, row, key) ? weight * pairs_of(call).dropout_scale : 0.0f;

@@ -106,6 +106,24 @@ struct WindowMask {
   }
 };
 
+// Backward, of documents: the keys that a mask shows may begin anywhere, and so may the queries. `Pairs`: the mask itself.
+template <class Mask>
+struct DocumentMask : Mask {
+  using Pairs = Mask;
+  static constexpr bool kUneven = true;
+  static constexpr bool kBegins = true;
+  template <class Keys>
+  static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys, int row) {
+    if constexpr (Mask::kBegins) return Mask::visible_begin(p, keys, row);
+    return 0;
+  }
+  template <class Keys>
+  static __device__ __forceinline__ int row_end(const AttentionParams& p, Keys keys, int key) {
+    if constexpr (Mask::kBegins) return Mask::row_end(p, keys, key);
+    return keys.queries(p);
+  }
+};
+
 // Which keys a row sees, of masks that need not begin.
 template <class Mask, class Keys>
 __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys, int row) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/pair.h"
+#include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
@@ -68,12 +69,24 @@ struct PackedPlace {
   __device__ __forceinline__ int entry() const { return sequence; }
 };
 
+// The keys of a tile; of documents as warpgroup `group` sees them.
+template <class Spec, bool kDocuments = kPairOf<Spec>.documents>
+struct KeysOf {
+  using Type = Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
+};
 template <class Spec>
-__device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place) {
-  return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
+struct KeysOf<Spec, true> {
+  using Type = DocumentKeys<Keys<kPairOf<Spec>.lengths>, 64 * Spec::kGroups, Spec::kBlockN>;
+};
+template <class Spec>
+__device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place, int group = 0) {
+  if constexpr (kPairOf<Spec>.documents)
+    return KeysOf<Spec>::Type::of(p, place.batch, place.row, group);
+  else
+    return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
 }
 template <class Spec>
-__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place) {
+__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place, int = 0) {
   return place.keys;
 }
 
@@ -113,15 +126,28 @@ __device__ __forceinline__ auto place_of(const ForwardCall& p, int number) {
     return dense_place_of<kBlockM>(p, number);
 }
 
-// Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole.
-template <class Mask, int kBlockN, class Keys>
-__device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
-  const int end = Mask::visible_end(p, keys, row + count - 1);
+// Blocks with the keys below `end`; at least one.
+template <int kBlockN>
+__device__ __forceinline__ int blocks_until(int end) {
   return max(1, (end + kBlockN - 1) / kBlockN);
 }
+
+// Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole. Of documents all rows of a tile
+// begin with the same.
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, int row) {
+  if constexpr (kOfDocuments<Keys>) {
+    const int begin = max(visible_begin<Mask>(p, keys, keys.tile_of(row)) / kBlockN, keys.begin);
+    return min(begin, blocks_until<kBlockN>(Mask::visible_end(p, keys, keys.tile_of(row) + keys.kTileRows - 1)) - 1);
+  }
   return visible_begin<Mask>(p, keys, row) / kBlockN;
+}
+template <class Mask, int kBlockN, class Keys>
+__device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
+  const int end = blocks_until<kBlockN>(Mask::visible_end(p, keys, row + count - 1));
+  if constexpr (kOfDocuments<Keys>)
+    return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, count < keys.kTileRows ? keys.own_end : keys.end));
+  return end;
 }
 
 }  // namespace fattn::v3

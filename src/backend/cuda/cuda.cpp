@@ -17,6 +17,7 @@
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
 #include "shared/text.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core {
@@ -68,6 +69,15 @@ jit::Request v3_packed_tiles_request(const KernelKey& key) { return cuda::v3_pac
 
 const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
   return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(plan)), v3_packed_tiles_request);
+}
+
+jit::Request v3_document_ranges_request(const KernelKey& key) {
+  return cuda::v3_document_ranges_request(jit::pod_of_key<cuda::V3DocumentRangesKey>(key));
+}
+
+template <class V3Plan>
+const Loaded& v3_document_ranges_kernel(CudaDevice& device, const V3Plan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_document_ranges_key(plan)), v3_document_ranges_request);
 }
 
 jit::Request v3_forward_f32_request(const KernelKey& key) { return cuda::v3_forward_f32_request(jit::pod_of_key<cuda::V3ForwardF32Key>(key)); }
@@ -222,8 +232,13 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
   }
+  if (plan.problem.has_documents) {
+    const Loaded& before = v3_document_ranges_kernel(device, chosen);
+    void* parameters[] = {&params.call};
+    device.launch(before.function, shape_of(chosen.document_grid, kV3DocumentThreads, 0), stream, parameters, before.name.c_str());
+  }
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
-  shape.early = plan.problem.packed;
+  shape.early = plan.problem.packed || plan.problem.has_documents;
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
@@ -280,7 +295,8 @@ cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
 }
 
 // Three kernels, in v2 (where fp32 may be split by one more before) as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In
-// v3 one before them lists the tiles of packed sequences; the first then waits for it at its end.
+// v3 one before them lists the tiles of packed sequences; the first then waits for it at its end. One that finds the blocks of documents is the
+// second.
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
@@ -298,6 +314,12 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
     device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
   }
   launch(chosen.prepare, 0, shape_of(chosen.prepare_grid, kV3PrepareThreads, 0), lists);
+  if (chosen.document_grid > 0) {
+    const Loaded& kernel = v3_document_ranges_kernel(device, chosen);
+    CudaLaunch shape = shape_of(chosen.document_grid, kV3DocumentThreads, 0);
+    shape.early = true;
+    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
+  }
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
 }
@@ -464,6 +486,7 @@ void load_cuda_kernels(const Plan& plan) {
     }
     if (plan.algorithm == Algorithm::kV3) {
       if (plan.problem.packed) v3_packed_tiles_kernel(device, chosen.v3_forward);
+      if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_forward);
       v3_forward_kernel(device, chosen.v3_forward);
       return;
     }
@@ -472,6 +495,7 @@ void load_cuda_kernels(const Plan& plan) {
   }
   if (plan.algorithm == Algorithm::kV3) {
     if (plan.problem.packed) v3_packed_key_tiles_kernel(device, chosen.v3_backward);
+    if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);

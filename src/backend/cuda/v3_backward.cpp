@@ -7,6 +7,7 @@
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
@@ -41,7 +42,11 @@ static_assert([] {
 
 // What of pairs and of batch entries its kernels have.
 PairFeatures v3_pair(const Problem& problem) {
-  return {.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed};
+  return {.lengths = problem.has_seqused_k,
+          .alibi = problem.has_alibi,
+          .dropout = problem.dropout_below > 0,
+          .packed = problem.packed,
+          .documents = problem.has_documents};
 }
 
 int choose_row(const Problem& problem, const V3Target& target) {
@@ -118,7 +123,7 @@ int heads_per_section(const Problem& problem, int width, int block_n, const V3Ta
 // Tiles may have nothing to do, or add in the order of the keys, or the kernel has no registers for it, or is limited by its additions to dq.
 bool has_ring_kernels(const Problem& problem, const V3BackwardTile& tile, int width) {
   return !tile.by_role && width % 64 == 0 && !(width == 64 && problem.dropout_below > 0) && !problem.deterministic && !problem.packed &&
-         !problem.has_seqused_k;
+         !problem.has_seqused_k && !problem.has_documents;
 }
 
 // Key heads of a generation of the ring of dq's accumulators (kernels/v3/backward_ring.h): as many as have the tiles that run at once. 0: there is no
@@ -153,7 +158,7 @@ int ring_generation(const Problem& problem, const V3BackwardTile& tile, int widt
 int V3BackwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int block_m = kV3BackwardRows, both = v3_columns(width) + v3_columns(width_v);
   const int stages_ds = 2, row_slots = by_role ? stages : stages_ds, barriers = 6 + 4 * stages + 2 * stages_ds;
-  const int place = (pair.packed ? 80 : 32) + (pair.alibi ? 16 : 0);
+  const int place = (pair.packed || pair.documents ? 80 : 32) + (pair.alibi ? 16 : 0);
   const int kept = pair.dropout ? (512 + 2 * 8) * block_n() / 64 : 0;
   return kColumnBytes * (block_n() * both + stages * block_m * both + stages_ds * block_n()) + (stagings + (by_role ? 1 : 0)) * 4 * block_m * 64 +
          2 * row_slots * 4 * block_m + 8 * barriers + place + kept;
@@ -164,6 +169,14 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
+  if (problem.has_documents && (problem.packed || problem.deterministic || problem.softcap > 0 || problem.has_alibi || problem.dropout_below > 0))
+    return text("algorithm v3's backward pass has no documents (document_q, document_k) together with ",
+                problem.packed          ? "packed sequences"
+                : problem.deterministic ? "deterministic"
+                : problem.softcap > 0   ? "softcap"
+                : problem.has_alibi     ? "ALiBi"
+                                        : "dropout",
+                "; algorithm v2 does both");
   if (problem.packed && problem.has_seqused_k)
     return "algorithm v3's backward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
@@ -221,7 +234,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
-  if (key.mask == V3Mask::kFull && !pair.packed) {  // nothing is hidden, nothing computed again
+  if (key.mask == V3Mask::kFull && !pair.packed && !pair.documents) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
@@ -244,6 +257,11 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.semaphore_offset = plan.tiles_offset;
   if (problem.packed) {
     plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
+  }
+  if (problem.has_documents) {
+    const int64_t records = v3_document_records(problem.seqlen_k, plan.tile.block_n()), ids = v3_document_keys(problem.seqlen_q, kV3BackwardRows);
+    plan.semaphore_offset += problem.batch * (records * static_cast<int64_t>(sizeof(V3DocumentBlocks)) + ids * static_cast<int64_t>(sizeof(int32_t)));
+    plan.document_grid = problem.batch * ceil_div(records, kV3DocumentThreads / 32);
   }
   const int64_t flags = problem.deterministic ? 1 + plan.prepare_grid
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)
@@ -271,7 +289,7 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
                             problem, b.pairs);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
-  if (problem.packed) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
+  if (problem.packed || problem.has_documents) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_blocks = plan.row_blocks;
@@ -279,6 +297,10 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   params.work.ring_heads = plan.ring_heads;
   params.work.generation = plan.generation;
   params.work.finished = plan.generation > 0 ? reinterpret_cast<int*>(static_cast<char*>(b.workspace) + plan.semaphore_offset) : nullptr;
+}
+
+V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan) {
+  return {.block_m = plan.tile.block_n(), .block_n = kV3BackwardRows, .of_keys = 1};
 }
 
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
@@ -313,6 +335,8 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
   if (!prepare && key.mask == V3Mask::kFull && pair_features_of(key.pair).packed)
     source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden
+  else if (!prepare && pair_features_of(key.pair).documents)
+    source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
   else if (!prepare)
     source.add_mask(key.mask);
   if (!prepare) source.add_score(key.score);

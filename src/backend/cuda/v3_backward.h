@@ -9,6 +9,7 @@
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/v2_common.h"
 #include "backend/cuda/v3_common.h"
+#include "backend/cuda/v3_forward.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
@@ -78,8 +79,11 @@ struct V3BackwardPlan {
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
   // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences and, if deterministic, whose turn it is for each block of queries,
   // or the ring's counts. 16-byte aligned.
+  int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
+// Of a plan for documents.
+V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
 

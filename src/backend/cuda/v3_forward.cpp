@@ -9,6 +9,7 @@
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
@@ -68,6 +69,17 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDocuments},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDocuments},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
 };
 // clang-format on
 
@@ -88,9 +100,10 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
-                      : registers               ? row.takes_lengths()
-                                                : row.takes(problem.softcap > 0);
+  const bool scores = problem.has_documents ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
+                      : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
+                      : registers                 ? row.takes_lengths()
+                                                  : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
          row.tile.shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
 }
@@ -161,12 +174,17 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     plan.heads_per_section = window_heads_per_section(problem, target, plan);
     return;
   }
-  if (!last_rows_longest(problem)) return;
-  const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
+  if (!last_rows_longest(problem) && !problem.has_documents) return;
+  const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
+  // Documents make tiles uneven, those of one place in all heads alike: side by side they come out even.
+  if (problem.has_documents && !last_rows_longest(problem)) {
+    plan.heads_per_section = static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
+    return;
+  }
   constexpr int64_t kFewHeads = 8;
   V3Turns turns{problem.mask(), heads, plan.tile.block_m(), plan.tile.block_n, plan.grid, most, plan.grid / (plan.key.width <= 128 ? 3.0 : 4.0)};
-  if (most < kFewHeads && plan.tiles > 2 * plan.grid) {
+  if (most < kFewHeads && plan.tiles > 2 * plan.grid && !problem.has_documents) {
     plan.tiles_per_cta = 2;
     plan.heads_per_section = static_cast<int>(v3_free_heads_per_section(turns, plan.tiles_per_cta));
     plan.grid = static_cast<int>(ceil_div(plan.tiles, plan.tiles_per_cta));
@@ -202,6 +220,8 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (why.empty() && problem.packed && problem.has_seqused_k)
     why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
+  if (why.empty() && problem.packed && problem.has_documents)
+    why = "algorithm v3's forward pass has no documents (document_q, document_k) in packed sequences; algorithm v2 does both";
   if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
@@ -254,14 +274,22 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
-  plan.key.pair =
-      pair_bits({.lengths = problem.has_seqused_k, .alibi = problem.has_alibi, .dropout = problem.dropout_below > 0, .packed = problem.packed});
+  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k,
+                             .alibi = problem.has_alibi,
+                             .dropout = problem.dropout_below > 0,
+                             .packed = problem.packed,
+                             .documents = problem.has_documents});
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
   if (problem.packed) {
     plan.tiles = problem.nheads * most_packed_tiles(problem, tile);
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
+  }
+  if (problem.has_documents) {
+    const int64_t records = v3_document_records(problem.seqlen_q, tile.block_m()), ids = v3_document_keys(problem.seqlen_k, tile.block_n);
+    plan.workspace_bytes = problem.batch * (records * static_cast<int64_t>(sizeof(V3DocumentBlocks)) + ids * static_cast<int64_t>(sizeof(int32_t)));
+    plan.document_grid = static_cast<int>(problem.batch * ceil_div(records, kV3DocumentThreads / 32));
   }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
@@ -272,7 +300,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
                            const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs, void* workspace) {
   const int block_n = plan.tile.block_n;
-  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask) ? 64 : plan.tile.block_m()), q);
+  encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask, problem.has_documents) ? 64 : plan.tile.block_m()),
+                    q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
@@ -317,6 +346,19 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
           .arch_specific = true};
 }
 
+V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan) { return {.block_m = plan.tile.block_m(), .block_n = plan.tile.block_n}; }
+
+jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key) {
+  const std::string entry = "fattn_v3_document_ranges";
+  return {.entry = entry,
+          .source = text("// documents", key.of_keys != 0 ? " of keys, " : ", ", key.block_m, " x ", key.block_n,
+                         "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3DocumentThreads, ", 1)\n",
+                         entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::document_ranges<", key.block_m, ", ", key.block_n,
+                         key.of_keys != 0 ? ", true" : ", false", ">(call);\n}\n"),
+          .arch = kV3Arch,
+          .arch_specific = true};
+}
+
 jit::Request v3_forward_request(const V3ForwardKey& key) { return v3_forward_request(key, kRows[key.row].tile); }
 
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile) {
@@ -327,7 +369,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add("#include \"kernels/v3/forward.h\"\n#include \"kernels/v3/mask.h\"\n#include \"kernels/v3/score.h\"\n\nstruct Spec {\n");
   source.add_element(key.dtype);
   const PairFeatures pair = pair_features_of(key.pair);
-  if ((pair.lengths || pair.packed) && key.mask == V3Mask::kFull)
+  if ((pair.lengths || pair.packed || pair.documents) && key.mask == V3Mask::kFull)
     source.add_type("Mask", "v3::EntryMask");  // keys behind an entry's last are hidden
   else
     source.add_mask(key.mask);

@@ -33,12 +33,15 @@ struct V3ForwardTile {
   // setmaxnreg beyond what the launch gave would wait for ever.
   constexpr bool registers_suffice() const { return producer_registers + groups * consumer_registers <= launch_registers() * (groups + 1); }
   // Queries are loaded for each warpgroup by itself (kernels/v3/forward_shape.h: kQueriesByGroup).
-  constexpr bool queries_by_group(V3Mask mask) const { return mask == V3Mask::kWindow && skip && query_buffers == 1; }
+  constexpr bool queries_by_group(V3Mask mask, bool documents = false) const {
+    return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents;
+  }
   int shared_bytes(int width, int width_v, bool dropout = false) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers.
-enum class V3RowScores { kAny, kUncapped, kCapped };
+// Documents in windows or beside other features want more.
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -48,15 +51,23 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
-  // Or packed sequences: more warpgroups leave too few registers, spills of 8 bytes.
-  constexpr bool takes_lengths() const { return tile.groups <= 2; }
+  // Or packed sequences, or documents: more warpgroups leave too few registers, spills of 8 bytes.
+  constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDocuments; }
+  // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
+  // At headdim 64 three warpgroups are faster by a sixth, and have registers without; four have none.
+  constexpr bool takes_documents(bool more) const {
+    if (width == 64 && mask != V3Mask::kWindow && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
+    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 : takes_lengths();
+  }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
   // with lengths, packed sequences or ALiBi besides.
   constexpr bool takes_dropout(bool more) const {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
-    return tile.block_n % 64 == 0 && tile.groups <= groups;
+    return tile.block_n % 64 == 0 && tile.groups <= groups && scores != V3RowScores::kDocuments;
   }
-  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (scores == V3RowScores::kCapped) == capped; }
+  constexpr bool takes(bool capped) const {
+    return scores == V3RowScores::kAny || (scores != V3RowScores::kDocuments && (scores == V3RowScores::kCapped) == capped);
+  }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
@@ -71,7 +82,7 @@ struct V3ForwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;                  // of the table
-  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences, ALiBi and dropout
+  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences, ALiBi, dropout and documents
   std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);
@@ -86,6 +97,16 @@ struct V3PackedTilesKey {
 static_assert(sizeof(V3PackedTilesKey) == 64);
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key);
 
+// The kernel that finds what the ids of documents let queries see, or backward keys (kernels/v3/documents.h); 64 bytes without padding.
+struct V3DocumentRangesKey {
+  KernelKind kind = KernelKind::kV3DocumentRanges;
+  int32_t block_m = 0, block_n = 0;
+  int32_t of_keys = 0;
+  std::array<int32_t, 12> reserved{};
+};
+static_assert(sizeof(V3DocumentRangesKey) == 64);
+jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key);
+
 // Why the kernel cannot compute the problem on the target; empty: it can, with pointers that tensor_map_takes().
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target);
 
@@ -95,8 +116,11 @@ struct V3ForwardPlan {
   int64_t tiles = 0;
   int grid = 0, threads = 0, shared_bytes = 0;
   int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
-  int64_t workspace_bytes = 0;  // of packed sequences: the list of tiles, which a kernel before this one writes
+  int64_t workspace_bytes = 0;  // what a kernel before this one writes: of packed sequences the list of tiles, of documents the blocks of keys
+  int document_grid = 0;        // of that kernel
 };
+// Of a plan for documents.
+V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan);
 // Of a plan for packed sequences.
 V3PackedTilesKey v3_packed_tiles_key(const V3ForwardPlan& plan);
 // For problems that are not refused.

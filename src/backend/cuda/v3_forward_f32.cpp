@@ -52,6 +52,7 @@ std::string feature_refusal(const Problem& p) {
                      : p.packed            ? "packed sequences"
                      : p.has_seqused_k     ? "lengths (seqused_k)"
                      : p.has_alibi         ? "ALiBi"
+                     : p.has_documents     ? "documents"
                      : p.dropout_below > 0 ? "dropout"
                                            : nullptr;
   if (!what) return {};

@@ -1,0 +1,155 @@
+// Documents in algorithm v3. A kernel before a pass looks through the ids: for each 64 queries it finds the range of blocks of keys that they can
+// see, and where in it nothing is hidden. Blocks at its ends, or all of queries of several documents, are masked by the ids of their keys. Backward
+// it is the same for each 64 keys and blocks of queries.
+//
+// Ids of any order are taken. Of sorted ones the ranges are as short as they can be.
+#pragma once
+
+#include "kernels/pair.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "shared/v3_documents.h"
+
+namespace fattn::v3 {
+
+// Where the workspace has what belongs to a batch entry: of queries, or of keys (kOfKeys), 64 at a time, and the ids of the others in blocks of
+// kBlockN.
+template <int kBlockM, int kBlockN, bool kOfKeys>
+struct DocumentPlace {
+  static __device__ __forceinline__ int own(const AttentionParams& p) { return kOfKeys ? p.seqlen_k : p.seqlen_q; }
+  static __device__ __forceinline__ int others(const AttentionParams& p) { return kOfKeys ? p.seqlen_q : p.seqlen_k; }
+  static __device__ __forceinline__ V3DocumentBlocks* blocks(const AttentionParams& p, int entry) {
+    return static_cast<V3DocumentBlocks*>(pairs_of(p).tiles) + entry * v3_document_records(own(p), kBlockM);
+  }
+  static __device__ __forceinline__ int* ids(const AttentionParams& p, int entry) {
+    return reinterpret_cast<int*>(blocks(p, p.batch)) + entry * v3_document_keys(others(p), kBlockN);
+  }
+};
+
+// The keys of a tile (v3/mask.h), and what their ids say: read before the tile begins.
+template <class Keys, int kBlockM, int kBlockN>
+struct DocumentKeys : Keys {
+  using Place = DocumentPlace<kBlockM, kBlockN, false>;
+  static constexpr int kTileRows = kBlockM;
+  int entry;
+  int begin, end;          // blocks of keys that the tile sees
+  int own_end;             // the same of the warpgroup
+  int one_begin, one_end;  // blocks that hide nothing from the warpgroup: its queries and their keys are all of one document
+
+  // `row`: the tile's first.
+  static __device__ __forceinline__ DocumentKeys of(const AttentionParams& p, int entry, int row, int group) {
+    const int4* const at = reinterpret_cast<const int4*>(Place::blocks(p, entry) + row / kV3DocumentRows);
+    const int4 first = at[0], own = at[group];
+    int begin = first.x, end = first.y;
+#pragma unroll
+    for (int i = 1; i < kBlockM / kV3DocumentRows; ++i) {
+      const int2 other = *reinterpret_cast<const int2*>(at + i);
+      begin = min(begin, other.x);
+      end = max(end, other.y);
+    }
+    return {Keys::of(p, entry), entry, begin, end, own.y, own.z, own.w};
+  }
+  // Of the tile that has the row.
+  static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
+  __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
+    return pairs_of(p).document_q[entry * pairs_of(p).document_q_stride + min(row, p.seqlen_q - 1)];
+  }
+  __device__ __forceinline__ const int* ids_of_block(const AttentionParams& p, int block) const { return Place::ids(p, entry) + block * kBlockN; }
+};
+
+template <class Keys>
+inline constexpr bool kOfDocuments = false;
+template <class Keys, int kBlockM, int kBlockN>
+inline constexpr bool kOfDocuments<DocumentKeys<Keys, kBlockM, kBlockN>> = true;
+
+// The kernel before: a warp takes 64 queries (or keys, kOfKeys), and all warps of a CTA together find the least and greatest id of each block of the
+// others, which are called keys here.
+template <int kBlockM, int kBlockN, bool kOfKeys>
+struct DocumentRanges {
+  using Place = DocumentPlace<kBlockM, kBlockN, kOfKeys>;
+  static constexpr int kWarps = kV3DocumentThreads / 32, kMost = 0x7fffffff, kLeast = -kMost - 1;
+  static constexpr int kBlocksAtOnce = 1024;
+  struct Ids {
+    int least = kMost, most = kLeast;
+    __device__ __forceinline__ void add(int id) { least = min(least, id), most = max(most, id); }
+    __device__ __forceinline__ void of_warp() {
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        least = min(least, static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(least), lanes)));
+        most = max(most, static_cast<int>(ptx::shfl_xor(static_cast<unsigned>(most), lanes)));
+      }
+    }
+  };
+
+  // The least and greatest id of a block that begins with `key`; its ids are copied if `copy`, those behind the last key as that one's.
+  static __device__ __forceinline__ int2 look_at_block(const int* ids, int key, int keys, int* copy, int lane) {
+    Ids of_block;
+    for (int i = key + lane; i < key + kBlockN; i += 32) {
+      const int id = ids[min(i, keys - 1)];
+      of_block.add(id);
+      if (copy != nullptr) copy[i] = id;
+    }
+    of_block.of_warp();
+    return {of_block.least, of_block.most};
+  }
+
+  static __device__ __forceinline__ void run(const PairParams& p) {
+    ptx::let_kernel_after_come_up();
+    __shared__ int2 bounds[kBlocksAtOnce];
+    const auto [warp, lane] = ptx::thread_place();
+    const int queries = Place::own(p), keys = Place::others(p);
+    const int records = static_cast<int>(v3_document_records(queries, kBlockM)), parts = (records + kWarps - 1) / kWarps;
+    const int entry = static_cast<int>(blockIdx.x) / parts, part = static_cast<int>(blockIdx.x) % parts;
+    const int record = part * kWarps + warp, row = record * kV3DocumentRows;
+    Ids own;
+    const int blocks = (keys + kBlockN - 1) / kBlockN;
+    const int* const own_ids = kOfKeys ? p.document_k + entry * p.document_k_stride : p.document_q + entry * p.document_q_stride;
+    for (int i = row + lane; i < min(row + kV3DocumentRows, queries) && blocks > 0; i += 32) own.add(own_ids[i]);
+    own.of_warp();
+
+    const int* const ids = kOfKeys ? p.document_q + entry * p.document_q_stride : p.document_k + entry * p.document_k_stride;
+    int* const copy = Place::ids(p, entry);
+    V3DocumentBlocks seen{kMost, 0, 0, 0};
+    bool goes_on = false;  // the last of the blocks that were looked at is one with [one_begin, one_end)
+    for (int first = 0; first < blocks; first += kBlocksAtOnce) {
+      const int count = min(kBlocksAtOnce, blocks - first);
+      __syncthreads();
+      for (int i = warp; i < count; i += kWarps) {
+        const int block = first + i;
+        const int2 found = look_at_block(ids, block * kBlockN, keys, block % parts == part ? copy : nullptr, lane);
+        if (lane == 0) bounds[i] = found;
+      }
+      __syncthreads();
+      for (int from = 0; from < count; from += 32) {
+        const int2 ids_of_block = from + lane < count ? bounds[from + lane] : int2{kMost, kLeast};
+        const unsigned common = ptx::ballot(own.least <= ids_of_block.y && ids_of_block.x <= own.most);
+        const unsigned whole = ptx::ballot(own.least == own.most && ids_of_block.x == own.least && ids_of_block.y == own.least);
+        if (common != 0) {
+          seen.begin = min(seen.begin, first + from + __ffs(static_cast<int>(common)) - 1);
+          seen.end = first + from + 32 - __clz(static_cast<int>(common));
+        }
+        if (whole != 0) {  // the last of its runs
+          const int end = 32 - __clz(static_cast<int>(whole));
+          const unsigned others = ~whole & (end == 32 ? 0xffffffffu : (1u << end) - 1);
+          if (others != 0)
+            seen.one_begin = first + from + 32 - __clz(static_cast<int>(others));
+          else if (!goes_on)
+            seen.one_begin = first + from;
+          seen.one_end = first + from + end;
+        }
+        goes_on = whole >> 31 != 0;
+      }
+    }
+    if (row >= queries || blocks == 0) seen = {kMost, 0, 0, kMost};  // nothing that matters is hidden
+    if (lane == 0 && record < records) Place::blocks(p, entry)[record] = seen;
+    if constexpr (kOfKeys) ptx::wait_for_kernel_before();  // so that who waits for this one sees what that one wrote, too
+  }
+};
+
+template <int kBlockM, int kBlockN, bool kOfKeys>
+__device__ __forceinline__ void document_ranges(const PairParams& p) {
+  DocumentRanges<kBlockM, kBlockN, kOfKeys>::run(p);
+}
+
+}  // namespace fattn::v3

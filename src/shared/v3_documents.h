@@ -1,0 +1,22 @@
+// Documents as algorithm v3's forward pass takes them, in the workspace: of each batch entry which blocks of keys its queries can see,
+// kV3DocumentRows queries at a time; then the ids of its keys, filled up to whole blocks. Include-free, used by the host too.
+#pragma once
+
+namespace fattn {
+
+inline constexpr int kV3DocumentThreads = 512;  // of each CTA that writes them
+inline constexpr int kV3DocumentRows = 64;      // queries of a warpgroup of the forward pass
+
+// Blocks outside of [begin, end) have no key of an id that is neither below nor above all those of the queries. In [one_begin, one_end) all keys and
+// all queries have one id.
+struct alignas(16) V3DocumentBlocks {
+  int begin, end;
+  int one_begin, one_end;
+};
+static_assert(sizeof(V3DocumentBlocks) == 16);
+
+// Of a batch entry: those of whole tiles of queries; ids of keys.
+constexpr long long v3_document_records(long long seqlen_q, int block_m) { return (seqlen_q + block_m - 1) / block_m * (block_m / kV3DocumentRows); }
+constexpr long long v3_document_keys(long long seqlen_k, int block_n) { return (seqlen_k + block_n - 1) / block_n * block_n; }
+
+}  // namespace fattn
