@@ -120,6 +120,11 @@ int choose_row(const Problem& problem, const V2Target& target) {
         ((target.arch == 90 && row.tile.stages == 2 && (capped_rows || (problem.windowed() && problem.softcap == 0))) ||
          (target.arch >= 100 && capped_rows)))
       continue;
+    // For sm_100 the widest packed sequences in a window spill with ALiBi, dropout and a mask of pairs (4 bytes), unless keys have one
+    // stage.
+    if (row.f32 && target.arch >= 100 && row.tile.warps == 8 && row.tile.stages == 2 && std::max(headdim, headdim_v) > 128 && pair.packed &&
+        problem.windowed() && pair.alibi && pair.dropout && pair.mask)
+      continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
