@@ -234,7 +234,7 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
         const auto at = [&](DType dtype, int64_t count, int64_t offset) {
           return Tensor(nullptr, dtype, {count}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
         };
-        d.t.scores.alibi_slopes = at(DType::kF32, 24, 0);
+        if (headdim < 256 && !lengths) d.t.scores.alibi_slopes = at(DType::kF32, 24, 0);  // elsewhere v3 refuses both together
         d.t.scores.dropout_state = at(DType::kI64, 2, 256);
         if (lengths) d.t.scores.seqused_k = at(DType::kI32, 5, 512);
         DeviceForward other(c);
