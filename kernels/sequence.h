@@ -30,11 +30,12 @@ __device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
   return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
 }
 
-// Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements have 16 bits. The workspace is
-// the kernels' own business.
+// Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements of q, k, v, o and their
+// gradients are as large as Bits. The workspace is the kernels' own business.
+template <class Bits>
 __device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at) {
   const auto forward_to = [](const void* tensor, const TensorStrides& strides, int row) {
-    return static_cast<const void*>(static_cast<const unsigned short*>(tensor) + row * strides.row);
+    return static_cast<const void*>(static_cast<const Bits*>(tensor) + row * strides.row);
   };
   p.q = forward_to(p.q, p.q_strides, at.q.begin);
   p.k = forward_to(p.k, p.k_strides, at.k.begin);
@@ -53,15 +54,20 @@ __device__ __forceinline__ void enter_sequence(PairParams& p, const Sequence& at
 }
 
 // What a CTA that works on batch entry n is told: of packed sequences its own, otherwise the call's parameters themselves.
-template <PairFeatures kPair>
+template <PairFeatures kPair, class Bits = unsigned short>
 __device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& call, [[maybe_unused]] int n) {
   if constexpr (kPair.packed) {
     PairParams own = pairs_of(call);
-    enter_sequence(own, given_sequence(own, n));
+    enter_sequence<Bits>(own, given_sequence(own, n));
     return own;
   } else {
     return (call);
   }
 }
+
+// A sequence's parameters, and the call's: for who finds again there what would take registers.
+struct OwnParams : PairParams {
+  const AttentionParams& call;
+};
 
 }  // namespace fattn

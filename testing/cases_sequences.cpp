@@ -60,6 +60,7 @@ void add_packed_sequences(Table& table) {
   };
   for (Case c : {shape(5, 70, 150, 2, 1, 64), shape(6, 300, 130, 2, 2, 40), shape(9, 97, 97, 4, 2, 32), shape(1, 65, 65, 2, 2, 128)}) add(c);
   add(shape(3, 20, 1300, 4, 2, 64));  // several super-blocks of keys
+  add(shape(4, 130, 200, 2, 1, 192));
   add(shape(0, 5, 7, 2, 1, 16));
   for (Case c : {shape(7, 1, 1300, 8, 2, 64), shape(5, 6, 700, 4, 1, 72), shape(6, 3, 900, 6, 3, 40)}) {  // decode
     c.backward = false;

@@ -357,7 +357,7 @@ int main() {
               for (const bool features : {false, true}) {
                 const Problem plain = contiguous(dtype, headdim, headdim, causal);
                 const Problem problem = packed(features ? with_pairs(with_features(plain, !causal, causal), true) : plain, documents);
-                const Which which = quick(causal && a.capability == 90 && headdim == 128 && !features && documents);
+                const Which which = quick(causal && a.capability == 90 && headdim == 128 && documents && !features);  // without, v3 has them
                 add_forward(list, a.capability, problem, true, which);
                 add_backward(list, a.capability, problem, true, false, which);
                 if (headdim != 64 && headdim != 128 && headdim != 256) continue;
@@ -398,11 +398,23 @@ int main() {
                                with_features(plain, !causal, false),
                                with_pairs(plain, false),
                                with_pairs(plain, true),
-                               with_pairs(with_features(plain, !causal, true), true)};
+                               with_pairs(with_features(plain, !causal, true), true),
+                               packed(plain, false),
+                               packed(with_features(plain, !causal, true), false),
+                               packed(with_pairs(plain, false), false),
+                               packed(with_pairs(plain, true), true),
+                               packed(with_pairs(with_features(plain, !causal, true), true), false)};
         for (const Problem& problem : all) {
-          const Which which = quick(causal && headdim == 64 && arch == 90 && problem.dropout_below > 0 && problem.dbias.given);
+          const bool all_at_once = problem.dropout_below > 0 && problem.dbias.given && !problem.packed;
+          const bool sequences = problem.packed && problem.softcap == 0 && problem.dropout_below == 0;
+          const Which which = quick(causal && headdim == 64 && arch == 90 && (all_at_once || sequences));
           add_forward(list, arch, problem, true, which);
           add_backward(list, arch, problem, true, false, which);
+        }
+        for (const bool aligned : {false, true}) {
+          const Problem sequences = packed(with_features(plain, !causal, false), false);
+          if (!aligned) add_forward(list, arch, sequences, false, Which::kFull);
+          add_backward(list, arch, sequences, aligned, aligned, Which::kFull);
         }
       }
       const Problem odd = contiguous(DType::kF32, 20, 50, causal);  // unaligned

@@ -444,13 +444,16 @@ TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
   stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
   OnDevice d;
   BackwardTensors& b = d.backward;
-  for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq, &b.k, &b.v, &b.dk, &b.dv})
-    *t = Tensor(nullptr, t->dtype(), {7, 2, 64}).on(Device::kCuda, 0, t->data());
+  const auto pack = [&](DType dtype) {
+    for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq, &b.k, &b.v, &b.dk, &b.dv}) *t = Tensor(nullptr, dtype, {7, 2, 64}).on(Device::kCuda, 0, t->data());
+  };
   b.lse = Tensor(nullptr, DType::kF32, {2, 7}).on(Device::kCuda, 0, b.lse.data());
   b.scores.cu_seqlens_q = b.scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, d.memory[0].get());
   Options options;
-  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kV2})
+  for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kAuto, DType::kBF16}, {Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
     for (const int64_t most : {0, 7}) {
+      pack(dtype);
+      const int words = dtype == DType::kF32 ? 2 : 1;  // of 16 bits
       options.algorithm = algorithm;
       options.max_seqlen_q = options.max_seqlen_k = most;
       launched.clear();
@@ -458,10 +461,14 @@ TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
       EXPECT_EQ(launched, std::vector<std::string>{"rest"});
       EXPECT_EQ(last_rest.batch, 0);
       EXPECT_EQ(last_rest.parts[0].total, 7);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].columns, words * 64);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].head_stride, words * 64);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].row_stride, words * 128);
       launched.clear();
       backward(b, options);
       EXPECT_EQ(launched, std::vector<std::string>{"rest"});
       EXPECT_EQ(last_rest.parts[1].total, 7);
+      EXPECT_EQ(last_rest.parts[1].outputs[1].columns, words * 64);
     }
 }
 

@@ -280,12 +280,13 @@ constexpr int64_t kTotalRows = 400, kMostRows = 130;
 
 void expect_rows(const Tensor& tensor, const PackedRows& rows, const char* name) {
   const int64_t in_row = tensor.size() / kTotalRows;
+  const std::vector<float> all = test::numbers(tensor);
   size_t part = 0;
   for (int64_t row = 0; row < kTotalRows; ++row) {
     while (row >= rows.until[part].first) ++part;
     const Got got = rows.until[part].second;
-    for (const uint16_t bits : halves(tensor, row * in_row, in_row)) {
-      const float x = float_of_bf16(bits);
+    for (int64_t i = row * in_row; i < (row + 1) * in_row; ++i) {
+      const float x = all[static_cast<size_t>(i)];
       ASSERT_TRUE(got == Got::kNan ? std::isnan(x) : got == Got::kNothing ? x == 0 : std::isfinite(x)) << name << " has " << x << " in row " << row;
     }
   }
@@ -302,11 +303,11 @@ TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
       // Sequences in range that together have more tiles, at headdim 256, than the tensors' rows could have.
       {{0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130, 0, 130}, {{400, Got::kNan}}},
   };
-  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kAuto})
+  for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
     for (const bool deterministic : {false, true})
       for (const PackedRows& rows : all) {
-        const int64_t headdim = rows.offsets.size() > 8 ? 256 : 64;
-        const Case c = shape(DType::kBF16, 1, kTotalRows, kTotalRows, 2, 1, headdim, false);
+        const int64_t headdim = rows.offsets.size() <= 8 ? 64 : dtype == DType::kF32 ? 192 : 256;
+        const Case c = shape(dtype, 1, kTotalRows, kTotalRows, 2, 1, headdim, false);
         DeviceForward d(c), dout(c), gradients(c);
         const auto packed = [&](const Tensor& t, int64_t heads) {
           return Tensor(nullptr, t.dtype(), {kTotalRows, heads, headdim}).on(Device::kCuda, 0, t.data());

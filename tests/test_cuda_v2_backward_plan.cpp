@@ -248,8 +248,8 @@ TEST(V2BackwardPlanSmall, TheGradientOfLseIsOfTheFirstKernelAlone) {
 
 // Of packed sequences the workspace has their rows, and a block more for each, not the longest's for all.
 TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
-  for (const bool deterministic : {false, true}) {
-    Problem p = problem_of(64, 64, true);
+  for (const auto& [deterministic, dtype] : {std::pair{false, DType::kBF16}, {true, DType::kBF16}, {false, DType::kF32}, {true, DType::kF32}}) {
+    Problem p = problem_of(64, 64, true, dtype);
     p.packed = true;
     p.deterministic = deterministic;
     p.batch = 100, p.seqlen_q = p.seqlen_k = 4096, p.total_q = p.total_k = 10000;
@@ -258,11 +258,25 @@ TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
     const int64_t blocks = p.nheads * (10000 / 16 + 100), turns = p.nheads * (10000 / plan.tile.block_m + 100);
     EXPECT_EQ(plan.row_sum_offset, blocks * 16 * 64 * 4);
     EXPECT_EQ(plan.semaphore_offset, plan.row_sum_offset + p.nheads * 10000 * 4);
-    EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? (1 + turns) * 4 : 0));
+    if (plan.split.grid == 0) {
+      EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? (1 + turns) * 4 : 0));
+    }
     EXPECT_EQ(plan.prepare.grid, 100 * p.nheads * 4096 / kPrepareRows) << "any of them may have the most rows";
     const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
     for (const cuda::V2BackwardKey& key : {keys.prepare, keys.main, keys.finish})
       EXPECT_NE(cuda::v2_backward_request(key).source.find(".packed = true"), std::string::npos);
+    if (dtype != DType::kF32) continue;
+    cuda::V2BackwardRow row = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)];
+    row.tile = plan.tile;
+    const BackwardF32Tile tile = row.f32_tile();
+    EXPECT_EQ(plan.main.shared_bytes, tile.sequence_offset() + 16) << "where the sequence begins and ends";
+    EXPECT_EQ(tile.sequence_offset() % 16, 0);
+    EXPECT_GE(tile.sequence_offset(), tile.shared_bytes());
+    EXPECT_EQ(plan.split.grid, deterministic ? 0 : 2 * 100 * p.nheads * 4096 / tile.block_m);
+    if (deterministic) continue;
+    EXPECT_EQ(plan.query_blocks, 10000 / tile.block_m + 100);
+    EXPECT_EQ(plan.workspace_bytes, plan.q_parts_offset + p.nheads * plan.query_blocks * (tile.q_bytes() + tile.dout_bytes() + 8));
+    EXPECT_NE(cuda::v2_backward_request(keys.split).source.find(".packed = true"), std::string::npos);
   }
   // Every sequence has its own blocks, whatever begins where.
   for (const int rows : {16, 32, 64})
@@ -272,9 +286,6 @@ TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
         EXPECT_LE(end, (begin + length) / rows + n + 1) << "where the next one's begin";
         EXPECT_LE(end, int64_t{packed_blocks(begin + length, n + 1, rows)});
       }
-  Problem p = problem_of(64, 64, false, DType::kF32);
-  p.packed = true;
-  EXPECT_NE(cuda::v2_backward_refusal(p, cuda::target_of(90)).find("packed sequences"), std::string::npos);
 }
 
 // A row's stride counts although no sequence may be longer than one row.

@@ -214,7 +214,7 @@ TEST(V2ForwardPlanSmall, FeaturesOfPairsGoIntoKeysAndTiles) {
     }
 }
 
-// In fp32 too, at every width and on every device that has it, with tiles of its own; but no packed sequences.
+// In fp32 too, at every width and on every device that has it, with tiles of its own.
 TEST(V2ForwardPlanSmall, Fp32TakesFeatures) {
   for (const V2Target& target : kTargets)
     for (int headdim = 8; headdim <= 256; headdim += 8) {
@@ -303,8 +303,38 @@ TEST(V2ForwardPlanSmall, PackedSequencesAndDocumentsGoIntoKeysAndTiles) {
   EXPECT_TRUE(plan.tile.queries_in_registers);
   p.has_alibi = true;
   EXPECT_FALSE(plan_v2_forward(p, kHopper).tile.queries_in_registers) << "they would leave too few for ids and slopes";
-  p.dtype = DType::kF32;
-  EXPECT_NE(v2_forward_refusal(p, kHopper).find("fp32 have no packed sequences"), std::string::npos);
+}
+
+// In fp32 up to headdim 192; a CTA keeps in shared memory where its sequence's keys begin.
+TEST(V2ForwardPlanSmall, Fp32TakesPackedSequences) {
+  for (const V2Target& target : kTargets)
+    for (int headdim = 8; headdim <= 256; headdim += 8)
+      for (const bool window : {false, true}) {
+        if (target.level < 80) continue;
+        Problem p = problem_of(DType::kF32, headdim, headdim, !window);
+        if (window) p.window_left = 10;
+        const V2ForwardPlan dense = plan_v2_forward(p, target);
+        p.packed = true;
+        p.total_q = p.total_k = 1000;
+        const std::string why = v2_forward_refusal(p, target);
+        ASSERT_EQ(why.find("with packed sequences, lengths") != std::string::npos, headdim > 192) << why;
+        if (headdim > 192) continue;
+        ASSERT_EQ(why, "");
+        const V2ForwardPlan plan = plan_v2_forward(p, target);
+        EXPECT_EQ(plan.shared_bytes, plan.tile.shared_bytes(headdim, headdim, p.dtype) + 4);
+        EXPECT_LE(plan.shared_bytes, target.shared_bytes);
+        if (!window) {
+          EXPECT_EQ(plan.key.row, dense.key.row) << "sequences cost no registers";
+        }
+        const std::string source = v2_forward_request(plan.key).source;
+        EXPECT_NE(source.find("forward_f32.h"), std::string::npos);
+        EXPECT_NE(source.find(".dbias = false, .packed = true};"), std::string::npos) << source;
+        p.has_documents = p.has_alibi = true;
+        p.dropout_below = 1;
+        EXPECT_EQ(v2_forward_refusal(p, target), "");
+        p.bias = {true, DType::kF32, 1, 1, 1, {}};
+        EXPECT_EQ(v2_forward_refusal(p, target).find("documents of packed sequences, a bias") != std::string::npos, headdim > 128);
+      }
 }
 
 TEST(V2ForwardPlanSmall, SectionsCoverTheHeads) {

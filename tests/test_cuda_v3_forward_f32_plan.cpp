@@ -83,7 +83,7 @@ TEST(V3ForwardF32PlanSmall, RefusesWithAReason) {
   says([](Problem& p) { p.has_seqused_k = true; }, "no lengths");
   says([](Problem& p) { p.has_alibi = true; }, "no ALiBi");
   says([](Problem& p) { p.dropout_below = 9; }, "no dropout");
-  says([](Problem& p) { p.packed = true; }, "no packed sequences in fp32; use fp16 or bf16");
+  says([](Problem& p) { p.packed = true; }, "no packed sequences in fp32; algorithm v2 has");
   says([](Problem& p) { p.bias.given = true; }, "bias");
   says([](Problem& p) { p.headdim = 132; }, "132");
   says([](Problem& p) { p.headdim_v = 132; }, "132");

@@ -29,13 +29,13 @@ __device__ __forceinline__ void tensor_store(const TensorMap* map, unsigned shar
 // Closes the group of this thread's stores.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending groups have not yet read their shared memory (it may then be written again).
+// Waits until at most kPending groups have not yet read their shared memory: it may then be written again, or end with the CTA.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits until at most kPending groups are unfinished. Before the thread ends, 0.
+// Waits until at most kPending groups are unfinished: this thread then sees what they wrote, by ordinary accesses, too.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

@@ -12,7 +12,7 @@
 // hides, nothing at all. Dropout's scale comes last: dP^T - row_sum is taken in units of it.
 //
 // Spec: kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic; kTile (a BackwardF32Tile);
-// kPair, none if it is left out, without packed sequences.
+// kPair, none if it is left out.
 #pragma once
 
 #include "kernels/constants.h"
@@ -38,6 +38,7 @@
 #include "kernels/v2/greatest.h"
 #include "kernels/v2/split_rows_tile.h"
 #include "kernels/v2/swizzled_tile.h"
+#include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
@@ -56,7 +57,6 @@ class BackwardF32 {
   static constexpr bool kHides = kPair.hides();
   // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
   static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic;
-  static_assert(!kPair.packed);
   using TileK = SplitRows<kBlockN, kWidth>;
   using TileV = SplitRows<kBlockN, kWidthV>;
   using TileQ = SplitRows<kBlockM, kWidth>;
@@ -91,7 +91,7 @@ class BackwardF32 {
   static constexpr int pow2_above(int x) { return x <= 1 ? 1 : 2 * pow2_above((x + 1) / 2); }
   static constexpr float kWeightFactor = 16384.0f, kGradientFactor = 1.0f / 4096 / pow2_above(kWidthV);
 
-  const AttentionParams& p;
+  CallParams<kPair>& p;  // of packed sequences OwnParams, once the tile is known
   const unsigned shared;
   const BackwardF32Parts parts_before;  // kSplitBefore
   unsigned stage = 0;                   // of the block of queries at hand, likewise
@@ -110,6 +110,21 @@ class BackwardF32 {
   __device__ float key_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset()); }
   __device__ float value_inverse() const { return ptx::ld_shared_f32(shared + kTile.inverse_offset() + 4); }
 
+  // Of the CTA's packed sequence: where its queries begin, how many there are, where its keys begin, how many.
+  __device__ int sequence_number(int nth) const { return static_cast<int>(ptx::ld_shared_4(shared + kTile.sequence_offset() + 4 * nth)); }
+  // As p. Of packed sequences found again from where theirs begins, in shared memory: registers are few.
+  __device__ decltype(auto) found_params() const {
+    if constexpr (kPair.packed) {
+      const uint4 at = ptx::ld_shared_16(shared + kTile.sequence_offset());
+      const auto rows = [](unsigned begin, unsigned count) { return Rows{static_cast<int>(begin), static_cast<int>(count)}; };
+      PairParams own = pairs_of(static_cast<const OwnParams&>(p).call);
+      enter<kWidth, kBlockM, float>(own, batch, {rows(at.x, at.y), rows(at.z, at.w)});
+      return own;
+    } else {
+      return (p);
+    }
+  }
+
   // The query block that a step is about.
   struct Step {
     int head, block;  // query head, query block
@@ -117,11 +132,13 @@ class BackwardF32 {
   __device__ Step after(Step step) const {
     return step.block + 1 < blocks_end() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block()};
   }
-  __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : p.seqlen_k; }
+  // Of packed sequences from shared memory, as in found_params().
+  __device__ int seqlen_q() const { return kPair.packed ? sequence_number(1) : p.seqlen_q; }
+  __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : kPair.packed ? sequence_number(3) : p.seqlen_k; }
   // Query i sees the keys j <= i + diagonal().
   __device__ int diagonal() const {
     if constexpr (kWindow) return mask().ends() ? mask().diagonal() - 1 : kNoLimit;
-    return seqlen_k() - p.seqlen_q;
+    return seqlen_k() - seqlen_q();
   }
   // kWindow: and j >= i + left_diagonal().
   __device__ int left_diagonal() const { return mask().begins() ? mask().left_diagonal() : -kNoLimit; }
@@ -136,13 +153,13 @@ class BackwardF32 {
     if constexpr (kWindow) return (mask().row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
     return query_blocks();
   }
-  __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
+  __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(seqlen_q()) + kBlockM - 1) / kBlockM); }
   static constexpr int kNoLimit = 1 << 30;
   __device__ core::Mask32 mask() const {
     if constexpr (kWindow)
       return window_mask_of<kPair>(p, seqlen_k());
     else
-      return {p.seqlen_q, seqlen_k(), Spec::kCausal};
+      return {seqlen_q(), seqlen_k(), Spec::kCausal};
   }
   // How many blocks of lower keys add to dQ of a block of queries.
   __device__ int nth_key_block(int query_block) const {
@@ -171,6 +188,15 @@ class BackwardF32 {
     batch = head / p.nheads_k;
     head_k = head % p.nheads_k;
     first_key = rest / section_heads * kBlockN;
+    if constexpr (kPair.packed) {
+      const Sequence at = given_sequence(p, batch);
+      if (this_thread() == 0)
+        ptx::st_shared_16(shared + kTile.sequence_offset(), uint4{static_cast<unsigned>(at.q.begin), static_cast<unsigned>(at.q.count),
+                                                                  static_cast<unsigned>(at.k.begin), static_cast<unsigned>(at.k.count)});
+      __syncthreads();
+      enter<kWidth, kBlockM, float>(p, batch, at);
+      if (first_key >= p.seqlen_k) return;
+    }
     if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
     if constexpr (kByIds) {
       extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -203,6 +229,8 @@ class BackwardF32 {
     CopyV::copy(v_tile(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
     ptx::cp_async_commit();
   }
+  // kSplitBefore, of packed sequences: the first of the sequence's blocks among those of its head.
+  __device__ int first_part() const { return sequence_number(0) / kBlockM + batch; }
   // What lies in memory as it is wanted.
   template <int kBytes>
   __device__ static void copy_parts(unsigned to, const unsigned char* from) {
@@ -214,10 +242,12 @@ class BackwardF32 {
     }
   }
   __device__ void load_queries(Step step) const {
+    const auto& p = found_params();
     const int thread = this_thread();
     const int first = step.block * kBlockM, rows = p.seqlen_q - first;
     if constexpr (kSplitBefore) {
-      const long long number = (static_cast<long long>(batch) * p.nheads + step.head) * parts_before.blocks + step.block;
+      const long long number = workspace_head<kPair>(static_cast<long long>(batch) * p.nheads + step.head, step.head) * parts_before.blocks +
+                               (kPair.packed ? first_part() : 0) + step.block;
       copy_parts<kTile.q_bytes()>(q_tile(), parts_before.q + number * kTile.q_bytes());
       copy_parts<kTile.dout_bytes()>(dout_tile(), parts_before.dout + number * kTile.dout_bytes());
       if (thread < 2)
@@ -230,7 +260,7 @@ class BackwardF32 {
       const int row = thread % kBlockM;
       const bool is_lse = thread < kBlockM;
       const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
-      const float* row_sum = p.row_sum + (static_cast<long long>(batch) * p.nheads + step.head) * p.seqlen_q + first + row;
+      const float* row_sum = p.row_sum + workspace_rows<kPair>(p, static_cast<long long>(batch) * p.nheads + step.head, step.head) + first + row;
       const unsigned to = (is_lse ? lse_at() : row_sum_at()) + 4 * row;
       ptx::cp_async_4_zfill(to, row >= rows ? p.row_sum : is_lse ? lse : row_sum, row < rows);
     }
@@ -356,7 +386,7 @@ class BackwardF32 {
   // Zeros in place of the pairs that the mask hides, or that are beyond the last key or query, whatever was computed for them.
   __device__ void hide(float (&x)[kKeyTiles][kChunkTiles][4], int first_query) const {
     const int lane = this_lane(), key = first_key + this_group() * kKeys + lane / 4, query = first_query + lane % 4 * 2;
-    const int keys_left = seqlen_k() - key, queries_left = p.seqlen_q - query, reach = query + diagonal() - key;
+    const int keys_left = seqlen_k() - key, queries_left = seqlen_q() - query, reach = query + diagonal() - key;
     const int lead = kWindow ? query + left_diagonal() - key : 0;
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i)
@@ -390,6 +420,7 @@ class BackwardF32 {
   // The same with softcap, terms or dropout: P^T as dV takes it, and `sent`, what the second warp gets.
   __device__ void pair_weights(float (&s)[kKeyTiles][kChunkTiles][4], float (&sent)[kKeyTiles][kChunkTiles][4], unsigned lse_at, int head,
                                int first_query) const {
+    const auto& p = found_params();
     const int lane = this_lane(), group_key = first_key + this_group() * kKeys, key = group_key + lane / 4, query = first_query + lane % 4 * 2;
     float scale = p.softmax_scale * (key_inverse() * query_inverse) * kLog2e;
     if constexpr (kCapped) {
@@ -431,6 +462,7 @@ class BackwardF32 {
   // IEEE rules: of an Inf in k or v the split operands make NaN.
   __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked, float factor,
                                float factor2) const {
+    const auto& p = found_params();
     static_assert(kKeyTiles * kChunkTiles * 4 <= 32);
     const int lane = this_lane(), key = first_key + this_group() * kKeys + lane / 4, query = first_query + lane % 4 * 2;
     const PairParams& pairs = pairs_of(p);
@@ -579,15 +611,18 @@ class BackwardF32 {
 
   // dQ of one block, from everybody's dS^T.
   __device__ void compute_dq(Step step) const {
+    const auto& p = found_params();
     const int lane = this_lane(), warp = this_warp(), dq_row = warp % kDqRowWarps * kDqRows,
               dq_column = part * kColumns + warp / kDqRowWarps * kDqColumns;
     const BlockAddress<kBlockM, kDqRows, LaneOrder::kRowMajor> ds_columns(lane, 0, dq_row);
     const BlockAddress<kWidth, kDqColumns, LaneOrder::kColumnMajor> k_columns(lane, 0, dq_column);
-    const long long head = static_cast<long long>(batch) * p.nheads + step.head;
+    const long long batch_head = static_cast<long long>(batch) * p.nheads + step.head;
     const int first_row = step.block * kBlockM + dq_row;
-    float* const accum = p.dq_accum + head * dq_accum_head(p.seqlen_q, kWidth) +
+    float* const accum = p.dq_accum + workspace_accum<kPair, kWidth>(p, batch_head, step.head, dq_accum_head(p.seqlen_q, kWidth)) +
                          static_cast<long long>(first_row / kDqAccumRows) * (kDqAccumRows * kWidth) + dq_column * kDqAccumRows;
-    int* const turn = Spec::kDeterministic ? p.dq_semaphore + 1 + head * query_blocks() + step.block : nullptr;
+    int* const turn = Spec::kDeterministic
+                          ? p.dq_semaphore + 1 + workspace_head<kPair>(batch_head, step.head) * workspace_blocks<kPair, kBlockM>(p) + step.block
+                          : nullptr;
     constexpr int kTiles = kDqRows / 16;
     const float factor = key_inverse() / kGradientFactor * dropout_scale(), factor2 = dout_inverse * value_inverse();
 #pragma unroll
@@ -621,7 +656,7 @@ class BackwardF32 {
       }
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        if (first_row + 16 * i < p.seqlen_q) {
+        if (first_row + 16 * i < seqlen_q()) {
 #pragma unroll
           for (int j = 0; j < kDqSpan / 8; ++j) {
             float dq[4];
@@ -641,7 +676,10 @@ class BackwardF32 {
 
   // Writes this warp's rows of dV or dK, this part of their columns; what is computed again is a row with all columns, by whichever part needs it.
   template <bool kIsDk>
-  __device__ void store_gradient(const float (&d)[kKeyTiles][kSumTiles][4], const void* tensor, const TensorStrides& strides, float scale) const {
+  __device__ void store_gradient(const float (&d)[kKeyTiles][kSumTiles][4], float scale) const {
+    const auto& p = found_params();
+    const void* const tensor = kIsDk ? p.dk : p.dv;
+    const TensorStrides& strides = kIsDk ? p.dk_strides : p.dv_strides;
     constexpr int kAll = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kOwn = kIsDk ? kColumns : kColumnsV;
     const int lane = this_lane(), key_group = this_group();
 #pragma unroll
@@ -687,11 +725,12 @@ class BackwardF32 {
   }
 
  public:
-  __device__ BackwardF32(const AttentionParams& params, unsigned shared_address, const BackwardF32Parts& parts_of_queries = {})
+  __device__ BackwardF32(CallParams<kPair>& params, unsigned shared_address, const BackwardF32Parts& parts_of_queries = {})
       : p(params), shared(shared_address), parts_before(parts_of_queries) {}
 
   __device__ void run() {
     take_tile();
+    if (kPair.packed && first_key >= p.seqlen_k) return;
     float sum[kKeyTiles][kSumTiles][4];  // dV or dK, by role
     clear(sum);
     if constexpr (kPair.lengths) {
@@ -726,7 +765,7 @@ class BackwardF32 {
       const int first_query = now.block * kBlockM, group_key = first_key + this_group() * kKeys;
       const bool hidden = (kMasked && group_key > first_query + kBlockM - 1 + diagonal()) ||
                           (kWindow && group_key + kKeys - 1 < first_query + left_diagonal());  // no query of the block sees a key of the group
-      const bool masked = first_key + kBlockN > seqlen_k() || first_query + kBlockM > p.seqlen_q ||
+      const bool masked = first_key + kBlockN > seqlen_k() || first_query + kBlockM > seqlen_q() ||
                           (kMasked && group_key + kKeys - 1 > first_query + diagonal()) ||
                           (kWindow && group_key < first_query + kBlockM - 1 + left_diagonal());
       if (computes_values()) {
@@ -748,23 +787,33 @@ class BackwardF32 {
       now = after(now);
     }
     if (computes_values())
-      store_gradient<false>(sum, p.dv, p.dv_strides, dropout_scale());
+      store_gradient<false>(sum, dropout_scale());
     else
-      store_gradient<true>(sum, p.dk, p.dk_strides, p.softmax_scale * dropout_scale());
+      store_gradient<true>(sum, p.softmax_scale * dropout_scale());
   }
 };
 
 template <class Spec>
 __device__ __forceinline__ void backward_f32(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  BackwardF32<Spec>(p, ptx::shared_address(shared_memory)).run();
+  if constexpr (kPairOf<Spec>.packed) {
+    OwnParams own{pairs_of(p), p};
+    BackwardF32<Spec>(own, ptx::shared_address(shared_memory)).run();
+  } else {
+    BackwardF32<Spec>(p, ptx::shared_address(shared_memory)).run();
+  }
 }
 
 // With q and dout split before.
 template <class Spec>
 __device__ __forceinline__ void backward_f32(const AttentionParams& p, const BackwardF32Parts& parts) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  BackwardF32<Spec>(p, ptx::shared_address(shared_memory), parts).run();
+  if constexpr (kPairOf<Spec>.packed) {
+    OwnParams own{pairs_of(p), p};
+    BackwardF32<Spec>(own, ptx::shared_address(shared_memory), parts).run();
+  } else {
+    BackwardF32<Spec>(p, ptx::shared_address(shared_memory), parts).run();
+  }
 }
 
 }  // namespace fattn::v2

@@ -7,6 +7,7 @@
 #include "kernels/ptx/math.h"
 #include "kernels/score.h"
 #include "kernels/v2/global_row.h"
+#include "kernels/v2/workspace.h"
 #include "shared/mask.h"
 
 namespace fattn::v2 {
@@ -32,7 +33,7 @@ struct HeadPairs {
         v(p.v, p.v_strides, batch, head / p.group),
         dout(p.dout, p.dout_strides, batch, head),
         lse(p.lse + batch * p.lse_strides.batch + head * p.lse_strides.head),
-        row_sum(p.row_sum + (static_cast<long long>(batch) * p.nheads + head) * p.seqlen_q),
+        row_sum(p.row_sum + workspace_rows<kPair>(p, static_cast<long long>(batch) * p.nheads + head, head)),
         lse_stride(p.lse_strides.row),
         scale(p.softmax_scale),
         terms(p, batch, head, seqlen_k),

@@ -11,6 +11,7 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/backward_f32_again.h"
 #include "kernels/v2/dq_accum.h"
+#include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
@@ -19,20 +20,22 @@
 namespace fattn::v2 {
 
 template <class Spec>
-__device__ __forceinline__ void backward_f32_finish(const AttentionParams& p) {
+__device__ __forceinline__ void backward_f32_finish(const AttentionParams& call) {
   constexpr PairFeatures kPair = kPairOf<Spec>;
   constexpr int kWidth = Spec::kTile.width, kHeaddim = Spec::kHeaddim, kColumnGroups = kWidth / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const long long row_blocks = dq_accum_blocks(p.seqlen_q);
+  const long long row_blocks = dq_accum_blocks(call.seqlen_q);
   const long long unit = static_cast<long long>(blockIdx.x) * (kFinishThreads / 32) + ptx::warp_id();
   const int first_column = static_cast<int>(unit % kColumnGroups) * 32;
   const long long block = unit / kColumnGroups, batch_head = block / row_blocks;
-  if (batch_head >= static_cast<long long>(p.batch) * p.nheads) return;
+  if (batch_head >= static_cast<long long>(call.batch) * call.nheads) return;
   const int first_row = static_cast<int>(block % row_blocks) * kDqAccumRows;
-  const int batch = static_cast<int>(batch_head / p.nheads), head = static_cast<int>(batch_head % p.nheads);
+  const int batch = static_cast<int>(batch_head / call.nheads), head = static_cast<int>(batch_head % call.nheads);
+  const auto& p = backward_params<kPair, kWidth, kDqAccumRows, float>(call, batch);
+  if (kPair.packed && first_row >= p.seqlen_q) return;
 
-  const float* accum =
-      p.dq_accum + batch_head * dq_accum_head(p.seqlen_q, kWidth) + static_cast<long long>(first_row) * kWidth + first_column * kDqAccumRows;
+  const float* accum = p.dq_accum + workspace_accum<kPair, kWidth>(p, batch_head, head, dq_accum_head(p.seqlen_q, kWidth)) +
+                       static_cast<long long>(first_row) * kWidth + first_column * kDqAccumRows;
   float4 x[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);

@@ -71,7 +71,7 @@ class BackwardPrepare {
     const int block = static_cast<int>(blockIdx.x) % row_blocks;
     const long long batch_head = static_cast<int>(blockIdx.x) / row_blocks;
     const long long batch = batch_head / call.nheads, head = batch_head % call.nheads;
-    const auto& p = backward_params<kPair, kWidth, Spec::kTile.block_m>(call, batch);  // behind a sequence's last row there is nothing to do
+    const auto& p = backward_params<kPair, kWidth, Spec::kTile.block_m, Bits>(call, batch);  // behind a sequence's last row there is nothing to do
     const long long first = static_cast<long long>(block) * kPrepareRows;
 
     const long long head_size = dq_accum_head(p.seqlen_q, kWidth), begin = first * kWidth;

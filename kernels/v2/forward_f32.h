@@ -15,7 +15,7 @@
 //   kStepN                         keys whose scores are in registers at once
 //   kQueriesInRegisters            or read from shared memory for every step
 //   kCtas                          CTAs that an SM is to hold
-//   kPair                          features of pairs (kernels/pair.h) but for packed sequences; none if it is left out
+//   kPair                          features of pairs (kernels/pair.h); none if it is left out
 #pragma once
 
 #include "kernels/documents.h"
@@ -23,6 +23,7 @@
 #include "kernels/pair.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
+#include "kernels/sequence.h"
 #include "kernels/softmax.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -39,7 +40,7 @@ using tile::round_up;
 using tile::SharedTile;
 
 // Shared memory of a CTA: the queries, then kStages pairs of keys and values, then the greatest numbers that each warp found, the scale of the
-// queries, and the place of the tile.
+// queries, the place of the tile, and where its sequence begins.
 template <class Spec>
 struct ForwardF32Shape {
   static constexpr int kThreads = Spec::kWarps * 32;
@@ -54,6 +55,7 @@ struct ForwardF32Shape {
   static constexpr int kGreatestOffset = kQueryBytes + Spec::kStages * kStageBytes;
   static constexpr int kQueryScaleOffset = kGreatestOffset + 8 * Spec::kWarps;
   static constexpr int kPlaceOffset = kQueryScaleOffset + 4;  // three numbers
+  static constexpr int kFirstKeyOffset = kPlaceOffset + 12;   // of packed sequences alone
 };
 
 // A weight enters the product with v as weight * 2^12: at its usual size, 1 or less, it is far from the least of fp16, and up to 15 it is below the
@@ -84,10 +86,9 @@ class ForwardF32 {
   static constexpr bool kWindow = Spec::kWindow, kTerms = kPair.terms();
   static constexpr bool kRanges = kWindow || kPair.documents;  // the first blocks may be seen by no row
   using Visible = VisibleKeys<kRowTiles, kWindow>;
-  static_assert(!kPair.packed);
   static_assert(Spec::kBlockN % kStepN == 0 && kStepN % 16 == 0 && (Spec::kStages == 1 || Spec::kStages == 2));
 
-  const AttentionParams& p;
+  const AttentionParams& p;  // of packed sequences OwnParams
   const unsigned tile_q;
   float o[kRowTiles][2 * kDepthO][4];
   Softmax<kRowTiles> softmax;
@@ -95,6 +96,13 @@ class ForwardF32 {
   unsigned q_address, k_address, v_address;                              // of this lane, in the queries and in stage 0
   unsigned kept[kPair.dropout ? kRowTiles : 1];                          // with dropout: which pairs stay, of its block kept_of
   int kept_of;
+
+  __device__ __forceinline__ const AttentionParams& call() const {
+    if constexpr (kPair.packed)
+      return static_cast<const OwnParams&>(p).call;
+    else
+      return p;
+  }
 
   // softmax_scale_log2 (kCapped: score_factor), undoing the factor of the queries. In shared memory, because registers are few.
   __device__ __forceinline__ float query_scale() const { return ptx::ld_shared_f32(tile_q + Shape::kQueryScaleOffset); }
@@ -339,7 +347,8 @@ class ForwardF32 {
   // Writes the warp's rows of o and lse.
   __device__ __forceinline__ void finish(const core::Mask32& mask) const {
     // Found again rather than kept in registers all the way.
-    const Place place = place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x)));
+    const Place place = place_of<Shape::kBlockM>(call(), ptx::opaque(static_cast<int>(blockIdx.x)));
+    const auto& p = entry_params<kPair, float>(call(), place.batch);
     const auto [warp, lane] = ptx::thread_place();
     const int first = place.row + warp * Shape::kWarpRows;
     float* const out = static_cast<float*>(p.o) + place.batch * p.o_strides.batch + place.head * p.o_strides.head;
@@ -397,20 +406,26 @@ class ForwardF32 {
   __device__ __forceinline__ ForwardF32(const AttentionParams& params, unsigned shared) : p(params), tile_q(shared) {}
 
   __device__ __forceinline__ void run() {
-    const Place place = place_of<Shape::kBlockM>(p, static_cast<int>(blockIdx.x));
+    const Place place = place_of<Shape::kBlockM>(call(), static_cast<int>(blockIdx.x));
     const int seqlen_k = keys_of<kPair>(p, place.batch);
     const core::Mask32 mask = visible_mask(seqlen_k);
     const KeyBlocks blocks = blocks_of(place, mask, seqlen_k);
     // load: block j goes to stage j mod kStages.
-    const auto load_block = [&](int j) {
+    const auto load_block = [&](int j, [[maybe_unused]] bool is_first) {
       const unsigned stage = tile_q + Shape::kQueryBytes + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
       const long long key = static_cast<long long>(j) * Spec::kBlockN;
       const int keys = (kPair.lengths ? seqlen_k : p.seqlen_k) - j * Spec::kBlockN;
       // Found again rather than kept in registers all the way: the addresses, with wide outputs all that leads to them.
-      const Place from = kWide ? place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x))) : place;
+      const Place from = kWide ? place_of<Shape::kBlockM>(call(), ptx::opaque(static_cast<int>(blockIdx.x))) : place;
       const int batch = ptx::opaque(from.batch), head = ptx::opaque(from.head_k);
       const auto* k = static_cast<const float*>(p.k) + batch * p.k_strides.batch + head * p.k_strides.head;
       const auto* v = static_cast<const float*>(p.v) + batch * p.v_strides.batch + head * p.v_strides.head;
+      if constexpr (kPair.packed)
+        if (!is_first) {  // likewise, from where its sequence begins
+          const int first = static_cast<int>(ptx::ld_shared_4(tile_q + Shape::kFirstKeyOffset));
+          k = static_cast<const float*>(call().k) + first * p.k_strides.row + head * p.k_strides.head;
+          v = static_cast<const float*>(call().v) + first * p.v_strides.row + head * p.v_strides.head;
+        }
       CopyK::copy(stage, k + key * p.k_strides.row, p.k_strides.row, keys);
       CopyV::copy(stage + Shape::kValueOffset, v + key * p.v_strides.row, p.v_strides.row, keys);
       ptx::cp_async_commit();
@@ -419,7 +434,7 @@ class ForwardF32 {
         static_cast<const float*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
     CopyQ::copy(tile_q, queries, p.q_strides.row, p.seqlen_q - place.row);
     ptx::cp_async_commit();
-    if (blocks.end > 0) load_block(blocks.end - 1);
+    if (blocks.end > 0) load_block(blocks.end - 1, true);
 
     // The queries, split. A scale that is negative or 0 goes into them: the maximum of the scores is then that of the logits.
     if (blocks.end > 0)
@@ -442,6 +457,8 @@ class ForwardF32 {
         ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 4, static_cast<unsigned>(place.head));
         ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 8, static_cast<unsigned>(place.row));
       }
+      if constexpr (kPair.packed)
+        ptx::st_shared_4(tile_q + Shape::kFirstKeyOffset, static_cast<unsigned>(given_sequence(pairs_of(call()), place.batch).k.begin));
     }
     __syncthreads();
 
@@ -477,7 +494,7 @@ class ForwardF32 {
       if constexpr (Spec::kStages == 1) {
         if (j != blocks.end - 1) {
           __syncthreads();
-          load_block(j);
+          load_block(j, false);
         }
       }
       ptx::cp_async_wait<0>();
@@ -485,7 +502,7 @@ class ForwardF32 {
       const float2 greatest =
           greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyK::greatest(stage), CopyV::greatest(stage + Shape::kValueOffset));
       if constexpr (Spec::kStages == 2) {
-        if (j > (kRanges ? blocks.begin : 0)) load_block(j - 1);
+        if (j > (kRanges ? blocks.begin : 0)) load_block(j - 1, false);
       }
       const tile::SplitFactor key_factor(greatest.x), value_factor(greatest.y);
       CopyK::split(stage, key_factor.factor);
@@ -506,7 +523,7 @@ class ForwardF32 {
         StepPairs at;
         if constexpr (kExact) {
           const auto [warp, lane] = ptx::thread_place();
-          const Place here = kWide ? place_of<Shape::kBlockM>(p, ptx::opaque(static_cast<int>(blockIdx.x))) : place;
+          const Place here = kWide ? place_of<Shape::kBlockM>(call(), ptx::opaque(static_cast<int>(blockIdx.x))) : place;
           const int row = here.row + warp * Shape::kWarpRows;
           if (key >= mask.visible_end(row + Shape::kWarpRows - 1)) continue;  // hidden from all rows of the warp
           if (kWindow && key + kStepN <= mask.visible_begin(row)) continue;
@@ -546,7 +563,14 @@ class ForwardF32 {
 template <class Spec>
 __device__ __forceinline__ void forward_f32(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  ForwardF32<Spec>(p, ptx::shared_address(shared)).run();
+  if constexpr (kPairOf<Spec>.packed) {
+    const Place place = place_of<ForwardF32Shape<Spec>::kBlockM>(p, static_cast<int>(blockIdx.x));
+    const OwnParams own{entry_params<kPairOf<Spec>, float>(p, place.batch), p};
+    if (place.row >= own.seqlen_q) return;
+    ForwardF32<Spec>(own, ptx::shared_address(shared)).run();
+  } else {
+    ForwardF32<Spec>(p, ptx::shared_address(shared)).run();
+  }
 }
 
 }  // namespace fattn::v2

@@ -61,21 +61,24 @@ __device__ __forceinline__ long long workspace_accum(const AttentionParams& p, l
 }
 
 // Makes of a call's parameters those of its sequence n, with the workspace. A turn is that of kTurnRows queries.
-template <int kWidth, int kTurnRows>
-__device__ __forceinline__ void enter(PairParams& p, int n) {
-  const Sequence at = given_sequence(p, n);
-  enter_sequence(p, at);
+template <int kWidth, int kTurnRows, class Bits = unsigned short>
+__device__ __forceinline__ void enter(PairParams& p, int n, const Sequence& at) {
+  enter_sequence<Bits>(p, at);
   p.row_sum += at.q.begin;
   p.dq_accum += static_cast<long long>(at.q.begin / kDqAccumRows + n) * (kDqAccumRows * kWidth);
   p.dq_semaphore += at.q.begin / kTurnRows + n;
 }
+template <int kWidth, int kTurnRows>
+__device__ __forceinline__ void enter(PairParams& p, int n) {
+  enter<kWidth, kTurnRows>(p, n, given_sequence(p, n));
+}
 
 // As entry_params(), with the workspace.
-template <PairFeatures kPair, int kWidth, int kTurnRows>
+template <PairFeatures kPair, int kWidth, int kTurnRows, class Bits = unsigned short>
 __device__ __forceinline__ decltype(auto) backward_params(const AttentionParams& call, [[maybe_unused]] long long n) {
   if constexpr (kPair.packed) {
     PairParams own = pairs_of(call);
-    enter<kWidth, kTurnRows>(own, static_cast<int>(n));
+    enter<kWidth, kTurnRows, Bits>(own, static_cast<int>(n), given_sequence(own, static_cast<int>(n)));
     return own;
   } else {
     return (call);

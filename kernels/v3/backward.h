@@ -77,6 +77,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
       write_document_tile<Spec>(p, tile, key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
     } else {
       tile.write<Shape::kLengths, false>(key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));
+      if constexpr (BackwardLoader<Spec>::kAhead) BackwardLoader<Spec>(p, shared, barriers).load_ahead(tile);
     }
   }
   __syncthreads();

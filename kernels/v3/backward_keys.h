@@ -290,7 +290,7 @@ struct KeyGradients {
     store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 64 * group, 2 + group);
     ptx::mbarrier_wait(barriers.k_done(), 0);
     store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 64 * group, 2 + group);
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };
 

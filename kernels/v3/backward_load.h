@@ -99,18 +99,33 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
     if constexpr (kPacked) return static_cast<long long>(head) * p.work.row_blocks * kV3BackwardRows;
     return (static_cast<long long>(batch) * p.call.nheads + head) * p.work.row_blocks * kV3BackwardRows;
   }
-  __device__ __forceinline__ void load_q() const {
+  // A block of queries and its lse come under one barrier, the block's dout and its row sums under another.
+  __device__ __forceinline__ void load_q_tile() const {
     const unsigned barrier = barriers.q_full(ring.stage);
     slope.write(shared + static_cast<unsigned>(Shape::kOffsetSlopes) + 4 * static_cast<unsigned>(slot.stage));
     ptx::mbarrier_arrive_expect(barrier, TileQ::kBytes + Shape::kRowBytes);
     load_columns<TileQ>(shared + Shape::kOffsetQ + ring.stage * TileQ::kBytes, p.q, barrier, block_place());
-    ptx::bulk_load(shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes, p.work.lse_log2 + workspace_row() + row, Shape::kRowBytes, barrier);
   }
-  __device__ __forceinline__ void load_dout() const {
+  __device__ __forceinline__ void load_lse() const {
+    const unsigned to = shared + Shape::kOffsetLse + slot.stage * Shape::kRowBytes;
+    ptx::bulk_load(to, p.work.lse_log2 + workspace_row() + row, Shape::kRowBytes, barriers.q_full(ring.stage));
+  }
+  __device__ __forceinline__ void load_dout_tile() const {
     const unsigned barrier = barriers.dout_full(ring.stage);
     ptx::mbarrier_arrive_expect(barrier, TileDout::kBytes + Shape::kRowBytes);
     load_columns<TileDout>(shared + Shape::kOffsetDout + ring.stage * TileDout::kBytes, p.dout, barrier, block_place());
-    ptx::bulk_load(shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes, p.call.row_sum + workspace_row() + row, Shape::kRowBytes, barrier);
+  }
+  __device__ __forceinline__ void load_row_sums() const {
+    const unsigned to = shared + Shape::kOffsetRowSum + slot.stage * Shape::kRowBytes;
+    ptx::bulk_load(to, p.call.row_sum + workspace_row() + row, Shape::kRowBytes, barriers.dout_full(ring.stage));
+  }
+  __device__ __forceinline__ void load_q() const {
+    load_q_tile();
+    load_lse();
+  }
+  __device__ __forceinline__ void load_dout() const {
+    load_dout_tile();
+    load_row_sums();
   }
   __device__ __forceinline__ int rows_end() const {
     if constexpr (Mask::kBegins || kPacked) return this->end;
@@ -167,8 +182,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
     __syncthreads();
   }
 
-  // Keys and values, and as many blocks as there is room for.
-  __device__ __forceinline__ void begin(TilePlace tile) {
+  __device__ __forceinline__ void to_first_block(TilePlace tile) {
     batch = tile.batch();
     head = tile.head_k() * p.call.group;
     slope.read(p.call, batch, head);
@@ -180,11 +194,34 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
       this->end += before;
     }
     left = tile.blocks() * p.call.group;
-    const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
-    if (!keys_are_there) load_keys(tile);
-    ptx::wait_for_kernel_before();  // which writes lse_log2 and row_sum
-    next();
-    if (!keys_are_there) load_values(tile);
+  }
+
+  // Keys, values and the first block are asked for by the thread that made the barriers, before others know of them; all but what the kernel before
+  // writes. Not where something is to be found out first.
+  static constexpr bool kAhead = !Shape::kLengths && !kPacked;
+  __device__ __forceinline__ void load_ahead(TilePlace tile) {
+    to_first_block(tile);
+    load_keys(tile);
+    load_q_tile();
+    load_values(tile);
+    load_dout_tile();
+  }
+
+  // The rest of these, and as many blocks as there is room for.
+  __device__ __forceinline__ void begin(TilePlace tile) {
+    to_first_block(tile);
+    if constexpr (kAhead) {
+      ptx::wait_for_kernel_before();  // which writes lse_log2 and row_sum
+      load_lse();
+      load_row_sums();
+      advance();
+    } else {
+      const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
+      if (!keys_are_there) load_keys(tile);
+      ptx::wait_for_kernel_before();
+      next();
+      if (!keys_are_there) load_values(tile);
+    }
 #pragma unroll 1
     for (int i = 1; i < (Spec::kByRole ? Spec::kStages : Spec::kStages - 1); ++i) next();
   }

@@ -157,8 +157,7 @@ struct EarlierHead {
     while (left > 0) convert();
     ptx::bar_sync(kBarrier, 128);
     if (thread != 0) return;
-    ptx::bulk_wait<0>();
-    ptx::async_proxy_fence_all();
+    ptx::bulk_wait<0>();  // to ordinary accesses, too, what copies have written can be seen when they are complete
     ptx::red_add_release(p.work.finished + 1 + own() / p.work.generation, 1);  // of all of the warpgroup, by the barrier before
   }
 };

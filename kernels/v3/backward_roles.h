@@ -243,7 +243,7 @@ struct ValueRole : RoleBase<Spec> {
     ptx::pin(dv);
     ptx::mbarrier_wait(barriers.v_done(), 0);
     store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 0, 2);
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };
 
@@ -356,7 +356,7 @@ struct KeyRole : RoleBase<Spec> {
     ptx::pin(dk);
     ptx::mbarrier_wait(barriers.k_done(), 0);
     store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 0, 3);
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };
 

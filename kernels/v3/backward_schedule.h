@@ -43,14 +43,16 @@ struct KeyTile {
 template <class Mask, int kBlockN, bool kLengths>
 __device__ __forceinline__ KeyTile key_tile_of(const BackwardCall& p, int index) {
   const AttentionParams& call = p.call;
+  // Nothing is loaded before this is known: unsigned divisions take less time, and heads one by one need one less.
+  const auto divided = [](int a, int b) { return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b)); };
   const int per_section = call.heads_per_section * p.work.key_tiles;
-  const int section = index / per_section;
+  const int section = divided(index, per_section);
   const int in_section = index - section * per_section;
   const int first_head = section * call.heads_per_section;
   const int heads = min(call.heads_per_section, call.batch * call.nheads_k - first_head);
-  const int number = in_section / heads;
+  const int number = call.heads_per_section == 1 ? in_section : divided(in_section, heads);
   const int nth = first_head + in_section - number * heads;
-  const int batch = nth / call.nheads_k;
+  const int batch = divided(nth, call.nheads_k);
   const auto keys = Keys<kLengths>::of(call, batch);
   const int first_block = Mask::first_row(call, keys, number * kBlockN) / kV3BackwardRows;
   int end_block = p.work.row_blocks;

@@ -49,10 +49,14 @@ struct BackwardF32Tile {
   constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                 // two numbers
   constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                      // with two stages: two numbers of each
   constexpr int shared_bytes() const { return inverse_offset() + 8 + (query_stages == 2 ? 16 : 0); }
+  // Of packed sequences behind all that: where the CTA's own begins and ends, four numbers.
+  constexpr int sequence_offset() const { return (shared_bytes() + 15) / 16 * 16; }
+  constexpr int packed_shared_bytes() const { return sequence_offset() + 16; }
 };
 
 // q and dout in two parts, in the workspace: block i of block_m queries of head h of batch entry b is number (b * nheads + h) * blocks + i, two tiles
-// as they are in shared memory. Zeros fill what the tensors do not have.
+// as they are in shared memory. Zeros fill what the tensors do not have. Of packed sequences (kernels/v2/workspace.h) `blocks` is packed_blocks(),
+// and the number of a block of sequence n whose rows begin at `begin` is h * blocks + begin / block_m + n + i.
 struct BackwardF32Parts {
   unsigned char *q, *dout;
   float* inverses;  // of each block that of q, then that of dout: what undoes the factor, a power of two

@@ -5,7 +5,7 @@ namespace fattn {
 
 inline constexpr int kRestThreads = 256;  // of a CTA
 
-// (total, heads, columns), 16 bits an element.
+// (total, heads, columns), 16 bits an element; one of fp32 is two.
 struct RestOutput {
   unsigned short* to;  // null: none
   long long row_stride, head_stride;

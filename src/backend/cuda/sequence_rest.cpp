@@ -5,8 +5,10 @@
 namespace fattn::core::cuda {
 namespace {
 
-RestOutput output_of(void* to, const Strides& strides, int64_t columns) {
-  return {static_cast<unsigned short*>(to), strides.row, strides.head, static_cast<int>(columns)};
+// An element of fp32 is two of 16 bits: of zeros they make 0, of NaNs (0x7fff7fff) NaN.
+RestOutput output_of(const Problem& problem, void* to, const Strides& strides, int64_t columns) {
+  const int64_t words = static_cast<int64_t>(size_of(problem.dtype)) / 2;
+  return {static_cast<unsigned short*>(to), words * strides.row, words * strides.head, static_cast<int>(words * columns)};
 }
 
 }  // namespace
@@ -37,11 +39,11 @@ SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffer
           0,
           0};
   if (problem.backward) {
-    queries.outputs[0] = output_of(b.dq, problem.dq, problem.headdim);
-    keys.outputs[0] = output_of(b.dk, problem.dk, problem.headdim);
-    keys.outputs[1] = output_of(b.dv, problem.dv, problem.headdim_v);
+    queries.outputs[0] = output_of(problem, b.dq, problem.dq, problem.headdim);
+    keys.outputs[0] = output_of(problem, b.dk, problem.dk, problem.headdim);
+    keys.outputs[1] = output_of(problem, b.dv, problem.dv, problem.headdim_v);
   } else {
-    queries.outputs[0] = output_of(b.o, problem.o, problem.headdim_v);
+    queries.outputs[0] = output_of(problem, b.o, problem.o, problem.headdim_v);
   }
   return params;
 }

@@ -91,14 +91,17 @@ V2BackwardRow row_of(int row, int headdim, int headdim_v) {
 
 int shared_bytes(const V2BackwardRow& row, const PairFeatures& pair) {
   const int terms = row.staged ? row.tile.stages() * term_tile(pair, row.tile.block_m, row.tile.block_n, true).bytes() : 0;
-  return row.f32 ? row.f32_tile().shared_bytes() : row.tile.shared_bytes() + terms;
+  if (row.f32) return pair.packed ? row.f32_tile().packed_shared_bytes() : row.f32_tile().shared_bytes();
+  return row.tile.shared_bytes() + terms;
 }
 
 // Whether a kernel is to split q and dout before the main one: a block of queries would otherwise be split by every tile of keys.
 bool splits_before(const Problem& p, const V2Target& target) {
+  PairFeatures besides = pair_features(p);
+  besides.packed = false;
   constexpr int64_t kFewestKeys = 256;
   return target.arch == 90 && p.dtype == DType::kF32 && p.algorithm != Algorithm::kV1 && p.softcap == 0 && !p.windowed() && !p.deterministic &&
-         !pair_features(p).any() && p.seqlen_q > 0 && p.seqlen_k >= kFewestKeys;
+         !besides.any() && p.seqlen_q > 0 && p.seqlen_k >= kFewestKeys;
 }
 
 // The row of the table, or -1 if nothing fits.
@@ -124,6 +127,8 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
     const int terms = (pair.bias != 0) + pair.mask + pair.documents;
     if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;
+    // What spills (4 to 16 bytes): packed sequences in a window, or for sm_100.
+    if (row.one_term && pair.packed && (problem.windowed() || target.arch >= 100)) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     // What spills (4 to 72 bytes): packed sequences under a causal mask for sm_100, and in a window with everything at once, with turns up to headdim
     // 64, above headdim 96 for sm_100 or with documents and turns.
@@ -242,9 +247,9 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
   plan.workspace_bytes = plan.semaphore_offset + (deterministic ? (1 + kept_blocks(problem, plan.tile.block_m)) * 4 : 0);
   if (chosen.query_stages == 2) {
     const BackwardF32Tile tile = chosen.f32_tile();
-    const int64_t blocks = query_blocks(problem, tile.block_m);
-    plan.query_blocks = static_cast<int>(ceil_div(problem.seqlen_q, tile.block_m));
-    plan.split = {2 * blocks, kBackwardF32SplitThreads, 0};
+    const int64_t blocks = kept_blocks(problem, tile.block_m);
+    plan.query_blocks = static_cast<int>(problem.packed ? blocks / problem.nheads : ceil_div(problem.seqlen_q, tile.block_m));
+    plan.split = {2 * query_blocks(problem, tile.block_m), kBackwardF32SplitThreads, 0};
     plan.q_parts_offset = ceil_div(plan.workspace_bytes, 16) * 16;
     plan.dout_parts_offset = plan.q_parts_offset + blocks * tile.q_bytes();
     plan.inverses_offset = plan.dout_parts_offset + blocks * tile.dout_bytes();

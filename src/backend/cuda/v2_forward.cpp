@@ -76,7 +76,8 @@ constexpr V2ForwardRow kRows[] = {
 
 int shared_bytes(const V2ForwardRow& row, const Problem& problem) {
   const int terms = row.staged ? row.tile.stages * term_tile(pair_features(problem), row.tile.block_m(), row.tile.block_n, false).bytes() : 0;
-  return row.tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), problem.dtype) + terms;
+  const int first_key = row.f32 && problem.packed ? 4 : 0;  // of the sequence
+  return row.tile.shared_bytes(static_cast<int>(problem.headdim), static_cast<int>(problem.headdim_v), problem.dtype) + terms + first_key;
 }
 
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
@@ -91,13 +92,14 @@ int choose_row(const Problem& problem, const V2Target& target) {
                        (pair.documents && (pair.alibi || pair.bias != 0 || pair.mask || pair.dropout) && std::max(headdim, headdim_v) > 64);
   // Wide heads leave two tiles of rows of a warp registers for one of these, not for several.
   const int features = (pair.alibi ? 1 : 0) + (pair.bias != 0 ? 1 : 0) + (pair.mask ? 1 : 0) + (pair.dropout ? 1 : 0) + (problem.softcap > 0 ? 1 : 0);
+  // Two tiles of rows of a warp leave none (spills of 16 bytes) to a window of packed sequences above headdim 64.
+  const bool f32_window = problem.windowed() && (target.arch != 90 || (pair.packed && std::max(headdim, headdim_v) > 64));
   const bool several = std::max(headdim, headdim_v) > 64 && (features > 1 || pair.documents);
   int fits_once = -1;
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V2ForwardRow& row = kRows[i];
     const bool many_registers =
-        heavy(pair) ||
-        (problem.dtype == DType::kF32 && ((problem.softcap > 0 && std::max(headdim, headdim_v) > 64) || (problem.windowed() && target.arch != 90)));
+        heavy(pair) || (problem.dtype == DType::kF32 && ((problem.softcap > 0 && std::max(headdim, headdim_v) > 64) || f32_window));
     if (row.heavy && several && row.tile.row_tiles > 1) continue;
     if (row.heavy != many_registers || (row.staged && !can_stage(pair)) || (pair.hides() && !row.hides) || (crowded && row.tile.queries_in_registers))
       continue;
@@ -157,16 +159,22 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
     return "the CUDA kernels for compute capability 7.5 have no ALiBi, dropout and lengths of keys, bias, mask or documents together above headdim "
            "192; use the CPU";
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
-    return text(
-        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-        "; with lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have registers for up to 192; use "
-        "fp16 or bf16, or the CPU");
+    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+                "; with packed sequences, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
+                "registers for up "
+                "to 192; use fp16 or bf16, or the CPU");
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
       (pair.alibi || pair.dropout || pair.documents))
     return text(
         "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
         "; with a bias and a mask of pairs, and ALiBi, dropout or documents besides, the CUDA kernels for fp32 have registers for up to 128: let the "
         "bias say what the mask says (-Inf hides), use fp16 or bf16, or the CPU");
+  if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.packed && pair.documents && can_stage(pair) &&
+      pair.alibi && pair.dropout)
+    return text(
+        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+        "; with documents of packed sequences, a bias or a mask of pairs, ALiBi and dropout together the CUDA kernels for fp32 have registers "
+        "for up to 128; use fp16 or bf16, or the CPU");
   const int row = choose_row(problem, target);
   if (row < 0) {
     return text("no tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,

@@ -148,7 +148,7 @@ int ring_generation(const Problem& problem, const V3BackwardTile& tile, int widt
   // Where tiles are uneven, a generation is a section of the grid (heads_per_section): better if the last one is a whole one.
   int64_t best = least;
   if (last_rows_longest(problem) || problem.mask().begins())
-    for (int64_t generation = least; generation <= std::min(most, least * 7 / 5); ++generation)
+    for (int64_t generation = least; generation <= std::min({most, least * 7 / 5, heads / 5}); ++generation)
       if (ceil_div(heads, generation) * generation < ceil_div(heads, best) * best) best = generation;
   return static_cast<int>(best);
 }

@@ -56,7 +56,7 @@ std::string feature_refusal(const Problem& p) {
                      : p.dropout_below > 0 ? "dropout"
                                            : nullptr;
   if (!what) return {};
-  return text("algorithm v3 has no ", what, " in fp32; ", p.packed ? "use fp16 or bf16" : "algorithm v2 has");
+  return text("algorithm v3 has no ", what, " in fp32; algorithm v2 has");
 }
 
 // As v3_forward.cpp has it for 16 bits: under a causal mask the tiles of several heads side by side, of as many as have their keys and values in L2.
