@@ -47,8 +47,8 @@ enum class Pairs {
 
 enum class Alibi { kNone, kHeads, kBatchHeads };  // slopes of (nheads), of (batch, nheads)
 
-// Ids of documents: none; runs of rows, as packed documents have them; any, of a few.
-enum class Documents { kNone, kSorted, kAny };
+// Ids of documents: none; runs of rows, as packed documents have them; any, of a few; long runs, of which some blocks of keys are one document's.
+enum class Documents { kNone, kSorted, kAny, kLong };
 
 struct Case {
   std::string name;  // unique; made from what follows

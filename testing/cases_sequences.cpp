@@ -1,6 +1,8 @@
 // Cases of packed sequences and documents.
 #include "testing/case_table.h"
 
+#include <utility>
+
 namespace fattn::testing {
 
 // Documents: blocks of one, of several and without a common one; in decode; with NaN and Inf in other documents.
@@ -41,6 +43,12 @@ void add_documents(Table& table) {
       c.backward = false;
       add(c);
     }
+  }
+  for (const auto& [headdim, inputs] : {std::pair{64, Inputs::kNormal}, {64, Inputs::kNanValue}, {128, Inputs::kNormal}}) {
+    Case c = shape(1, 200, 900, 2, 1, headdim);
+    c.documents = Documents::kLong;
+    c.inputs = inputs;
+    table.add_both_masks(c);
   }
 }
 

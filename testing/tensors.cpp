@@ -166,14 +166,15 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
       const Tensor ids = place(blocks, DType::kI32, {rows.batch, rows.seqlen}, 0, kFill);
       Dense values(static_cast<size_t>(ids.size()));
       double id = 0;
+      const double run = c.documents == Documents::kLong ? 450 : 60;
       for (size_t i = 0; i < values.size(); ++i) {
         const double x = numbers(keys ? 13 : 12).uniform(i);
         if (rows.seqlen > 0 && i % static_cast<size_t>(rows.seqlen) == 0) id = -2;
-        // Runs of some 60 keys and as long a part of the queries; or the least, the largest and two between.
-        id += x * 60 * static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_q, 1)) <
+        // Runs of some 60 (450) keys and as long a part of the queries; or the least, the largest and two between.
+        id += x * run * static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_q, 1)) <
               static_cast<double>(keys ? 1 : std::max<int64_t>(c.seqlen_k, 1));
         const double any[] = {-2147483648.0, -1, 0, 2147483647.0};
-        values[i] = c.documents == Documents::kSorted ? id : any[static_cast<size_t>(x * 4)];
+        values[i] = c.documents == Documents::kAny ? any[static_cast<size_t>(x * 4)] : id;
       }
       write(ids, values);
       return c.varlen ? Tensor(ids.data(), DType::kI32, {rows.seqlen}) : ids;

@@ -529,7 +529,7 @@ int main() {
       for (const int headdim : {64, 96, 128, 192, 256})
         add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128 && mask != V3Mask::kFull),
                        {.packed = true});
-    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, quick(mask != V3Mask::kFull));
+    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, quick(mask == V3Mask::kCausal));
   }
   // Documents, and with what fits beside them.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
@@ -559,7 +559,7 @@ int main() {
     }
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
-  for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, quick(block_n == 128));
+  for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})

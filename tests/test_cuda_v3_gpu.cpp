@@ -255,14 +255,15 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
       }
 }
 
-// Documents of any length, in runs and of ids in any order, over many tiles: some blocks are skipped, others hide pairs, or nothing.
+// Both passes, documents of any length, in runs and of ids in any order, over many tiles: some blocks are skipped, others hide pairs, or nothing.
 TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})
     for (const bool causal : {false, true}) {
       const Case c = shape(headdim == 64 ? DType::kF16 : DType::kBF16, 3, 2030, 2300, 16, 4, headdim, causal);
-      DeviceForward d(c), other(c);
+      DeviceForward d(c), other(c), gradients(c);
+      const Tensor dout = gradients.t.o;
       uint32_t seed = 1;
-      for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
       cuda::Buffer memory(0, 1 << 16);
       const auto at = [&](int64_t seqlen, int64_t offset) {
         return Tensor(nullptr, DType::kI32, {c.batch, seqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
@@ -292,6 +293,15 @@ TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
         forward(v2, options);
         EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << kind;
         EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << kind;
+        BackwardTensors both{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = both;
+        by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+        backward(by_v2, options);
+        options.algorithm = Algorithm::kV3;
+        ASSERT_TRUE(supported(describe(both, options)));
+        for (int run = 0; run < 3; ++run) backward(both, options);
+        EXPECT_LT(difference(both.dq, by_v2.dq), 0.03) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(both.dk, by_v2.dk), 0.03) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(both.dv, by_v2.dv), 0.03) << headdim << " " << causal << " " << kind;
       }
     }
 }

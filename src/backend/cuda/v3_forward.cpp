@@ -69,7 +69,6 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDocuments},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDocuments},
     {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 6, 6, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
@@ -174,14 +173,9 @@ void schedule(const Problem& problem, const V3Target& target, V3ForwardPlan& pla
     plan.heads_per_section = window_heads_per_section(problem, target, plan);
     return;
   }
-  if (!last_rows_longest(problem) && !problem.has_documents) return;
-  const int64_t head_bytes = std::max<int64_t>(1, problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2);
+  if (!last_rows_longest(problem)) return;
+  const int64_t head_bytes = problem.seqlen_k * (problem.headdim + problem.headdim_v) * 2;
   const int64_t most = std::max<int64_t>(1, target.l2_bytes * 3 / 4 / head_bytes * problem.group());
-  // Documents make tiles uneven, those of one place in all heads alike: side by side they come out even.
-  if (problem.has_documents && !last_rows_longest(problem)) {
-    plan.heads_per_section = static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
-    return;
-  }
   constexpr int64_t kFewHeads = 8;
   V3Turns turns{problem.mask(), heads, plan.tile.block_m(), plan.tile.block_n, plan.grid, most, plan.grid / (plan.key.width <= 128 ? 3.0 : 4.0)};
   if (most < kFewHeads && plan.tiles > 2 * plan.grid && !problem.has_documents) {
