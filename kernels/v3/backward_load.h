@@ -198,7 +198,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
 
   // Keys, values and the first block are asked for by the thread that made the barriers, before others know of them; all but what the kernel before
   // writes. Not where something is to be found out first.
-  static constexpr bool kAhead = !Shape::kLengths && !kPacked;
+  static constexpr bool kAhead = !Shape::kLengths && !kPacked && !Shape::kDocuments;
   __device__ __forceinline__ void load_ahead(TilePlace tile) {
     to_first_block(tile);
     load_keys(tile);

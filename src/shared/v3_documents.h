@@ -1,11 +1,11 @@
-// Documents as algorithm v3's forward pass takes them, in the workspace: of each batch entry which blocks of keys its queries can see,
-// kV3DocumentRows queries at a time; then the ids of its keys, filled up to whole blocks. Include-free, used by the host too.
+// Documents as algorithm v3 takes them, in the workspace: of each batch entry which blocks of keys its queries can see, kV3DocumentRows queries at a
+// time; then the ids of its keys, filled up to whole blocks. In the backward pass keys and queries change places. Include-free, used by the host too.
 #pragma once
 
 namespace fattn {
 
 inline constexpr int kV3DocumentThreads = 512;  // of each CTA that writes them
-inline constexpr int kV3DocumentRows = 64;      // queries of a warpgroup of the forward pass
+inline constexpr int kV3DocumentRows = 64;      // queries of a warpgroup (backward: keys)
 
 // Blocks outside of [begin, end) have no key of an id that is neither below nor above all those of the queries. In [one_begin, one_end) all keys and
 // all queries have one id.

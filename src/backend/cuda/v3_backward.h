@@ -68,8 +68,8 @@ jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
 // Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
 
-// Launched in this order on one stream: prepare, main, finish. The second and third come up while the one before still runs. Of packed sequences a
-// kernel that lists tiles is before them all, and nothing is launched of a grid of 0.
+// Launched in this order on one stream: prepare, with documents the kernel that finds their blocks, main, finish. All but the first come up while the
+// one before still runs. Of packed sequences a kernel that lists tiles is before them all, and nothing is launched of a grid of 0.
 struct V3BackwardPlan {
   V3BackwardKey prepare, main, finish;
   V3BackwardTile tile;
@@ -77,9 +77,9 @@ struct V3BackwardPlan {
   int threads = 0, shared_bytes = 0, finish_shared_bytes = 0;
   int row_blocks = 0, key_tiles = 0, heads_per_section = 0;  // of packed sequences, those that there may be
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
-  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences and, if deterministic, whose turn it is for each block of queries,
-  // or the ring's counts. 16-byte aligned.
   int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
+  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) and, if
+  // deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // Of a plan for documents.
