@@ -18,5 +18,13 @@ static_assert(sizeof(V3DocumentBlocks) == 16);
 // Of a batch entry: those of whole tiles of queries; ids of keys.
 constexpr long long v3_document_records(long long seqlen_q, int block_m) { return (seqlen_q + block_m - 1) / block_m * (block_m / kV3DocumentRows); }
 constexpr long long v3_document_keys(long long seqlen_k, int block_n) { return (seqlen_k + block_n - 1) / block_n * block_n; }
+constexpr long long v3_document_bytes(long long seqlen_q, int block_m, long long seqlen_k, int block_n) {
+  return v3_document_records(seqlen_q, block_m) * static_cast<long long>(sizeof(V3DocumentBlocks)) +
+         v3_document_keys(seqlen_k, block_n) * static_cast<long long>(sizeof(int));
+}
+// CTAs that write them: a warp takes kV3DocumentRows queries.
+constexpr long long v3_document_ctas(long long seqlen_q, int block_m) {
+  return (v3_document_records(seqlen_q, block_m) + kV3DocumentThreads / 32 - 1) / (kV3DocumentThreads / 32);
+}
 
 }  // namespace fattn

@@ -166,8 +166,7 @@ std::string v2_forward_refusal(const Problem& problem, const V2Target& target) {
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 192 && pair.any())
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                 "; with packed sequences, lengths of keys, ALiBi, bias, a mask of pairs, documents or dropout the CUDA kernels for fp32 have "
-                "registers for up "
-                "to 192; use fp16 or bf16, or the CPU");
+                "registers for up to 192; use fp16 or bf16, or the CPU");
   if (problem.dtype == DType::kF32 && std::max(problem.headdim, problem.headdim_v) > 128 && pair.bias != 0 && pair.mask &&
       (pair.alibi || pair.dropout || pair.documents))
     return text(

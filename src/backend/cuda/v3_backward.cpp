@@ -259,9 +259,8 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
   }
   if (problem.has_documents) {
-    const int64_t records = v3_document_records(problem.seqlen_k, plan.tile.block_n()), ids = v3_document_keys(problem.seqlen_q, kV3BackwardRows);
-    plan.semaphore_offset += problem.batch * (records * static_cast<int64_t>(sizeof(V3DocumentBlocks)) + ids * static_cast<int64_t>(sizeof(int32_t)));
-    plan.document_grid = problem.batch * ceil_div(records, kV3DocumentThreads / 32);
+    plan.semaphore_offset += problem.batch * v3_document_bytes(problem.seqlen_k, plan.tile.block_n(), problem.seqlen_q, kV3BackwardRows);
+    plan.document_grid = problem.batch * v3_document_ctas(problem.seqlen_k, plan.tile.block_n());
   }
   const int64_t flags = problem.deterministic ? 1 + plan.prepare_grid
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)

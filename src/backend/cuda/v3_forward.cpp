@@ -281,9 +281,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
   }
   if (problem.has_documents) {
-    const int64_t records = v3_document_records(problem.seqlen_q, tile.block_m()), ids = v3_document_keys(problem.seqlen_k, tile.block_n);
-    plan.workspace_bytes = problem.batch * (records * static_cast<int64_t>(sizeof(V3DocumentBlocks)) + ids * static_cast<int64_t>(sizeof(int32_t)));
-    plan.document_grid = static_cast<int>(problem.batch * ceil_div(records, kV3DocumentThreads / 32));
+    plan.workspace_bytes = problem.batch * v3_document_bytes(problem.seqlen_q, tile.block_m(), problem.seqlen_k, tile.block_n);
+    plan.document_grid = static_cast<int>(problem.batch * v3_document_ctas(problem.seqlen_q, tile.block_m()));
   }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
