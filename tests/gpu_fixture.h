@@ -1,4 +1,4 @@
-// The fixture of tests that need a GPU.
+// The fixtures of tests that need a GPU, and that a problem is taken.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "fattn/device.hpp"
+#include "fattn/problem.hpp"
 
 namespace fattn::test {
 
@@ -17,5 +18,23 @@ class CudaGpu : public ::testing::Test {
     if (cuda::count(&reason) == 0) GTEST_SKIP() << reason;
   }
 };
+
+// Of algorithm v3, which is Hopper's alone: skipped on another GPU, too. On Hopper what v3 refuses is a failure of the test: see taken().
+class HopperGpu : public CudaGpu {
+ protected:
+  void SetUp() override {
+    CudaGpu::SetUp();
+    if (IsSkipped()) return;
+    const fattn_cuda_info info = cuda::info(0);
+    if (info.capability_major != 9 || info.capability_minor != 0)
+      GTEST_SKIP() << info.name << " has compute capability " << info.capability_major << "." << info.capability_minor << ", algorithm v3 needs 9.0";
+  }
+};
+
+// For ASSERT_TRUE: whether the planner takes the problem; if not, its reason.
+inline ::testing::AssertionResult taken(const fattn_problem& problem) {
+  const Support support = supported(problem);
+  return support ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << support.reason;
+}
 
 }  // namespace fattn::test
