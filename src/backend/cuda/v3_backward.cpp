@@ -40,20 +40,11 @@ static_assert([] {
   return true;
 }());
 
-// What of pairs and of batch entries its kernels have.
-PairFeatures v3_pair(const Problem& problem) {
-  return {.lengths = problem.has_seqused_k,
-          .alibi = problem.has_alibi,
-          .dropout = problem.dropout_below > 0,
-          .packed = problem.packed,
-          .documents = problem.has_documents};
-}
-
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
     if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) && kRows[i].width >= std::max(width, width_v))
-      return kRows[i].tile.shared_bytes(width, width_v, v3_pair(problem)) <= target.shared_bytes ? i : -1;
+      return kRows[i].tile.shared_bytes(width, width_v, pair_features(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
 
@@ -216,7 +207,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
-  const PairFeatures pair = v3_pair(problem);
+  const PairFeatures pair = pair_features(problem);
   key.pair = pair_bits(pair);
   plan.tile = kRows[row].tile;
   plan.row_blocks = static_cast<int>(row_blocks_of(problem));

@@ -268,11 +268,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
-  plan.key.pair = pair_bits({.lengths = problem.has_seqused_k,
-                             .alibi = problem.has_alibi,
-                             .dropout = problem.dropout_below > 0,
-                             .packed = problem.packed,
-                             .documents = problem.has_documents});
+  plan.key.pair = pair_bits(pair_features(problem));
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
