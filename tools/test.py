@@ -20,7 +20,7 @@ HEAVY = "^test_(cases|properties|features|numerics|standard|kernels)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*-*PropertySmall*/fp16*"  # fp16 is in the table of cases
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
-THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend|jit_[a-z]+)$"
+THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend(_scores)?|jit_[a-z]+)$"
 TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
 TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"

@@ -1,0 +1,281 @@
+// As test_cuda_backend.cpp, of what a problem has beside q, k and v: bias, masks, dropout, packed sequences, documents, the gradient of lse.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_backend.h"
+#include "fattn/attention.hpp"
+#include "fattn/device.hpp"
+#include "fattn/plan.hpp"
+#include "stub/cuda_stub.h"
+
+namespace fattn {
+namespace {
+
+using test::expect_contains;
+using namespace test::launches;
+
+// What depends on pairs: pointers and strides reach the kernels, dbias is made 0 before and, in 16 bits, written behind them.
+TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
+  stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  constexpr int64_t kBatch = OnDevice::kBatch, kHeads = OnDevice::kHeads, kSeqlen = OnDevice::kSeqlen;
+  cuda::Buffer memory(0, 1 << 20);
+  const auto at = [&](DType dtype, std::initializer_list<int64_t> shape, int64_t offset) {
+    return Tensor(nullptr, dtype, shape).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  ScoreTensors& scores = d.forward.scores;
+  scores.seqused_k = at(DType::kI32, {kBatch}, 0);
+  scores.alibi_slopes = at(DType::kF32, {kBatch, kHeads}, 64);
+  scores.bias = at(DType::kF32, {1, kHeads, kSeqlen, kSeqlen}, 1024);
+  scores.mask = at(DType::kU8, {kBatch, 1, 1, kSeqlen}, 512);
+  scores.dropout_state = at(DType::kI64, {2}, 256);
+  Options options;
+  options.p_dropout = 0.25;
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+  EXPECT_EQ(last_pairs.q, d.forward.q.data());
+  EXPECT_EQ(last_pairs.lengths, scores.seqused_k.data());
+  EXPECT_EQ(last_pairs.alibi_slopes, scores.alibi_slopes.data());
+  EXPECT_EQ(last_pairs.alibi_batch_stride, kHeads);
+  EXPECT_EQ(last_pairs.bias, scores.bias.data());
+  EXPECT_EQ(last_pairs.bias_strides.batch, 0) << "one for all";
+  EXPECT_EQ(last_pairs.bias_strides.head, kSeqlen * kSeqlen);
+  EXPECT_EQ(last_pairs.bias_strides.row, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask, scores.mask.data());
+  EXPECT_EQ(last_pairs.pair_mask_strides.batch, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask_strides.row, 0);
+  EXPECT_EQ(last_pairs.dropout_state, scores.dropout_state.data());
+  EXPECT_EQ(last_pairs.dropout_below, 16384u);
+  EXPECT_FLOAT_EQ(last_pairs.dropout_scale, 4.0f / 3);
+  const Plan plan(d.forward, options);
+  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
+  expect_contains(plan.info().why, "not v3: algorithm v3 of backend cuda does not compute a bias");
+
+  d.backward.scores = scores;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    launched.clear();
+    d.backward.dbias = at(dtype, {1, kHeads, kSeqlen, kSeqlen}, 1 << 19);
+    backward(d.backward, options);
+    EXPECT_EQ(launched.front(), "z");
+    EXPECT_EQ(launched[2], "pairs");
+    EXPECT_EQ(launched.back(), dtype == DType::kF32 ? "e" : "Z");
+    EXPECT_EQ(last_pairs.dbias_out, d.backward.dbias.data());
+    EXPECT_EQ(last_pairs.dbias == last_pairs.dbias_out, dtype == DType::kF32);
+    EXPECT_EQ(last_pairs.dbias_strides.batch, 0);
+    EXPECT_EQ(last_pairs.dbias_strides.head, kSeqlen * kSeqlen);
+    EXPECT_EQ(last_pairs.dbias_alone, 0) << "both batch entries add to it";
+  }
+  options.deterministic = true;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "atomic");
+  options.deterministic = false;
+  options.softcap = 3;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
+}
+
+// Packed sequences: offsets, totals and ids reach the kernels, and behind them rows of no sequence are written.
+TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
+  stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v2_bwd_prepare", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+  OnDevice d;
+  constexpr int64_t kTotal = OnDevice::kBatch * OnDevice::kSeqlen, kHeads = OnDevice::kHeads, kHeadsK = OnDevice::kHeadsK,
+                    kHeaddim = OnDevice::kHeaddim;
+  cuda::Buffer memory(0, 1 << 16);
+  const auto ints = [&](int64_t count, int64_t offset) {
+    return Tensor(nullptr, DType::kI32, {count}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  const auto pack = [](Tensor& t, int64_t heads) { t = Tensor(nullptr, t.dtype(), {kTotal, heads, kHeaddim}).on(Device::kCuda, 0, t.data()); };
+  BackwardTensors& b = d.backward;
+  for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq}) pack(*t, kHeads);
+  for (Tensor* t : {&b.k, &b.v, &b.dk, &b.dv}) pack(*t, kHeadsK);
+  b.lse = b.dlse = Tensor(nullptr, DType::kF32, {kHeads, kTotal}).on(Device::kCuda, 0, b.lse.data());
+  b.scores.cu_seqlens_q = ints(4, 0);
+  b.scores.cu_seqlens_k = ints(4, 64);
+  b.scores.document_q = ints(kTotal, 4096);
+  b.scores.document_k = ints(kTotal, 8192);
+  Options options;
+  options.max_seqlen_q = 70;
+  options.max_seqlen_k = 80;
+  const ForwardTensors t{b.q, b.k, b.v, b.o, b.lse, {}, b.scores};
+  forward(t, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "rest"}));
+  EXPECT_EQ(last_pairs.batch, 3);
+  EXPECT_EQ(last_pairs.seqlen_q, 70);
+  EXPECT_EQ(last_pairs.seqlen_k, 80);
+  EXPECT_EQ(last_pairs.total_q, kTotal);
+  EXPECT_EQ(last_pairs.total_k, kTotal);
+  EXPECT_EQ(last_pairs.q_strides.batch, 0);
+  EXPECT_EQ(last_pairs.lse_strides.head, kTotal);
+  EXPECT_EQ(last_pairs.cu_seqlens_q, b.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
+  EXPECT_EQ(last_pairs.cu_seqlens_k_stride, 1);
+  EXPECT_EQ(last_pairs.document_q, b.scores.document_q.data());
+  EXPECT_EQ(last_pairs.document_k, b.scores.document_k.data());
+  EXPECT_EQ(last_rest.batch, 3);
+  EXPECT_EQ(last_rest.parts[0].offsets, b.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_rest.parts[0].outputs[0].to, b.o.data());
+  EXPECT_EQ(last_rest.parts[0].outputs[0].columns, kHeaddim);
+  EXPECT_EQ(last_rest.parts[0].most, 70);
+  EXPECT_EQ(last_rest.parts[0].lse, b.lse.data());
+  EXPECT_EQ(last_rest.parts[1].total, kTotal);
+  EXPECT_EQ(last_rest.parts[1].outputs[0].to, nullptr);
+  const Plan plan(t, options);
+  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
+
+  // Without documents algorithm v3 computes the forward pass, from a list of tiles in the workspace.
+  stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  ForwardTensors undivided = t;
+  undivided.scores.document_q = undivided.scores.document_k = {};
+  const Plan v3(undivided, options);
+  expect_contains(v3.info().kernel, "cuda v3 forward bf16");
+  cuda::Buffer workspace(0, v3.workspace_bytes());
+  EXPECT_EQ(v3.workspace_bytes(), 16 + 32 * (static_cast<size_t>(kTotal) / 128 + 3));
+  launched.clear();
+  last_pairs = {};
+  v3.execute(undivided, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3", "rest"}));
+  EXPECT_EQ(last_pairs.tiles, workspace.get());
+  EXPECT_EQ(last_pairs.cu_seqlens_q, b.scores.cu_seqlens_q.data());
+
+  launched.clear();
+  last_pairs = {};
+  backward(b, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "e", "rest"}));
+  EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+  EXPECT_EQ(last_pairs.dlse_strides.head, kTotal);
+  EXPECT_EQ(last_rest.parts[0].outputs[0].to, b.dq.data());
+  EXPECT_EQ(last_rest.parts[0].lse, nullptr) << "backward it is an input";
+  EXPECT_EQ(last_rest.parts[1].outputs[0].to, b.dk.data());
+  EXPECT_EQ(last_rest.parts[1].outputs[1].to, b.dv.data());
+  EXPECT_EQ(last_rest.parts[1].heads, kHeadsK);
+
+  // Without documents it is v3's too, behind a list of tiles of keys.
+  stub().kernel("fattn_v3_packed_key_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  BackwardTensors whole = b;
+  whole.scores.document_q = whole.scores.document_k = {};
+  const Plan v3_backward(whole, options);
+  expect_contains(v3_backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, v3_backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  v3_backward.execute(whole, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
+  const int64_t rows = kHeads * (kTotal / 64 + 3) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
+  EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+
+  options.algorithm = Algorithm::kV1;
+  expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");
+  options.algorithm = Algorithm::kAuto;
+  int32_t host[4] = {};
+  b.scores.cu_seqlens_k = b.scores.cu_seqlens_k.on(Device::kCuda, 0, host);
+  expect_contains(error_of([&] { backward(b, options); }), "cu_seqlens_k");
+}
+
+// Documents: a kernel before algorithm v3's passes finds in the workspace what each 64 queries, or keys, see.
+TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
+  stub().kernel("fattn_v3_document_ranges", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  cuda::Buffer memory(0, 1 << 16);
+  const auto ids = [&](int64_t offset) {
+    return Tensor(nullptr, DType::kI32, {OnDevice::kBatch, OnDevice::kSeqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+  };
+  ForwardTensors& t = d.forward;
+  t.scores.document_q = ids(4096);
+  t.scores.document_k = ids(8192);
+  const Plan plan(t, {});
+  expect_contains(plan.info().kernel, "cuda v3 forward bf16");
+  // Two tiles of 64 queries, and keys up to a whole block of 128.
+  EXPECT_GE(plan.workspace_bytes(), OnDevice::kBatch * (2 * 16 + 128 * 4));
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  plan.execute(t, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3"}));
+  EXPECT_EQ(last_pairs.tiles, workspace.get());
+  EXPECT_EQ(last_pairs.document_q, t.scores.document_q.data());
+  EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
+  EXPECT_EQ(last_pairs.document_q_stride, OnDevice::kSeqlen);
+  EXPECT_EQ(last_pairs.seqlen_k, OnDevice::kSeqlen);
+
+  // Backward it comes second: it waits for the kernel before, and the next one for both.
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  d.backward.scores = t.scores;
+  const Plan backward(d.backward, {});
+  expect_contains(backward.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer more(0, backward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  backward.execute(d.backward, more.get(), more.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
+  const int64_t rows = OnDevice::kBatch * OnDevice::kHeads * ((OnDevice::kSeqlen + 63) / 64) * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
+}
+
+// Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
+TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
+  stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+  OnDevice d;
+  BackwardTensors& b = d.backward;
+  const auto pack = [&](DType dtype) {
+    for (Tensor* t : {&b.q, &b.o, &b.dout, &b.dq, &b.k, &b.v, &b.dk, &b.dv}) *t = Tensor(nullptr, dtype, {7, 2, 64}).on(Device::kCuda, 0, t->data());
+  };
+  b.lse = Tensor(nullptr, DType::kF32, {2, 7}).on(Device::kCuda, 0, b.lse.data());
+  b.scores.cu_seqlens_q = b.scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {1}).on(Device::kCuda, 0, d.memory[0].get());
+  Options options;
+  for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kAuto, DType::kBF16}, {Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
+    for (const int64_t most : {0, 7}) {
+      pack(dtype);
+      const int words = dtype == DType::kF32 ? 2 : 1;  // of 16 bits
+      options.algorithm = algorithm;
+      options.max_seqlen_q = options.max_seqlen_k = most;
+      launched.clear();
+      forward({b.q, b.k, b.v, b.o, b.lse, {}, b.scores}, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.batch, 0);
+      EXPECT_EQ(last_rest.parts[0].total, 7);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].columns, words * 64);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].head_stride, words * 64);
+      EXPECT_EQ(last_rest.parts[0].outputs[0].row_stride, words * 128);
+      launched.clear();
+      backward(b, options);
+      EXPECT_EQ(launched, std::vector<std::string>{"rest"});
+      EXPECT_EQ(last_rest.parts[1].total, 7);
+      EXPECT_EQ(last_rest.parts[1].outputs[1].columns, words * 64);
+    }
+}
+
+// The gradient of lse is the first kernel's business, in every algorithm that has it; the others' specialisations do not know of it.
+TEST_F(CudaBackend, TheGradientOfLseReachesTheFirstKernel) {
+  stub().kernel("fattn_v2_bwd_prepare", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  d.backward.dlse = d.backward.lse;
+  Options options;
+  for (const auto& [algorithm, kernels] : {std::pair{Algorithm::kV1, std::vector<std::string>{"pairs", "o", "e"}},
+                                           {Algorithm::kV2, {"pairs", "b", "e"}},
+                                           {Algorithm::kV3, {"pairs", "B", "E"}}}) {
+    launched.clear();
+    last_pairs = {};
+    options.algorithm = algorithm;
+    backward(d.backward, options);
+    EXPECT_EQ(launched, kernels);
+    EXPECT_EQ(last_pairs.dlse, d.backward.dlse.data());
+    EXPECT_EQ(last_pairs.dlse_strides.row, 1);
+  }
+  options.algorithm = Algorithm::kStandard;
+  expect_contains(error_of([&] { backward(d.backward, options); }), "the gradient of lse");
+}
+
+}  // namespace
+}  // namespace fattn
