@@ -19,14 +19,12 @@
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
 // kTile (a BackwardTile); kPair, none if it is left out; kStaged: bias and mask of pairs come through shared memory (kernels/v2/term_tile.h), false
 // if it is left out.
+//
+// The parts: v2/backward_place.h (tile, shared memory, loads), backward_scores.h (P^T and dS^T) and here the products and their order.
 #pragma once
 
-#include "kernels/constants.h"
-#include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
-#include "kernels/ptx/async_copy.h"
-#include "kernels/ptx/async_copy_word.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/ldmatrix.h"
@@ -35,222 +33,37 @@
 #include "kernels/ptx/reduce.h"
 #include "kernels/ptx/semaphore.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/ptx/shared_pair.h"
-#include "kernels/ptx/special_registers.h"
 #include "kernels/score.h"
-#include "kernels/tile/for_each.h"
+#include "kernels/v2/backward_place.h"
+#include "kernels/v2/backward_scores.h"
 #include "kernels/v2/careful.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/fragment_store.h"
-#include "kernels/v2/row_loader.h"
 #include "kernels/v2/swizzled_tile.h"
-#include "kernels/v2/term_tile.h"
 #include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 
-using tile::Constant;
-
 template <class Spec>
-class Backward {
-  static constexpr BackwardTile kTile = Spec::kTile;
-  static constexpr int kWidth = kTile.width, kWidthV = kTile.width_v, kBlockM = kTile.block_m, kBlockN = kTile.block_n;
-  static constexpr int kThreads = kTile.threads(), kGroupWarps = kTile.group_warps;
-  static constexpr bool kPipelined = kTile.pipelined, kExchange = kGroupWarps > 1;
-  static constexpr bool kAsync = Spec::kLevel >= 80;
-  static constexpr bool kWindow = Spec::kWindow, kCapped = Spec::kCapped, kMasked = Spec::kCausal || kWindow;
-  static constexpr PairFeatures kPair = kPairOf<Spec>;
-  static constexpr bool kTwoForms = kCapped || kPair.dropout;  // what dV is made of is not what dS^T is made of
-  static constexpr bool kHides = kPair.hides();
-  static constexpr bool kStaged = is_staged<Spec>();
-  static constexpr TermTile kTerms = term_tile<kPair>(kBlockM, kBlockN, true);  // one a stage, behind all else
-  // Blocks of queries that ids of documents leave out: not where key blocks wait for each other and are counted.
-  static constexpr bool kByIds = kPair.documents && !Spec::kDeterministic, kRanges = kWindow || kByIds;
-  static constexpr bool kByDocument = kByIds && !kPair.with_documents(false).terms() && !kPair.dropout;  // blocks of one document have nothing to add
-
-  // What a warp computes. S^T or dP^T: kKeys x kQueries, kChunk queries at a time. dV or dK: kKeys x kColumnsV or kColumns.
-  static constexpr int kKeys = kBlockN / kTile.key_groups, kQueries = kBlockM / kGroupWarps, kChunk = kTile.chunk;
-  static constexpr int kKeyTiles = kKeys / 16, kChunkTiles = kChunk / 8;
-  static constexpr int kColumns = kWidth / kGroupWarps, kColumnsV = kWidthV / kGroupWarps;
-  static constexpr int kSumTiles = (kColumns > kColumnsV ? kColumns : kColumnsV) / 8;
-  // dQ: the warps split a block's rows and columns.
-  static_assert(kTile.dq_row_warps() > 0);
-  static constexpr int kDqRowWarps = kTile.dq_row_warps(), kDqRows = kBlockM / kDqRowWarps, kDqColumns = kWidth / (kTile.warps() / kDqRowWarps);
-  static constexpr int dq_span() {
-    int parts = 1;
-    while (kDqRows * kDqColumns / parts > 1536 || kDqColumns % (16 * parts) != 0) ++parts;
-    return kDqColumns / parts;
-  }
-  static constexpr int kDqSpan = dq_span();  // columns at a time: dK and dV leave room for 48 accumulators
-
-  static_assert(kKeys % 16 == 0 && kQueries % 16 == 0 && kColumns % 16 == 0 && kColumnsV % 16 == 0 && kQueries % kChunk == 0 && kChunk % 16 == 0);
-  static_assert(!kExchange || kQueries == kChunk, "warps of a group exchange one chunk a block");
-  static_assert(2 * kBlockM <= kThreads, "a thread copies one lse or one row_sum");
-
-  using KLoader = RowLoader<kThreads, kWidth, Spec::kHeaddim, Spec::kAligned, kAsync>;
-  using VLoader = RowLoader<kThreads, kWidthV, Spec::kHeaddimV, Spec::kAligned, kAsync>;
-  using Bits = unsigned short;
-  using Element = typename Spec::Element;
-
-  // ---- what this thread and its CTA are ----
-  CallParams<kPair>& p;  // once the tile is known, of packed sequences those of its own
-  const unsigned shared;
-  const int number_;
-  // Masked, so that the compiler knows them not to be negative: division by powers of two is then a shift.
-  const int thread = threadIdx.x & 1023, lane = thread & 31, warp = ptx::warp_id() & 31;
-  // The roles are halves of the CTA, so that each scheduler has warps of both.
-  const bool values = warp < kTile.role_warps();  // S, P, dV; otherwise dP, dS, dK
-  const int key_group = warp % kTile.role_warps() / kGroupWarps, member = warp % kGroupWarps;
-  int batch, head_k, key_block, first_key;
-  int first_block;               // of queries that see these keys
-  int diagonal;                  // query i sees the keys j <= i + diagonal
-  int entry_keys;                // kPair.lengths: keys of this batch entry
-  int document;                  // kByIds: the id of all keys of the tile
-  bool one_document = false;     // if they have one
-  int end_block, left_diagonal;  // kRanges: no query from end_block on sees these keys; kWindow: query i sees the keys j >= i + left_diagonal
-
-  // The query block that a step is about.
-  struct Step {
-    int head, block;  // query head, query block
-  };
-
-  __device__ Step after(Step step) const {
-    return step.block + 1 < blocks_end() ? Step{step.head, step.block + 1} : Step{step.head + 1, first_block};
-  }
-  __device__ Step before(Step step) const {
-    return step.block > first_block ? Step{step.head, step.block - 1} : Step{step.head - 1, blocks_end() - 1};
-  }
-
-  __device__ int query_blocks() const { return static_cast<int>((static_cast<unsigned>(p.seqlen_q) + kBlockM - 1) / kBlockM); }
-
-  __device__ int seqlen_k() const { return kPair.lengths ? entry_keys : p.seqlen_k; }
-
-  __device__ int blocks_end() const { return kRanges ? end_block : query_blocks(); }
-
-  // Tiles are dealt section by section: heads of a section together, so that their Q, dO and dQ stay in L2, and in a section key block by key
-  // block: under a causal mask the first is the longest.
-  __device__ void take_tile() {
-    int index = number_;
-    if constexpr (Spec::kDeterministic) {
-      // CTAs wait for those of lower key blocks. Numbers drawn when a CTA starts make sure that those have started.
-      if (thread == 0) *ticket_slot() = ptx::atomic_add(p.dq_semaphore, 1);
-      __syncthreads();
-      index = *ticket_slot();
-      __syncthreads();
-    }
-    const int key_blocks = (p.seqlen_k + kBlockN - 1) / kBlockN, heads = p.batch * p.nheads_k;
-    const int section = index / (key_blocks * p.heads_per_section), first_head = section * p.heads_per_section;
-    const int section_heads = min(p.heads_per_section, heads - first_head), rest = index - first_head * key_blocks;
-    key_block = rest / section_heads;
-    const int head = first_head + rest % section_heads;
-    if constexpr (kPair.bias != 0 || kPair.mask || kPair.dbias) {  // batch entries side by side: they may share what lies by pair
-      batch = head % p.batch;
-      head_k = head / p.batch;
-    } else {
-      batch = head / p.nheads_k;
-      head_k = head % p.nheads_k;
-    }
-    first_key = key_block * kBlockN;
-    if constexpr (kPair.packed) enter<kWidth, kBlockM>(p, batch);
-    if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
-    diagonal = seqlen_k() - p.seqlen_q;
-    first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;
-    if constexpr (kWindow) {
-      constexpr int kNoLimit = 1 << 30;
-      const core::Mask32 mask = window_mask_of<kPair>(p, seqlen_k());
-      diagonal = mask.ends() ? mask.diagonal() - 1 : kNoLimit;
-      left_diagonal = mask.begins() ? mask.left_diagonal() : -kNoLimit;
-      first_block = mask.first_row(first_key) / kBlockM;
-      end_block = (mask.row_end(min(first_key + kBlockN, seqlen_k()) - 1) + kBlockM - 1) / kBlockM;
-    } else if constexpr (kByIds) {
-      end_block = query_blocks();
-    }
-  }
-
-  // Leaves out the blocks of queries before the first and behind the last that may have an id of these keys.
-  __device__ void narrow() {
-    const PairParams& pairs = pairs_of(p);
-    const IdRange range = common_range<kThreads>(pairs.document_k + batch * pairs.document_k_stride + first_key, min(kBlockN, seqlen_k() - first_key),
-                                                 pairs.document_q + batch * pairs.document_q_stride, first_block * kBlockM,
-                                                 min(end_block * kBlockM, p.seqlen_q), ticket_slot());
-    first_block = range.begin / kBlockM;
-    end_block = range.begin == range.end ? first_block : (range.end + kBlockM - 1) / kBlockM;
-    document = ticket_slot()[0];
-    one_document = document == ticket_slot()[1];
-    __syncthreads();  // before the keys are where the range was
-  }
-
-  // Whether all queries of a block that exists whole have the id of all keys of the tile. The same in all warps.
-  __device__ bool of_one_document(int first_query) const {
-    bool same = one_document && first_query + kBlockM <= p.seqlen_q;
-    if (!same) return false;
-    const int* const ids = pairs_of(p).document_q + batch * pairs_of(p).document_q_stride + first_query;
-#pragma unroll
-    for (int query = 0; query < kBlockM; query += 32) same = same && ids[query + lane] == document;
-    return ptx::vote_all(same);
-  }
-
-  // How many blocks of lower keys add to dq of this block of queries.
-  __device__ int nth_key_block(int query_block) const {
-    if constexpr (kWindow) return key_block - window_mask_of<kPair>(p, seqlen_k()).visible_begin(query_block * kBlockM) / kBlockN;
-    return key_block;
-  }
-
-  __device__ int* ticket_slot() const {
-    extern __shared__ __align__(1024) unsigned char shared_memory[];
-    return reinterpret_cast<int*>(shared_memory);
-  }
-
-  // ---- load ----
-  __device__ static const Bits* at(const void* tensor, const TensorStrides& s, int batch, int head, long long row) {
-    return static_cast<const Bits*>(tensor) + batch * s.batch + head * s.head + row * s.row;
-  }
-
-  __device__ void load_keys() const {
-    const KLoader k_loader(thread);
-    const VLoader v_loader(thread);
-    const int rows = seqlen_k() - first_key;
-    k_loader.template load<kBlockN>(shared, at(p.k, p.k_strides, batch, head_k, first_key), p.k_strides.row, rows);
-    v_loader.template load<kBlockN>(shared + kTile.v_offset(), at(p.v, p.v_strides, batch, head_k, first_key), p.v_strides.row, rows);
-  }
-
-  __device__ void load_queries(Step step, int stage) const {
-    const int thread = ptx::opaque(this->thread);  // as for dQ below: what follows from it shall not occupy registers across the loop
-    const KLoader k_loader(thread);
-    const VLoader v_loader(thread);
-    const int first = step.block * kBlockM, rows = p.seqlen_q - first;
-    k_loader.template load<kBlockM>(shared + kTile.q_offset() + stage * kTile.q_bytes(), at(p.q, p.q_strides, batch, step.head, first),
-                                    p.q_strides.row, rows);
-    v_loader.template load<kBlockM>(shared + kTile.dout_offset() + stage * kTile.dout_bytes(), at(p.dout, p.dout_strides, batch, step.head, first),
-                                    p.dout_strides.row, rows);
-    if constexpr (kStaged)
-      copy_terms<kPair, kTerms, kThreads>(term_tile_at(stage), Terms<kPair, Element>(p, batch, step.head, seqlen_k()), first, rows, first_key,
-                                          seqlen_k(), thread);
-    if (thread < 2 * kBlockM) {
-      const int row = thread % kBlockM;
-      const bool is_lse = thread < kBlockM;
-      const float* lse = p.lse + batch * p.lse_strides.batch + step.head * p.lse_strides.head + (first + row) * p.lse_strides.row;
-      const float* row_sum = p.row_sum + workspace_rows<kPair>(p, static_cast<long long>(batch) * p.nheads + step.head, step.head) + first + row;
-      const unsigned to = shared + (is_lse ? kTile.lse_offset() : kTile.row_sum_offset()) + stage * kTile.row_bytes() + 4 * row;
-      const float* from = row >= rows ? p.row_sum : is_lse ? lse : row_sum;
-      if constexpr (kAsync)
-        ptx::cp_async_4_zfill(to, from, row < rows);
-      else
-        ptx::st_shared_f32(to, row < rows ? *from : 0.f);
-    }
-  }
-
-  __device__ static void commit() {
-    if constexpr (kAsync) ptx::cp_async_commit();
-  }
-
-  // This thread's copies are done, and after the barrier everybody's.
-  __device__ static void wait_for_loads() {
-    if constexpr (kAsync) ptx::cp_async_wait<0>();
-    __syncthreads();
-  }
+class Backward : BackwardScores<Spec> {
+  using Place = BackwardPlace<Spec>;
+  using Scores = BackwardScores<Spec>;
+  // clang-format off
+  using Place::kTile, Place::kWidth, Place::kWidthV, Place::kBlockM, Place::kBlockN, Place::kThreads, Place::kGroupWarps, Place::kPipelined;
+  using Place::kExchange, Place::kWindow, Place::kCapped, Place::kMasked, Place::kPair, Place::kTwoForms, Place::kHides, Place::kByIds;
+  using Place::kByDocument, Place::kKeys, Place::kQueries, Place::kChunk, Place::kKeyTiles, Place::kChunkTiles, Place::kColumns, Place::kColumnsV;
+  using Place::kSumTiles, Place::kDqRowWarps, Place::kDqRows, Place::kDqColumns, Place::kDqSpan, typename Place::KLoader, typename Place::VLoader;
+  using typename Place::Bits, typename Place::Element, Place::p, Place::shared, Place::thread, Place::lane, Place::warp, Place::values;
+  using Place::key_group, Place::member, Place::batch, Place::head_k, Place::first_key, Place::first_block, Place::diagonal, Place::left_diagonal;
+  using typename Place::Step, Place::after, Place::before, Place::seqlen_k, Place::blocks_end, Place::take_tile, Place::narrow;
+  using Place::of_one_document, Place::nth_key_block, Place::at, Place::load_keys, Place::load_queries, Place::commit, Place::wait_for_loads;
+  using Place::kAllThreads, Place::kRoleThreads, Place::weights_barrier, Place::role_barrier, Place::q_tile, Place::dout_tile, Place::ds_tile;
+  using Place::p_tile;
+  using Scores::hide, Scores::weights, Scores::pair_weights, Scores::copy, Scores::score_gradients, Scores::pair_score_gradients;
+  using Scores::add_to_dbias;
+  // clang-format on
 
   // ---- compute: products ----
   __device__ static void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -322,298 +135,6 @@ class Backward {
       }
     }
   }
-
-  // ---- compute: P^T and dS^T ----
-  // Zeros in place of the pairs that the mask hides, or that are beyond the last key or query, whatever was computed for them: such a query was
-  // loaded as zeros, which an Inf in k makes NaN.
-  __device__ void hide(unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4], int first_query) const {
-    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + lane % 4 * 2;
-    const int keys_left = seqlen_k() - key, queries_left = p.seqlen_q - query, reach = query + diagonal - key;
-    const int lead = kWindow ? query + left_diagonal - key : 0;
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int key_step = 16 * i + 8 * half;
-          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];  // two neighbouring queries
-          if (key_step >= keys_left || 8 * j >= queries_left) pair = 0;
-          if (8 * j + 1 >= queries_left) pair &= 0x0000ffffu;
-          if constexpr (kMasked) {
-            if (key_step - 8 * j > reach) pair &= 0xffff0000u;
-            if (key_step - 8 * j - 1 > reach) pair &= 0x0000ffffu;
-          }
-          if constexpr (kWindow) {
-            if (key_step - 8 * j < lead) pair &= 0xffff0000u;
-            if (key_step - 8 * j - 1 < lead) pair &= 0x0000ffffu;
-          }
-        }
-  }
-
-  // P^T = exp2(S^T * scale - lse), as fragments: the accumulators of two neighbouring 16 x 8 blocks are one 16 x 16 A fragment. kCapped: and from the
-  // capped S^T what dS^T is made of, P^T (1 - T^2), as `sloped`.
-  __device__ void weights(const float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at, unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4],
-                          unsigned (&sloped)[kChunkTiles / 2][kKeyTiles][4]) const {
-    const float scale = kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e;
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; ++j) {
-      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      // An empty row has lse = -inf; its weights are 0.
-      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) {
-        float w[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) w[e] = ptx::ex2(s[i][j][e] * scale - lse_log2[e % 2]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) p_bits[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
-        if constexpr (kCapped) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) w[e] *= fmaf(-s[i][j][e], s[i][j][e], 1.0f);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) sloped[j / 2][i][j % 2 * 2 + half] = ptx::pack2<Element>(w[2 * half], w[2 * half + 1]);
-        }
-      }
-    }
-  }
-
-  // The same with terms or dropout, of queries from `row` of the block at `first_query` on: what dV is made of, and what the second role gets.
-  __device__ void pair_weights(const float (&s)[kKeyTiles][kChunkTiles][4], int stage, unsigned lse_at, int head, int first_query, int row,
-                               unsigned (&p_bits)[kChunkTiles / 2][kKeyTiles][4], unsigned (&sent)[kChunkTiles / 2][kKeyTiles][4]) const {
-    constexpr float kLn2 = 0.693147180559945309f;
-    // What may hide is in units of scores, ALiBi alone in those of log2.
-    const float scale =
-        kHides ? (kCapped ? p.softmax_scale_log2 * kLn2 : p.softmax_scale) : (kCapped ? p.softmax_scale_log2 : p.softmax_scale * kLog2e);
-    const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
-    const Dropout<kPair> dropout(p, batch, head);
-    const int key = first_key + key_group * kKeys + lane / 4, query = first_query + row + lane % 4 * 2;
-    TransposedTermReader<kPair, Element, kTerms, kKeyTiles> reader(term_tile_at(stage), terms, key_group * kKeys, row, lane);
-    [[maybe_unused]] float distance = 0, slope = 0;  // of the lane's first pair
-    if constexpr (kPair.alibi) {
-      distance = static_cast<float>(query + terms.shift - key);
-      slope = kHides ? -terms.natural_slope : -terms.slope;
-    }
-    // Which pairs stay, of two score tiles and the keys of a block of random numbers.
-    constexpr int kBlocks = (kKeys + core::kDropoutBlock - 1) / core::kDropoutBlock;
-    static_assert(kKeys % core::kDropoutBlock == 0 || core::kDropoutBlock % kKeys == 0);
-    const int group_key = first_key + key_group * kKeys;
-    [[maybe_unused]] unsigned kept[kPair.dropout ? kBlocks : 1];
-    const auto make_kept = [&](int j) {
-      if constexpr (kPair.dropout) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          kept[block] = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock + block, lane);
-          if constexpr (kKeys < core::kDropoutBlock) kept[block] >>= group_key % core::kDropoutBlock / 8;
-        }
-      }
-    };
-    // Score tiles j of 8 queries; may_hide: some of their pairs may be hidden.
-    const auto weigh = [&](auto may_hide, int j) {
-      constexpr bool kMayHide = decltype(may_hide)::value != 0;
-      const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float w[2];
-          unsigned marks = 0;
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float score = s[i][j][2 * half + e];
-            [[maybe_unused]] const float step = static_cast<float>(8 * j + e - 16 * i - 8 * half);
-            if constexpr (kHides) {
-              // Rows and keys behind the last get what another one has, or something else, and are hidden later.
-              const int query_here = min(query + 8 * j + e, p.seqlen_q - 1), key_here = min(key + 16 * i + 8 * half, seqlen_k() - 1);
-              float term = 0;
-              if constexpr (kStaged) {
-                term = reader.term(i, half, j, e);
-                if constexpr (kPair.documents)
-                  if (terms.document_q[query_here] != terms.document_k[key_here]) term = -kInfinity;
-              } else {
-                term = terms.natural(query_here, key_here);
-              }
-              if (kMayHide && term == -kInfinity) marks |= 0x8000u << 16 * e;
-              if constexpr (kPair.alibi) term = fmaf(slope, fabsf(distance + step), term);
-              w[e] = ptx::ex2(fmaf(fmaf(score, scale, term), kLog2e, -lse_log2[e]));
-            } else if constexpr (kPair.alibi && Spec::kCausal) {  // no key that is seen is behind its query
-              w[e] = ptx::ex2(fmaf(score, scale, fmaf(slope, step, slope * distance - lse_log2[e])));
-            } else if constexpr (kPair.alibi) {
-              w[e] = ptx::ex2(fmaf(score, scale, fmaf(slope, fabsf(distance + step), -lse_log2[e])));
-            } else {
-              w[e] = ptx::ex2(score * scale - lse_log2[e]);
-            }
-            if (kMayHide && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // whatever the score and the row's lse are
-          }
-          unsigned& weights = p_bits[j / 2][i][j % 2 * 2 + half];
-          weights = ptx::pack2<Element>(w[0], w[1]);
-          unsigned& to = sent[j / 2][i][j % 2 * 2 + half];
-          to = weights;
-          if constexpr (kCapped) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) w[e] *= fmaf(-s[i][j][2 * half + e], s[i][j][2 * half + e], 1.0f);
-            to = ptx::pack2<Element>(w[0], w[1]);
-          }
-          to |= marks;
-          if constexpr (kPair.dropout) {
-            const unsigned halves = kept_halves(kept[i / 4], j % 2, i % 4 * 2 + half);
-            weights &= halves;
-            to |= ~halves & 0x80008000u;
-          }
-        }
-      }
-    };
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; j += 2) {
-      make_kept(j);
-      if constexpr (kStaged) reader.next(j);
-      if constexpr (kStaged && decltype(reader)::kTells) {
-        if (!reader.hides()) {
-          weigh(Constant<0>{}, j);
-          weigh(Constant<0>{}, j + 1);
-          continue;
-        }
-      }
-      weigh(Constant<kHides>{}, j);
-      weigh(Constant<kHides>{}, j + 1);
-    }
-  }
-
-  __device__ static void copy(unsigned (&to)[kChunkTiles / 2][kKeyTiles][4], const unsigned (&from)[kChunkTiles / 2][kKeyTiles][4]) {
-#pragma unroll
-    for (int j = 0; j < kChunkTiles / 2; ++j)
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[j][i][e] = from[j][i][e];
-  }
-
-  // dS^T = P^T (dP^T - row_sum), in place of P^T. P is as it was rounded for the product with dO.
-  __device__ void score_gradients(const float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
-                                  unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; ++j) {
-      const float2 row_sum = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
-          pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * (dp[i][j][2 * half] - row_sum.x),
-                                     ptx::high_float<Element>(pair) * (dp[i][j][2 * half + 1] - row_sum.y));
-        }
-    }
-  }
-
-  // The same with marks and dropout; dS in fp32 takes the place of dP, for dbias.
-  __device__ void pair_score_gradients(float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
-                                       unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
-    if constexpr (kHides && !kPair.dropout && !kPair.mask && !kPair.documents) {
-      unsigned marks = 0;
-#pragma unroll
-      for (int j = 0; j < kChunkTiles / 2; ++j)
-#pragma unroll
-        for (int i = 0; i < kKeyTiles; ++i) marks |= bits[j][i][0] | bits[j][i][1] | bits[j][i][2] | bits[j][i][3];
-      if (ptx::vote_all((marks & 0x80008000u) == 0)) return marked_gradients(Constant<0>{}, dp, row_sum_at, bits);
-    }
-    marked_gradients(Constant<kHides>{}, dp, row_sum_at, bits);
-  }
-  // has_hidden: some pairs may be marked as hidden.
-  template <class HasHidden>
-  __device__ void marked_gradients(HasHidden, float (&dp)[kKeyTiles][kChunkTiles][4], unsigned row_sum_at,
-                                   unsigned (&bits)[kChunkTiles / 2][kKeyTiles][4]) const {
-#pragma unroll
-    for (int j = 0; j < kChunkTiles; ++j) {
-      const float2 row_sums = ptx::ld_shared_f32x2(row_sum_at + 4 * (8 * j + lane % 4 * 2));
-      const float row_sum[2] = {row_sums.x, row_sums.y};
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          unsigned& pair = bits[j / 2][i][j % 2 * 2 + half];
-          float* const ds = &dp[i][j][2 * half];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float marked = e == 0 ? ptx::low_float<Element>(pair) : ptx::high_float<Element>(pair);
-            const int sign = static_cast<int>(__float_as_uint(marked));  // below 0: dropped or hidden, and -0: hidden
-            float gradient = ds[e];
-            if constexpr (kPair.dropout) gradient = sign < 0 ? 0.0f : gradient * pairs_of(p).dropout_scale;
-            ds[e] = fabsf(marked) * (gradient - row_sum[e]);
-            if (HasHidden::value != 0 && (kPair.dropout ? sign == static_cast<int>(0x80000000u) : sign < 0)) ds[e] = 0;
-          }
-          pair = ptx::pack2<Element>(ds[0], ds[1]);
-        }
-    }
-  }
-
-  // Adds dS of a chunk, of queries from `first_query` on, to dbias, or writes it, where pairs are seen (masked: where not all are). Lanes of
-  // neighbouring keys exchange a query each, so that what a lane adds lies side by side.
-  __device__ void add_to_dbias(const float (&ds)[kKeyTiles][kChunkTiles][4], int head, int first_query, bool masked) const {
-    const PairParams& pairs = pairs_of(p);
-    const int odd = lane / 4 & 1;
-    const int key = first_key + key_group * kKeys + lane / 4 - odd, query = first_query + lane % 4 * 2 + odd;
-    const long long step = pairs.dbias_strides.row * 8;
-    float* const first = pairs.dbias + batch * pairs.dbias_strides.batch + head * pairs.dbias_strides.head + query * pairs.dbias_strides.row + key;
-    const bool by_pair = ((reinterpret_cast<unsigned long long>(pairs.dbias) / 4 | static_cast<unsigned long long>(pairs.dbias_strides.row) |
-                           static_cast<unsigned long long>(pairs.dbias_strides.head) | static_cast<unsigned long long>(pairs.dbias_strides.batch)) &
-                          1) == 0;
-    const bool alone = pairs.dbias_alone != 0;
-    // Calls take(i, half, j, x): of the query 8 j and the keys 16 i + 8 half and the next, from this lane's.
-    const auto for_each_pair = [&](const auto& take) {
-#pragma unroll
-      for (int j = 0; j < kChunkTiles; ++j)
-#pragma unroll
-        for (int i = 0; i < kKeyTiles; ++i)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float low = ds[i][j][2 * half], high = ds[i][j][2 * half + 1];
-            const float got = ptx::shfl_xor(odd ? low : high, 4);
-            const float x[2] = {odd ? got : low, odd ? high : got};
-            take(i, half, j, x);
-          }
-    };
-    if (by_pair && !masked && !alone) {
-      for_each_pair([&](int i, int half, int j, const float(&x)[2]) { ptx::red_add2(first + j * step + 16 * i + 8 * half, x[0], x[1]); });
-      return;
-    }
-    if (by_pair && !masked) {
-      for_each_pair([&](int i, int half, int j, const float(&x)[2]) {
-        *reinterpret_cast<float2*>(first + j * step + 16 * i + 8 * half) = {x[0], x[1]};
-      });
-      return;
-    }
-    for_each_pair([&](int i, int half, int j, const float(&x)[2]) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int its_query = query + 8 * j, its_key = key + 16 * i + 8 * half + e;
-        float* const to = first + j * step + 16 * i + 8 * half + e;
-        bool seen = its_query < p.seqlen_q && its_key < seqlen_k();
-        if (kMasked) seen = seen && its_key <= its_query + diagonal;
-        if (kWindow) seen = seen && its_key >= its_query + left_diagonal;
-        if (seen) {
-          if (alone)
-            *to = x[e];
-          else
-            ptx::red_add(to, x[e]);
-        }
-      }
-    });
-  }
-
-  // Barriers of a key group. A chunk of P^T is written: the first role goes on, perhaps to the next chunk (hence a barrier for each). It could
-  // arrive without waiting for the second role, which is 0 to 2 % faster, but compute-sanitizer's racecheck then finds hazards in any program.
-  // And, with several warps of a role, those wait for each other.
-  static constexpr int kAllThreads = 64 * kGroupWarps, kRoleThreads = 32 * kGroupWarps, kChunks = kQueries / kChunk;
-  static_assert(kTile.key_groups * (kChunks + (kExchange ? 2 : 0)) <= 15, "barrier 0 is __syncthreads");
-  __device__ int weights_barrier(int chunk) const { return 1 + key_group * kChunks + chunk; }
-  __device__ int role_barrier() const { return 1 + kTile.key_groups * kChunks + 2 * key_group + values; }
-
-  __device__ unsigned q_tile(int stage) const { return shared + kTile.q_offset() + stage * kTile.q_bytes(); }
-  __device__ unsigned dout_tile(int stage) const { return shared + kTile.dout_offset() + stage * kTile.dout_bytes(); }
-  __device__ unsigned ds_tile(int stage) const { return shared + kTile.ds_offset() + stage * kTile.ds_bytes(); }
-  __device__ unsigned term_tile_at(int stage) const { return shared + kTile.shared_bytes() + stage * kTerms.bytes(); }
-  __device__ unsigned p_tile() const { return shared + kTile.p_offset(); }
 
   // sum += A B for the queries of the other warps of this role: A from shared memory.
   template <int kSpan, int kInner>
@@ -796,8 +317,7 @@ class Backward {
   }
 
  public:
-  // `number`: which tile of keys, as take_tile() deals them.
-  __device__ Backward(CallParams<kPair>& params, unsigned shared_address, int number) : p(params), shared(shared_address), number_(number) {}
+  using Scores::Scores;
 
   __device__ void run() {
     take_tile();
