@@ -7,10 +7,12 @@ export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}" PIP_RETRIES="${PIP_RETRI
 folder=build/arm64
 root=$folder/root
 requirements=tests/python/requirements.txt
+packages=(python3 libstdc++6 libopenblas0-pthread)  # the last for algorithm standard
+made_of="${packages[*]} $(cat "$requirements")"
 wheel=(build/wheel-aarch64/fattn-*.whl)
 [ -f "${wheel[0]}" ] || { echo "arm64_python.sh: there is no wheel in build/wheel-aarch64; make it with: tools/make_wheel.sh --arch aarch64" >&2; exit 1; }
 
-if ! cmp -s "$requirements" "$folder/requirements.txt"; then
+if [ "$made_of" != "$(cat "$folder/made_of" 2>/dev/null)" ]; then
   rm -rf "$folder"
   mkdir -p "$folder"/apt/{state/lists/partial,cache/archives/partial} "$root" "$folder/site"
   : >"$folder/apt/status"
@@ -18,8 +20,8 @@ if ! cmp -s "$requirements" "$folder/requirements.txt"; then
     -o "Dir::Cache=$PWD/$folder/apt/cache" -o Acquire::Retries=3 -o APT::Sandbox::User=root -o Debug::NoLocking=1)
   # Other sources than the system's own may have nothing for Arm.
   "${apt[@]}" update || true
-  if ! "${apt[@]}" install -y --download-only --no-install-recommends python3 libstdc++6; then
-    echo "apt-get could not get python3 for arm64: the package sources of this machine (/etc/apt) must serve that architecture; Debian's do" >&2
+  if ! "${apt[@]}" install -y --download-only --no-install-recommends "${packages[@]}"; then
+    echo "apt-get could not get ${packages[*]} for arm64: the package sources of this machine (/etc/apt) must serve that architecture; Debian's do" >&2
     exit 1
   fi
   for package in "$folder"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
@@ -29,7 +31,7 @@ if ! cmp -s "$requirements" "$folder/requirements.txt"; then
     echo "pip could not get $requirements for aarch64: it needs a network or a local package index (PIP_INDEX_URL, PIP_FIND_LINKS)" >&2
     exit 1
   fi
-  cp "$requirements" "$folder/requirements.txt"
+  printf '%s' "$made_of" >"$folder/made_of"
 fi
 rm -rf "$folder"/site/fattn "$folder"/site/fattn-*
 python3 -m zipfile -e "${wheel[0]}" "$folder/site"
