@@ -25,6 +25,8 @@ enum class V3Score : int32_t { kPlain, kSigned, kCapped };
 constexpr const char* kV3MaskTypes[] = {"v3::FullMask", "v3::CausalMask", "v3::WindowMask"};
 constexpr const char* kV3ScoreTypes[] = {"v3::PlainScore", "v3::SignedScore", "v3::CappedScore"};
 inline V3Mask v3_mask(const Problem& p) { return p.windowed() ? V3Mask::kWindow : p.causal ? V3Mask::kCausal : V3Mask::kFull; }
+// Whether its kernels know lengths of keys. Of packed sequences the list of their tiles says how many keys each has, and passes see no difference.
+inline bool v3_lengths(const Problem& p) { return p.has_seqused_k && !p.packed; }
 // Whether its kernels take FeatureParams.
 constexpr bool has_features(V3Mask mask, V3Score score) { return mask == V3Mask::kWindow || score == V3Score::kCapped; }
 
