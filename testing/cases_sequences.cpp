@@ -73,13 +73,13 @@ void add_packed_sequences(Table& table) {
     c.bias = Pairs::kAll;
     add(c);
   }
-  for (Case c : {shape(6, 260, 330, 4, 2, 64), shape(5, 150, 290, 2, 1, 128), shape(4, 130, 200, 2, 1, 192), shape(4, 90, 210, 2, 2, 256)}) {
+  for (Case c : {shape(4, 200, 260, 2, 1, 64), shape(4, 130, 290, 2, 1, 128), shape(4, 70, 200, 2, 1, 192), shape(4, 70, 190, 2, 1, 256)}) {
     c.key_lengths = true;
     add(c);
-    if (c.headdim > 128) continue;
     c.window_left = 90;
     c.window_right = 30;
     add(c);
+    if (c.headdim > 64) continue;
     c.p_dropout = 0.2;
     c.dlse = true;
     add(c);
