@@ -30,6 +30,21 @@ __device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
   return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
 }
 
+// How many of its `keys` sequence n uses; -1 if what memory says is out of range, as given_length() of a batch entry (kernels/pair.h).
+__device__ __forceinline__ int used_keys(const int* lengths, long long stride, int n, int keys) {
+  const int used = lengths[n * stride];
+  return 0 <= used && used <= keys ? used : -1;
+}
+
+// A sequence and, of specialisations with lengths, the keys that it uses alone: none if their number is out of range, and kernels/sequence_rest.h
+// fills its rows with NaN.
+template <bool kLengths>
+__device__ __forceinline__ Sequence used_sequence(const PairParams& p, int n) {
+  Sequence at = given_sequence(p, n);
+  if constexpr (kLengths) at.k.count = max(used_keys(p.lengths, p.length_stride, n, at.k.count), 0);
+  return at;
+}
+
 // Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements of q, k, v, o and their
 // gradients are as large as Bits. The workspace is the kernels' own business.
 template <class Bits>

@@ -1,5 +1,6 @@
 // Behind a pass over packed sequences: rows that no sequence's results are in. Behind the last sequence they are as rows that see nothing (0, lse
-// -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN.
+// -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN. kLengths: so are those of a sequence whose number of
+// used keys is out of range, which the pass itself took for 0.
 #pragma once
 
 #include "kernels/constants.h"
@@ -26,6 +27,7 @@ __device__ __forceinline__ void fill_rows(const RestOfRows& part, long long begi
   }
 }
 
+template <bool kLengths>
 __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   const auto given = [&](const RestOfRows& part, int n) { return given_rows(part.offsets, part.stride, n, part.total, part.most); };
@@ -41,6 +43,13 @@ __device__ __forceinline__ void sequence_rest(const SequenceRestParams& p) {
     const bool nan = bad || (p.batch == 0 && last != 0);
     fill_rows(part, nan ? max(0ll, min(last, part.total)) : last, part.total, cta, ctas, nan);
     if (p.batch == 0 && nan) fill_rows(part, 0, min(max(0ll, last), part.total), cta, ctas, true);
+  }
+  if constexpr (kLengths) {
+    for (int n = cta; n < p.batch; n += ctas) {
+      const Rows own[] = {given(p.parts[0], n), given(p.parts[1], n)};
+      if (own[0].count < 0 || own[1].count < 0 || used_keys(p.lengths, p.length_stride, n, own[1].count) >= 0) continue;
+      for (int part = 0; part < 2; ++part) fill_rows(p.parts[part], own[part].begin, own[part].begin + own[part].count, 0, 1, true);
+    }
   }
   if (!bad) return;
   for (int n = cta; n < p.batch; n += ctas) {

@@ -73,6 +73,23 @@ void add_packed_sequences(Table& table) {
     c.bias = Pairs::kAll;
     add(c);
   }
+  for (Case c : {shape(4, 200, 260, 2, 1, 64), shape(4, 130, 290, 2, 1, 128), shape(4, 70, 200, 2, 1, 192), shape(4, 70, 190, 2, 1, 256)}) {
+    c.key_lengths = true;
+    add(c);
+    c.window_left = 90;
+    c.window_right = 30;
+    add(c);
+    if (c.headdim > 64) continue;
+    c.p_dropout = 0.2;
+    c.dlse = true;
+    add(c);
+    c.p_dropout = 0;
+    c.softcap = 4;
+    add(c);
+    c.softcap = 0;
+    c.alibi = Alibi::kHeads;
+    add(c);
+  }
   for (Layout layout : {Layout::kBhsd, Layout::kPadded}) {
     Case c = shape(5, 65, 97, 4, 2, 32);
     c.layout = layout;

@@ -29,7 +29,7 @@ bool gpu_computes_scores(const Target& target, const Case& c) {
              pairs = c.bias != Pairs::kNone || c.mask != Pairs::kNone || c.documents != Documents::kNone;
   if (dbias && (c.softcap != 0 || (target.deterministic && c.bias != Pairs::kAll && c.bias != Pairs::kExpanded))) return false;
   const bool lengths_alone = !pairs && c.alibi == Alibi::kNone && c.p_dropout == 0;
-  if (c.varlen && target.algorithm == Algorithm::kV3 && (c.backward || c.key_lengths)) return false;
+  if (c.varlen && target.algorithm == Algorithm::kV3 && c.backward) return false;
   return lengths_alone ? target.algorithm != Algorithm::kV3 || (!c.backward && c.softcap == 0)
                        : target.algorithm != Algorithm::kV3 && (target.cuda_level != 75 || !c.backward);
 }

@@ -270,6 +270,7 @@ int main() {
   for (const Architecture& a : kArchitectures) {
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
     list.add(cuda::sequence_rest_request({.arch = a.capability}), 255, Which::kQuick);
+    if (a.capability == cuda::kV3Arch) list.add(cuda::sequence_rest_request({.arch = a.capability, .lengths = 1}), 255, Which::kFull);
   }
   // They are small and alike everywhere: the oldest and the best known architecture are enough.
   add_standard(list, 75, DType::kF16, 1024, false, false);
@@ -490,9 +491,12 @@ int main() {
     for (const int headdim : {64, 96, 128, 192, 256}) {
       const Problem plain =
           packed(with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false), false);
-      add_v3_backward(list, plain, false, quick(mask == V3Mask::kCausal && headdim == 128));
-      add_v3_backward(list, plain, true, Which::kFull);
       Problem problem = plain;
+      problem.has_seqused_k = true;  // all that the kernels without lengths have, and more
+      add_v3_backward(list, problem, false, quick(mask == V3Mask::kCausal && headdim == 128));
+      add_v3_backward(list, plain, false, Which::kFull);
+      add_v3_backward(list, plain, true, Which::kFull);
+      problem = plain;
       problem.softcap = 30;
       add_v3_backward(list, problem, false, Which::kFull);
       problem = plain;
@@ -507,7 +511,9 @@ int main() {
       problem.dtype = DType::kF16;
       add_v3_backward(list, problem, false, Which::kFull);
     }
-  for (const int block_n : {64, 128, 192}) list.add(cuda::v3_packed_key_tiles_request({.block_n = block_n}), 64, quick(block_n == 128));
+  for (const int block_n : {64, 128, 192})
+    for (const int lengths : {1, 0})
+      list.add(cuda::v3_packed_key_tiles_request({.block_n = block_n, .lengths = lengths}), 64, quick(block_n == 128 && lengths != 0));
   // Windows and softcap: what has both is the harder to fit into registers.
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const auto& [mask, score] : {std::pair{V3Mask::kWindow, V3Score::kCapped},
@@ -529,7 +535,9 @@ int main() {
       for (const int headdim : {64, 96, 128, 192, 256})
         add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128 && mask != V3Mask::kFull),
                        {.packed = true});
-    list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128}), 64, quick(mask == V3Mask::kCausal));
+    for (const int lengths : {1, 0})
+      list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128, .lengths = lengths}), 64,
+               quick(mask == V3Mask::kCausal && lengths != 0));
   }
   // Documents, and with what fits beside them.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})

@@ -142,6 +142,20 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3", "rest"}));
   EXPECT_EQ(last_pairs.tiles, workspace.get());
   EXPECT_EQ(last_pairs.cu_seqlens_q, b.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_rest.lengths, nullptr);
+
+  // With lengths likewise, of which the list and the kernel behind the pass are told.
+  undivided.scores.seqused_k = ints(3, 128);
+  const Plan v3_lengths(undivided, options);
+  expect_contains(v3_lengths.info().kernel, "cuda v3 forward bf16");
+  launched.clear();
+  last_pairs = {};
+  v3_lengths.execute(undivided, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3", "rest"}));
+  EXPECT_EQ(last_pairs.lengths, undivided.scores.seqused_k.data());
+  EXPECT_EQ(last_pairs.length_stride, 1);
+  EXPECT_EQ(last_rest.lengths, undivided.scores.seqused_k.data());
+  EXPECT_EQ(last_rest.length_stride, 1);
 
   launched.clear();
   last_pairs = {};
@@ -171,6 +185,15 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
   EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
   EXPECT_EQ(last_pairs.dlse, b.dlse.data());
+  whole.scores.seqused_k = ints(3, 128);
+  const Plan with_lengths(whole, options);
+  expect_contains(with_lengths.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer most(0, with_lengths.workspace_bytes());
+  EXPECT_EQ(with_lengths.workspace_bytes(), v3_backward.workspace_bytes() + 32 * 3) << "room for the tiles of keys that are not used";
+  launched.clear();
+  with_lengths.execute(whole, most.get(), most.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
+  EXPECT_EQ(last_rest.lengths, whole.scores.seqused_k.data());
 
   options.algorithm = Algorithm::kV1;
   expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -268,6 +269,61 @@ TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
     expect(gradients.t.k, "dk");
     expect(gradients.t.v, "dv");
   }
+}
+
+// The same of packed sequences, some of them beside ones that are out of range, and one whose offsets are.
+TEST_F(CudaGpu, LengthsOfPackedSequencesOutOfRangeGiveNan) {
+  constexpr int64_t kRows = 500, kMost = 130;
+  const int32_t offsets[] = {0, 100, 230, 230, 330, 300, 400, 480}, lengths[] = {100, 131, 1, 0, 5, -1, 30};
+  // Rows up to these: numbers, NaN, no keys, NaN (offsets 330 to 300), NaN, numbers, and NaN behind the last because offsets are out of range.
+  enum class Has { kNumbers, kNan, kZeros };
+  const std::pair<int64_t, Has> of_queries[] = {{100, Has::kNumbers}, {230, Has::kNan},     {300, Has::kZeros},
+                                                {400, Has::kNan},     {480, Has::kNumbers}, {500, Has::kNan}},
+                                of_keys[] = {{100, Has::kNumbers}, {230, Has::kNan},   {300, Has::kZeros}, {400, Has::kNan},
+                                             {430, Has::kNumbers}, {480, Has::kZeros}, {500, Has::kNan}};
+  for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
+    for (const bool deterministic : {false, true})
+      for (const int64_t headdim : {64, 128}) {
+        const Case c = shape(dtype, 1, kRows, kRows, 2, 1, headdim, false);
+        DeviceForward d(c), dout(c), gradients(c);
+        for (DeviceForward* of : {&d, &dout, &gradients}) {
+          for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, dtype, {kRows, 2, headdim}).on(Device::kCuda, 0, t->data());
+          for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, dtype, {kRows, 1, headdim}).on(Device::kCuda, 0, t->data());
+          of->t.lse = Tensor(nullptr, DType::kF32, {2, kRows}).on(Device::kCuda, 0, of->t.lse.data());
+        }
+        cuda::Buffer of_offsets(0, sizeof offsets), of_lengths(0, sizeof lengths);
+        of_offsets.copy_from(offsets, sizeof offsets);
+        of_lengths.copy_from(lengths, sizeof lengths);
+        d.t.scores.cu_seqlens_q = d.t.scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {8}).on(Device::kCuda, 0, of_offsets.get());
+        d.t.scores.seqused_k = Tensor(nullptr, DType::kI32, {7}).on(Device::kCuda, 0, of_lengths.get());
+        Options options = on_cuda(c);
+        options.algorithm = algorithm;
+        options.max_seqlen_q = options.max_seqlen_k = kMost;
+        options.deterministic = deterministic;
+        forward(d.t, options);
+        backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
+        const auto expect = [&](const Tensor& tensor, std::span<const std::pair<int64_t, Has>> parts, const char* name) {
+          const std::vector<float> all = test::numbers(tensor);
+          const auto in_row = static_cast<int64_t>(all.size()) / kRows;
+          for (int64_t i = 0, part = 0; i < static_cast<int64_t>(all.size()); ++i) {
+            while (i / in_row >= parts[static_cast<size_t>(part)].first) ++part;
+            const Has has = parts[static_cast<size_t>(part)].second;
+            const float x = all[static_cast<size_t>(i)];
+            ASSERT_TRUE(has == Has::kNan     ? std::isnan(x)
+                        : has == Has::kZeros ? x == 0
+                                             : std::isfinite(x))
+                << name << " has " << x << " in row " << i / in_row << ", headdim " << headdim;
+          }
+        };
+        expect(d.t.o, of_queries, "o");
+        expect(gradients.t.q, of_queries, "dq");
+        expect(gradients.t.k, of_keys, "dk");
+        expect(gradients.t.v, of_keys, "dv");
+        const std::vector<float> lse = test::numbers(d.t.lse);
+        for (const int64_t row : {0, 450}) EXPECT_TRUE(std::isfinite(lse[static_cast<size_t>(row)])) << row;
+        for (const int64_t row : {150, 320, 350}) EXPECT_TRUE(std::isnan(lse[static_cast<size_t>(row)])) << row;
+        EXPECT_EQ(lse[250], -INFINITY);
+      }
 }
 
 // Packed sequences whose offsets nobody can refuse: what rows get.

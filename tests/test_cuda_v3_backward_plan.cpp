@@ -291,7 +291,36 @@ TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorksp
       EXPECT_LE(end, most_packed_tiles(begin + length, n + 1, 64));
     }
   const std::string list = v3_packed_key_tiles_request({.block_n = 192}).source;
-  EXPECT_NE(list.find("packed_key_tiles<192>(call, work)"), std::string::npos) << list;
+  EXPECT_NE(list.find("packed_key_tiles<192, false>(call, work)"), std::string::npos) << list;
+}
+
+// The list of tiles says how many keys a sequence uses, and gives the others tiles too. The last kernel, which asks where a mask hides keys, is the
+// only other one that knows.
+TEST(V3BackwardPlanSmall, LengthsOfPackedSequencesAreInTheListOfTilesAndTheLastKernel) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const int64_t most : {100, 4096}) {
+        Problem p = packed_problem(headdim, causal, 300, most, 200000);
+        const V3BackwardPlan without = plan_v3_backward(p, kH200);
+        p.has_seqused_k = true;
+        ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        const int64_t block_n = plan.tile.block_n();
+        EXPECT_EQ(plan.key_tiles, std::min(200000 / block_n + 600, 300 * ((most + block_n - 1) / block_n + 1)));
+        EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 32 * plan.key_tiles);
+        EXPECT_EQ(v3_backward_request(plan.main).source, v3_backward_request(without.main).source);
+        EXPECT_EQ(v3_backward_request(plan.prepare).source, v3_backward_request(without.prepare).source);
+        EXPECT_NE(v3_backward_request(plan.finish).source.find(".lengths = true"), std::string::npos);
+        EXPECT_EQ(v3_backward_request(without.finish).source.find(".lengths = true"), std::string::npos);
+        const std::string list = v3_packed_key_tiles_request(v3_packed_key_tiles_key(p, plan)).source;
+        EXPECT_NE(list.find("packed_key_tiles<" + std::to_string(block_n) + ", true>(call, work)"), std::string::npos) << list;
+      }
+  // However many keys each uses, the list has room for all.
+  for (const int keys : {1, 191, 192, 193, 1000})
+    for (const int used : {0, 1, 64, 192, 193, 1000}) {
+      if (used > keys) continue;
+      EXPECT_LE(50 * ((used + 191) / 192 + (keys - used + 191) / 192), most_packed_tiles(50 * keys, 2 * 50, 192));
+    }
 }
 
 TEST(V3BackwardPlanSmall, PackedSequencesAreRefusedWithWhatHasNoRegisters) {
@@ -307,7 +336,6 @@ TEST(V3BackwardPlanSmall, PackedSequencesAreRefusedWithWhatHasNoRegisters) {
   EXPECT_EQ(refusal(64, false, [](Problem& p) { p.has_alibi = true; }), "");
   EXPECT_NE(refusal(128, false, [](Problem& p) { p.has_alibi = true; }).find("ALiBi in packed sequences"), std::string::npos);
   EXPECT_NE(refusal(64, true, [](Problem& p) { p.has_alibi = true, p.dropout_below = 9; }).find("together"), std::string::npos);
-  EXPECT_NE(refusal(64, true, [](Problem& p) { p.has_seqused_k = true; }).find("seqused_k"), std::string::npos);
   EXPECT_NE(refusal(64, true, [](Problem& p) { p.nheads = 1 << 20, p.total_q = int64_t{1} << 28; }).find("split the sequences"), std::string::npos);
   EXPECT_NE(refusal(64, true, [](Problem& p) { p.total_k = 0; }).find("k has one row of size 0"), std::string::npos);
 }

@@ -388,14 +388,37 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
             EXPECT_EQ(source.find("v3::FullMask"), std::string::npos) << "keys behind a sequence are another's";
           }
   const std::string list = v3_packed_tiles_request({.mask = V3Mask::kCausal, .block_m = 128, .block_n = 64}).source;
-  EXPECT_NE(list.find("packed_tiles<fattn::v3::CausalMask, 128, 64>(call)"), std::string::npos) << list;
+  EXPECT_NE(list.find("packed_tiles<fattn::v3::CausalMask, 128, 64, false>(call)"), std::string::npos) << list;
   Problem p = problem_of(DType::kBF16, 64, 64, false);
-  p.packed = p.has_seqused_k = true;
+  p.packed = true;
   p.total_q = p.total_k = 100;
-  EXPECT_NE(v3_forward_refusal(p, kH200).find("seqused_k"), std::string::npos);
-  p.has_seqused_k = false;
   p.nheads = 1 << 20, p.total_q = int64_t{1} << 28;
   EXPECT_NE(v3_forward_refusal(p, kH200).find("split the sequences"), std::string::npos);
+}
+
+// The list of tiles says how many keys a sequence uses, and the kernel behind it is that of sequences without lengths.
+TEST(V3ForwardPlanSmall, LengthsOfPackedSequencesAreInTheListOfTilesAlone) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool window : {false, true})
+      for (const int more : {0, 1, 2, 3}) {  // softcap, dropout, ALiBi
+        Problem p = problem_of(DType::kBF16, headdim, headdim, false, 4096, 4096);
+        p.packed = true;
+        p.total_q = p.total_k = 9000;
+        p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+        p.window_left = window ? 50 : -1;
+        p.softcap = more == 1 ? 30 : 0;
+        p.dropout_below = more == 2 ? 6554 : 0;
+        p.has_alibi = more == 3;
+        const V3ForwardPlan without = plan_v3_forward(p, kH200);
+        const std::string list = v3_packed_tiles_request(v3_packed_tiles_key(p, without)).source;
+        p.has_seqused_k = true;
+        ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << window << " " << more;
+        const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+        EXPECT_EQ(v3_forward_request(plan.key).source, v3_forward_request(without.key).source);
+        EXPECT_EQ(plan.workspace_bytes, without.workspace_bytes);
+        EXPECT_NE(list.find(", false>(call)"), std::string::npos) << list;
+        EXPECT_NE(v3_packed_tiles_request(v3_packed_tiles_key(p, plan)).source.find(", true>(call)"), std::string::npos);
+      }
 }
 
 // A kernel of their own goes before, and its workspace has room for what it finds: 16 bytes for each 64 queries, and the ids of keys.

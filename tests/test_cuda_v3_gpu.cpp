@@ -307,6 +307,67 @@ TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
     }
 }
 
+// Both passes over packed sequences that use some of their keys, with NaN in those that they do not: none, one, up to the edges of blocks, all.
+TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 128, 256})
+    for (const int kind : {0, 1, 2}) {  // full, causal, window
+      const std::vector<int32_t> of_q{700, 0, 333, 1, 64, 1000, 129, 500}, of_k{900, 40, 333, 500, 0, 1200, 192, 700},
+          used{450, 0, 333, 1, 0, 1152, 191, 64};
+      std::vector<int32_t> first_q{0}, first_k{0};
+      for (size_t n = 0; n < used.size(); ++n) first_q.push_back(first_q.back() + of_q[n]), first_k.push_back(first_k.back() + of_k[n]);
+      const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
+      Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
+      if (kind == 2) c.window_left = 200, c.window_right = 70;
+      DeviceForward d(c), other(c), gradients(c);
+      for (DeviceForward* of : {&d, &other, &gradients}) {
+        for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, c.dtype, {total_q, 8, headdim}).on(Device::kCuda, 0, t->data());
+        for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, c.dtype, {total_k, 2, headdim}).on(Device::kCuda, 0, t->data());
+        of->t.lse = Tensor(nullptr, DType::kF32, {8, total_q}).on(Device::kCuda, 0, of->t.lse.data());
+      }
+      const Tensor dout = gradients.t.o;
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
+      for (size_t n = 0; n < used.size(); ++n)
+        for (const Tensor& t : {d.t.k, d.t.v}) {
+          const auto row_bytes = static_cast<size_t>(2 * 2 * headdim);
+          char* const hidden = static_cast<char*>(t.data()) + static_cast<size_t>(first_k[n] + used[n]) * row_bytes;
+          check(fattn_cuda_memset(0, hidden, 0xff, static_cast<size_t>(of_k[n] - used[n]) * row_bytes, nullptr));
+        }
+      cuda::Buffer memory(0, 1024);
+      const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
+        memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
+        return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+      };
+      d.t.scores.cu_seqlens_q = put(first_q, 0);
+      d.t.scores.cu_seqlens_k = put(first_k, 256);
+      d.t.scores.seqused_k = put(used, 512);
+      ForwardTensors v2 = d.t;
+      v2.o = other.t.o, v2.lse = other.t.lse;
+      BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
+      by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+      for (const Tensor& t : {d.t.o, v2.o, by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
+        check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+      Options options = on_cuda(c);
+      options.max_seqlen_q = 1000, options.max_seqlen_k = 1200;
+      options.algorithm = Algorithm::kV3;
+      ASSERT_TRUE(taken(describe(d.t, options)));
+      for (int run = 0; run < 3; ++run) forward(d.t, options);
+      options.algorithm = Algorithm::kV2;
+      forward(v2, options);
+      backward(by_v2, options);
+      EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << kind;
+      EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << kind;
+      options.algorithm = Algorithm::kV3;
+      for (const bool deterministic : {false, true}) {
+        options.deterministic = deterministic;
+        for (int run = 0; run < 3; ++run) backward(by_v3, options);
+        EXPECT_LT(difference(by_v3.dq, by_v2.dq), 0.03) << headdim << " " << kind << " " << deterministic;
+        EXPECT_LT(difference(by_v3.dk, by_v2.dk), 0.03) << headdim << " " << kind << " " << deterministic;
+        EXPECT_LT(difference(by_v3.dv, by_v2.dv), 0.03) << headdim << " " << kind << " " << deterministic;
+      }
+    }
+}
+
 // ALiBi without a causal mask: tiles begin at the diagonal, wherever it is (before the first key, too), and meet the keys behind it last. Slopes of
 // both signs: with one below 0 weights rise away from the diagonal, and out of their window.
 TEST_F(CudaV3Gpu, AlibiFromTheDiagonalAgreesWithV2) {

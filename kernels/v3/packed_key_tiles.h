@@ -1,6 +1,6 @@
 // Before a v3 backward pass over packed sequences: the list of their tiles of keys, sequence after sequence, those with most queries first, whose
 // tiles take longest. The host does not know the lengths. Of a sequence the tiles come in the order of the keys, on which a deterministic pass
-// counts.
+// counts. Keys that a sequence does not use (kLengths) are those of one more without queries, whose gradients are 0.
 //
 // One CTA. The order of sequences as long is any, and no result depends on it.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace fattn::v3 {
 
-template <int kBlockN>
+template <int kBlockN, bool kLengths>
 struct PackedKeyTiles {
   static constexpr int kBuckets = kV3PackThreads;  // of sequences, by number of queries
 
@@ -26,7 +26,12 @@ struct PackedKeyTiles {
   }
   // Nothing is there of a sequence behind the last.
   static __device__ __forceinline__ Sequence sequence_at(const PairParams& p, int n) {
-    return n < p.batch ? given_sequence(p, n) : Sequence{{0, 0}, {0, 0}};
+    return n < p.batch ? used_sequence<kLengths>(p, n) : Sequence{{0, 0}, {0, 0}};
+  }
+  // Of a sequence, the keys that it does not use.
+  static __device__ __forceinline__ Sequence rest_of(const PairParams& p, int n, const Sequence& used) {
+    const int keys = n < p.batch ? given_sequence(p, n).k.count : 0;
+    return {{used.q.begin, 0}, {used.k.begin + used.k.count, keys - used.k.count}};
   }
 
   static __device__ __forceinline__ void run(const PairParams& p, const V3BackwardWork& work) {
@@ -36,8 +41,12 @@ struct PackedKeyTiles {
     first[thread] = 0;
     __syncthreads();
     for (int n = thread; n < p.batch; n += kV3PackThreads) {
-      const Sequence at = given_sequence(p, n);
+      const Sequence at = used_sequence<kLengths>(p, n);
       atomicAdd(&first[bucket_of(p, at)], tiles_of(at));
+      if constexpr (kLengths) {
+        const Sequence rest = rest_of(p, n, at);
+        atomicAdd(&first[bucket_of(p, rest)], tiles_of(rest));
+      }
     }
     __syncthreads();
     const int count = first[thread];
@@ -51,8 +60,7 @@ struct PackedKeyTiles {
     V3PackedTile* const tiles = static_cast<V3PackedTile*>(p.tiles);
     for (int none = all + thread; none < most; none += kV3PackThreads) tiles[none] = {-1, 0, 0, 0, 0, 0, {}};
     // A thread finds the place of a sequence, its warp writes the tiles.
-    for (int warps = thread - lane; warps < p.batch; warps += kV3PackThreads) {
-      const Sequence own = sequence_at(p, warps + lane);
+    const auto write = [&](const Sequence& own, int warps) {
       const int own_place = tiles_of(own) > 0 ? atomicAdd(&first[bucket_of(p, own)], tiles_of(own)) : 0;
 #pragma unroll 1
       for (int from = 0; from < 32; ++from) {
@@ -62,13 +70,18 @@ struct PackedKeyTiles {
         for (int nth = lane; nth < min(tiles_of(at), most - place); nth += 32)
           tiles[place + nth] = {nth * kBlockN, warps + from, at.q.begin, at.q.count, at.k.begin, at.k.count, {}};
       }
+    };
+    for (int warps = thread - lane; warps < p.batch; warps += kV3PackThreads) {
+      const Sequence own = sequence_at(p, warps + lane);
+      write(own, warps);
+      if constexpr (kLengths) write(rest_of(p, warps + lane, own), warps);
     }
   }
 };
 
-template <int kBlockN>
+template <int kBlockN, bool kLengths>
 __device__ __forceinline__ void packed_key_tiles(const PairParams& p, const V3BackwardWork& work) {
-  PackedKeyTiles<kBlockN>::run(p, work);
+  PackedKeyTiles<kBlockN, kLengths>::run(p, work);
 }
 
 }  // namespace fattn::v3

@@ -13,7 +13,8 @@
 
 namespace fattn::v3 {
 
-template <class Mask, int kBlockM, int kBlockN>
+// kLengths: keys behind a sequence's length are as those of another sequence to the pass.
+template <class Mask, int kBlockM, int kBlockN, bool kLengths>
 struct PackedTileList {
   static constexpr int kBuckets = kV3PackThreads;  // by group and number of blocks
 
@@ -23,7 +24,7 @@ struct PackedTileList {
     const auto [warp, lane] = ptx::thread_place();
     const int in_group = kBuckets / p.tile_groups, most = (p.seqlen_k + kBlockN - 1) / kBlockN + 1;
     for (int n = warp; n < p.batch; n += kV3PackThreads / 32) {
-      const Sequence at = given_sequence(p, n);
+      const Sequence at = used_sequence<kLengths>(p, n);
       const Keys<false, true> keys{at.k.count, at.q.count};
       const int group = min(static_cast<int>(at.k.begin * static_cast<long long>(p.tile_groups) / p.total_k), p.tile_groups - 1);
       for (int row = lane * kBlockM; row < at.q.count; row += 32 * kBlockM) {
@@ -59,9 +60,9 @@ struct PackedTileList {
   }
 };
 
-template <class Mask, int kBlockM, int kBlockN>
+template <class Mask, int kBlockM, int kBlockN, bool kLengths>
 __device__ __forceinline__ void packed_tiles(const PairParams& p) {
-  PackedTileList<Mask, kBlockM, kBlockN>::run(p);
+  PackedTileList<Mask, kBlockM, kBlockN, kLengths>::run(p);
 }
 
 }  // namespace fattn::v3

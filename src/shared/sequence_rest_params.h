@@ -25,6 +25,8 @@ struct RestOfRows {
 struct SequenceRestParams {
   RestOfRows parts[2];
   int batch;
+  const int* lengths;  // keys that each sequence uses; null: all
+  long long length_stride;
 };
 
 }  // namespace fattn

@@ -67,8 +67,8 @@ const Loaded& v3_forward_kernel(CudaDevice& device, const cuda::V3ForwardPlan& c
 
 jit::Request v3_packed_tiles_request(const KernelKey& key) { return cuda::v3_packed_tiles_request(jit::pod_of_key<cuda::V3PackedTilesKey>(key)); }
 
-const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const cuda::V3ForwardPlan& plan) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(plan)), v3_packed_tiles_request);
+const Loaded& v3_packed_tiles_kernel(CudaDevice& device, const Problem& problem, const cuda::V3ForwardPlan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_tiles_key(problem, plan)), v3_packed_tiles_request);
 }
 
 jit::Request v3_document_ranges_request(const KernelKey& key) {
@@ -98,8 +98,8 @@ jit::Request v3_packed_key_tiles_request(const KernelKey& key) {
   return cuda::v3_packed_key_tiles_request(jit::pod_of_key<cuda::V3PackedKeyTilesKey>(key));
 }
 
-const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const cuda::V3BackwardPlan& plan) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3PackedKeyTilesKey{.block_n = plan.tile.block_n()}), v3_packed_key_tiles_request);
+const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const Problem& problem, const cuda::V3BackwardPlan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_key_tiles_key(problem, plan)), v3_packed_key_tiles_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -202,18 +202,19 @@ cuda::PairBuffers pair_buffers(const fattn_buffers& b) {
 
 jit::Request sequence_rest_request(const KernelKey& key) { return cuda::sequence_rest_request(jit::pod_of_key<cuda::SequenceRestKey>(key)); }
 
-const Loaded& sequence_rest_kernel(CudaDevice& device, int arch) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::SequenceRestKey{.arch = arch}), sequence_rest_request);
+const Loaded& sequence_rest_kernel(CudaDevice& device, const Plan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::sequence_rest_key(plan.problem, plan.algorithm, plan.cuda.arch)),
+                                 sequence_rest_request);
 }
 
 // Behind all else of a pass.
 void write_sequence_rest(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const Problem& p = plan.problem;
   if (!cuda::has_sequence_rest(p)) return;
-  const Loaded& kernel = sequence_rest_kernel(device, plan.cuda.arch);
+  const Loaded& kernel = sequence_rest_kernel(device, plan);
   float* const lse = p.want_lse && !p.backward ? static_cast<float*>(b.lse) : nullptr;
   const cuda::PairBuffers pairs = pair_buffers(b);
-  SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k});
+  SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k, pairs.seqused_k});
   void* parameters[] = {&params};
   CudaLaunch shape = shape_of(cuda::kRestCtas, kRestThreads, 0);
   shape.early = plan.cuda.arch >= 90;
@@ -228,7 +229,7 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   cuda::V3ForwardParams params;
   cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b), b.workspace);
   if (plan.problem.packed) {
-    const Loaded& before = v3_packed_tiles_kernel(device, chosen);
+    const Loaded& before = v3_packed_tiles_kernel(device, plan.problem, chosen);
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
   }
@@ -310,7 +311,7 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   };
   const bool lists = plan.problem.packed && chosen.grid > 0;
   if (lists) {
-    const Loaded& kernel = v3_packed_key_tiles_kernel(device, chosen);
+    const Loaded& kernel = v3_packed_key_tiles_kernel(device, plan.problem, chosen);
     device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
   }
   launch(chosen.prepare, 0, shape_of(chosen.prepare_grid, kV3PrepareThreads, 0), lists);
@@ -467,7 +468,7 @@ void load_cuda_kernels(const Plan& plan) {
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
   if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
-  if (cuda::has_sequence_rest(plan.problem)) sequence_rest_kernel(device, plan.cuda.arch);
+  if (cuda::has_sequence_rest(plan.problem)) sequence_rest_kernel(device, plan);
   if (!plan.problem.backward) {
     if (plan.algorithm == Algorithm::kV1) {
       if (chosen.v1_forward.grid > 0) v1_forward_kernel(device, cuda::v1_forward_key(chosen.v1_forward, nullptr, nullptr, nullptr, nullptr));
@@ -485,7 +486,7 @@ void load_cuda_kernels(const Plan& plan) {
       return;
     }
     if (plan.algorithm == Algorithm::kV3) {
-      if (plan.problem.packed) v3_packed_tiles_kernel(device, chosen.v3_forward);
+      if (plan.problem.packed) v3_packed_tiles_kernel(device, plan.problem, chosen.v3_forward);
       if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_forward);
       v3_forward_kernel(device, chosen.v3_forward);
       return;
@@ -494,7 +495,7 @@ void load_cuda_kernels(const Plan& plan) {
     return;
   }
   if (plan.algorithm == Algorithm::kV3) {
-    if (plan.problem.packed) v3_packed_key_tiles_kernel(device, chosen.v3_backward);
+    if (plan.problem.packed) v3_packed_key_tiles_kernel(device, plan.problem, chosen.v3_backward);
     if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());

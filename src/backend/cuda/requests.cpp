@@ -86,7 +86,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
   // As calls with aligned pointers need them.
   if (problem.backward && v3) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
-    if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request({.block_n = plan.tile.block_n()}));
+    if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request(cuda::v3_packed_key_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
     for (const cuda::V3BackwardKey& key : cuda::other_keys_of(problem, plan))
@@ -102,7 +102,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     }
   } else if (v3) {
     const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
-    if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(plan)));
+    if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
     requests.push_back(cuda::v3_forward_request(plan.key));
   } else {
@@ -110,7 +110,8 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
     if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
   }
-  if (cuda::has_sequence_rest(problem)) requests.push_back(cuda::sequence_rest_request({.arch = arch}));
+  if (cuda::has_sequence_rest(problem))
+    requests.push_back(cuda::sequence_rest_request(cuda::sequence_rest_key(problem, v3 ? Algorithm::kV3 : Algorithm::kV2, arch)));
   return requests;
 }
 

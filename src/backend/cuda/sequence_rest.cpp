@@ -15,9 +15,15 @@ RestOutput output_of(const Problem& problem, void* to, const Strides& strides, i
 
 bool has_sequence_rest(const Problem& problem) { return problem.packed && (problem.total_q > 0 || (problem.backward && problem.total_k > 0)); }
 
+SequenceRestKey sequence_rest_key(const Problem& problem, Algorithm algorithm, int arch) {
+  return {.arch = arch, .lengths = problem.has_seqused_k && algorithm == Algorithm::kV3 ? 1 : 0};
+}
+
 SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& b) {
   SequenceRestParams params{};
   params.batch = static_cast<int>(problem.batch);
+  params.lengths = b.seqused_k;
+  params.length_stride = problem.seqused_k_stride;
   RestOfRows& queries = params.parts[0];
   queries = {b.cu_seqlens_q,
              problem.cu_seqlens_q_stride,
@@ -52,7 +58,8 @@ jit::Request sequence_rest_request(const SequenceRestKey& key) {
   const char* const entry = "fattn_sequence_rest";
   return {.entry = entry,
           .source = text("// rows of no packed sequence\n#include \"kernels/sequence_rest.h\"\nextern \"C\" __global__ void __launch_bounds__(",
-                         kRestThreads, ") ", entry, "(const __grid_constant__ fattn::SequenceRestParams p) {\n  fattn::sequence_rest(p);\n}\n"),
+                         kRestThreads, ") ", entry, "(const __grid_constant__ fattn::SequenceRestParams p) {\n  fattn::sequence_rest<",
+                         key.lengths != 0 ? "true" : "false", ">(p);\n}\n"),
           .arch = key.arch};
 }
 

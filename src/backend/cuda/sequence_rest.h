@@ -16,7 +16,8 @@ namespace fattn::core::cuda {
 struct SequenceRestKey {
   KernelKind kind = KernelKind::kSequenceRest;
   int32_t arch = 0;
-  std::array<int32_t, 14> reserved{};
+  int32_t lengths = 0;
+  std::array<int32_t, 13> reserved{};
 };
 static_assert(sizeof(SequenceRestKey) == 64);
 
@@ -25,10 +26,14 @@ inline constexpr int kRestCtas = 256;  // whatever the lengths: they are in devi
 // Whether the pass has an output that may have such rows.
 bool has_sequence_rest(const Problem& problem);
 
+// Algorithm v3's kernels leave to this one what lengths that are out of range ask for; v2's do it themselves.
+SequenceRestKey sequence_rest_key(const Problem& problem, Algorithm algorithm, int arch);
+
 struct RestBuffers {
   void *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
   float* lse = nullptr;  // of a forward pass
   const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;
+  const int* seqused_k = nullptr;
 };
 SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& buffers);
 

@@ -44,7 +44,7 @@ int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
     if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) && kRows[i].width >= std::max(width, width_v))
-      return kRows[i].tile.shared_bytes(width, width_v, pair_features(problem)) <= target.shared_bytes ? i : -1;
+      return kRows[i].tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
 
@@ -56,13 +56,13 @@ TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.dens
 // sums of wide heads.
 std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.softcap > 0 && p.dropout_below > 0) return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
-  if (p.has_alibi && p.dropout_below > 0 && (p.has_seqused_k || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
+  if (p.has_alibi && p.dropout_below > 0 && (v3_lengths(p) || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
     return "algorithm v3's backward pass has no registers for ALiBi and dropout together with lengths of the batch's entries (seqused_k) or "
            "deterministic; algorithm v2 does all";
   if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
-  if (p.softcap > 0 && p.has_seqused_k && p.has_alibi && row.width == 128)  // spills of 4 bytes
+  if (p.softcap > 0 && v3_lengths(p) && p.has_alibi && row.width == 128)  // spills of 4 bytes
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
   if (p.packed && p.has_alibi && p.dropout_below > 0)  // spills of 4 bytes at headdim 128
@@ -81,13 +81,15 @@ std::string unaligned(const Strides& strides, const Problem& p, const char* name
   return text(name, " has strides of ", strides.batch, ", ", strides.row, " and ", strides.head, " elements; they must be multiples of 8");
 }
 
-// Of each head: blocks of queries in the workspace, and tiles of keys that there may be.
+// Of each head: blocks of queries in the workspace, and tiles of keys that there may be; of packed sequences with lengths the keys that a sequence
+// does not use have tiles of their own.
 int64_t row_blocks_of(const Problem& p) {
   return p.packed ? most_packed_tiles(p.total_q, p.batch, kV3BackwardRows) : ceil_div(p.seqlen_q, kV3BackwardRows);
 }
 int64_t key_tiles_of(const Problem& p, int block_n) {
   if (!p.packed) return ceil_div(p.seqlen_k, block_n);
-  return std::min<int64_t>(most_packed_tiles(p.total_k, p.batch, block_n), p.batch * ceil_div(p.seqlen_k, block_n));
+  const int64_t last_ones = p.has_seqused_k ? 2 * p.batch : p.batch, of_longest = ceil_div(p.seqlen_k, block_n) + (p.has_seqused_k ? 1 : 0);
+  return std::min<int64_t>(most_packed_tiles(p.total_k, last_ones, block_n), p.batch * of_longest);
 }
 
 // Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
@@ -168,8 +170,6 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
                 : problem.has_alibi     ? "ALiBi"
                                         : "dropout",
                 "; algorithm v2 does both");
-  if (problem.packed && problem.has_seqused_k)
-    return "algorithm v3's backward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
@@ -207,7 +207,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
   key.row = row;
-  const PairFeatures pair = pair_features(problem);
+  const PairFeatures pair = v3_pair_features(problem);
   key.pair = pair_bits(pair);
   plan.tile = kRows[row].tile;
   plan.row_blocks = static_cast<int>(row_blocks_of(problem));
@@ -229,6 +229,11 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
+  }
+  if (problem.packed && problem.has_seqused_k) {  // the list of tiles says so to the main kernel; this one has none
+    PairFeatures of_finish = pair;
+    of_finish.lengths = true;
+    plan.finish.pair = pair_bits(of_finish);
   }
 
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), target);
@@ -293,16 +298,19 @@ V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan) {
   return {.block_m = plan.tile.block_n(), .block_n = kV3BackwardRows, .of_keys = 1};
 }
 
+V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan) {
+  return {.block_n = plan.tile.block_n(), .lengths = problem.has_seqused_k};
+}
+
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
   const std::string entry = "fattn_v3_packed_key_tiles";
   return {
       .entry = entry,
       .source = text(
-          "// tiles of ", key.block_n,
-          " keys of packed sequences\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads,
-          ", 1)\n", entry,
+          "// tiles of ", key.block_n, " keys of packed sequences", key.lengths != 0 ? " with lengths" : "",
+          "\n#include \"kernels/v3/packed_key_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
           "(const __grid_constant__ fattn::PairParams call, const __grid_constant__ fattn::V3BackwardWork work) {\n  fattn::v3::packed_key_tiles<",
-          key.block_n, ">(call, work);\n}\n"),
+          key.block_n, key.lengths != 0 ? ", true" : ", false", ">(call, work);\n}\n"),
       .arch = kV3Arch,
       .arch_specific = true};
 }

@@ -60,7 +60,8 @@ static_assert(sizeof(V3BackwardKey) == 64);
 struct V3PackedKeyTilesKey {
   KernelKind kind = KernelKind::kV3PackedKeyTiles;
   int32_t block_n = 0;
-  std::array<int32_t, 14> reserved{};
+  int32_t lengths = 0;  // whether they use some of their keys alone
+  std::array<int32_t, 13> reserved{};
 };
 static_assert(sizeof(V3PackedKeyTilesKey) == 64);
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
@@ -82,6 +83,8 @@ struct V3BackwardPlan {
   // deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
+// Of a plan for packed sequences.
+V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan);
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.

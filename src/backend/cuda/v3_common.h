@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/cuda/v2_common.h"
 #include "device/tensor_map.h"
 #include "problem/problem.h"
 #include "shared/text.h"
@@ -25,6 +26,14 @@ enum class V3Score : int32_t { kPlain, kSigned, kCapped };
 constexpr const char* kV3MaskTypes[] = {"v3::FullMask", "v3::CausalMask", "v3::WindowMask"};
 constexpr const char* kV3ScoreTypes[] = {"v3::PlainScore", "v3::SignedScore", "v3::CappedScore"};
 inline V3Mask v3_mask(const Problem& p) { return p.windowed() ? V3Mask::kWindow : p.causal ? V3Mask::kCausal : V3Mask::kFull; }
+// Whether its kernels know lengths of keys. Of packed sequences the list of their tiles says how many keys each has, and passes see no difference.
+inline bool v3_lengths(const Problem& p) { return p.has_seqused_k && !p.packed; }
+// What of pairs and of batch entries its kernels have.
+inline PairFeatures v3_pair_features(const Problem& p) {
+  PairFeatures pair = pair_features(p);
+  pair.lengths = v3_lengths(p);
+  return pair;
+}
 // Whether its kernels take FeatureParams.
 constexpr bool has_features(V3Mask mask, V3Score score) { return mask == V3Mask::kWindow || score == V3Score::kCapped; }
 

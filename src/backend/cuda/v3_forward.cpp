@@ -212,19 +212,17 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
-  if (why.empty() && problem.packed && problem.has_seqused_k)
-    why = "algorithm v3's forward pass has no lengths (seqused_k) of packed sequences; algorithm v2 does both";
   if (why.empty() && problem.packed && problem.has_documents)
     why = "algorithm v3's forward pass has no documents (document_q, document_k) in packed sequences; algorithm v2 does both";
-  if (why.empty() && problem.has_seqused_k && problem.softcap > 0)  // spills of 28 bytes at headdim 128
+  if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
   const int64_t width = std::max(problem.headdim, problem.headdim_v);
-  if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (problem.has_seqused_k || width > 192))  // spills of 4 to 32 bytes
+  if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                "; algorithm v3's forward pass has registers for ALiBi and dropout together up to 192, and none for lengths (seqused_k) besides");
-  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && problem.has_seqused_k && width > 192)  // 28 bytes
+  if (why.empty() && problem.dropout_below > 0 && problem.windowed() && v3_lengths(problem) && width > 192)  // 28 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
                "; algorithm v3's forward pass has registers for dropout in a window with lengths (seqused_k) up to 192");
   if (why.empty()) why = tensor_map_refusal(tiled_q(problem, 64), "q");
@@ -268,7 +266,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   set_forward_scale(scale, problem.softmax_scale, problem.softcap);
   plan.key.score = problem.softcap > 0 ? V3Score::kCapped : scale.softmax_scale > 0 ? V3Score::kPlain : V3Score::kSigned;
   plan.key.row = -1;
-  plan.key.pair = pair_bits(pair_features(problem));
+  plan.key.pair = pair_bits(v3_pair_features(problem));
   plan.tile = tile;
   plan.row_tiles = static_cast<int>(row_tiles_of(problem, plan.tile));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
@@ -320,17 +318,18 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.work.by_group = divisor_of(static_cast<int>(problem.group()));
 }
 
-V3PackedTilesKey v3_packed_tiles_key(const V3ForwardPlan& plan) {
-  return {.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n};
+V3PackedTilesKey v3_packed_tiles_key(const Problem& problem, const V3ForwardPlan& plan) {
+  return {.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n, .lengths = problem.has_seqused_k};
 }
 
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
   const std::string entry = "fattn_v3_packed_tiles";
   return {.entry = entry,
-          .source = text("// tiles of packed sequences, ", key.block_m, " x ", key.block_n,
-                         "\n#include \"kernels/v3/packed_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
-                         "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_tiles<fattn::",
-                         kV3MaskTypes[static_cast<int>(key.mask)], ", ", key.block_m, ", ", key.block_n, ">(call);\n}\n"),
+          .source =
+              text("// tiles of packed sequences", key.lengths != 0 ? " with lengths, " : ", ", key.block_m, " x ", key.block_n,
+                   "\n#include \"kernels/v3/packed_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
+                   "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_tiles<fattn::", kV3MaskTypes[static_cast<int>(key.mask)],
+                   ", ", key.block_m, ", ", key.block_n, key.lengths != 0 ? ", true" : ", false", ">(call);\n}\n"),
           .arch = kV3Arch,
           .arch_specific = true};
 }

@@ -93,7 +93,8 @@ struct V3PackedTilesKey {
   KernelKind kind = KernelKind::kV3PackedTiles;
   V3Mask mask = V3Mask::kFull;
   int32_t block_m = 0, block_n = 0;
-  std::array<int32_t, 12> reserved{};
+  int32_t lengths = 0;  // whether they use some of their keys alone
+  std::array<int32_t, 11> reserved{};
 };
 static_assert(sizeof(V3PackedTilesKey) == 64);
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key);
@@ -123,7 +124,7 @@ struct V3ForwardPlan {
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan);
 // Of a plan for packed sequences.
-V3PackedTilesKey v3_packed_tiles_key(const V3ForwardPlan& plan);
+V3PackedTilesKey v3_packed_tiles_key(const Problem& problem, const V3ForwardPlan& plan);
 // For problems that are not refused.
 V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target);
 // With a tile that the table need not have, as the search for tiles tries them; key.row is -1.
