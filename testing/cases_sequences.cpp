@@ -34,6 +34,17 @@ void add_documents(Table& table) {
     c.backward = false;
     c.seqlen_q = 3;
     add(c);
+    for (Case packed : {shape(4, 200, 260, 2, 1, 64), shape(4, 130, 290, 2, 1, 128), shape(3, 70, 190, 2, 2, 256)}) {
+      packed.varlen = true;
+      packed.backward = false;
+      add(packed);
+      packed.window_left = 90;
+      packed.window_right = 30;
+      add(packed);
+      packed.key_lengths = true;
+      packed.inputs = Inputs::kNanValue;
+      add(packed);
+    }
     for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
       c = shape(2, 150, 210, 2, 1, 64);
       c.inputs = inputs;

@@ -543,7 +543,8 @@ int main() {
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const int headdim : {64, 96, 128, 192, 256}) {
       const auto add = [&](V3Score score, const fattn::PairFeatures& pair) {
-        const bool few = headdim == 128 && mask == V3Mask::kFull && score == V3Score::kPlain && !pair.lengths && !pair.alibi && !pair.dropout;
+        const bool few =
+            headdim == 128 && mask == V3Mask::kFull && score == V3Score::kPlain && !pair.lengths && !pair.alibi && !pair.dropout && !pair.packed;
         add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(few), pair);
       };
       for (const V3Score score : {V3Score::kPlain, V3Score::kCapped}) add(score, {.documents = true});
@@ -551,6 +552,11 @@ int main() {
       add(V3Score::kPlain, {.lengths = true, .alibi = true, .documents = true});
       add(V3Score::kPlain, {.lengths = true, .dropout = true, .documents = true});
       add(V3Score::kPlain, {.alibi = true, .dropout = true, .documents = true});
+      for (const V3Score score : {V3Score::kPlain, V3Score::kSigned, V3Score::kCapped}) add(score, {.packed = true, .documents = true});
+      add(V3Score::kPlain, {.alibi = true, .packed = true, .documents = true});
+      add(V3Score::kPlain, {.dropout = true, .packed = true, .documents = true});
+      add(V3Score::kPlain, {.alibi = true, .dropout = true, .packed = true, .documents = true});
+      add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.alibi = true, .packed = true, .documents = true});
       add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.documents = true});
       add_v3_forward(list, DType::kF16, headdim, headdim, mask, V3Score::kPlain, Which::kFull, {.lengths = true, .alibi = true, .documents = true});
     }
@@ -568,6 +574,7 @@ int main() {
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
   for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
+  list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = 64, .packed = 1}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})

@@ -103,7 +103,9 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   options.max_seqlen_q = 70;
   options.max_seqlen_k = 80;
   const ForwardTensors t{b.q, b.k, b.v, b.o, b.lse, {}, b.scores};
+  options.algorithm = Algorithm::kV2;
   forward(t, options);
+  options.algorithm = Algorithm::kAuto;
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "rest"}));
   EXPECT_EQ(last_pairs.batch, 3);
   EXPECT_EQ(last_pairs.seqlen_q, 70);
@@ -125,11 +127,21 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_rest.parts[0].lse, b.lse.data());
   EXPECT_EQ(last_rest.parts[1].total, kTotal);
   EXPECT_EQ(last_rest.parts[1].outputs[0].to, nullptr);
-  const Plan plan(t, options);
-  expect_contains(plan.info().kernel, "cuda v2 forward bf16");
 
-  // Without documents algorithm v3 computes the forward pass, from a list of tiles in the workspace.
+  // Algorithm v3 has a list of tiles in the workspace, and behind it what the documents leave them.
   stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_document_ranges", note_pairs, sizeof last_pairs);
+  const Plan divided(t, options);
+  expect_contains(divided.info().kernel, "cuda v3 forward bf16");
+  cuda::Buffer for_documents(0, divided.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  divided.execute(t, for_documents.get(), for_documents.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "3", "rest"}));
+  EXPECT_EQ(last_pairs.tiles, for_documents.get());
+  EXPECT_EQ(last_pairs.document_q, b.scores.document_q.data());
+
+  // Without documents the list alone.
   ForwardTensors undivided = t;
   undivided.scores.document_q = undivided.scores.document_k = {};
   const Plan v3(undivided, options);

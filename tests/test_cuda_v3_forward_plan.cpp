@@ -8,6 +8,7 @@
 
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_sections.h"
+#include "shared/v3_documents.h"
 #include "shared/v3_forward_work.h"
 #include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
@@ -458,9 +459,41 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
   Problem p = problem_of(DType::kBF16, 128, 128, false);
   const int row = plan_v3_forward(p, kH200).key.row;
   EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
-  p.has_documents = p.packed = true;
-  p.total_q = p.total_k = 100;
-  EXPECT_NE(v3_forward_refusal(p, kH200).find("no documents (document_q, document_k) in packed sequences"), std::string::npos);
+}
+
+// Behind the list of tiles, where a sequence's part begins by its first row and number.
+TEST(V3ForwardPlanSmall, DocumentsOfPackedSequencesHaveRangesBehindTheListOfTiles) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const int more : {0, 1, 2, 3}) {  // lengths, dropout, softcap
+          Problem p = problem_of(DType::kBF16, headdim, headdim, causal, 4096, 4096);
+          p.packed = p.has_documents = true;
+          p.batch = 7, p.total_q = 9000, p.total_k = 8000;
+          p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+          p.window_left = window ? 50 : -1;
+          p.has_seqused_k = more == 1;
+          p.dropout_below = more == 2 ? 6554 : 0;
+          p.softcap = more == 3 ? 30 : 0;
+          ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim << " " << more;
+          const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+          EXPECT_EQ(plan.tile.block_m(), 128);
+          EXPECT_EQ(plan.tile.block_n, 64) << "or there are too few registers";
+          EXPECT_EQ(plan.workspace_bytes, 16 + 32 * (9000 / 128 + 7) + 2 * 16 * (9000 / 128 + 7) + 4 * 64 * (8000 / 64 + 7));
+          EXPECT_EQ(plan.document_grid, 9000 / 1024 + 7);
+          const std::string source = v3_forward_request(plan.key).source;
+          EXPECT_NE(source.find(".packed = true, .documents = true"), std::string::npos) << source;
+          const std::string before = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
+          EXPECT_NE(before.find("document_ranges<128, 64, false, true>(call)"), std::string::npos) << before;
+        }
+  // Whatever the lengths, the parts of sequences lie apart, and within the workspace.
+  for (const int rows : {64, 128, kV3DocumentCtaRows})
+    for (const int length : {0, 1, 63, 64, 129, 1500})
+      for (int n = 0, begin = 0, end = 0; n < 100; begin += length, ++n) {
+        EXPECT_GE(begin / rows + n, end) << "as kernels/v3/documents.h has it";
+        end = begin / rows + n + (length + rows - 1) / rows;
+        EXPECT_LE(end, most_packed_tiles(begin + length, n + 1, rows));
+      }
 }
 
 TEST(V3ForwardPlanSmall, SourcesDifferWhereKeysDo) {

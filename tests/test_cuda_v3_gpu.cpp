@@ -368,6 +368,61 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
     }
 }
 
+// Documents of packed sequences, some of which use some of their keys: runs and ids of any order, in sequences of several parts of the kernel that
+// looks through the ids.
+TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
+  for (const int64_t headdim : {64, 128, 256})
+    for (const int kind : {0, 1, 2})  // full, causal, window
+      for (const bool lengths : {false, true}) {
+        const std::vector<int32_t> of_q{700, 0, 2300, 1, 64, 1025, 129}, of_k{900, 40, 2300, 500, 0, 1200, 192}, used{450, 0, 2300, 1, 0, 1152, 191};
+        std::vector<int32_t> first_q{0}, first_k{0};
+        for (size_t n = 0; n < used.size(); ++n) first_q.push_back(first_q.back() + of_q[n]), first_k.push_back(first_k.back() + of_k[n]);
+        const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
+        Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
+        if (kind == 2) c.window_left = 200, c.window_right = 70;
+        DeviceForward d(c), other(c);
+        for (DeviceForward* of : {&d, &other}) {
+          for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, c.dtype, {total_q, 8, headdim}).on(Device::kCuda, 0, t->data());
+          for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, c.dtype, {total_k, 2, headdim}).on(Device::kCuda, 0, t->data());
+          of->t.lse = Tensor(nullptr, DType::kF32, {8, total_q}).on(Device::kCuda, 0, of->t.lse.data());
+        }
+        uint32_t seed = 1;
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+        cuda::Buffer memory(0, 1 << 16);
+        const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
+          memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
+          return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+        };
+        d.t.scores.cu_seqlens_q = put(first_q, 0);
+        d.t.scores.cu_seqlens_k = put(first_k, 256);
+        if (lengths) d.t.scores.seqused_k = put(used, 512);
+        for (const bool sorted : {true, false}) {
+          const auto ids_of = [&](const std::vector<int32_t>& first, int64_t total) {
+            std::vector<int32_t> ids;
+            for (size_t n = 0; n + 1 < first.size(); ++n)
+              for (int32_t i = 0; i < first[n + 1] - first[n]; ++i)
+                ids.push_back(sorted ? i / (300 + 64 * static_cast<int32_t>(n)) : static_cast<int32_t>(static_cast<uint32_t>(i) * 2654435761u >> 30));
+            ids.resize(static_cast<size_t>(total), 1);
+            return ids;
+          };
+          d.t.scores.document_q = put(ids_of(first_q, total_q), 1024);
+          d.t.scores.document_k = put(ids_of(first_k, total_k), 1 << 15);
+          ForwardTensors v2 = d.t;
+          v2.o = other.t.o, v2.lse = other.t.lse;
+          for (const Tensor& t : {d.t.o, v2.o}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+          Options options = on_cuda(c);
+          options.max_seqlen_q = options.max_seqlen_k = 2300;
+          options.algorithm = Algorithm::kV3;
+          if (!supported(describe(d.t, options))) GTEST_SKIP() << "no kernels of v3 for this device";
+          for (int run = 0; run < 3; ++run) forward(d.t, options);
+          options.algorithm = Algorithm::kV2;
+          forward(v2, options);
+          EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << kind << " " << lengths << " " << sorted;
+          EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << kind << " " << lengths << " " << sorted;
+        }
+      }
+}
+
 // ALiBi without a causal mask: tiles begin at the diagonal, wherever it is (before the first key, too), and meet the keys behind it last. Slopes of
 // both signs: with one below 0 weights rise away from the diagonal, and out of their window.
 TEST_F(CudaV3Gpu, AlibiFromTheDiagonalAgreesWithV2) {

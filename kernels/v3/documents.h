@@ -9,7 +9,10 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
+#include "kernels/sequence.h"
+#include "kernels/v3/mask.h"
 #include "shared/v3_documents.h"
+#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 
@@ -25,6 +28,24 @@ struct DocumentPlace {
   static __device__ __forceinline__ int* ids(const AttentionParams& p, int entry) {
     return reinterpret_cast<int*>(blocks(p, p.batch)) + entry * v3_document_keys(others(p), kBlockN);
   }
+};
+
+// The same of a packed sequence, behind the list of tiles: each part begins where that of the sequence's first row would, plus one for each sequence
+// before it, so that none has rows of two.
+template <int kBlockM, int kBlockN>
+struct PackedDocumentPlace {
+  static __device__ __forceinline__ long long tiles(const AttentionParams& p) { return most_packed_tiles(pairs_of(p).total_q, p.batch, kBlockM); }
+  static __device__ __forceinline__ V3DocumentBlocks* all_blocks(const AttentionParams& p) {
+    const long long list = static_cast<long long>(sizeof(V3PackedTiles)) + tiles(p) * static_cast<long long>(sizeof(V3PackedTile));
+    return reinterpret_cast<V3DocumentBlocks*>(static_cast<char*>(pairs_of(p).tiles) + list);
+  }
+  static __device__ __forceinline__ V3DocumentBlocks* blocks(const AttentionParams& p, int q_begin, int n) {
+    return all_blocks(p) + (q_begin / kBlockM + n) * (kBlockM / kV3DocumentRows);
+  }
+  static __device__ __forceinline__ int* all_ids(const AttentionParams& p) {
+    return reinterpret_cast<int*>(all_blocks(p) + tiles(p) * (kBlockM / kV3DocumentRows));
+  }
+  static __device__ __forceinline__ int first_id(int k_begin, int n) { return (k_begin / kBlockN + n) * kBlockN; }
 };
 
 // The keys of a tile (v3/mask.h), and what their ids say: read before the tile begins.
@@ -58,16 +79,49 @@ struct DocumentKeys : Keys {
   __device__ __forceinline__ const int* ids_of_block(const AttentionParams& p, int block) const { return Place::ids(p, entry) + block * kBlockN; }
 };
 
+// The same of a packed sequence's tile.
+template <int kBlockM, int kBlockN>
+struct PackedDocumentKeys : Keys<false, true> {
+  using Place = PackedDocumentPlace<kBlockM, kBlockN>;
+  static constexpr int kTileRows = kBlockM;
+  int q_begin, first_id;  // of the sequence
+  int begin, end, own_end, one_begin, one_end;
+
+  // `of_sequence`: the sequence's own; `row`: the tile's first in it.
+  static __device__ __forceinline__ PackedDocumentKeys of(const AttentionParams& p, Keys<false, true> of_sequence, int q_begin, int k_begin, int n,
+                                                          int row, int group) {
+    const int4* const at = reinterpret_cast<const int4*>(Place::blocks(p, q_begin, n) + row / kV3DocumentRows);
+    const int4 first = at[0], own = at[group];
+    int begin = first.x, end = first.y;
+#pragma unroll
+    for (int i = 1; i < kBlockM / kV3DocumentRows; ++i) {
+      const int2 other = *reinterpret_cast<const int2*>(at + i);
+      begin = min(begin, other.x);
+      end = max(end, other.y);
+    }
+    return {of_sequence, q_begin, Place::first_id(k_begin, n), begin, end, own.y, own.z, own.w};
+  }
+  static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
+  __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
+    return pairs_of(p).document_q[q_begin + min(row, this->rows - 1)];
+  }
+  __device__ __forceinline__ const int* ids_of_block(const AttentionParams& p, int block) const {
+    return Place::all_ids(p) + first_id + block * kBlockN;
+  }
+};
+
 template <class Keys>
 inline constexpr bool kOfDocuments = false;
 template <class Keys, int kBlockM, int kBlockN>
 inline constexpr bool kOfDocuments<DocumentKeys<Keys, kBlockM, kBlockN>> = true;
+template <int kBlockM, int kBlockN>
+inline constexpr bool kOfDocuments<PackedDocumentKeys<kBlockM, kBlockN>> = true;
 
 // The kernel before: a warp takes 64 queries (or keys, kOfKeys), and all warps of a CTA together find the least and greatest id of each block of the
 // others, which are called keys here.
-template <int kBlockM, int kBlockN, bool kOfKeys>
+template <int kBlockM, int kBlockN, bool kOfKeys, bool kPacked>
 struct DocumentRanges {
-  using Place = DocumentPlace<kBlockM, kBlockN, kOfKeys>;
+  static_assert(!(kOfKeys && kPacked));
   static constexpr int kWarps = kV3DocumentThreads / 32, kMost = 0x7fffffff, kLeast = -kMost - 1;
   static constexpr int kBlocksAtOnce = 1024;
   struct Ids {
@@ -94,22 +148,77 @@ struct DocumentRanges {
     return {of_block.least, of_block.most};
   }
 
+  // What a CTA looks through: a part of the queries of a batch entry, or of a sequence, and all its keys.
+  struct Share {
+    int queries, keys;
+    const int *own_ids, *ids;
+    V3DocumentBlocks* found;
+    int* copy;
+    int part;
+    __device__ __forceinline__ int records() const { return static_cast<int>(v3_document_records(queries, kBlockM)); }
+    __device__ __forceinline__ int parts() const { return (records() + kWarps - 1) / kWarps; }
+  };
+  static __device__ __forceinline__ Share share_of_entry(const PairParams& p) {
+    using Place = DocumentPlace<kBlockM, kBlockN, kOfKeys>;
+    Share share{Place::own(p), Place::others(p), nullptr, nullptr, nullptr, nullptr, 0};
+    const int parts = share.parts(), entry = static_cast<int>(blockIdx.x) / parts;
+    const int *const q = p.document_q + entry * p.document_q_stride, *const k = p.document_k + entry * p.document_k_stride;
+    share.own_ids = kOfKeys ? k : q;
+    share.ids = kOfKeys ? q : k;
+    share.found = Place::blocks(p, entry);
+    share.copy = Place::ids(p, entry);
+    share.part = static_cast<int>(blockIdx.x) % parts;
+    return share;
+  }
+  // A sequence's CTAs are those from the one on that would have its first row. All threads of the CTA look for the one that has it.
+  static __device__ __forceinline__ Share share_of_sequence(const PairParams& p) {
+    using Place = PackedDocumentPlace<kBlockM, kBlockN>;
+    constexpr int kRows = kV3DocumentCtaRows;
+    static_assert(kRows % kBlockM == 0);
+    __shared__ int owner;
+    const int cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) owner = -1;
+    __syncthreads();
+    for (int n = thread; n < p.batch; n += kV3DocumentThreads) {
+      const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
+      const int part = cta - (q.begin / kRows + n);
+      if (part >= 0 && part * static_cast<long long>(kRows) < q.count) owner = n;
+    }
+    __syncthreads();
+    if (owner < 0) return {};
+    const Sequence at = given_sequence(p, owner);
+    return {at.q.count,
+            at.k.count,
+            p.document_q + at.q.begin,
+            p.document_k + at.k.begin,
+            Place::blocks(p, at.q.begin, owner),
+            Place::all_ids(p) + Place::first_id(at.k.begin, owner),
+            cta - (at.q.begin / kRows + owner)};
+  }
+  static __device__ __forceinline__ Share own_share(const PairParams& p) {
+    if constexpr (kPacked)
+      return share_of_sequence(p);
+    else
+      return share_of_entry(p);
+  }
+
   static __device__ __forceinline__ void run(const PairParams& p) {
     ptx::let_kernel_after_come_up();
     __shared__ int2 bounds[kBlocksAtOnce];
     const auto [warp, lane] = ptx::thread_place();
-    const int queries = Place::own(p), keys = Place::others(p);
-    const int records = static_cast<int>(v3_document_records(queries, kBlockM)), parts = (records + kWarps - 1) / kWarps;
-    const int entry = static_cast<int>(blockIdx.x) / parts, part = static_cast<int>(blockIdx.x) % parts;
+    const Share share = own_share(p);
+    const int queries = share.queries, keys = share.keys;
+    if (kPacked && queries == 0) return;
+    const int records = share.records(), parts = share.parts(), part = share.part;
     const int record = part * kWarps + warp, row = record * kV3DocumentRows;
     Ids own;
     const int blocks = (keys + kBlockN - 1) / kBlockN;
-    const int* const own_ids = kOfKeys ? p.document_k + entry * p.document_k_stride : p.document_q + entry * p.document_q_stride;
+    const int* const own_ids = share.own_ids;
     for (int i = row + lane; i < min(row + kV3DocumentRows, queries) && blocks > 0; i += 32) own.add(own_ids[i]);
     own.of_warp();
 
-    const int* const ids = kOfKeys ? p.document_q + entry * p.document_q_stride : p.document_k + entry * p.document_k_stride;
-    int* const copy = Place::ids(p, entry);
+    const int* const ids = share.ids;
+    int* const copy = share.copy;
     V3DocumentBlocks seen{kMost, 0, 0, 0};
     bool goes_on = false;  // the last of the blocks that were looked at is one with [one_begin, one_end)
     for (int first = 0; first < blocks; first += kBlocksAtOnce) {
@@ -142,14 +251,14 @@ struct DocumentRanges {
       }
     }
     if (row >= queries || blocks == 0) seen = {kMost, 0, 0, kMost};  // nothing that matters is hidden
-    if (lane == 0 && record < records) Place::blocks(p, entry)[record] = seen;
+    if (lane == 0 && record < records) share.found[record] = seen;
     if constexpr (kOfKeys) ptx::wait_for_kernel_before();  // so that who waits for this one sees what that one wrote, too
   }
 };
 
-template <int kBlockM, int kBlockN, bool kOfKeys>
+template <int kBlockM, int kBlockN, bool kOfKeys, bool kPacked = false>
 __device__ __forceinline__ void document_ranges(const PairParams& p) {
-  DocumentRanges<kBlockM, kBlockN, kOfKeys>::run(p);
+  DocumentRanges<kBlockM, kBlockN, kOfKeys, kPacked>::run(p);
 }
 
 }  // namespace fattn::v3

@@ -105,6 +105,10 @@ __device__ __forceinline__ bool same_document(const AttentionParams& call, const
   return p.document_q[place.batch * p.document_q_stride + row] == p.document_k[place.batch * p.document_k_stride + key];
 }
 
+__device__ __forceinline__ bool same_document(const AttentionParams& call, const PackedPlace& place, int row, int key) {
+  return pairs_of(call).document_q[place.q_begin + row] == pairs_of(call).document_k[place.k_begin + key];
+}
+
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
 template <class Spec, class Place, class Row>
 __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& place, int row, int begin, int end, Row o_row, int lane) {

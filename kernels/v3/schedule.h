@@ -70,13 +70,17 @@ struct PackedPlace {
 };
 
 // The keys of a tile; of documents as warpgroup `group` sees them.
-template <class Spec, bool kDocuments = kPairOf<Spec>.documents>
+template <class Spec, bool kDocuments = kPairOf<Spec>.documents, bool kPacked = kPairOf<Spec>.packed>
 struct KeysOf {
-  using Type = Keys<kPairOf<Spec>.lengths, kPairOf<Spec>.packed>;
+  using Type = Keys<kPairOf<Spec>.lengths, kPacked>;
 };
 template <class Spec>
-struct KeysOf<Spec, true> {
+struct KeysOf<Spec, true, false> {
   using Type = DocumentKeys<Keys<kPairOf<Spec>.lengths>, 64 * Spec::kGroups, Spec::kBlockN>;
+};
+template <class Spec>
+struct KeysOf<Spec, true, true> {
+  using Type = PackedDocumentKeys<64 * Spec::kGroups, Spec::kBlockN>;
 };
 template <class Spec>
 __device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place, int group = 0) {
@@ -86,8 +90,11 @@ __device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& p
     return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
 }
 template <class Spec>
-__device__ __forceinline__ auto keys_of(const AttentionParams&, const PackedPlace& place, int = 0) {
-  return place.keys;
+__device__ __forceinline__ auto keys_of(const AttentionParams& p, const PackedPlace& place, int group = 0) {
+  if constexpr (kPairOf<Spec>.documents)
+    return KeysOf<Spec>::Type::of(p, place.keys, place.q_begin, place.k_begin, place.sequence, place.row, group);
+  else
+    return place.keys;
 }
 
 // Of packed sequences, whose tiles are in a list: section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile

@@ -212,8 +212,6 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
-  if (why.empty() && problem.packed && problem.has_documents)
-    why = "algorithm v3's forward pass has no documents (document_q, document_k) in packed sequences; algorithm v2 does both";
   if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
@@ -274,7 +272,10 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     plan.tiles = problem.nheads * most_packed_tiles(problem, tile);
     plan.workspace_bytes = static_cast<int64_t>(sizeof(V3PackedTiles) + sizeof(V3PackedTile) * static_cast<size_t>(most_packed_tiles(problem, tile)));
   }
-  if (problem.has_documents) {
+  if (problem.has_documents && problem.packed) {  // behind the list of tiles
+    plan.workspace_bytes += v3_packed_document_bytes(problem.total_q, tile.block_m(), problem.total_k, tile.block_n, problem.batch);
+    plan.document_grid = static_cast<int>(fattn::most_packed_tiles(problem.total_q, problem.batch, kV3DocumentCtaRows));
+  } else if (problem.has_documents) {
     plan.workspace_bytes = problem.batch * v3_document_bytes(problem.seqlen_q, tile.block_m(), problem.seqlen_k, tile.block_n);
     plan.document_grid = static_cast<int>(problem.batch * v3_document_ctas(problem.seqlen_q, tile.block_m()));
   }
@@ -334,15 +335,20 @@ jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
           .arch_specific = true};
 }
 
-V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan) { return {.block_m = plan.tile.block_m(), .block_n = plan.tile.block_n}; }
+V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan) {
+  return {.block_m = plan.tile.block_m(), .block_n = plan.tile.block_n, .packed = pair_features_of(plan.key.pair).packed};
+}
 
 jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key) {
   const std::string entry = "fattn_v3_document_ranges";
   return {.entry = entry,
-          .source = text("// documents", key.of_keys != 0 ? " of keys, " : ", ", key.block_m, " x ", key.block_n,
-                         "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3DocumentThreads, ", 1)\n",
-                         entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::document_ranges<", key.block_m, ", ", key.block_n,
-                         key.of_keys != 0 ? ", true" : ", false", ">(call);\n}\n"),
+          .source = text("// documents",
+                         key.of_keys != 0  ? " of keys, "
+                         : key.packed != 0 ? " of packed sequences, "
+                                           : ", ",
+                         key.block_m, " x ", key.block_n, "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(",
+                         kV3DocumentThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::document_ranges<",
+                         key.block_m, ", ", key.block_n, key.of_keys != 0 ? ", true" : ", false", key.packed != 0 ? ", true" : "", ">(call);\n}\n"),
           .arch = kV3Arch,
           .arch_specific = true};
 }

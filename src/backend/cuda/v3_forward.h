@@ -104,7 +104,8 @@ struct V3DocumentRangesKey {
   KernelKind kind = KernelKind::kV3DocumentRanges;
   int32_t block_m = 0, block_n = 0;
   int32_t of_keys = 0;
-  std::array<int32_t, 12> reserved{};
+  int32_t packed = 0;
+  std::array<int32_t, 11> reserved{};
 };
 static_assert(sizeof(V3DocumentRangesKey) == 64);
 jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key);
