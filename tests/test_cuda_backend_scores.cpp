@@ -1,5 +1,6 @@
 // As test_cuda_backend.cpp, of what a problem has beside q, k and v: bias, masks, dropout, packed sequences, documents, the gradient of lse.
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cstdint>
 #include <string>
@@ -140,6 +141,17 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "3", "rest"}));
   EXPECT_EQ(last_pairs.tiles, for_documents.get());
   EXPECT_EQ(last_pairs.document_q, b.scores.document_q.data());
+
+  // Rows of no sequence: there are no ids to look through, and no launch of nothing.
+  ForwardTensors nobody = t;
+  nobody.scores.cu_seqlens_q = ints(1, 0);
+  nobody.scores.cu_seqlens_k = ints(1, 64);
+  Options of_nobody = options;
+  of_nobody.max_seqlen_q = of_nobody.max_seqlen_k = 0;
+  launched.clear();
+  forward(nobody, of_nobody);
+  EXPECT_EQ(launched.back(), "rest");
+  EXPECT_LE(std::count(launched.begin(), launched.end(), "pairs"), 1) << "the list of tiles at most";
 
   // Without documents the list alone.
   ForwardTensors undivided = t;

@@ -31,7 +31,7 @@ struct DocumentPlace {
 };
 
 // The same of a packed sequence, behind the list of tiles: each part begins where that of the sequence's first row would, plus one for each sequence
-// before it, so that none has rows of two.
+// before it, so that none has rows of two where offsets do not descend.
 template <int kBlockM, int kBlockN>
 struct PackedDocumentPlace {
   static __device__ __forceinline__ long long tiles(const AttentionParams& p) { return most_packed_tiles(pairs_of(p).total_q, p.batch, kBlockM); }

@@ -233,7 +233,7 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
   }
-  if (plan.problem.has_documents) {
+  if (chosen.document_grid > 0) {
     const Loaded& before = v3_document_ranges_kernel(device, chosen);
     void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(chosen.document_grid, kV3DocumentThreads, 0), stream, parameters, before.name.c_str());
