@@ -2,11 +2,21 @@
 """Provider flash-attn: the packages of FlashAttention, as many of them as are installed: 4 (flash_attn.cute), 3 (flash_attn_interface), 2 (flash_attn)."""
 
 import importlib
+import importlib.metadata
 import sys
 
 from _provider import Provider, Refusal, main
 
 MODULES = {"4": "flash_attn.cute", "3": "flash_attn_interface", "2": "flash_attn"}  # the newest first
+PACKAGES = {"4": "flash-attn-4", "3": "flash-attn-3", "2": "flash-attn"}
+
+
+def version_of(library, package):
+    """The package's, because the module of FlashAttention 4 calls itself 0.0.0."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return getattr(library, "__version__", "unknown")
 
 
 class FlashAttention(Provider):
@@ -18,12 +28,13 @@ class FlashAttention(Provider):
             try:
                 library = importlib.import_module(module)
                 self.functions[variant] = library.flash_attn_func
-                versions.append(f"{variant}: {getattr(library, '__version__', 'unknown')}")
+                versions.append(f"{variant}: {version_of(library, PACKAGES[variant])}")
             except Exception as error:  # pylint: disable=broad-except  # a build for another torch or CUDA fails in many ways
                 reasons.append(f"{module}: {error}")
         if not self.functions:
             raise Refusal("unavailable", f"{sys.executable} has none of the packages of FlashAttention; install flash-attn, or name another Python with --python. "
                           + "; ".join(reasons)[:400])
+        self.compiles = "4" in self.functions  # written in CuTe's Python, compiled at the first call
         return ", ".join(versions)
 
     def variants(self):

@@ -28,6 +28,13 @@ LIBRARIES = {
                             return_attn_probs=False):
             return attention(q, k, v, softmax_scale, causal)
     """,
+    "flash_attn/cute/__init__.py": """
+        from stand_in import attention
+        __version__ = "0.0.0"
+        def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0):
+            return attention(q, k, v, softmax_scale, causal), None
+    """,
+    "flash_attn_4-4.0.0b36.dist-info/METADATA": "Metadata-Version: 2.4\nName: flash-attn-4\nVersion: 4.0.0b36\n",
     "flash_attn_interface.py": """
         from stand_in import attention
         def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1)):
@@ -105,14 +112,15 @@ def libraries(tmp_path):
 
 
 @needs_torch
-@pytest.mark.parametrize(("name", "variant", "variants", "grad"), [("flash_attn", "3", ["3", "2"], True), ("flash_attn", "2", ["3", "2"], True), ("xformers", "auto", ["auto"], True),
+@pytest.mark.parametrize(("name", "variant", "variants", "grad"), [("flash_attn", "4", ["4", "3", "2"], True), ("flash_attn", "2", ["4", "3", "2"], True), ("xformers", "auto", ["auto"], True),
                                                                   ("flashinfer", "prefill", ["prefill"], False)])
 def test_as_documented(libraries, root, tmp_path, name, variant, variants, grad):
     done = subprocess.run([TORCH, "-c", HOST, root / "providers", name, tmp_path, variant, "grad" if grad else "no"], env=libraries, capture_output=True, text=True,
                           timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["hello"]["devices"] == {"cpu": variants}
+    assert result["hello"]["devices"] == {"cpu": variants} and result["hello"]["compiles"] == (name == "flash_attn")
+    assert name != "flash_attn" or result["hello"]["version"].startswith("4: 4.0.0b36, 3: ")
     assert len(result["errors"]) == (4 if grad else 1) and all(error < 0.05 for error in result["errors"]), result["errors"]
 
 
