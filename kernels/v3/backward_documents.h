@@ -57,22 +57,17 @@ __device__ __forceinline__ void write_document_tile(const BackwardCall& p, TileP
 
 // Zeros for pairs of two documents; `key`, `row`: as in hide().
 template <class Spec>
-__device__ __forceinline__ void hide_other_documents(float (&x)[32], const BackwardCall& p, TilePlace tile, int key, int row) {
+__device__ __forceinline__ void hide_other_documents(float (&x)[32], const BackwardCall& p, EntryPlace<kPairOf<Spec>.packed> at, int key, int row) {
   const PairParams& pairs = pairs_of(p.call);
-  const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4);
-  const int *of_keys, *of_rows;
-  int last_key;
-  if constexpr (kPairOf<Spec>.packed) {
-    of_keys = pairs.document_k + tile.k_begin();
-    of_rows = PackedDocumentQueries::ids(p.call, p.work.key_tiles, tile.place());
-    last_key = tile.keys<false, true>().keys - 1;
-  } else {
-    of_keys = pairs.document_k + tile.batch() * pairs.document_k_stride;
-    of_rows = DocumentQueries<Spec>::ids(p.call, tile.batch());
-    last_key = p.call.seqlen_k - 1;
-  }
+  const int own_key = key + static_cast<int>(own_warp_row() + own_lane() / 4), last_key = at.keys_behind(p.call, p.call.seqlen_k) - 1;
+  const int* const of_keys = pairs.document_k + at.in_tensor() * pairs.document_k_stride + at.first_key();
   const int id0 = of_keys[min(own_key, last_key)], id1 = of_keys[min(own_key + 8, last_key)];
-  const int2* const of_queries = reinterpret_cast<const int2*>(of_rows + row) + own_lane() % 4;
+  const int* ids;
+  if constexpr (kPairOf<Spec>.packed)
+    ids = PackedDocumentQueries::ids(p.call, p.work.key_tiles, at.place);
+  else
+    ids = DocumentQueries<Spec>::ids(p.call, at.batch);
+  const int2* const of_queries = reinterpret_cast<const int2*>(ids + row) + own_lane() % 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int2 id = of_queries[4 * i];
