@@ -229,11 +229,8 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
   }
-  if (problem.packed && problem.has_seqused_k) {  // the list of tiles says so to the main kernel; this one has none
-    PairFeatures of_finish = pair;
-    of_finish.lengths = true;
-    plan.finish.pair = pair_bits(of_finish);
-  }
+  if (problem.packed && problem.has_seqused_k)  // the list of tiles says so to the main kernel; this one has none
+    plan.finish.pair = pair_bits(pair_features(problem));
 
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), target);
   if (plan.generation > 0 && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;
