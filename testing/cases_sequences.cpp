@@ -36,7 +36,6 @@ void add_documents(Table& table) {
     add(c);
     for (Case packed : {shape(4, 200, 260, 2, 1, 64), shape(4, 130, 290, 2, 1, 128), shape(3, 70, 190, 2, 2, 256)}) {
       packed.varlen = true;
-      packed.backward = false;
       add(packed);
       packed.window_left = 90;
       packed.window_right = 30;
@@ -48,6 +47,9 @@ void add_documents(Table& table) {
     for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
       c = shape(2, 150, 210, 2, 1, 64);
       c.inputs = inputs;
+      c.varlen = true;
+      add(c);
+      c.varlen = false;
       add(c);
       if (inputs == Inputs::kNanGradient) continue;
       c.seqlen_q = 4;

@@ -59,6 +59,13 @@ struct DeviceForward {
     t.o = make(c.dtype, {c.batch, c.seqlen_q, c.nheads, c.headdim_v});
     t.lse = make(DType::kF32, {c.batch, c.nheads, c.seqlen_q});
   }
+
+  // Of a batch of one: the same memory as rows of packed sequences.
+  void pack() {
+    for (Tensor* x : {&t.q, &t.k, &t.v, &t.o})
+      *x = Tensor(nullptr, x->dtype(), {x->shape(1), x->shape(2), x->shape(3)}).on(Device::kCuda, 0, x->data());
+    t.lse = Tensor(nullptr, DType::kF32, {t.lse.shape(1), t.lse.shape(2)}).on(Device::kCuda, 0, t.lse.data());
+  }
 };
 
 inline std::vector<uint16_t> halves(const Tensor& tensor, int64_t first, int64_t count) {

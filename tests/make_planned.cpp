@@ -358,7 +358,7 @@ int main() {
               for (const bool features : {false, true}) {
                 const Problem plain = contiguous(dtype, headdim, headdim, causal);
                 const Problem problem = packed(features ? with_pairs(with_features(plain, !causal, causal), true) : plain, documents);
-                const Which which = quick(causal && a.capability == 90 && headdim == 128 && documents && !features);  // without, v3 has them
+                const Which which = quick(causal && a.capability == 80 && headdim == 128 && documents && !features);  // of 90 v3 has them
                 add_forward(list, a.capability, problem, true, which);
                 add_backward(list, a.capability, problem, true, false, which);
                 if (headdim != 64 && headdim != 128 && headdim != 256) continue;
@@ -564,15 +564,20 @@ int main() {
     for (const int headdim : {64, 96, 128, 192, 256}) {
       Problem problem = with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false);
       problem.has_documents = true;
-      add_v3_backward(list, problem, false, quick(mask == V3Mask::kCausal && headdim == 128));
-      problem.has_seqused_k = true;
+      add_v3_backward(list, problem, false, Which::kFull);
+      Problem sequences = packed(problem, true);
+      add_v3_backward(list, sequences, false, quick(mask == V3Mask::kCausal && headdim == 128));
+      sequences.has_seqused_k = problem.has_seqused_k = true;  // of packed ones in the last kernel alone
+      add_v3_backward(list, sequences, false, Which::kFull);
       add_v3_backward(list, problem, false, Which::kFull);
       if (headdim != 64 && headdim != 128) continue;
-      problem.dtype = DType::kF16;
+      problem.dtype = sequences.dtype = DType::kF16;
       add_v3_backward(list, problem, false, Which::kFull);
+      add_v3_backward(list, sequences, false, Which::kFull);
     }
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
+  list.add(cuda::v3_document_ranges_request({.block_m = 64, .block_n = fattn::kV3BackwardRows, .of_keys = 1, .packed = 1}), 64, Which::kFull);
   for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = 64, .packed = 1}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);

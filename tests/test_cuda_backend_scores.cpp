@@ -183,7 +183,9 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
 
   launched.clear();
   last_pairs = {};
+  options.algorithm = Algorithm::kV2;
   backward(b, options);
+  options.algorithm = Algorithm::kAuto;
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "e", "rest"}));
   EXPECT_EQ(last_pairs.dlse, b.dlse.data());
   EXPECT_EQ(last_pairs.dlse_strides.head, kTotal);
@@ -193,7 +195,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_rest.parts[1].outputs[1].to, b.dv.data());
   EXPECT_EQ(last_rest.parts[1].heads, kHeadsK);
 
-  // Without documents it is v3's too, behind a list of tiles of keys.
+  // Algorithm v3 lists tiles of keys; and behind them and the first kernel one finds what the documents leave each 64 keys.
   stub().kernel("fattn_v3_packed_key_tiles", note_pairs, sizeof last_pairs);
   stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
   BackwardTensors whole = b;
@@ -218,6 +220,21 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   with_lengths.execute(whole, most.get(), most.bytes(), nullptr);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
   EXPECT_EQ(last_rest.lengths, whole.scores.seqused_k.data());
+  const Plan with_documents(b, options);
+  expect_contains(with_documents.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer of_documents(0, with_documents.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  with_documents.execute(b, of_documents.get(), of_documents.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "pairs", "B", "E", "rest"}));
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(of_documents.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.document_k, b.scores.document_k.data());
+  BackwardTensors none = b;  // no sequence, no ids to look through
+  none.scores.cu_seqlens_q = ints(1, 0);
+  none.scores.cu_seqlens_k = ints(1, 64);
+  launched.clear();
+  backward(none, of_nobody);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "E", "rest"})) << "the first kernel and the last alone";
 
   options.algorithm = Algorithm::kV1;
   expect_contains(error_of([&] { backward(b, options); }), "does not compute packed sequences");

@@ -286,11 +286,7 @@ TEST_F(CudaGpu, LengthsOfPackedSequencesOutOfRangeGiveNan) {
       for (const int64_t headdim : {64, 128}) {
         const Case c = shape(dtype, 1, kRows, kRows, 2, 1, headdim, false);
         DeviceForward d(c), dout(c), gradients(c);
-        for (DeviceForward* of : {&d, &dout, &gradients}) {
-          for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, dtype, {kRows, 2, headdim}).on(Device::kCuda, 0, t->data());
-          for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, dtype, {kRows, 1, headdim}).on(Device::kCuda, 0, t->data());
-          of->t.lse = Tensor(nullptr, DType::kF32, {2, kRows}).on(Device::kCuda, 0, of->t.lse.data());
-        }
+        for (DeviceForward* of : {&d, &dout, &gradients}) of->pack();
         cuda::Buffer of_offsets(0, sizeof offsets), of_lengths(0, sizeof lengths);
         of_offsets.copy_from(offsets, sizeof offsets);
         of_lengths.copy_from(lengths, sizeof lengths);
@@ -362,35 +358,31 @@ TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
   };
   for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
     for (const bool deterministic : {false, true})
-      for (const PackedRows& rows : all) {
-        const int64_t headdim = rows.offsets.size() <= 8 ? 64 : dtype == DType::kF32 ? 192 : 256;
-        const Case c = shape(dtype, 1, kTotalRows, kTotalRows, 2, 1, headdim, false);
-        DeviceForward d(c), dout(c), gradients(c);
-        const auto packed = [&](const Tensor& t, int64_t heads) {
-          return Tensor(nullptr, t.dtype(), {kTotalRows, heads, headdim}).on(Device::kCuda, 0, t.data());
-        };
-        for (DeviceForward* of : {&d, &dout, &gradients}) {
-          for (Tensor* t : {&of->t.q, &of->t.o}) *t = packed(*t, 2);
-          for (Tensor* t : {&of->t.k, &of->t.v}) *t = packed(*t, 1);
-          of->t.lse = Tensor(nullptr, DType::kF32, {2, kTotalRows}).on(Device::kCuda, 0, of->t.lse.data());
+      for (const bool documents : {false, true})
+        for (const PackedRows& rows : all) {
+          const int64_t headdim = rows.offsets.size() <= 8 ? 64 : dtype == DType::kF32 ? 192 : 256;
+          const Case c = shape(dtype, 1, kTotalRows, kTotalRows, 2, 1, headdim, false);
+          DeviceForward d(c), dout(c), gradients(c);
+          for (DeviceForward* of : {&d, &dout, &gradients}) of->pack();
+          const size_t bytes = rows.offsets.size() * sizeof(int32_t);
+          cuda::Buffer memory(0, bytes), ids(0, kTotalRows * sizeof(int32_t));
+          memory.copy_from(rows.offsets.data(), bytes);
+          ids.fill(1);  // of one document
+          if (documents) d.t.scores.document_q = d.t.scores.document_k = Tensor(nullptr, DType::kI32, {kTotalRows}).on(Device::kCuda, 0, ids.get());
+          d.t.scores.cu_seqlens_q = d.t.scores.cu_seqlens_k =
+              Tensor(nullptr, DType::kI32, {static_cast<int64_t>(rows.offsets.size())}).on(Device::kCuda, 0, memory.get());
+          Options options = on_cuda(c);
+          options.algorithm = algorithm;
+          options.max_seqlen_q = options.max_seqlen_k = kMostRows;
+          options.deterministic = deterministic;
+          forward(d.t, options);
+          backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
+          if (!rows.overlap || !documents) expect_rows(d.t.o, rows, "o");
+          if (rows.overlap) continue;
+          expect_rows(gradients.t.q, rows, "dq");
+          expect_rows(gradients.t.k, rows, "dk");
+          expect_rows(gradients.t.v, rows, "dv");
         }
-        const size_t bytes = rows.offsets.size() * sizeof(int32_t);
-        cuda::Buffer memory(0, bytes);
-        memory.copy_from(rows.offsets.data(), bytes);
-        d.t.scores.cu_seqlens_q = d.t.scores.cu_seqlens_k =
-            Tensor(nullptr, DType::kI32, {static_cast<int64_t>(rows.offsets.size())}).on(Device::kCuda, 0, memory.get());
-        Options options = on_cuda(c);
-        options.algorithm = algorithm;
-        options.max_seqlen_q = options.max_seqlen_k = kMostRows;
-        options.deterministic = deterministic;
-        forward(d.t, options);
-        backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
-        expect_rows(d.t.o, rows, "o");
-        if (rows.overlap) continue;
-        expect_rows(gradients.t.q, rows, "dq");
-        expect_rows(gradients.t.k, rows, "dk");
-        expect_rows(gradients.t.v, rows, "dv");
-      }
 }
 
 TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {

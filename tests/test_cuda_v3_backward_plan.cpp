@@ -370,8 +370,8 @@ TEST(V3BackwardPlanSmall, DocumentsHaveRangesAndAMaskThatBegins) {
           const std::string ranges = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
           EXPECT_NE(ranges.find("document_ranges<" + std::to_string(block_n) + ", 64, true>(call)"), std::string::npos) << ranges;
         }
-  const auto refusal = [](auto change) {
-    Problem p = gradient_problem(DType::kBF16, 128, 128, true);
+  const auto refusal = [](auto change, bool packed = false) {
+    Problem p = packed ? packed_problem(128, true, 3, 200, 500) : gradient_problem(DType::kBF16, 128, 128, true);
     p.has_documents = true;
     change(p);
     return v3_backward_refusal(p, kH200);
@@ -380,6 +380,45 @@ TEST(V3BackwardPlanSmall, DocumentsHaveRangesAndAMaskThatBegins) {
   EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("together with softcap"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 9; }).find("together with dropout"), std::string::npos);
+  EXPECT_EQ(refusal([](Problem&) {}, true), "");
+  EXPECT_NE(refusal([](Problem& p) { p.deterministic = true; }, true).find("together with deterministic"), std::string::npos);
+}
+
+// Behind the list of tiles of keys, of each 64 keys whatever a tile has. One kernel finds them for all; lengths are the last kernel's.
+TEST(V3BackwardPlanSmall, DocumentsOfPackedSequencesHaveRangesBehindTheListOfTiles) {
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool window : {false, true})
+        for (const bool lengths : {false, true}) {
+          Problem p = packed_problem(headdim, causal, 7, 4096, 9000);
+          p.total_q = 8000;
+          p.window_left = window ? 50 : -1;
+          p.has_seqused_k = lengths;
+          const V3BackwardPlan without = plan_v3_backward(p, kH200);
+          p.has_documents = true;
+          ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+          EXPECT_EQ(plan.key_tiles, without.key_tiles);
+          EXPECT_EQ(plan.tiles_offset, without.tiles_offset);
+          EXPECT_EQ(plan.tiles_offset % 16, 0);
+          EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + 32 * plan.key_tiles + 16 * (9000 / 64 + 7) + 4 * 64 * (8000 / 64 + 7));
+          EXPECT_EQ(plan.document_grid, 9000 / 1024 + 7);
+          EXPECT_EQ(plan.shared_bytes, without.shared_bytes);
+          const char* const mask = window   ? "v3::DocumentMask<fattn::v3::WindowMask>"
+                                   : causal ? "v3::DocumentMask<fattn::v3::CausalMask>"
+                                            : "v3::DocumentMask<fattn::v3::FullMask>";
+          for (const V3BackwardKey& key : {plan.main, plan.finish}) {
+            const std::string source = v3_backward_request(key).source;
+            EXPECT_NE(source.find(".packed = true, .documents = true"), std::string::npos) << source;
+            EXPECT_NE(source.find(mask), std::string::npos) << source;
+            EXPECT_EQ(source.find(".lengths = true") != std::string::npos, lengths && key.kind == plan.finish.kind) << source;
+          }
+          const std::string ranges = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
+          EXPECT_NE(ranges.find("document_ranges_of_packed_keys(call, work)"), std::string::npos) << ranges;
+        }
+  Problem nobody = packed_problem(128, false, 0, 0, 2000);
+  nobody.has_documents = true;
+  EXPECT_EQ(plan_v3_backward(nobody, kH200).document_grid, 0) << "rows of no sequence";
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {

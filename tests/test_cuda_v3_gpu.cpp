@@ -319,11 +319,7 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
       Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
       if (kind == 2) c.window_left = 200, c.window_right = 70;
       DeviceForward d(c), other(c), gradients(c);
-      for (DeviceForward* of : {&d, &other, &gradients}) {
-        for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, c.dtype, {total_q, 8, headdim}).on(Device::kCuda, 0, t->data());
-        for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, c.dtype, {total_k, 2, headdim}).on(Device::kCuda, 0, t->data());
-        of->t.lse = Tensor(nullptr, DType::kF32, {8, total_q}).on(Device::kCuda, 0, of->t.lse.data());
-      }
+      for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
       const Tensor dout = gradients.t.o;
       uint32_t seed = 1;
       for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
@@ -368,8 +364,8 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
     }
 }
 
-// Documents of packed sequences, some of which use some of their keys: runs and ids of any order, in sequences of several parts of the kernel that
-// looks through the ids.
+// Both passes, documents of packed sequences, some of which use some of their keys: runs and ids of any order, in sequences of several parts of the
+// kernel that looks through the ids.
 TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})
     for (const int kind : {0, 1, 2})  // full, causal, window
@@ -380,14 +376,11 @@ TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
         const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
         Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
         if (kind == 2) c.window_left = 200, c.window_right = 70;
-        DeviceForward d(c), other(c);
-        for (DeviceForward* of : {&d, &other}) {
-          for (Tensor* t : {&of->t.q, &of->t.o}) *t = Tensor(nullptr, c.dtype, {total_q, 8, headdim}).on(Device::kCuda, 0, t->data());
-          for (Tensor* t : {&of->t.k, &of->t.v}) *t = Tensor(nullptr, c.dtype, {total_k, 2, headdim}).on(Device::kCuda, 0, t->data());
-          of->t.lse = Tensor(nullptr, DType::kF32, {8, total_q}).on(Device::kCuda, 0, of->t.lse.data());
-        }
+        DeviceForward d(c), other(c), gradients(c);
+        for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
+        const Tensor dout = gradients.t.o;
         uint32_t seed = 1;
-        for (const Tensor& t : {d.t.q, d.t.k, d.t.v}) fill_with_noise(t, seed++);
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
         cuda::Buffer memory(0, 1 << 16);
         const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
           memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
@@ -419,6 +412,17 @@ TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
           forward(v2, options);
           EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << kind << " " << lengths << " " << sorted;
           EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << kind << " " << lengths << " " << sorted;
+          BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
+          by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+          for (const Tensor& t : {by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
+            check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+          backward(by_v2, options);
+          options.algorithm = Algorithm::kV3;
+          ASSERT_TRUE(taken(describe(by_v3, options)));
+          for (int run = 0; run < 3; ++run) backward(by_v3, options);
+          EXPECT_LT(difference(by_v3.dq, by_v2.dq), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
+          EXPECT_LT(difference(by_v3.dk, by_v2.dk), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
+          EXPECT_LT(difference(by_v3.dv, by_v2.dv), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
         }
       }
 }

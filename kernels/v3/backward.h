@@ -70,8 +70,12 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
       const ListedTile listed = listed_tile(p, number);
       barriers.init();  // while it is on its way
       const KeyTile of = packed_key_tile_of<typename Spec::Mask, Shape::kBlockN>(p, listed);
-      tile.write<false, true>(of);
-      tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
+      if constexpr (Shape::kDocuments) {
+        write_document_tile<Spec>(p, tile, of);
+      } else {
+        tile.write<false, true>(of);
+        tile.write_limits<typename Spec::Mask, Shape::kKeyGroups>(p, of);
+      }
     } else if constexpr (Shape::kDocuments) {
       ptx::wait_for_kernel_before();  // which finds the blocks of queries
       write_document_tile<Spec>(p, tile, key_tile_of<typename Spec::Mask, Shape::kBlockN, Shape::kLengths>(p, number));

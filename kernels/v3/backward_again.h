@@ -70,6 +70,10 @@ struct HeadPairs {
         terms(p.call, at.batch, head, keys.count(p.call)),
         dropout(p.call, at.batch, head) {
     if constexpr (kPair.packed && kPair.alibi) terms.shift = keys.count(p.call) - keys.queries(p.call);
+    if constexpr (kPair.packed && kPair.documents) {
+      terms.document_q = pairs_of(call).document_q + at.first_query();
+      terms.document_k = pairs_of(call).document_k + at.first_key();
+    }
   }
 
   __device__ __forceinline__ float score(int row, int key, int lane) const {

@@ -131,7 +131,7 @@ struct KeyGradients {
     if constexpr (kDocuments) {
       if (!hides_some()) return;
       hide<typename Mask::Pairs>(x, p, keys(), key(), row);
-      hide_other_documents<Spec>(x, p, tile.batch(), key(), row);
+      hide_other_documents<Spec>(x, p, tile.entry<Shape::kPacked>(), key(), row);
     } else {
       if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
     }

@@ -175,7 +175,7 @@ struct ValueRole : RoleBase<Spec> {
   __device__ __forceinline__ void hide_some() {
     if constexpr (Shape::kDocuments) {
       hide<typename Mask::Pairs>(s, p, Base::keys(), tile.key(), row);
-      hide_other_documents<Spec>(s, p, tile.batch(), tile.key(), row);
+      hide_other_documents<Spec>(s, p, tile.template entry<Shape::kPacked>(), tile.key(), row);
     } else {
       hide<Mask>(s, p, Base::keys(), tile.key(), row);
     }

@@ -177,8 +177,7 @@ struct TilePlace {
   __device__ __forceinline__ void write_limits(const BackwardCall& p, const KeyTile& tile) const {
     static_assert(kGroups <= 3);
     const Keys<false, true> of{tile.keys, tile.rows};
-    ptx::st_shared_4(address + 4 * 11, static_cast<unsigned>(tile.first_row + tile.blocks * kV3BackwardRows));
-    ptx::st_shared_4(address + 4 * 18, static_cast<unsigned>(tile.q_begin - tile.place * kV3BackwardRows));
+    write_rows_of_sequence(tile);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int key = tile.key + 64 * group, last = row_end<Mask>(p.call, of, key) - kV3BackwardRows;
@@ -186,6 +185,10 @@ struct TilePlace {
       ptx::st_shared_8(address + static_cast<unsigned>(4 * 12 + 8 * group),
                        uint2{static_cast<unsigned>(key + 64 > tile.keys ? -1 : last), static_cast<unsigned>(first)});
     }
+  }
+  __device__ __forceinline__ void write_rows_of_sequence(const KeyTile& tile) const {
+    ptx::st_shared_4(address + 4 * 11, static_cast<unsigned>(tile.first_row + tile.blocks * kV3BackwardRows));
+    ptx::st_shared_4(address + 4 * 18, static_cast<unsigned>(tile.q_begin - tile.place * kV3BackwardRows));
   }
   // The same of documents, one of the limits.
   __device__ __forceinline__ void write_limits_of(int group, int last, int first) const {

@@ -11,6 +11,7 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/sequence.h"
 #include "kernels/v3/mask.h"
+#include "shared/v3_backward_work.h"
 #include "shared/v3_documents.h"
 #include "shared/v3_packed_tiles.h"
 
@@ -46,6 +47,22 @@ struct PackedDocumentPlace {
     return reinterpret_cast<int*>(all_blocks(p) + tiles(p) * (kBlockM / kV3DocumentRows));
   }
   static __device__ __forceinline__ int first_id(int k_begin, int n) { return (k_begin / kBlockN + n) * kBlockN; }
+};
+
+// Backward, the same behind the list of tiles of keys, of which there are `key_tiles`: of each 64 keys, however many a tile has, and the ids of
+// queries in the blocks that packed_block_of() counts (v3/backward_schedule.h).
+struct PackedDocumentQueries {
+  static_assert(kV3DocumentRows == kV3BackwardRows);
+  static __device__ __forceinline__ V3DocumentBlocks* all_blocks(const AttentionParams& p, int key_tiles) {
+    return reinterpret_cast<V3DocumentBlocks*>(static_cast<V3PackedTile*>(pairs_of(p).tiles) + key_tiles);
+  }
+  static __device__ __forceinline__ V3DocumentBlocks* blocks(const AttentionParams& p, int key_tiles, int k_begin, int n) {
+    return all_blocks(p, key_tiles) + k_begin / kV3DocumentRows + n;
+  }
+  static __device__ __forceinline__ int* ids(const AttentionParams& p, int key_tiles, int block) {
+    return reinterpret_cast<int*>(all_blocks(p, key_tiles) + most_packed_tiles(pairs_of(p).total_k, p.batch, kV3DocumentRows)) +
+           block * kV3BackwardRows;
+  }
 };
 
 // What ids say of the keys of a tile, in blocks.
@@ -122,7 +139,6 @@ inline constexpr bool kOfDocuments<PackedDocumentKeys<kBlockM, kBlockN>> = true;
 // others, which are called keys here.
 template <int kBlockM, int kBlockN, bool kOfKeys, bool kPacked>
 struct DocumentRanges {
-  static_assert(!(kOfKeys && kPacked));
   static constexpr int kWarps = kV3DocumentThreads / 32, kMost = 0x7fffffff, kLeast = -kMost - 1;
   static constexpr int kBlocksAtOnce = 1024;
   struct Ids {
@@ -172,44 +188,61 @@ struct DocumentRanges {
     return share;
   }
   // A sequence's CTAs are those from the one on that would have its first row. All threads of the CTA look for the one that has it.
-  static __device__ __forceinline__ Share share_of_sequence(const PairParams& p) {
-    using Place = PackedDocumentPlace<kBlockM, kBlockN>;
+  static __device__ __forceinline__ Share share_of_sequence(const PairParams& p, int key_tiles) {
     constexpr int kRows = kV3DocumentCtaRows;
-    static_assert(kRows % kBlockM == 0);
+    static_assert(kRows % kBlockM == 0 && (!kOfKeys || (kBlockM == kV3DocumentRows && kBlockN == kV3BackwardRows)));
     __shared__ int owner;
     const int cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     if (thread == 0) owner = -1;
     __syncthreads();
     for (int n = thread; n < p.batch; n += kV3DocumentThreads) {
-      const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
-      const int part = cta - (q.begin / kRows + n);
-      if (part >= 0 && part * static_cast<long long>(kRows) < q.count) owner = n;
+      const Rows own = kOfKeys ? given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k)
+                               : given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
+      const int part = cta - (own.begin / kRows + n);
+      if (part >= 0 && part * static_cast<long long>(kRows) < own.count) owner = n;
     }
     __syncthreads();
     if (owner < 0) return {};
     const Sequence at = given_sequence(p, owner);
-    return {at.q.count,
-            at.k.count,
-            p.document_q + at.q.begin,
-            p.document_k + at.k.begin,
-            Place::blocks(p, at.q.begin, owner),
-            Place::all_ids(p) + Place::first_id(at.k.begin, owner),
-            cta - (at.q.begin / kRows + owner)};
+    const int *const q = p.document_q + at.q.begin, *const k = p.document_k + at.k.begin;
+    if constexpr (kOfKeys) {
+      using Place = PackedDocumentQueries;
+      return {at.k.count,
+              at.q.count,
+              k,
+              q,
+              Place::blocks(p, key_tiles, at.k.begin, owner),
+              Place::ids(p, key_tiles, at.q.begin / kV3BackwardRows + owner),
+              cta - (at.k.begin / kRows + owner)};
+    } else {
+      using Place = PackedDocumentPlace<kBlockM, kBlockN>;
+      return {at.q.count,
+              at.k.count,
+              q,
+              k,
+              Place::blocks(p, at.q.begin, owner),
+              Place::all_ids(p) + Place::first_id(at.k.begin, owner),
+              cta - (at.q.begin / kRows + owner)};
+    }
   }
-  static __device__ __forceinline__ Share own_share(const PairParams& p) {
+  static __device__ __forceinline__ Share own_share(const PairParams& p, int key_tiles) {
     if constexpr (kPacked)
-      return share_of_sequence(p);
+      return share_of_sequence(p, key_tiles);
     else
       return share_of_entry(p);
   }
 
-  static __device__ __forceinline__ void run(const PairParams& p) {
+  // `key_tiles`: in the list of a backward pass over packed sequences.
+  static __device__ __forceinline__ void run(const PairParams& p, int key_tiles) {
     ptx::let_kernel_after_come_up();
     __shared__ int2 bounds[kBlocksAtOnce];
     const auto [warp, lane] = ptx::thread_place();
-    const Share share = own_share(p);
+    const Share share = own_share(p, key_tiles);
     const int queries = share.queries, keys = share.keys;
-    if (kPacked && queries == 0) return;
+    if (kPacked && queries == 0) {
+      if constexpr (kOfKeys) ptx::wait_for_kernel_before();  // as below
+      return;
+    }
     const int records = share.records(), parts = share.parts(), part = share.part;
     const int record = part * kWarps + warp, row = record * kV3DocumentRows;
     Ids own;
@@ -259,7 +292,12 @@ struct DocumentRanges {
 
 template <int kBlockM, int kBlockN, bool kOfKeys, bool kPacked = false>
 __device__ __forceinline__ void document_ranges(const PairParams& p) {
-  DocumentRanges<kBlockM, kBlockN, kOfKeys, kPacked>::run(p);
+  static_assert(!(kOfKeys && kPacked));
+  DocumentRanges<kBlockM, kBlockN, kOfKeys, kPacked>::run(p, 0);
+}
+// Of a backward pass over packed sequences.
+__device__ __forceinline__ void document_ranges_of_packed_keys(const PairParams& p, const V3BackwardWork& work) {
+  DocumentRanges<kV3DocumentRows, kV3BackwardRows, true, true>::run(p, work.key_tiles);
 }
 
 }  // namespace fattn::v3

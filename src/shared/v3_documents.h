@@ -1,6 +1,6 @@
 // Documents as algorithm v3 takes them, in the workspace: of each batch entry which blocks of keys its queries can see, kV3DocumentRows queries at a
-// time; then the ids of its keys, filled up to whole blocks. In the backward pass keys and queries change places. Packed sequences, forward, have
-// theirs behind the list of tiles (v3_packed_tiles.h). Include-free, used by the host too.
+// time; then the ids of its keys, filled up to whole blocks. In the backward pass keys and queries change places. Packed sequences
+// have theirs behind the list of tiles (v3_packed_tiles.h). Include-free, used by the host too.
 #pragma once
 
 namespace fattn {

@@ -162,13 +162,12 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
-  if (problem.has_documents && (problem.packed || problem.deterministic || problem.softcap > 0 || problem.has_alibi || problem.dropout_below > 0))
+  if (problem.has_documents && (problem.deterministic || problem.softcap > 0 || problem.has_alibi || problem.dropout_below > 0))
     return text("algorithm v3's backward pass has no documents (document_q, document_k) together with ",
-                problem.packed          ? "packed sequences"
-                : problem.deterministic ? "deterministic"
-                : problem.softcap > 0   ? "softcap"
-                : problem.has_alibi     ? "ALiBi"
-                                        : "dropout",
+                problem.deterministic ? "deterministic"
+                : problem.softcap > 0 ? "softcap"
+                : problem.has_alibi   ? "ALiBi"
+                                      : "dropout",
                 "; algorithm v2 does both");
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
@@ -251,7 +250,10 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   if (problem.packed) {
     plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
   }
-  if (problem.has_documents) {
+  if (problem.has_documents && problem.packed) {  // behind the list of tiles
+    plan.semaphore_offset += v3_packed_document_bytes(problem.total_k, kV3DocumentRows, problem.total_q, kV3BackwardRows, problem.batch);
+    plan.document_grid = plan.grid > 0 ? most_packed_tiles(problem.total_k, problem.batch, kV3DocumentCtaRows) : 0;
+  } else if (problem.has_documents) {
     plan.semaphore_offset += problem.batch * v3_document_bytes(problem.seqlen_k, plan.tile.block_n(), problem.seqlen_q, kV3BackwardRows);
     plan.document_grid = problem.batch * v3_document_ctas(problem.seqlen_k, plan.tile.block_n());
   }
@@ -292,7 +294,8 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
 }
 
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan) {
-  return {.block_m = plan.tile.block_n(), .block_n = kV3BackwardRows, .of_keys = 1};
+  const bool packed = pair_features_of(plan.main.pair).packed;
+  return {.block_m = packed ? kV3DocumentRows : plan.tile.block_n(), .block_n = kV3BackwardRows, .of_keys = 1, .packed = packed};
 }
 
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan) {
@@ -328,10 +331,10 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   source.add_int("kHeaddim", key.width);
   if (!finish) source.add_int("kHeaddimV", key.width_v);
   if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
-  if (!prepare && key.mask == V3Mask::kFull && pair_features_of(key.pair).packed)
-    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden
-  else if (!prepare && pair_features_of(key.pair).documents)
+  if (!prepare && pair_features_of(key.pair).documents)
     source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
+  else if (!prepare && key.mask == V3Mask::kFull && pair_features_of(key.pair).packed)
+    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden
   else if (!prepare)
     source.add_mask(key.mask);
   if (!prepare) source.add_score(key.score);

@@ -341,14 +341,16 @@ V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan) {
 
 jit::Request v3_document_ranges_request(const V3DocumentRangesKey& key) {
   const std::string entry = "fattn_v3_document_ranges";
+  const bool packed_keys = key.of_keys != 0 && key.packed != 0;  // has a list of tiles before its part of the workspace
+  const std::string function = packed_keys ? "document_ranges_of_packed_keys"
+                                           : text("document_ranges<", key.block_m, ", ", key.block_n, key.of_keys != 0 ? ", true" : ", false",
+                                                  key.packed != 0 ? ", true" : "", ">");
   return {.entry = entry,
-          .source = text("// documents",
-                         key.of_keys != 0  ? " of keys, "
-                         : key.packed != 0 ? " of packed sequences, "
-                                           : ", ",
-                         key.block_m, " x ", key.block_n, "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(",
-                         kV3DocumentThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::document_ranges<",
-                         key.block_m, ", ", key.block_n, key.of_keys != 0 ? ", true" : ", false", key.packed != 0 ? ", true" : "", ">(call);\n}\n"),
+          .source = text("// documents", key.of_keys != 0 ? " of keys" : "", key.packed != 0 ? " of packed sequences, " : ", ", key.block_m, " x ",
+                         key.block_n, "\n#include \"kernels/v3/documents.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3DocumentThreads,
+                         ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call",
+                         packed_keys ? ", const __grid_constant__ fattn::V3BackwardWork work" : "", ") {\n  fattn::v3::", function,
+                         packed_keys ? "(call, work);\n}\n" : "(call);\n}\n"),
           .arch = kV3Arch,
           .arch_specific = true};
 }
