@@ -285,6 +285,29 @@ TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
 }
 
+// A mask of pairs: backward algorithm v3 takes it, as words that a kernel behind the first makes of it.
+TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
+  stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
+  stub().kernel("fattn_v3_mask_words", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  cuda::Buffer memory(0, 1 << 20);
+  const Tensor mask = Tensor(nullptr, DType::kU8, {1, OnDevice::kHeads, OnDevice::kSeqlen, OnDevice::kSeqlen}).on(Device::kCuda, 0, memory.get());
+  d.backward.scores.mask = mask;
+  const Plan plan(d.backward, {});
+  expect_contains(plan.info().kernel, "cuda v3 backward bf16");
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  plan.execute(d.backward, workspace.get(), workspace.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
+  constexpr int64_t kBlocks = (OnDevice::kSeqlen + 63) / 64;
+  EXPECT_EQ(last_pairs.tiles,
+            static_cast<char*>(workspace.get()) + OnDevice::kBatch * OnDevice::kHeads * kBlocks * 64 * (OnDevice::kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.pair_mask, mask.data());
+  EXPECT_EQ(last_pairs.pair_mask_strides.batch, 0);
+  EXPECT_EQ(last_pairs.pair_mask_strides.head, OnDevice::kSeqlen * OnDevice::kSeqlen);
+}
+
 // Packed tensors of which no row belongs to a sequence: all of them are written, and nothing else is launched.
 TEST_F(CudaBackend, PackedTensorsWithoutSequencesAreWritten) {
   stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/v3_backward.h"
+#include "shared/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
@@ -419,6 +420,47 @@ TEST(V3BackwardPlanSmall, DocumentsOfPackedSequencesHaveRangesBehindTheListOfTil
   Problem nobody = packed_problem(128, false, 0, 0, 2000);
   nobody.has_documents = true;
   EXPECT_EQ(plan_v3_backward(nobody, kH200).document_grid, 0) << "rows of no sequence";
+}
+
+// Behind the first kernel one makes words of the mask, once for what shares it; any pair may then be hidden.
+TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
+  const auto masked = [](int64_t headdim, bool causal, Strides strides) {
+    Problem p = gradient_problem(DType::kBF16, headdim, headdim, causal);
+    p.pair_mask = {true, DType::kU8, strides.batch ? p.batch : 1, strides.head ? p.nheads : 1, strides.row ? p.seqlen_q : 1, strides};
+    return p;
+  };
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const bool causal : {false, true}) {
+      const int64_t row = 523, head = 300 * row;
+      const struct {
+        Strides strides;
+        int64_t heads, row_blocks;
+      } kinds[] = {{{6 * head, row, head}, 12, 5}, {{0, row, head}, 6, 5}, {{head, row, 0}, 2, 5}, {{0, row, 0}, 1, 5}, {{row, 0, 0}, 2, 1}};
+      for (const auto& [strides, heads, row_blocks] : kinds) {
+        const Problem p = masked(headdim, causal, strides);
+        ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + heads * row_blocks * 9 * 64 * 64 / 8);
+        EXPECT_EQ(plan.mask_grid, heads * row_blocks * 3) << "256 keys a CTA";
+        for (const V3BackwardKey& key : {plan.main, plan.finish}) {
+          const std::string source = v3_backward_request(key).source;
+          EXPECT_NE(source.find(".mask = true"), std::string::npos);
+          EXPECT_NE(source.find(causal ? "v3::CausalMask" : "v3::EntryMask"), std::string::npos) << "what is hidden is looked for";
+        }
+        EXPECT_EQ(v3_backward_request(plan.prepare).source.find("kPair"), std::string::npos) << "knows rows only";
+      }
+    }
+  EXPECT_EQ(v3_mask_words_request({}).entry, "fattn_v3_mask_words");
+  const auto refusal = [&](auto change) {
+    Problem p = masked(128, true, {0, 523, 0});
+    change(p);
+    return v3_backward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal([](Problem& p) { p.has_seqused_k = true, p.dropout_below = 9, p.deterministic = true; }), "");
+  EXPECT_NE(refusal([](Problem& p) { p.has_documents = true; }).find("together with documents"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("together with softcap"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.seqlen_q = p.seqlen_k = 1 << 22; }).find("split the batch"), std::string::npos);
 }
 
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {

@@ -94,7 +94,7 @@ struct HeadPairs {
     return dot(dout, row, v, key, columns_v, lane) - row_sum[row];
   }
   __device__ __forceinline__ bool sees(int row, int key) const {
-    if constexpr (kPair.documents) return terms.sees(row, key);
+    if constexpr (kPair.hides()) return terms.sees(row, key);
     return true;
   }
   __device__ __forceinline__ bool stays(int row, int key) const {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
     const int key = tile.key() + nth;
     if (key >= keys.count(p.call)) break;
     const int seen_from = Mask::first_row(p.call, keys, key), hidden_end = min(seen_from, keys.queries(p.call));
-    bool spoilt = kPairOf<Spec>.documents;  // perhaps: hidden queries may be anywhere
+    bool spoilt = kPairOf<Spec>.hides();  // perhaps: hidden queries may be anywhere
 #pragma unroll 1
     for (int head = first_head; head < first_head + p.call.group && !spoilt; ++head) {
       const Pairs pairs(p, tile.entry<kPacked>(), head, keys);

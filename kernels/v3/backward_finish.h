@@ -42,7 +42,7 @@ struct BackwardFinish {
       const int row = at.row + nth;
       if (row >= at.rows(p.call)) break;
       const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
-      bool spoilt = kPairOf<Spec>.documents;  // perhaps: hidden keys may be anywhere
+      bool spoilt = kPairOf<Spec>.hides();  // perhaps: hidden keys may be anywhere
       if constexpr (Mask::kBegins) {
 #pragma unroll 1
         for (int key = first_key; key < begin && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);

@@ -15,6 +15,7 @@
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/backward_store.h"
+#include "kernels/v3/backward_terms.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
@@ -35,6 +36,7 @@ struct KeyGradients {
   // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
   static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
   static constexpr bool kDocuments = Shape::kDocuments;
+  static constexpr bool kTerms = Shape::kMask;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -53,6 +55,8 @@ struct KeyGradients {
   TightRing<Spec::kStages> queries;  // and dout
   unsigned step = 0;                 // blocks whose dS is published
   int row = 0;                       // the present block's first
+  int head = 0;                      // with terms: its query head
+  [[no_unique_address]] MaskWord<Spec, Shape::kMask> mask;
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
@@ -135,6 +139,7 @@ struct KeyGradients {
     } else {
       if (hides_some()) hide<Mask>(x, p, keys(), key(), row);
     }
+    mask.hide(x);
   }
 
   // P from S, which is there; on return dP is there too, and dV under way.
@@ -201,7 +206,14 @@ struct KeyGradients {
   __device__ __forceinline__ void next_block() {
     queries.next();
     row += Shape::kBlockM;
-    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) {
+      row = tile.first_row();  // of the next query head
+      if constexpr (kTerms) ++head;
+    }
+  }
+  // What is read of the present block's terms ahead of its scores.
+  __device__ __forceinline__ void read_terms() {
+    if constexpr (kTerms) mask.read(p, tile, head, row, key());
   }
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup. There remains one block at least.
@@ -246,7 +258,12 @@ struct KeyGradients {
     row = tile.first_row();
     if constexpr (kLimits)
       if (key() >= keys().keys) return skip_all();
+    if constexpr (kTerms) {
+      head = tile.head_k() * p.call.group;
+      ptx::wait_for_kernel_before();  // which makes words of the mask
+    }
     if constexpr (Mask::kUneven) skip_blocks(hidden_before());
+    read_terms();
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
@@ -264,9 +281,13 @@ struct KeyGradients {
     weigh();
 #pragma unroll 1
     while (static_cast<int>(step) + 1 < steps()) {  // under way: dV of the block before
+      if constexpr (kTerms) {
+        next_block();
+        read_terms();
+      }
       differentiate();
       write_ds();
-      next_block();
+      if constexpr (!kTerms) next_block();
       ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
       ptx::wgmma_fence();
       issue_s();

@@ -17,6 +17,7 @@
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/backward_store.h"
+#include "kernels/v3/backward_terms.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
@@ -99,8 +100,12 @@ struct ValueRole : RoleBase<Spec> {
 
   const float scale;  // own_scale()
   int row;            // the first of the block whose P is published next
+  int head = 0;       // with terms: its query head
+  [[no_unique_address]] MaskWord<Spec, Shape::kMask> mask;
   float s[32], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];
+
+  static constexpr bool kTerms = Shape::kMask;
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
       : Base(params, shared_address, of, of_keys), scale(own_scale<typename Spec::Score>(params.call)), row(of_keys.first_row()) {}
@@ -160,11 +165,16 @@ struct ValueRole : RoleBase<Spec> {
       publish(to, i, s[4 * i] * slope[0], s[4 * i + 1] * slope[1], s[4 * i + 2] * slope[2], s[4 * i + 3] * slope[3]);
     }
     free_queries();
-    if (hides_some())
-      for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) {
-        s[i] = 0;
-        ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
-      });
+    const auto take_away = [&](int i) {
+      s[i] = 0;
+      ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
+    };
+    if (hides_some()) for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, take_away);
+    mask.for_each_hidden(take_away);
+  }
+  // Terms of the block whose P is published next.
+  __device__ __forceinline__ void read_terms() {
+    if constexpr (kTerms) mask.read(p, tile, head, row, tile.key());
   }
   __device__ __forceinline__ bool hides_some() const {
     if constexpr (Shape::kPacked || Shape::kDocuments)
@@ -184,6 +194,7 @@ struct ValueRole : RoleBase<Spec> {
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
       if (hides_some()) hide_some();
+    mask.hide(s);
     if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
@@ -197,7 +208,10 @@ struct ValueRole : RoleBase<Spec> {
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_full());
     p_place.next();
     row += Shape::kBlockM;
-    if (row >= tile.template rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
+    if (row >= tile.template rows_end<Mask, Shape::kPacked>(p)) {
+      row = tile.first_row();  // of the next query head
+      if constexpr (kTerms) ++head;
+    }
   }
   // dV of the block in stage `free`: P of the next block may take its operand's registers.
   __device__ __forceinline__ void values_done(unsigned free) {
@@ -215,6 +229,11 @@ struct ValueRole : RoleBase<Spec> {
   __device__ __forceinline__ void run() {
 #pragma unroll
     for (float& x : dv) x = 0;
+    if constexpr (kTerms) {
+      head = tile.head_k() * p.call.group;
+      ptx::wait_for_kernel_before();  // which makes words of the mask
+      read_terms();
+    }
     ptx::mbarrier_wait(barriers.k_full(), 0);
     ptx::pin(dv);
     issue_s();
@@ -227,6 +246,7 @@ struct ValueRole : RoleBase<Spec> {
 #pragma unroll 1
     for (int left = Base::steps(); --left > 0;) {
       const unsigned free = last.stage;
+      read_terms();
       issue_s();
       issue_dv();
       Base::next_issued();

@@ -18,6 +18,7 @@
 #include "jit/kernel_table.h"
 #include "shared/text.h"
 #include "shared/v3_documents.h"
+#include "shared/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core {
@@ -100,6 +101,12 @@ jit::Request v3_packed_key_tiles_request(const KernelKey& key) {
 
 const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const Problem& problem, const cuda::V3BackwardPlan& plan) {
   return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_packed_key_tiles_key(problem, plan)), v3_packed_key_tiles_request);
+}
+
+jit::Request v3_mask_words_request(const KernelKey& key) { return cuda::v3_mask_words_request(jit::pod_of_key<cuda::V3MaskWordsKey>(key)); }
+
+const Loaded& v3_mask_words_kernel(CudaDevice& device) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3MaskWordsKey{}), v3_mask_words_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -321,6 +328,12 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
     shape.early = true;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   }
+  if (chosen.mask_grid > 0) {
+    const Loaded& kernel = v3_mask_words_kernel(device);
+    CudaLaunch shape = shape_of(chosen.mask_grid, kV3MaskThreads, 0);
+    shape.early = true;
+    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
+  }
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
 }
@@ -497,6 +510,7 @@ void load_cuda_kernels(const Plan& plan) {
   if (plan.algorithm == Algorithm::kV3) {
     if (plan.problem.packed) v3_packed_key_tiles_kernel(device, plan.problem, chosen.v3_backward);
     if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
+    if (plan.problem.pair_mask.given) v3_mask_words_kernel(device);
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);

@@ -21,6 +21,7 @@ enum class KernelKind : uint32_t {
   kV3PackedTiles = 15,
   kV3PackedKeyTiles = 16,
   kV3DocumentRanges = 17,
+  kV3MaskWords = 18,
   kV3ForwardF32 = 40,
   kV3ForwardF32Split = 41,
   kV2BackwardF32Split = 42,

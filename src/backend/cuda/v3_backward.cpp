@@ -8,6 +8,7 @@
 #include "fattn/error.hpp"
 #include "shared/text.h"
 #include "shared/v3_documents.h"
+#include "shared/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
@@ -73,6 +74,30 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
   return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
               "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
+}
+
+// Blocks of queries and 64 keys that a mask of pairs has words for. What all share it has once.
+int64_t mask_blocks(const Problem& p) {
+  const Strides& of = p.pair_mask.strides;
+  return (of.batch != 0 ? p.batch : 1) * (of.head != 0 ? p.nheads : 1) * v3_mask_blocks(of.row != 0 ? p.seqlen_q : 1) * v3_mask_blocks(p.seqlen_k);
+}
+
+// Of masks of pairs and biases.
+std::string term_refusal(const Problem& p) {
+  if (p.bias.given || p.dbias.given) return "algorithm v3's backward pass has no bias; algorithm v2 has";
+  if (!p.pair_mask.given) return {};
+  // With ALiBi or softcap some kernels spill up to 36 bytes.
+  if (p.packed || p.has_documents || p.has_alibi || p.softcap > 0)
+    return text("algorithm v3's backward pass has no mask of pairs together with ",
+                p.packed          ? "packed sequences"
+                : p.has_documents ? "documents (document_q, document_k)"
+                : p.has_alibi     ? "ALiBi"
+                                  : "softcap",
+                "; algorithm v2 does both");
+  if (mask_blocks(p) > kMaxGrid)
+    return text("the mask of pairs has ", mask_blocks(p), " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", kMaxGrid,
+                "; split the batch");
+  return {};
 }
 
 // o and dq are read and written 16 bytes at a time, without TMA.
@@ -169,6 +194,8 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
                 : problem.has_alibi   ? "ALiBi"
                                       : "dropout",
                 "; algorithm v2 does both");
+  why = term_refusal(problem);
+  if (!why.empty()) return why;
   if (problem.headdim % 8 != 0 || problem.headdim_v % 8 != 0)
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; algorithm v3's backward pass takes multiples of 8");
   const std::pair<TiledTensor, const char*> tensors[] = {{tiled_q(problem, 64), "q"},   {tiled_k(problem, 64), "k"},
@@ -224,7 +251,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
-  if (key.mask == V3Mask::kFull && !pair.packed && !pair.documents) {  // nothing is hidden, nothing computed again
+  if (key.mask == V3Mask::kFull && !pair.packed && !pair.hides()) {  // nothing is hidden, nothing computed again
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
@@ -257,6 +284,10 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.semaphore_offset += problem.batch * v3_document_bytes(problem.seqlen_k, plan.tile.block_n(), problem.seqlen_q, kV3BackwardRows);
     plan.document_grid = problem.batch * v3_document_ctas(problem.seqlen_k, plan.tile.block_n());
   }
+  if (problem.pair_mask.given) {
+    plan.semaphore_offset += mask_blocks(problem) * kV3MaskBytes;
+    plan.mask_grid = mask_blocks(problem) / v3_mask_blocks(problem.seqlen_k) * v3_mask_ctas(problem.seqlen_k);
+  }
   const int64_t flags = problem.deterministic ? 1 + plan.prepare_grid
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)
                                               : 0;
@@ -283,7 +314,7 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
                             problem, b.pairs);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
-  if (problem.packed || problem.has_documents) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
+  if (problem.packed || problem.has_documents || problem.pair_mask.given) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_blocks = plan.row_blocks;
@@ -315,6 +346,15 @@ jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
       .arch_specific = true};
 }
 
+jit::Request v3_mask_words_request(const V3MaskWordsKey&) {
+  const std::string entry = "fattn_v3_mask_words";
+  return {.entry = entry,
+          .source = text("// words of a mask of pairs\n#include \"kernels/v3/mask_words.h\"\nextern \"C\" __global__ void __launch_bounds__(",
+                         kV3MaskThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::mask_words(call);\n}\n"),
+          .arch = kV3Arch,
+          .arch_specific = true};
+}
+
 jit::Request v3_backward_request(const V3BackwardKey& key) {
   const V3BackwardTile& tile = kRows[key.row].tile;
   const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish, main = !prepare && !finish;
@@ -331,10 +371,11 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   source.add_int("kHeaddim", key.width);
   if (!finish) source.add_int("kHeaddimV", key.width_v);
   if (!finish) source.add_bool("kDeterministic", key.deterministic != 0);
-  if (!prepare && pair_features_of(key.pair).documents)
+  const PairFeatures its = pair_features_of(key.pair);
+  if (!prepare && its.documents)
     source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
-  else if (!prepare && key.mask == V3Mask::kFull && pair_features_of(key.pair).packed)
-    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden
+  else if (!prepare && key.mask == V3Mask::kFull && (its.packed || its.mask))
+    source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden, or any pairs
   else if (!prepare)
     source.add_mask(key.mask);
   if (!prepare) source.add_score(key.score);

@@ -66,11 +66,20 @@ struct V3PackedKeyTilesKey {
 static_assert(sizeof(V3PackedKeyTilesKey) == 64);
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
 
+// The kernel that makes words of a mask of pairs (kernels/v3/mask_words.h); 64 bytes without padding.
+struct V3MaskWordsKey {
+  KernelKind kind = KernelKind::kV3MaskWords;
+  std::array<int32_t, 15> reserved{};
+};
+static_assert(sizeof(V3MaskWordsKey) == 64);
+jit::Request v3_mask_words_request(const V3MaskWordsKey& key);
+
 // Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
 
-// Launched in this order on one stream: prepare, with documents the kernel that finds their blocks, main, finish. All but the first come up while the
-// one before still runs. Of packed sequences a kernel that lists tiles is before them all, and nothing is launched of a grid of 0.
+// Launched in this order on one stream: prepare, with documents the kernel that finds their blocks, with a mask of pairs the one that makes words of
+// it, main, finish. All but the first come up while the one before still runs. Of packed sequences a kernel that lists tiles is before them all, and
+// nothing is launched of a grid of 0.
 struct V3BackwardPlan {
   V3BackwardKey prepare, main, finish;
   V3BackwardTile tile;
@@ -79,7 +88,9 @@ struct V3BackwardPlan {
   int row_blocks = 0, key_tiles = 0, heads_per_section = 0;  // of packed sequences, those that there may be
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
   int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
-  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) and, if
+  int64_t mask_grid = 0;      // CTAs of the kernel that makes words of a mask of pairs; likewise
+  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) or words of a mask
+  // of pairs (shared/v3_mask_words.h) and, if
   // deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };

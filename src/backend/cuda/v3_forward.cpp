@@ -212,6 +212,8 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
+  if (why.empty() && (problem.bias.given || problem.pair_mask.given))
+    why = "algorithm v3's forward pass has no bias and no mask of pairs; algorithm v2 has both";
   if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
