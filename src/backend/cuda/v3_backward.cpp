@@ -162,6 +162,9 @@ std::span<const V3BackwardRow> v3_backward_rows() { return kRows; }
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (!why.empty()) return why;
+  if (problem.bias.given || problem.dbias.given || problem.pair_mask.given)
+    return text("algorithm v3's backward pass has no ", problem.pair_mask.given ? "mask of pairs (mask)" : "bias, nor its gradient (bias, dbias)",
+                "; algorithm v2 does");
   if (problem.has_documents && (problem.packed || problem.deterministic || problem.softcap > 0 || problem.has_alibi || problem.dropout_below > 0))
     return text("algorithm v3's backward pass has no documents (document_q, document_k) together with ",
                 problem.packed          ? "packed sequences"
