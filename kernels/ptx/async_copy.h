@@ -1,5 +1,5 @@
 // Asynchronous copies from global to shared memory. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy",
-// cp.async, cp.async.commit_group, cp.async.wait_group. sm_80 and later.
+// cp.async, cp.async.commit_group, cp.async.wait_group, cp.async.mbarrier.arrive. sm_80 and later.
 #pragma once
 
 namespace fattn::ptx {
@@ -20,6 +20,11 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Arrives on a barrier (mbarrier.h) that counts it, when all copies that this thread has begun are there.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 }  // namespace fattn::ptx

@@ -1,6 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), block_order.h (their blocks), forward_copy.h (loads, stores),
-// forward_consumer.h.
+// forward_terms.h (bias and mask), forward_consumer.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -9,6 +9,7 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v3/forward_consumer.h"
 #include "kernels/v3/forward_copy.h"
+#include "kernels/v3/forward_terms.h"
 
 namespace fattn::v3 {
 
@@ -26,6 +27,8 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
     if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
+    if constexpr (kPairTerms<Spec>)
+      if (warp >= 2) load_terms<Spec>(p, shared, barriers, static_cast<int>(threadIdx.x) - 64);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();

@@ -12,6 +12,7 @@
 #include "kernels/v3/block_order.h"
 #include "kernels/v3/dropout_bits.h"
 #include "kernels/v3/forward_shape.h"
+#include "kernels/v3/forward_terms.h"
 #include "kernels/v3/hidden_values.h"
 #include "kernels/v3/schedule.h"
 #include "kernels/v3/scores_again.h"
@@ -39,12 +40,16 @@ struct Consumer {
   static constexpr bool kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout, kDocuments = kPairOf<Spec>.documents;
   // The tiles of a window are joined across blocks that the warpgroup passes over, if there is room for the values that it has not come to.
   static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
+  static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
+  static constexpr bool kHides = Mask::kUneven || kTerms;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   using Slope = v3::Slope<kAlibi>;
   // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
   static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
   using DropoutBits = v3::DropoutBits<Spec, kDropout>;
+  using Terms = PairTerms<Spec, kTerms>;
   static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
+  static_assert(!(kTerms && (kAlibi || kDropout || kDocuments || kPairOf<Spec>.packed)), "not built");
 
   const ForwardCall& p;
   const unsigned shared;
@@ -69,7 +74,9 @@ struct Consumer {
   Slope slope;              // of the tile's head
   bool linked = false;      // with kLinks: the warp's references are, on this side of the diagonal
 
-  DropoutBits bits;  // of the block whose weights are computed
+  DropoutBits bits;   // of the block whose weights are computed
+  Terms terms;        // likewise
+  bool seen = false;  // with kTerms: each of the warp's rows has a reference
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
   __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
@@ -139,6 +146,16 @@ struct Consumer {
 
   // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
   __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, shared + Shape::kOffsetDropout, first_row + group * 64, of); }
+
+  // The terms of a block, if there are any: read while the tensor cores multiply.
+  __device__ __forceinline__ void read_terms() { terms.read(p, shared, barriers, warp_row(), lane()); }
+  template <bool kExact>
+  __device__ __forceinline__ void add_terms() {
+    constexpr float kLn2 = 0.693147180559945309f;
+    terms.template apply<kExact>(s, scale * kLn2);
+  }
+  // What scores are multiplied by in the exponential: after a bias they have their own scale.
+  __device__ __forceinline__ float exponent_scale() const { return Terms::kAdds ? kLog2e : scale; }
 
   // Both products, in this warpgroup's turn.
   __device__ __forceinline__ void issue_products(unsigned buffer) {
@@ -246,7 +263,9 @@ struct Consumer {
         return softmax.template update<kFirst>(s, factor, 1.0f);
       }
     } else {
-      return softmax.template update<kFirst>(s, factor, scale);
+      const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
+      if constexpr (kTerms) seen = ptx::vote_all(softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
+      return moved;
     }
   }
 
@@ -255,8 +274,11 @@ struct Consumer {
   __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
     issue_products(buffer);
     draw(row, block - 1);
+    read_terms();
+    terms.free(barriers, lane());
     scores_done();
     free_k();
+    add_terms<true>();
     if constexpr (Mask::kUneven)
       hide(block - 1);
     else if constexpr (kBehind)
@@ -276,12 +298,17 @@ struct Consumer {
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
     draw(row, block - 1);
+    read_terms();
     if constexpr (kByCurve)
       products_done();
     else
       scores_done();
+    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked) || (kTerms && !seen));
+    if (careful) [[unlikely]]
+      add_terms<true>();
+    else
+      add_terms<false>();
     if constexpr (kBegins) hide_before(block - 1);
-    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked));
     bool moved = false;
     float greatest = 0;
     [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
@@ -299,7 +326,7 @@ struct Consumer {
       else if constexpr (kAlibi)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line);
       else
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale);
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, exponent_scale());
     };
     if (careful) [[unlikely]] {
       if constexpr (kByCurve) Spec::Score::apply(s, p.call);
@@ -317,6 +344,8 @@ struct Consumer {
       if (!softmax.add(s, kLinks ? linked : !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
+        if constexpr (kTerms) terms.read_again(p, shared, warp_row(), lane());
+        add_terms<true>();
         if constexpr (kBegins) hide_before(block - 1);
         update<false>(block - 1);
         rescale();
@@ -325,6 +354,7 @@ struct Consumer {
       }
     }
     free_k();  // only now: the way back reads it
+    terms.free(barriers, lane());
   }
 
   // --- tiles ---
@@ -356,6 +386,7 @@ struct Consumer {
     slope = of_head;
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     block = first_of(first_row, of);
+    add_terms<true>();
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
     update<true>(block, kLinks && block <= last_masked_block());
   }
@@ -411,6 +442,8 @@ struct Consumer {
     k.next();
     k_is_there = false;
     draw(first_row, first_of(first_row, of));
+    read_terms();
+    terms.free(barriers, lane());
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
@@ -533,7 +566,7 @@ struct Consumer {
     for_each<0, 2>([&](auto r) {
       constexpr int kRow = decltype(r)::value;
       const int at = place.row + own_row() + 8 * kRow;
-      zero[kRow] = store_row<Element, kRow, Mask::kUneven>(o, inverse.of_row[kRow], row_of_o(place, at),
+      zero[kRow] = store_row<Element, kRow, kHides>(o, inverse.of_row[kRow], row_of_o(place, at),
                                                            at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
     });
     look_for_hidden_values(zero, inverse, nth, 0);
@@ -552,7 +585,7 @@ struct Consumer {
                              ptx::pack2<Element>(o[4 * i + 4] * inverse0, o[4 * i + 5] * inverse0),
                              ptx::pack2<Element>(o[4 * i + 6] * inverse1, o[4 * i + 7] * inverse1)};
       ptx::stmatrix_x4(line + static_cast<unsigned>(i / 8 * Shape::TileO::kColumnBytes + ((i % 8 + lane() / 16) ^ (lane() % 8)) * 16), a);
-      if constexpr (Mask::kUneven) {
+      if constexpr (kHides) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
       }
@@ -565,7 +598,7 @@ struct Consumer {
 
   // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
   __device__ __forceinline__ void look_for_hidden_values(const unsigned (&zero)[2], const Inverse& inverse, int nth, unsigned buffer) {
-    if constexpr (Mask::kUneven) {
+    if constexpr (kHides) {
       const bool suspicious[2] = {(zero[0] & 0x7fff7fffu) != 0 && inverse.of_row[0] > 0, (zero[1] & 0x7fff7fffu) != 0 && inverse.of_row[1] > 0};
       if (!ptx::vote_all(!suspicious[0] && !suspicious[1])) [[unlikely]]
         without_hidden_values(nth, suspicious, buffer);
@@ -592,8 +625,8 @@ struct Consumer {
     const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
     const auto values = keys_at<Element>(call.v, call.v_strides, place);
     bool hidden =
-        any_nonfinite(values, kDocuments ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
-    if constexpr (Mask::kBegins && !kDocuments) {
+        any_nonfinite(values, kDocuments || kTerms ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
+    if constexpr (Mask::kBegins && !kDocuments && !kTerms) {
       const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
       hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());
     }
@@ -628,6 +661,8 @@ struct Consumer {
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, first_of(next_place.row, next_keys));
+    read_terms();
+    terms.free(barriers, lane());
     scores_done();
     free_k();
     first_softmax(next_place.row, next_keys, next_slope);

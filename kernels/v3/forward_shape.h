@@ -13,16 +13,29 @@
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
 //   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
 //   kProducerRegisters, kConsumerRegisters of a thread
-//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents; none if it is left out
+//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents, bias, mask; none if it is
+//                                          left out
+//   kStagesTerms                           with bias or mask: blocks of them in shared memory at once
 #pragma once
 
 #include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "kernels/v3/ring.h"
+#include "shared/term_tile.h"
 #include "shared/v3_forward_work.h"
 
 namespace fattn::v3 {
+
+// Whether there is a bias or a mask of pairs; blocks of them in shared memory, and the threads that copy them there (v3/forward_terms.h).
+template <class Spec>
+inline constexpr bool kPairTerms = kPairOf<Spec>.bias != 0 || kPairOf<Spec>.mask;
+template <class Spec>
+constexpr int stages_of_terms() {
+  if constexpr (kPairTerms<Spec>) return Spec::kStagesTerms;
+  return 0;
+}
+inline constexpr int kTermThreads = 64;
 
 template <class Spec>
 struct ForwardShape {
@@ -43,9 +56,12 @@ struct ForwardShape {
   static constexpr int kOffsetV = kOffsetK + Spec::kStagesK * TileK::kBytes;
   static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
   static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
-  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV);
+  static constexpr int kStagesTerms = stages_of_terms<Spec>();
+  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kStagesTerms);
   static constexpr int kOffsetDropout = kOffsetBarriers + 8 * kBarriers;
-  static constexpr int kSharedBytes = kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0);
+  static constexpr TermTile kTermTile = {kBlockM, kBlockN, kPairOf<Spec>.bias == 0 ? 0 : kPairOf<Spec>.bias == 2 ? 4 : 2, kPairOf<Spec>.mask, false};
+  static constexpr int kOffsetTerms = v3_terms_offset(kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0), kStagesTerms);
+  static constexpr int kSharedBytes = kOffsetTerms + kStagesTerms * kTermTile.bytes();
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
   static constexpr bool kSkipsBefore = Spec::kSkip && Spec::Mask::kBegins && !kPairOf<Spec>.documents;
@@ -58,6 +74,7 @@ struct ForwardShape {
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
   static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
   static_assert(!Spec::Score::kCapped || Spec::kCareful, "scores near softcap would take the way back in every block");
+  static_assert(!kPairTerms<Spec> || (Spec::kCareful && !Spec::kSkip && !Spec::Score::kCapped), "blocks without a visible key would take it too");
   static_assert(!kSkipsBefore || 64 * (kGroups - 1) <= (Spec::kStagesV - 1) * kBlockN,
                 "a warpgroup waits for the keys of the next tile while it holds the values of its own last block and of those passed over");
 };
@@ -81,6 +98,10 @@ struct Barriers {
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
 
+  // Of bias and mask.
+  __device__ __forceinline__ unsigned terms_full(unsigned stage) const { return v_empty(Spec::kStagesV + stage); }
+  __device__ __forceinline__ unsigned terms_empty(unsigned stage) const { return terms_full(Shape::kStagesTerms + stage); }
+
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr int kConsumerWarps = 4 * Shape::kGroups;
@@ -101,6 +122,10 @@ struct Barriers {
     for (unsigned i = 0; i < Spec::kStagesV; ++i) {
       ptx::mbarrier_init(v_full(i), 1);
       ptx::mbarrier_init(v_empty(i), kConsumerWarps);
+    }
+    for (unsigned i = 0; i < Shape::kStagesTerms; ++i) {
+      ptx::mbarrier_init(terms_full(i), 2 * kTermThreads);  // each twice
+      ptx::mbarrier_init(terms_empty(i), kConsumerWarps);
     }
     ptx::mbarrier_init_fence();
   }

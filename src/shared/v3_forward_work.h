@@ -22,6 +22,9 @@ constexpr int v3_query_barriers(int groups, int query_buffers, bool skip) {
   return query_buffers == 1 && skip ? (2 * groups > 2 + groups ? 2 * groups : 2 + groups) : query_buffers * (2 + groups);
 }
 
+// Where bias and mask begin, behind everything else of `bytes`.
+constexpr int v3_terms_offset(int bytes, int stages) { return stages == 0 ? bytes : (bytes + 15) / 16 * 16; }
+
 struct V3ForwardWork {
   int columns, columns_v;  // headdim and headdim_v; the specialisation may be wider
   int row_tiles;           // tiles of queries of one head

@@ -79,6 +79,30 @@ constexpr V3ForwardRow kRows[] = {
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    // With bias or a mask of pairs; the number behind registers: stages of their tiles. Of each width the first that has room.
+    {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
+    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
+    {256, V3Mask::kFull, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
+    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
+    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
 };
 // clang-format on
 
@@ -99,12 +123,13 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = problem.has_documents ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
+  const bool scores = can_stage(v3_pair_features(problem)) ? row.takes_terms()
+                      : problem.has_documents ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
                       : registers                 ? row.takes_lengths()
                                                   : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
-         row.tile.shared_bytes(width, width_v, problem.dropout_below > 0) <= target.shared_bytes;
+         row.tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes;
 }
 
 // Tiles of a problem come in waves of as many as there are multiprocessors, each as long as the tile has rows.
@@ -201,11 +226,12 @@ int v3_row_width(int width, int width_v) {
   return least;
 }
 
-int V3ForwardTile::shared_bytes(int width, int width_v, bool dropout) const {
+int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
-  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v);
-  return query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers +
-         (dropout ? kV3DropoutBytes : 0);
+  const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_terms);
+  const int bytes = query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
+                    8 * barriers + (pair.dropout ? kV3DropoutBytes : 0);
+  return v3_terms_offset(bytes, stages_terms) + stages_terms * term_tile(pair, block_m(), block_n, false).bytes();
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
@@ -218,6 +244,15 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
+  if (why.empty() && can_stage(v3_pair_features(problem)) &&
+      (problem.softcap > 0 || problem.packed || problem.has_documents || problem.has_alibi || problem.dropout_below > 0))
+    why = text("algorithm v3's forward pass has no ", problem.bias.given ? "bias" : "mask of pairs", " together with ",
+               problem.softcap > 0     ? "softcap"
+               : problem.packed        ? "packed sequences"
+               : problem.has_documents ? "documents"
+               : problem.has_alibi     ? "ALiBi"
+                                       : "dropout",
+               "; algorithm v2 does both");
   const int64_t width = std::max(problem.headdim, problem.headdim_v);
   if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
@@ -282,7 +317,7 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     plan.document_grid = static_cast<int>(problem.batch * v3_document_ctas(problem.seqlen_q, tile.block_m()));
   }
   plan.threads = plan.tile.threads();
-  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, problem.dropout_below > 0);
+  plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, v3_pair_features(problem));
   schedule(problem, target, plan);
   return plan;
 }
@@ -378,6 +413,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_int("kBlockN", tile.block_n);
   source.add_int("kStagesK", tile.stages_k);
   source.add_int("kStagesV", tile.stages_v);
+  if (tile.stages_terms > 0) source.add_int("kStagesTerms", tile.stages_terms);
   source.add_int("kQueryBuffers", tile.query_buffers);
   source.add_bool("kPingPong", tile.ping_pong);
   source.add_bool("kSkip", tile.skip);

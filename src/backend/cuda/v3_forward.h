@@ -24,6 +24,7 @@ struct V3ForwardTile {
   int groups, block_n, stages_k, stages_v, query_buffers;
   bool ping_pong, skip;
   int early_eighths, producer_registers, consumer_registers;
+  int stages_terms = 0;
 
   // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many.
   constexpr bool careful() const { return consumer_registers >= 224; }
@@ -36,12 +37,14 @@ struct V3ForwardTile {
   constexpr bool queries_by_group(V3Mask mask, bool documents = false) const {
     return mask == V3Mask::kWindow && skip && query_buffers == 1 && !documents;
   }
-  int shared_bytes(int width, int width_v, bool dropout = false) const;
+  // `pair`: of its features, what takes shared memory.
+  int shared_bytes(int width, int width_v, const PairFeatures& pair = {}) const;
 };
 
 // Which scores a row of the table is for: capped ones want registers.
 // Documents in windows or beside other features want more.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments };
+// Bias and masks of pairs want registers too, and room for their tiles.
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -52,23 +55,26 @@ struct V3ForwardRow {
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
   // Or packed sequences, or documents: more warpgroups leave too few registers, spills of 8 bytes.
-  constexpr bool takes_lengths() const { return tile.groups <= 2 && scores != V3RowScores::kDocuments; }
+  constexpr bool takes_lengths() const { return tile.groups <= 2 && !special(); }
   // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
   // Three warpgroups are faster by a tenth at headdim 64, causal, and have registers without; four have none. Without a mask their 192 rows
   // cross more documents than that is worth: 4 x 4096, 32 heads, 4 documents each 0.366 ms, of two 0.339; of uneven length 0.537 and 0.502.
   constexpr bool takes_documents(bool more) const {
     if (width == 64 && mask == V3Mask::kCausal && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
-    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 : takes_lengths();
+    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : takes_lengths();
   }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
   // with lengths, packed sequences or ALiBi besides.
   constexpr bool takes_dropout(bool more) const {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
-    return tile.block_n % 64 == 0 && tile.groups <= groups && scores != V3RowScores::kDocuments;
+    return tile.block_n % 64 == 0 && tile.groups <= groups && !special();
   }
   constexpr bool takes(bool capped) const {
-    return scores == V3RowScores::kAny || (scores != V3RowScores::kDocuments && (scores == V3RowScores::kCapped) == capped);
+    return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped);
   }
+  constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
+  // For problems of one kind alone.
+  constexpr bool special() const { return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
@@ -83,7 +89,7 @@ struct V3ForwardKey {
   V3Mask mask = V3Mask::kFull;
   V3Score score = V3Score::kPlain;  // kSigned: softmax_scale is negative or 0
   int32_t row = 0;                  // of the table
-  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences, ALiBi, dropout and documents
+  int32_t pair = 0;                 // pair_bits(), of lengths or packed sequences, ALiBi, dropout, documents, bias and mask
   std::array<int32_t, 8> reserved{};
 };
 static_assert(sizeof(V3ForwardKey) == 64);

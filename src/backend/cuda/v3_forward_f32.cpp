@@ -53,6 +53,8 @@ std::string feature_refusal(const Problem& p) {
                      : p.has_seqused_k     ? "lengths (seqused_k)"
                      : p.has_alibi         ? "ALiBi"
                      : p.has_documents     ? "documents"
+                     : p.bias.given        ? "bias"
+                     : p.pair_mask.given   ? "mask of pairs"
                      : p.dropout_below > 0 ? "dropout"
                                            : nullptr;
   if (!what) return {};

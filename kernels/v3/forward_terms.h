@@ -1,0 +1,204 @@
+// Bias and mask of pairs in v3's forward pass. Two warps that have nothing else to do copy those of a tile's queries and a block's keys into shared
+// memory, a block or more ahead. Consumers read them while the tensor cores multiply, in the layout of their scores. Specialisations without
+// PairFeatures::bias and mask have none of this.
+#pragma once
+
+#include "kernels/constants.h"
+#include "kernels/pair.h"
+#include "kernels/ptx/async_copy.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/ldmatrix.h"
+#include "kernels/ptx/mbarrier.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/shared_pair.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v3/block_order.h"
+#include "kernels/v3/forward_shape.h"
+#include "kernels/v3/schedule.h"
+
+namespace fattn::v3 {
+
+// The rows and keys of one tensor, of which `keys` exist (the others become 0) and `rows`, at least one (the others are as the last). Asynchronous
+// where addresses are multiples of 16 bytes. A row that all queries share is copied once.
+template <int kBytes, int kRows, int kKeys, int kPitch, int kUnrolled>
+__device__ __forceinline__ void copy_pairs(unsigned tile, const char* first, long long row_bytes, int rows, int keys, int thread) {
+  constexpr int kUnit = 16 / kBytes, kUnits = kKeys / kUnit, kRowsAtOnce = kTermThreads / kUnits;
+  static_assert(kTermThreads % kUnits == 0);
+  const int to = row_bytes == 0 ? 1 : kRows;
+  if (((reinterpret_cast<unsigned long long>(first) | static_cast<unsigned long long>(row_bytes)) & 15) == 0) {
+    const int unit = thread % kUnits, exist = min(max(keys - unit * kUnit, 0), kUnit) * kBytes;
+    const char* const from = first + unit * 16;
+    const unsigned at = tile + unit * 16;
+#pragma unroll kUnrolled
+    for (int row = thread / kUnits; row < to; row += kRowsAtOnce)
+      ptx::cp_async_16_zfill(at + row * kPitch, from + min(row, rows - 1) * row_bytes, exist);
+    return;
+  }
+#pragma unroll 1
+  for (int index = thread; index < to * kKeys; index += kTermThreads) {
+    const int row = index / kKeys, key = index % kKeys;
+    const char* const from = first + min(row, rows - 1) * row_bytes + key * kBytes;
+    const unsigned at = tile + row * kPitch + key * kBytes;
+    const bool exists = key < keys;
+    if constexpr (kBytes == 4)
+      ptx::st_shared_4(at, exists ? *reinterpret_cast<const unsigned*>(from) : 0u);
+    else if constexpr (kBytes == 2)
+      ptx::st_shared_2(at, exists ? *reinterpret_cast<const unsigned short*>(from) : static_cast<unsigned short>(0));
+    else
+      ptx::st_shared_1(at, exists ? *reinterpret_cast<const unsigned char*>(from) : 0u);
+  }
+}
+
+// Tile by tile those of each block, in the order in which blocks are computed. kTermThreads threads together, `thread` of them.
+template <class Spec>
+__device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int thread) {
+  using Shape = ForwardShape<Spec>;
+  constexpr TermTile kTile = Shape::kTermTile;
+  constexpr int kBlockN = Shape::kBlockN, kUnrolled = kTile.bias_bytes != 0 && kTile.mask ? 2 : 4;  // more spills
+  Ring<Shape::kStagesTerms> stage;
+  for (int nth = 0;; ++nth) {
+    const int number = tile_number<Spec>(p, nth);
+    if (number < 0) break;
+    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
+    const auto keys = keys_of<Spec>(p.call, place);
+    const Terms<kPairOf<Spec>, typename Spec::Element> terms(p.call, place.batch, place.head, 0);
+    const int rows = p.call.seqlen_q - place.row, begin = block_begin<typename Spec::Mask, kBlockN>(p.call, keys, place.row);
+    for (int block = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row); block >= begin; --block) {
+      ptx::mbarrier_wait(barriers.terms_empty(stage.stage), stage.parity ^ 1);
+      const unsigned tile = shared + Shape::kOffsetTerms + stage.stage * kTile.bytes();
+      const int key = block * kBlockN, exist = p.call.seqlen_k - key;
+      if constexpr (kTile.bias_bytes != 0)
+        copy_pairs<kTile.bias_bytes, kTile.rows, kTile.keys, kTile.bias_pitch(), kUnrolled>(
+            tile, static_cast<const char*>(terms.bias) + (place.row * terms.bias_row + key) * kTile.bias_bytes, terms.bias_row * kTile.bias_bytes,
+            rows, exist, thread);
+      if constexpr (kTile.mask)
+        copy_pairs<1, kTile.rows, kTile.keys, kTile.mask_pitch(), kUnrolled>(tile + kTile.mask_offset(),
+                                                                  reinterpret_cast<const char*>(terms.mask) + place.row * terms.mask_row + key,
+                                                                  terms.mask_row, rows, exist, thread);
+      ptx::mbarrier_arrive(barriers.terms_full(stage.stage));        // of what is stored at once
+      ptx::cp_async_mbarrier_arrive(barriers.terms_full(stage.stage));  // of what is on its way
+      stage.next();
+    }
+  }
+  ptx::cp_async_wait_all();
+}
+
+// Without bias and mask: nothing.
+template <class Spec, bool kAny>
+struct PairTerms {
+  static constexpr bool kAdds = false;
+  __device__ __forceinline__ void read(const ForwardCall&, unsigned, Barriers<Spec>, int, int) {}
+  template <bool kExact, class Scores>
+  __device__ __forceinline__ void apply(Scores&, float) const {}
+  __device__ __forceinline__ void free(Barriers<Spec>, int) {}
+};
+
+// Those of a lane's pairs of one block.
+template <class Spec>
+struct PairTerms<Spec, true> {
+  using Shape = ForwardShape<Spec>;
+  static constexpr TermTile kTile = Shape::kTermTile;
+  static constexpr int kBlockN = Shape::kBlockN, kScores = kBlockN / 2;
+  static constexpr bool kAdds = kTile.bias_bytes != 0;
+  // Of a mask: a word of 4 bytes for 16 keys of a row, whose highest bits say which are not 0. Eight such words are one with a bit for each pair.
+  static constexpr int kWords = kBlockN / 8, kInWord = kWords < 8 ? kWords : 8;
+  static_assert(kBlockN % 16 == 0 && kWords % kInWord == 0);
+
+  Ring<Shape::kStagesTerms> stage;
+  unsigned visible[kTile.mask ? kWords / kInWord : 1];
+  unsigned pairs[kTile.bias_bytes == 2 ? kBlockN / 4 : 1];
+  float bias[kTile.bias_bytes == 4 ? kScores : 1];
+
+  // Where the pair of score `i` is among the bits.
+  static __device__ __forceinline__ constexpr int word_of(int i) { return (i / 8 * 2 + i / 2 % 2) / kInWord; }
+  static __device__ __forceinline__ constexpr int bit_of(int i) {
+    return 8 * (i / 4 % 2 * 2 + i % 2) + 8 - kInWord + (i / 8 * 2 + i / 2 % 2) % kInWord;
+  }
+  static constexpr unsigned kAllVisible = 0x01010101u * (0xffu & (0xffu << (8 - kInWord)));
+
+  // `row`: the warp's first in the tile.
+  __device__ __forceinline__ void read(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int row, int lane) {
+    ptx::mbarrier_wait(barriers.terms_full(stage.stage), stage.parity);
+    read_again(p, shared, row, lane);
+  }
+  // After read(), before free().
+  __device__ __forceinline__ void read_again(const ForwardCall& p, unsigned shared, int row, int lane) {
+    const PairParams& call = pairs_of(p.call);
+    const unsigned tile = shared + Shape::kOffsetTerms + stage.stage * kTile.bytes();
+    if constexpr (kTile.bias_bytes == 2) {
+      const unsigned at = tile + (call.bias_strides.row == 0 ? 0 : (row + lane % 16) * kTile.bias_pitch()) + lane / 16 * 16;
+#pragma unroll
+      for (int chunk = 0; chunk < kBlockN / 16; ++chunk) {
+        unsigned x[4];
+        ptx::ldmatrix_x4(x, at + chunk * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pairs[4 * chunk + j] = x[j];
+      }
+    } else if constexpr (kTile.bias_bytes == 4) {
+      const bool of_all = call.bias_strides.row == 0;
+      const unsigned at = tile + (of_all ? 0 : (row + lane / 4) * kTile.bias_pitch()) + lane % 4 * 8, step = of_all ? 0 : 8 * kTile.bias_pitch();
+#pragma unroll
+      for (int i = 0; i < kScores; i += 2) {
+        const float2 x = ptx::ld_shared_f32x2(at + i / 2 % 2 * step + i / 4 * 32);
+        bias[i] = x.x;
+        bias[i + 1] = x.y;
+      }
+    }
+    if constexpr (kTile.mask) {
+      const bool of_all = call.pair_mask_strides.row == 0;
+      const unsigned at = tile + kTile.mask_offset() + (of_all ? 0 : (row + lane / 4) * kTile.mask_pitch()) + lane % 4 * 2;
+      const unsigned step = of_all ? 0 : 8 * kTile.mask_pitch();
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const unsigned from = at + w % 2 * step + w / 2 * 16;
+        const unsigned four = ptx::ld_shared_2(from) | static_cast<unsigned>(ptx::ld_shared_2(from + 8)) << 16;
+        const unsigned seen = (four | ((four & 0x7f7f7f7fu) + 0x7f7f7f7fu)) & 0x80808080u;
+        unsigned& bits = visible[w / kInWord];
+        bits = w % kInWord == 0 ? seen : bits >> 1 | seen;
+      }
+    }
+  }
+
+  // To the scores: bias, after which they have the scale `natural`, and -Inf where it or the mask hide them. Unless kExact, a score that is not finite
+  // may be NaN where a bias hides it. All lanes of a warp together.
+  template <bool kExact>
+  __device__ __forceinline__ void apply(float (&s)[kScores], float natural) const {
+    if constexpr (kAdds) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        const float term = term_of(i);
+        const float sum = fmaf(s[i], natural, term);
+        s[i] = kExact && term == -kInfinity ? -kInfinity : sum;
+      }
+    }
+    if constexpr (kTile.mask) {
+      bool all = true;
+#pragma unroll
+      for (const unsigned bits : visible) all = all && bits == kAllVisible;
+      if (!ptx::vote_all(all)) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          if ((visible[word_of(i)] >> bit_of(i) & 1u) == 0) s[i] = -kInfinity;
+      }
+    }
+  }
+
+  // The block's are read.
+  __device__ __forceinline__ void free(Barriers<Spec> barriers, int lane) {
+    ptx::warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(barriers.terms_empty(stage.stage));
+    stage.next();
+  }
+
+ private:
+  __device__ __forceinline__ float term_of(int i) const {
+    if constexpr (kTile.bias_bytes == 2) {
+      const unsigned pair = pairs[i / 2];
+      return i % 2 == 0 ? ptx::low_float<typename Spec::Element>(pair) : ptx::high_float<typename Spec::Element>(pair);
+    } else {
+      return bias[i];
+    }
+  }
+};
+
+}  // namespace fattn::v3
