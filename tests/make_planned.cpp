@@ -576,27 +576,15 @@ int main() {
       add_v3_backward(list, problem, false, Which::kFull);
       add_v3_backward(list, sequences, false, Which::kFull);
     }
-  // Masks of pairs, backward, with what fits beside them.
+  // Masks of pairs, backward.
   list.add(cuda::v3_mask_words_request({}), 64, Which::kQuick);
-  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
-    for (const int headdim : {64, 96, 128, 192, 256}) {
-      const Problem plain = with_features(contiguous(DType::kBF16, headdim, headdim, mask == V3Mask::kCausal), mask == V3Mask::kWindow, false);
-      Problem masked = with_one(plain, Alone::kMask);
-      masked.has_seqused_k = false;
-      const bool few = mask == V3Mask::kCausal && headdim == 128;
-      add_v3_backward(list, masked, false, Which::kFull);
-      add_v3_backward(list, masked, true, Which::kFull);
-      for (const DType dtype : {DType::kBF16, DType::kF16}) {
-        Problem problem = masked;
-        problem.dtype = dtype;
-        problem.has_seqused_k = true;
-        add_v3_backward(list, problem, false, quick(few && dtype == DType::kBF16));
-        problem.dropout_below = 6554;
-        add_v3_backward(list, problem, false, Which::kFull);
-        problem.has_seqused_k = false;
-        add_v3_backward(list, problem, dtype == DType::kBF16, Which::kFull);
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const bool causal : {false, true})
+      for (const int headdim : {64, 96, 128, 192, 256}) {
+        Problem masked = with_one(contiguous(dtype, headdim, headdim, causal), Alone::kMask);
+        masked.has_seqused_k = false;
+        add_v3_backward(list, masked, false, quick(causal && headdim == 128 && dtype == DType::kBF16));
       }
-    }
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 64, .block_n = fattn::kV3BackwardRows, .of_keys = 1, .packed = 1}), 64, Which::kFull);

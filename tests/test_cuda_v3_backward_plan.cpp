@@ -456,7 +456,11 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
     change(p);
     return v3_backward_refusal(p, kH200);
   };
-  EXPECT_EQ(refusal([](Problem& p) { p.has_seqused_k = true, p.dropout_below = 9, p.deterministic = true; }), "");
+  EXPECT_EQ(refusal([](Problem& p) { p.has_dlse = true; }), "");
+  EXPECT_NE(refusal([](Problem& p) { p.has_seqused_k = true; }).find("together with lengths"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.window_left = 50; }).find("together with a sliding window"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 9; }).find("together with dropout"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.deterministic = true; }).find("together with deterministic"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_documents = true; }).find("together with documents"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.softcap = 9; }).find("together with softcap"), std::string::npos);

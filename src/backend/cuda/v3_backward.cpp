@@ -82,18 +82,21 @@ int64_t mask_blocks(const Problem& p) {
   return (of.batch != 0 ? p.batch : 1) * (of.head != 0 ? p.nheads : 1) * v3_mask_blocks(of.row != 0 ? p.seqlen_q : 1) * v3_mask_blocks(p.seqlen_k);
 }
 
-// Of masks of pairs and biases.
+// Of masks of pairs and biases. With ALiBi or softcap some kernels of a mask spill up to 36 bytes, with lengths in fp16 8; with a window, dropout or
+// deterministic they compile, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
   if (p.bias.given || p.dbias.given) return "algorithm v3's backward pass has no bias; algorithm v2 has";
   if (!p.pair_mask.given) return {};
-  // With ALiBi or softcap some kernels spill up to 36 bytes.
-  if (p.packed || p.has_documents || p.has_alibi || p.softcap > 0)
-    return text("algorithm v3's backward pass has no mask of pairs together with ",
-                p.packed          ? "packed sequences"
-                : p.has_documents ? "documents (document_q, document_k)"
-                : p.has_alibi     ? "ALiBi"
-                                  : "softcap",
-                "; algorithm v2 does both");
+  const char* const other = p.packed              ? "packed sequences"
+                            : p.has_documents     ? "documents (document_q, document_k)"
+                            : p.has_seqused_k     ? "lengths of the batch's entries (seqused_k)"
+                            : p.windowed()        ? "a sliding window"
+                            : p.has_alibi         ? "ALiBi"
+                            : p.softcap > 0       ? "softcap"
+                            : p.dropout_below > 0 ? "dropout"
+                            : p.deterministic     ? "deterministic"
+                                                  : nullptr;
+  if (other != nullptr) return text("algorithm v3's backward pass has no mask of pairs together with ", other, "; algorithm v2 does both");
   if (mask_blocks(p) > kMaxGrid)
     return text("the mask of pairs has ", mask_blocks(p), " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", kMaxGrid,
                 "; split the batch");
