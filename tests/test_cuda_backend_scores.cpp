@@ -55,7 +55,7 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   EXPECT_FLOAT_EQ(last_pairs.dropout_scale, 4.0f / 3);
   const Plan plan(d.forward, options);
   expect_contains(plan.info().kernel, "cuda v2 forward bf16");
-  expect_contains(plan.info().why, "not v3: algorithm v3 of backend cuda does not compute a bias");
+  expect_contains(plan.info().why, "not v3: algorithm v3's forward pass has no bias and mask of pairs together with ALiBi");
 
   d.backward.scores = scores;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -76,6 +76,29 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   options.deterministic = false;
   options.softcap = 3;
   expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
+}
+
+// Bias and a mask of pairs alone: forward algorithm v3 takes them, with the strides of what is shared.
+TEST_F(CudaBackend, BiasAndMaskReachTheForwardKernelOfAlgorithmV3) {
+  stub().kernel("fattn_v3_fwd", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  constexpr int64_t kBatch = OnDevice::kBatch, kHeads = OnDevice::kHeads, kSeqlen = OnDevice::kSeqlen;
+  cuda::Buffer memory(0, 1 << 20);
+  d.forward.scores.bias = Tensor(nullptr, DType::kF32, {1, kHeads, kSeqlen, kSeqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + 1024);
+  d.forward.scores.mask = Tensor(nullptr, DType::kU8, {kBatch, 1, 1, kSeqlen}).on(Device::kCuda, 0, memory.get());
+  const Plan plan(d.forward, {});
+  expect_contains(plan.info().kernel, "cuda v3 forward bf16");
+  launched.clear();
+  last_pairs = {};
+  forward(d.forward, {});
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+  EXPECT_EQ(last_pairs.bias, d.forward.scores.bias.data());
+  EXPECT_EQ(last_pairs.bias_strides.batch, 0);
+  EXPECT_EQ(last_pairs.bias_strides.head, kSeqlen * kSeqlen);
+  EXPECT_EQ(last_pairs.bias_strides.row, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask, d.forward.scores.mask.data());
+  EXPECT_EQ(last_pairs.pair_mask_strides.batch, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask_strides.row, 0);
 }
 
 // Packed sequences: offsets, totals and ids reach the kernels, and behind them rows of no sequence are written.
