@@ -514,7 +514,8 @@ TEST(V3ForwardPlanSmall, WhatIsNotBuiltBesideBiasAndMasksIsRefused) {
   EXPECT_NE(refusal([](Problem& p) { p.softcap = 30; }).find("no mask of pairs together with softcap"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 6554; }).find("together with dropout"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.has_documents = p.bias.given = true; }).find("no bias and mask of pairs together with documents"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.has_documents = p.bias.given = true; }).find("no bias and mask of pairs together with documents"),
+            std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.packed = true; }).find("together with packed sequences"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.window_left = 50; }).find("together with a sliding window"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 64; }).find("where v is as wide as k"), std::string::npos);
