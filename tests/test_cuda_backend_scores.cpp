@@ -55,7 +55,7 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   EXPECT_FLOAT_EQ(last_pairs.dropout_scale, 4.0f / 3);
   const Plan plan(d.forward, options);
   expect_contains(plan.info().kernel, "cuda v2 forward bf16");
-  expect_contains(plan.info().why, "not v3: algorithm v3 of backend cuda does not compute a bias");
+  expect_contains(plan.info().why, "not v3: algorithm v3's forward pass has no bias and mask of pairs together with ALiBi");
 
   d.backward.scores = scores;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -76,6 +76,55 @@ TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   options.deterministic = false;
   options.softcap = 3;
   expect_contains(error_of([&] { backward(d.backward, options); }), "no dbias with softcap");
+}
+
+// Bias and a mask of pairs alone: forward algorithm v3 takes them, with the strides of what is shared.
+TEST_F(CudaBackend, BiasAndMaskReachTheForwardKernelOfAlgorithmV3) {
+  stub().kernel("fattn_v3_fwd", note_pairs, sizeof last_pairs);
+  OnDevice d;
+  constexpr int64_t kHeads = OnDevice::kHeads, kSeqlen = OnDevice::kSeqlen;
+  cuda::Buffer memory(0, 1 << 20);
+  d.forward.scores.bias = Tensor(nullptr, DType::kF32, {1, kHeads, kSeqlen, kSeqlen}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + 1024);
+  d.forward.scores.mask = Tensor(nullptr, DType::kU8, {1, 1, 1, kSeqlen}).on(Device::kCuda, 0, memory.get());
+  const Plan plan(d.forward, {});
+  expect_contains(plan.info().kernel, "cuda v3 forward bf16");
+  launched.clear();
+  last_pairs = {};
+  forward(d.forward, {});
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+  EXPECT_EQ(last_pairs.bias, d.forward.scores.bias.data());
+  EXPECT_EQ(last_pairs.bias_strides.batch, 0);
+  EXPECT_EQ(last_pairs.bias_strides.head, kSeqlen * kSeqlen);
+  EXPECT_EQ(last_pairs.bias_strides.row, kSeqlen);
+  EXPECT_EQ(last_pairs.pair_mask, d.forward.scores.mask.data());
+  EXPECT_EQ(last_pairs.pair_mask_strides.batch, 0);
+  EXPECT_EQ(last_pairs.pair_mask_strides.row, 0);
+}
+
+// Where v3 is slower with terms, or was not measured, it is left to who asks for it.
+TEST_F(CudaBackend, AlgorithmV3IsNotChosenForTermsThatItIsSlowWith) {
+  OnDevice d;
+  cuda::Buffer memory(0, 1 << 20);
+  const auto mask = [&](int64_t batch, int64_t rows) {
+    return Tensor(nullptr, DType::kU8, {batch, 1, rows, OnDevice::kSeqlen}).on(Device::kCuda, 0, memory.get());
+  };
+  Options v3;
+  v3.algorithm = Algorithm::kV3;
+  for (const auto& [batch, rows] : {std::pair{OnDevice::kBatch, int64_t{1}}, std::pair{int64_t{1}, OnDevice::kSeqlen}}) {
+    d.forward.scores.mask = mask(batch, rows);  // rows of 100 bytes
+    expect_contains(Plan(d.forward, {}).info().why, "not v3: the rows of a mask of pairs do not begin at multiples of 16 bytes");
+    expect_contains(Plan(d.forward, v3).info().kernel, "cuda v3 forward bf16");
+  }
+  d.forward.scores.mask = mask(1, 1);
+  expect_contains(Plan(d.forward, {}).info().kernel, "cuda v3 forward bf16");
+  const auto shortened = [&](const Tensor& of) {
+    return Tensor(nullptr, of.dtype(), {OnDevice::kBatch, 63, OnDevice::kHeads, of.shape(3)}).on(Device::kCuda, 0, of.data());
+  };
+  d.forward.q = shortened(d.forward.q);
+  d.forward.o = shortened(d.forward.o);
+  d.forward.lse = {};
+  expect_contains(Plan(d.forward, {}).info().why, "not v3: 63 queries with a mask of pairs are fewer than 64");
+  expect_contains(Plan(d.forward, v3).info().kernel, "cuda v3 forward bf16");
 }
 
 // Packed sequences: offsets, totals and ids reach the kernels, and behind them rows of no sequence are written.

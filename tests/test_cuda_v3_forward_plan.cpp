@@ -35,7 +35,11 @@ TEST(V3ForwardPlanSmall, EveryPairOfHeaddimsHasATileThatFits) {
 TEST(V3ForwardPlanSmall, TilesAreWellFormed) {
   for (const V3ForwardRow& row : v3_forward_rows()) {
     const V3ForwardTile& tile = row.tile;
-    EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 96 || tile.block_n == 128);
+    EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 96 || tile.block_n == 128 || (row.takes_terms() && tile.block_n == 32));
+    EXPECT_EQ(tile.stages_terms > 0, row.takes_terms());
+    if (row.takes_terms()) {
+      EXPECT_TRUE(tile.careful() && !tile.skip) << "as kernels/v3/forward_shape.h wants it";
+    }
     EXPECT_TRUE(tile.query_buffers == 1 || tile.query_buffers == 2);
     EXPECT_GE(tile.stages_k, 2) << "keys are one block ahead of values";
     EXPECT_FALSE(tile.ping_pong && tile.skip);
@@ -459,6 +463,62 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
   Problem p = problem_of(DType::kBF16, 128, 128, false);
   const int row = plan_v3_forward(p, kH200).key.row;
   EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
+}
+
+// Bias and masks of pairs have tiles of their own, with room for a block of them and the next.
+TEST(V3ForwardPlanSmall, BiasAndMasksComeThroughSharedMemory) {
+  for (const int headdim : {40, 64, 96, 128, 192, 256})
+    for (const bool causal : {false, true})
+      for (const bool lengths : {false, true})
+        for (const int bias : {0, 1, 2})
+          for (const bool mask : {false, true}) {
+            Problem p = problem_of(DType::kF16, headdim, headdim, causal, 1000, 4096);
+            p.has_seqused_k = lengths;
+            p.bias.given = bias > 0;
+            p.bias.dtype = bias == 2 ? DType::kF32 : DType::kF16;
+            p.pair_mask.given = mask;
+            const int several = (bias > 0 ? 1 : 0) + (mask ? 1 : 0) + (lengths ? 1 : 0);
+            if ((bias > 0 || mask) && headdim > 128 && (headdim < 200 || several > 1)) {
+              EXPECT_NE(v3_forward_refusal(p, kH200).find("algorithm v2 has them all"), std::string::npos) << headdim;
+              continue;
+            }
+            ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
+            const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+            const std::string source = v3_forward_request(plan.key).source;
+            if (bias == 0 && !mask) {
+              EXPECT_EQ(plan.tile.stages_terms, 0);
+              EXPECT_EQ(source.find("kStagesTerms"), std::string::npos) << "kernels without are as they were";
+              continue;
+            }
+            EXPECT_EQ(plan.tile.stages_terms, 2);
+            EXPECT_EQ(plan.tile.block_m(), 128);
+            const fattn::TermTile terms = term_tile(pair_features(p), 128, plan.tile.block_n, false);
+            const int without = plan.tile.shared_bytes(plan.key.width, plan.key.width_v);
+            EXPECT_EQ(plan.shared_bytes, (without + 15) / 16 * 16 + 2 * terms.bytes()) << "which begin at a multiple of 16";
+            EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
+            EXPECT_NE(source.find("kStagesTerms = 2"), std::string::npos);
+            EXPECT_NE(source.find(".bias = " + std::to_string(bias)), std::string::npos);
+            EXPECT_EQ(source.find(".mask = true") != std::string::npos, mask);
+            EXPECT_EQ(source.find("v3::EntryMask") != std::string::npos, lengths && !causal) << "keys behind an entry's last are hidden";
+          }
+}
+
+TEST(V3ForwardPlanSmall, WhatIsNotBuiltBesideBiasAndMasksIsRefused) {
+  const auto refusal = [](const auto& change) {
+    Problem p = problem_of(DType::kBF16, 128, 128, false);
+    p.pair_mask.given = true;
+    change(p);
+    return v3_forward_refusal(p, kH200);
+  };
+  EXPECT_EQ(refusal([](Problem&) {}), "");
+  EXPECT_NE(refusal([](Problem& p) { p.softcap = 30; }).find("no mask of pairs together with softcap"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.has_alibi = true; }).find("together with ALiBi"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 6554; }).find("together with dropout"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.has_documents = p.bias.given = true; }).find("no bias and mask of pairs together with documents"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.packed = true; }).find("together with packed sequences"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.window_left = 50; }).find("together with a sliding window"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 64; }).find("where v is as wide as k"), std::string::npos);
 }
 
 // Behind the list of tiles, where a sequence's part begins by its first row and number.

@@ -32,6 +32,7 @@ struct BackwardShape {
   static constexpr bool kLengths = kPairOf<Spec>.lengths, kAlibi = kPairOf<Spec>.alibi, kDropout = kPairOf<Spec>.dropout;
   static constexpr bool kPacked = kPairOf<Spec>.packed, kDocuments = kPairOf<Spec>.documents;
   static constexpr bool kMask = kPairOf<Spec>.mask;
+  static_assert(!kMask || !(kDocuments || kPacked), "words of a mask lie where documents and packed sequences have theirs in the workspace");
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;

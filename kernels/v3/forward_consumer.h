@@ -567,7 +567,7 @@ struct Consumer {
       constexpr int kRow = decltype(r)::value;
       const int at = place.row + own_row() + 8 * kRow;
       zero[kRow] = store_row<Element, kRow, kHides>(o, inverse.of_row[kRow], row_of_o(place, at),
-                                                           at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
+                                                    at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
     });
     look_for_hidden_values(zero, inverse, nth, 0);
   }
@@ -624,8 +624,8 @@ struct Consumer {
     const Keys of = keys_of<Spec>(call, place);
     const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
     const auto values = keys_at<Element>(call.v, call.v_strides, place);
-    bool hidden =
-        any_nonfinite(values, kDocuments || kTerms ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end, p.work.columns_v, lane());
+    bool hidden = any_nonfinite(values, kDocuments || kTerms ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end,
+                                p.work.columns_v, lane());
     if constexpr (Mask::kBegins && !kDocuments && !kTerms) {
       const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
       hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());

@@ -72,10 +72,10 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
             tile, static_cast<const char*>(terms.bias) + (place.row * terms.bias_row + key) * kTile.bias_bytes, terms.bias_row * kTile.bias_bytes,
             rows, exist, thread);
       if constexpr (kTile.mask)
-        copy_pairs<1, kTile.rows, kTile.keys, kTile.mask_pitch(), kUnrolled>(tile + kTile.mask_offset(),
-                                                                  reinterpret_cast<const char*>(terms.mask) + place.row * terms.mask_row + key,
-                                                                  terms.mask_row, rows, exist, thread);
-      ptx::mbarrier_arrive(barriers.terms_full(stage.stage));        // of what is stored at once
+        copy_pairs<1, kTile.rows, kTile.keys, kTile.mask_pitch(), kUnrolled>(
+            tile + kTile.mask_offset(), reinterpret_cast<const char*>(terms.mask) + place.row * terms.mask_row + key, terms.mask_row, rows, exist,
+            thread);
+      ptx::mbarrier_arrive(barriers.terms_full(stage.stage));           // of what is stored at once
       ptx::cp_async_mbarrier_arrive(barriers.terms_full(stage.stage));  // of what is on its way
       stage.next();
     }
@@ -159,8 +159,8 @@ struct PairTerms<Spec, true> {
     }
   }
 
-  // To the scores: bias, after which they have the scale `natural`, and -Inf where it or the mask hide them. Unless kExact, a score that is not finite
-  // may be NaN where a bias hides it. All lanes of a warp together.
+  // To the scores: bias, after which they have the scale `natural`, and -Inf where it or the mask hide them. Unless kExact, a score that is not
+  // finite may be NaN where a bias hides it. All lanes of a warp together.
   template <bool kExact>
   __device__ __forceinline__ void apply(float (&s)[kScores], float natural) const {
     if constexpr (kAdds) {

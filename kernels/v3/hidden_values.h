@@ -112,13 +112,10 @@ __device__ __forceinline__ bool same_document(const AttentionParams& call, const
   return pairs_of(call).document_q[place.q_begin + row] == pairs_of(call).document_k[place.k_begin + key];
 }
 
-// Whether documents, bias or mask let a query see a key that Spec::Mask lets it see.
+// Whether bias and mask let a query see a key.
 template <class Spec, class Place>
 __device__ __forceinline__ bool sees(const AttentionParams& call, const Place& place, int row, int key) {
-  if constexpr (kPairOf<Spec>.documents)
-    if (!same_document(call, place, row, key)) return false;
-  if constexpr (kPairTerms<Spec>) return Terms<kPairOf<Spec>, typename Spec::Element>(call, place.batch, place.head, 0).sees(row, key);
-  return true;
+  return Terms<kPairOf<Spec>, typename Spec::Element>(call, place.batch, place.head, 0).sees(row, key);
 }
 
 // The NaN of row `row` of o, which sees the keys [begin, end): computed again, unless a visible NaN is among its values.
@@ -135,20 +132,29 @@ __device__ __forceinline__ void row_again(const ForwardCall& p, const Place& pla
     bool wrong = column < p.work.columns_v && is_nan<Element>(o_row.bits(column));
 #pragma unroll 1
     for (int key = begin; key < end && !ptx::vote_all(!wrong); ++key) {
-      if (!sees<Spec>(call, place, row, key)) continue;
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
+      if constexpr (kPairTerms<Spec>)
+        if (!sees<Spec>(call, place, row, key)) continue;
       wrong = wrong && !is_nan<Element>(v.bits(key, column));
     }
     if (ptx::vote_all(!wrong)) continue;
     float greatest = -kInfinity;
 #pragma unroll 1
     for (int key = begin; key < end; ++key) {
-      if (!sees<Spec>(call, place, row, key)) continue;
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
+      if constexpr (kPairTerms<Spec>)
+        if (!sees<Spec>(call, place, row, key)) continue;
       greatest = fmaxf(greatest, whole_score_of<Spec>(p, place, q, row, k, key, lane));
     }
     float o = 0, sum = 0;
 #pragma unroll 1
     for (int key = begin; key < end; ++key) {
-      if (!sees<Spec>(call, place, row, key)) continue;
+      if constexpr (kPairOf<Spec>.documents)
+        if (!same_document(call, place, row, key)) continue;
+      if constexpr (kPairTerms<Spec>)
+        if (!sees<Spec>(call, place, row, key)) continue;
       float weight = ptx::ex2(whole_score_of<Spec>(p, place, q, row, k, key, lane) - greatest);
       sum += weight;
       if constexpr (kPairOf<Spec>.dropout) weight = stays<Spec>(call, place, row, key) ? weight * pairs_of(call).dropout_scale : 0.0f;

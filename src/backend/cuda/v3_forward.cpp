@@ -79,30 +79,23 @@ constexpr V3ForwardRow kRows[] = {
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    // With bias or a mask of pairs; the number behind registers: stages of their tiles. Of each width the first that has room.
+    // With bias or a mask of pairs; the number behind registers: stages of their tiles. Of each width the first that has room. One H200, 2026-11-23,
+    // bf16, batch 4, seqlen 4096, without another mask, TFLOP/s with a mask, a bias in bf16 and in fp32, and of v2: 64: 236, 255, 212; 232, 235, 171;
+    // 128: 400, 422, 363; 288, 284, 247; 256: 601, 489, 448; 217, 218, 211. Other tiles were not tried.
     {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {96, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 3, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 2, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {192, V3Mask::kFull, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
-    {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
-    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 32, 3, 3, 1, true, false, 8, 56, 224, 2}, V3RowScores::kTerms},
 };
 // clang-format on
 
@@ -124,7 +117,8 @@ bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& targ
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
   const bool scores = can_stage(v3_pair_features(problem)) ? row.takes_terms()
-                      : problem.has_documents ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
+                      : problem.has_documents
+                          ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
                       : registers                 ? row.takes_lengths()
                                                   : row.takes(problem.softcap > 0);
@@ -160,6 +154,40 @@ int choose_row(const Problem& problem, const V3Target& target) {
     }
   }
   return best;
+}
+
+// Terms are copied 16 bytes at a time where their rows begin at multiples of it, else pair by pair, one on its way a thread.
+bool copies_pairs(const PairTensor& term, int64_t bytes) {
+  if (!term.given) return false;
+  return term.strides.row * bytes % 16 != 0 || term.strides.batch * bytes % 16 != 0 || term.strides.head * bytes % 16 != 0;
+}
+
+// A tile brings the terms of all of its 128 rows, whether there are queries or not.
+constexpr int64_t kFewestQueriesOfTerms = 64;
+
+// Of biases and masks of pairs. With a window, at headdims between 129 and 192, and at unequal widths they compile, as do both together or with
+// lengths above 128, but have not been checked on a GPU.
+std::string term_refusal(const Problem& p) {
+  if (!can_stage(v3_pair_features(p))) return {};
+  const char* const what = !p.bias.given ? "mask of pairs" : p.pair_mask.given ? "bias and mask of pairs" : "bias";
+  const char* const other = p.softcap > 0         ? "softcap"
+                            : p.packed            ? "packed sequences"
+                            : p.has_documents     ? "documents (document_q, document_k)"
+                            : p.has_alibi         ? "ALiBi"
+                            : p.dropout_below > 0 ? "dropout"
+                            : p.windowed()        ? "a sliding window"
+                                                  : nullptr;
+  if (other != nullptr) return text("algorithm v3's forward pass has no ", what, " together with ", other, "; algorithm v2 does both");
+  if (p.algorithm != Algorithm::kV3 && (copies_pairs(p.bias, static_cast<int64_t>(size_of(p.bias.dtype))) || copies_pairs(p.pair_mask, 1)))
+    return text("the rows of a ", what,
+                " do not begin at multiples of 16 bytes, which algorithm v3 copies one by one; algorithm v2 has more threads for it");
+  if (p.algorithm != Algorithm::kV3 && p.seqlen_q < kFewestQueriesOfTerms)
+    return text(p.seqlen_q, " queries with a ", what, " are fewer than ", kFewestQueriesOfTerms, ", from which on algorithm v3 is chosen");
+  const int width = v3_width(p.headdim), several = (p.bias.given ? 1 : 0) + (p.pair_mask.given ? 1 : 0) + (p.has_seqused_k ? 1 : 0);
+  if (width == v3_width(p.headdim_v) && width != 192 && (width <= 128 || several == 1)) return {};
+  return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+              "; algorithm v3's forward pass has bias and mask of pairs up to 128, and one of ",
+              "them without lengths (seqused_k) above 192, where v is as wide as k; algorithm v2 has them all");
 }
 
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.o, box_rows); }
@@ -238,21 +266,11 @@ std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
-  if (why.empty() && (problem.bias.given || problem.pair_mask.given))
-    why = "algorithm v3's forward pass has no bias and no mask of pairs; algorithm v2 has both";
   if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
-  if (why.empty() && can_stage(v3_pair_features(problem)) &&
-      (problem.softcap > 0 || problem.packed || problem.has_documents || problem.has_alibi || problem.dropout_below > 0))
-    why = text("algorithm v3's forward pass has no ", problem.bias.given ? "bias" : "mask of pairs", " together with ",
-               problem.softcap > 0     ? "softcap"
-               : problem.packed        ? "packed sequences"
-               : problem.has_documents ? "documents"
-               : problem.has_alibi     ? "ALiBi"
-                                       : "dropout",
-               "; algorithm v2 does both");
+  if (why.empty()) why = term_refusal(problem);
   const int64_t width = std::max(problem.headdim, problem.headdim_v);
   if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes
     why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,

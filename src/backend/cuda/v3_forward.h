@@ -69,9 +69,7 @@ struct V3ForwardRow {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
     return tile.block_n % 64 == 0 && tile.groups <= groups && !special();
   }
-  constexpr bool takes(bool capped) const {
-    return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped);
-  }
+  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped); }
   constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
   // For problems of one kind alone.
   constexpr bool special() const { return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms; }

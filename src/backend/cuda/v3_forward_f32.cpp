@@ -99,7 +99,6 @@ std::span<const V3ForwardF32Row> v3_forward_f32_rows() { return kRows; }
 
 std::string v3_forward_f32_refusal(const Problem& problem, const V3Target& target) {
   if (std::string why = lacks(problem, Way::kCudaV3); !why.empty()) return why;
-  if (problem.bias.given || problem.pair_mask.given) return "algorithm v3's forward pass has no bias and no mask of pairs; algorithm v2 has both";
   if (std::string why = feature_refusal(problem); !why.empty()) return why;
   const int row = choose_row(problem);
   if (row < 0)
