@@ -65,16 +65,19 @@ struct PackedDocumentQueries {
   }
 };
 
-// What ids say of the keys of a tile, in blocks.
-struct DocumentRange {
-  int begin, end;          // those that the tile sees
+// The keys of a tile (v3/mask.h), and what their ids say: read before the tile begins.
+template <class Keys, int kBlockM, int kBlockN>
+struct DocumentKeys : Keys {
+  using Place = DocumentPlace<kBlockM, kBlockN, false>;
+  static constexpr int kTileRows = kBlockM;
+  int entry;
+  int begin, end;          // blocks of keys that the tile sees
   int own_end;             // the same of the warpgroup
-  int one_begin, one_end;  // those that hide nothing from the warpgroup: its queries and their keys are all of one document
+  int one_begin, one_end;  // blocks that hide nothing from the warpgroup: its queries and their keys are all of one document
 
-  // `found`: of the tile's first 64 queries; `group`: of the tile's warpgroups.
-  template <int kBlockM>
-  static __device__ __forceinline__ DocumentRange of(const V3DocumentBlocks* found, int group) {
-    const int4* const at = reinterpret_cast<const int4*>(found);
+  // `row`: the tile's first.
+  static __device__ __forceinline__ DocumentKeys of(const AttentionParams& p, int entry, int row, int group) {
+    const int4* const at = reinterpret_cast<const int4*>(Place::blocks(p, entry) + row / kV3DocumentRows);
     const int4 first = at[0], own = at[group];
     int begin = first.x, end = first.y;
 #pragma unroll
@@ -83,20 +86,7 @@ struct DocumentRange {
       begin = min(begin, other.x);
       end = max(end, other.y);
     }
-    return {begin, end, own.y, own.z, own.w};
-  }
-};
-
-// The keys of a tile (v3/mask.h), and what their ids say: read before the tile begins.
-template <class Keys, int kBlockM, int kBlockN>
-struct DocumentKeys : Keys, DocumentRange {
-  using Place = DocumentPlace<kBlockM, kBlockN, false>;
-  static constexpr int kTileRows = kBlockM;
-  int entry;
-
-  // `row`: the tile's first.
-  static __device__ __forceinline__ DocumentKeys of(const AttentionParams& p, int entry, int row, int group) {
-    return {Keys::of(p, entry), DocumentRange::of<kBlockM>(Place::blocks(p, entry) + row / kV3DocumentRows, group), entry};
+    return {Keys::of(p, entry), entry, begin, end, own.y, own.z, own.w};
   }
   // Of the tile that has the row.
   static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
@@ -108,16 +98,25 @@ struct DocumentKeys : Keys, DocumentRange {
 
 // The same of a packed sequence's tile.
 template <int kBlockM, int kBlockN>
-struct PackedDocumentKeys : Keys<false, true>, DocumentRange {
+struct PackedDocumentKeys : Keys<false, true> {
   using Place = PackedDocumentPlace<kBlockM, kBlockN>;
   static constexpr int kTileRows = kBlockM;
   int q_begin, first_id;  // of the sequence
+  int begin, end, own_end, one_begin, one_end;
 
   // `of_sequence`: the sequence's own; `row`: the tile's first in it.
   static __device__ __forceinline__ PackedDocumentKeys of(const AttentionParams& p, Keys<false, true> of_sequence, int q_begin, int k_begin, int n,
                                                           int row, int group) {
-    return {of_sequence, DocumentRange::of<kBlockM>(Place::blocks(p, q_begin, n) + row / kV3DocumentRows, group), q_begin,
-            Place::first_id(k_begin, n)};
+    const int4* const at = reinterpret_cast<const int4*>(Place::blocks(p, q_begin, n) + row / kV3DocumentRows);
+    const int4 first = at[0], own = at[group];
+    int begin = first.x, end = first.y;
+#pragma unroll
+    for (int i = 1; i < kBlockM / kV3DocumentRows; ++i) {
+      const int2 other = *reinterpret_cast<const int2*>(at + i);
+      begin = min(begin, other.x);
+      end = max(end, other.y);
+    }
+    return {of_sequence, q_begin, Place::first_id(k_begin, n), begin, end, own.y, own.z, own.w};
   }
   static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
   __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
