@@ -13,9 +13,8 @@
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
 //   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
 //   kProducerRegisters, kConsumerRegisters of a thread
-//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents, bias, mask; none if it
-//   is
-//                                          left out
+//   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents, bias, mask; none if
+//                                          it is left out
 //   kStagesTerms                           with bias or mask: blocks of them in shared memory at once
 #pragma once
 
