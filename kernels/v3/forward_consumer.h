@@ -252,7 +252,11 @@ struct Consumer {
   // keys behind the rows if kBehind.
   template <bool kFirst, bool kBehind = false>
   __device__ __forceinline__ bool update(int of, [[maybe_unused]] bool link = false) {
-    if constexpr (kAlibi) {
+    if constexpr (kTerms) {
+      const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
+      seen = ptx::vote_all(softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
+      return moved;
+    } else if constexpr (kAlibi) {
       float distance[2];
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
@@ -263,9 +267,7 @@ struct Consumer {
         return softmax.template update<kFirst>(s, factor, 1.0f);
       }
     } else {
-      const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
-      if constexpr (kTerms) seen = ptx::vote_all(softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
-      return moved;
+      return softmax.template update<kFirst>(s, factor, scale);
     }
   }
 
@@ -274,11 +276,13 @@ struct Consumer {
   __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
     issue_products(buffer);
     draw(row, block - 1);
-    read_terms();
-    terms.free(barriers, lane());
+    if constexpr (kTerms) {
+      read_terms();
+      terms.free(barriers, lane());
+    }
     scores_done();
     free_k();
-    add_terms<true>();
+    if constexpr (kTerms) add_terms<true>();
     if constexpr (Mask::kUneven)
       hide(block - 1);
     else if constexpr (kBehind)
@@ -298,17 +302,20 @@ struct Consumer {
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
     issue_products(buffer);
     draw(row, block - 1);
-    read_terms();
+    if constexpr (kTerms) read_terms();
     if constexpr (kByCurve)
       products_done();
     else
       scores_done();
+    if constexpr (kBegins && !kTerms) hide_before(block - 1);
     const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked) || (kTerms && !seen));
-    if (careful) [[unlikely]]
-      add_terms<true>();
-    else
-      add_terms<false>();
-    if constexpr (kBegins) hide_before(block - 1);
+    if constexpr (kTerms) {
+      if (careful) [[unlikely]]
+        add_terms<true>();
+      else
+        add_terms<false>();
+      if constexpr (kBegins) hide_before(block - 1);
+    }
     bool moved = false;
     float greatest = 0;
     [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
@@ -344,8 +351,10 @@ struct Consumer {
       if (!softmax.add(s, kLinks ? linked : !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
-        if constexpr (kTerms) terms.read_again(p, shared, warp_row(), lane());
-        add_terms<true>();
+        if constexpr (kTerms) {
+          terms.read_again(p, shared, warp_row(), lane());
+          add_terms<true>();
+        }
         if constexpr (kBegins) hide_before(block - 1);
         update<false>(block - 1);
         rescale();
@@ -354,7 +363,7 @@ struct Consumer {
       }
     }
     free_k();  // only now: the way back reads it
-    terms.free(barriers, lane());
+    if constexpr (kTerms) terms.free(barriers, lane());
   }
 
   // --- tiles ---
@@ -386,7 +395,7 @@ struct Consumer {
     slope = of_head;
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     block = first_of(first_row, of);
-    add_terms<true>();
+    if constexpr (kTerms) add_terms<true>();
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
     update<true>(block, kLinks && block <= last_masked_block());
   }
@@ -442,8 +451,10 @@ struct Consumer {
     k.next();
     k_is_there = false;
     draw(first_row, first_of(first_row, of));
-    read_terms();
-    terms.free(barriers, lane());
+    if constexpr (kTerms) {
+      read_terms();
+      terms.free(barriers, lane());
+    }
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     Spec::Score::apply(s, p.call);
@@ -661,8 +672,10 @@ struct Consumer {
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, first_of(next_place.row, next_keys));
-    read_terms();
-    terms.free(barriers, lane());
+    if constexpr (kTerms) {
+      read_terms();
+      terms.free(barriers, lane());
+    }
     scores_done();
     free_k();
     first_softmax(next_place.row, next_keys, next_slope);
