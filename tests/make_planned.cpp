@@ -484,7 +484,7 @@ int main() {
         for (const auto& [alibi, lengths] : {std::pair{true, false}, {false, true}, {false, false}}) {
           problem.has_alibi = alibi;
           problem.has_seqused_k = lengths;
-          add_v3_backward(list, problem, false, Which::kFull);
+          add_v3_backward(list, problem, false, quick(headdim == 128 && causal && alibi));
         }
       }
   // Of packed sequences, with those of the features that fit beside them.
@@ -524,7 +524,7 @@ int main() {
       const bool both = mask == V3Mask::kWindow && score == V3Score::kCapped;
       if (dtype == DType::kF16 && !both) continue;
       for (const int headdim : {64, 96, 128, 192, 256})
-        add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16));
+        add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16 && headdim % 192 == 64));
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
     }
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})

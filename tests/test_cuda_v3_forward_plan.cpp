@@ -472,13 +472,14 @@ TEST(V3ForwardPlanSmall, BiasAndMasksComeThroughSharedMemory) {
       for (const bool lengths : {false, true})
         for (const int bias : {0, 1, 2})
           for (const bool mask : {false, true}) {
-            Problem p = problem_of(DType::kF16, headdim, headdim, causal, 1000, 4096);
+            const DType dtype = headdim == 128 ? DType::kF16 : DType::kBF16;
+            Problem p = problem_of(dtype, headdim, headdim, causal, 1000, 4096);
             p.has_seqused_k = lengths;
             p.bias.given = bias > 0;
-            p.bias.dtype = bias == 2 ? DType::kF32 : DType::kF16;
+            p.bias.dtype = bias == 2 ? DType::kF32 : dtype;
             p.pair_mask.given = mask;
             const int several = (bias > 0 ? 1 : 0) + (mask ? 1 : 0) + (lengths ? 1 : 0);
-            if ((bias > 0 || mask) && headdim > 128 && (headdim < 200 || several > 1)) {
+            if ((bias > 0 || mask) && (causal ? several > 1 || headdim == 192 : headdim > 128 && (headdim < 200 || several > 1))) {
               EXPECT_NE(v3_forward_refusal(p, kH200).find("algorithm v2 has them all"), std::string::npos) << headdim;
               continue;
             }
@@ -516,6 +517,8 @@ TEST(V3ForwardPlanSmall, WhatIsNotBuiltBesideBiasAndMasksIsRefused) {
   EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 6554; }).find("together with dropout"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_documents = p.bias.given = true; }).find("no bias and mask of pairs together with documents"),
             std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF16, p.headdim = p.headdim_v = 256; }).find("above 192 in bf16"), std::string::npos);
+  EXPECT_NE(refusal([](Problem& p) { p.causal = p.has_seqused_k = true; }).find("under a causal mask"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.packed = true; }).find("together with packed sequences"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.window_left = 50; }).find("together with a sliding window"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 64; }).find("where v is as wide as k"), std::string::npos);

@@ -165,8 +165,8 @@ bool copies_pairs(const PairTensor& term, int64_t bytes) {
 // A tile brings the terms of all of its 128 rows, whether there are queries or not.
 constexpr int64_t kFewestQueriesOfTerms = 64;
 
-// Of biases and masks of pairs. With a window, at headdims between 129 and 192, and at unequal widths they compile, as do both together or with
-// lengths above 128, but have not been checked on a GPU.
+// Of biases and masks of pairs. With a window, at headdims between 129 and 192, in fp16 above, and at unequal widths they compile, as do two of bias,
+// mask and lengths under a causal mask or above 128, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
   if (!can_stage(v3_pair_features(p))) return {};
   const char* const what = !p.bias.given ? "mask of pairs" : p.pair_mask.given ? "bias and mask of pairs" : "bias";
@@ -184,10 +184,12 @@ std::string term_refusal(const Problem& p) {
   if (p.algorithm != Algorithm::kV3 && p.seqlen_q < kFewestQueriesOfTerms)
     return text(p.seqlen_q, " queries with a ", what, " are fewer than ", kFewestQueriesOfTerms, ", from which on algorithm v3 is chosen");
   const int width = v3_width(p.headdim), several = (p.bias.given ? 1 : 0) + (p.pair_mask.given ? 1 : 0) + (p.has_seqused_k ? 1 : 0);
-  if (width == v3_width(p.headdim_v) && width != 192 && (width <= 128 || several == 1)) return {};
+  if (p.causal && several > 1)
+    return text("algorithm v3's forward pass has one of bias, mask of pairs and lengths (seqused_k) under a causal mask; algorithm v2 has them all");
+  if (width == v3_width(p.headdim_v) && (width <= 128 || (width > 192 && several == 1 && p.dtype == DType::kBF16))) return {};
   return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
               "; algorithm v3's forward pass has bias and mask of pairs up to 128, and one of ",
-              "them without lengths (seqused_k) above 192, where v is as wide as k; algorithm v2 has them all");
+              "them without lengths (seqused_k) above 192 in bf16, where v is as wide as k; algorithm v2 has them all");
 }
 
 TiledTensor tiled_o(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_rows(), p.nheads, p.headdim_v, p.o, box_rows); }
