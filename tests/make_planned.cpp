@@ -207,6 +207,7 @@ void add_v3_backward(List& list, Problem problem, bool deterministic, Which whic
     list.add(cuda::v3_backward_request(plan.main), plan.tile.launch_registers(), which);
     list.add(cuda::v3_backward_request(plan.prepare), 255, problem.has_dlse ? Which::kFull : which);
     list.add(cuda::v3_backward_request(plan.finish), 255, which);
+    if (plan.dbias_tiles > 0) list.add(cuda::v3_backward_request(plan.dbias), cuda::v3_launch_registers(cuda::kV3DbiasThreads), which);
   }
 }
 
@@ -585,9 +586,26 @@ int main() {
         masked.has_seqused_k = false;
         add_v3_backward(list, masked, false, quick(causal && headdim == 128 && dtype == DType::kBF16));
       }
+  // Biases likewise, with and without their gradients, and beside a mask.
+  for (const bool causal : {false, true})
+    for (const int headdim : {64, 96, 128, 192, 256})
+      for (const DType dtype : {DType::kBF16, DType::kF16})
+        for (const bool f32 : {false, true})
+          for (const bool gradient : {false, true})
+            for (const bool both : {false, true}) {
+              Problem problem = contiguous(dtype, headdim, headdim, causal);
+              const Problem all = with_pairs(problem, true);
+              problem.bias = f32 ? all.bias : all.dbias;
+              if (gradient) problem.dbias = problem.bias;
+              if (both) problem.pair_mask = all.pair_mask;
+              add_v3_backward(list, problem, false, Which::kFull);
+            }
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 64, .block_n = fattn::kV3BackwardRows, .of_keys = 1, .packed = 1}), 64, Which::kFull);
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
+    for (const int lengths : {0, 1})
+      list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 64, .lengths = lengths, .documents = 1}), 64, Which::kFull);
   for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = 64, .packed = 1}), 64, Which::kFull);
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);

@@ -467,6 +467,77 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
   EXPECT_NE(refusal([](Problem& p) { p.seqlen_q = p.seqlen_k = 1 << 22; }).find("split the batch"), std::string::npos);
 }
 
+// A bias is read where it is; its gradient, up to headdim 128 by a kernel of its own, is summed there, or in the workspace, between two kernels of
+// algorithm v2.
+TEST(V3BackwardPlanSmall, ABiasIsReadInPlaceAndItsGradientSummedInFp32) {
+  const auto biased = [](int64_t headdim, DType dtype, bool gradient) {
+    Problem p = gradient_problem(DType::kBF16, headdim, headdim, false, 300, 524);
+    p.bias = {true, dtype, 1, p.nheads, p.seqlen_q, {0, 524, 300 * 524}};
+    if (gradient) p.dbias = p.bias;
+    return p;
+  };
+  for (const int headdim : {64, 96, 128, 192, 256})
+    for (const DType dtype : {DType::kF32, DType::kBF16})
+      for (const bool gradient : {false, true}) {
+        const Problem p = biased(headdim, dtype, gradient);
+        const bool own = gradient && headdim <= 128;
+        ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        EXPECT_EQ(plan.dbias_grid, gradient ? 6 * 300 : 0);
+        EXPECT_EQ(plan.workspace_bytes, gradient && dtype != DType::kF32 ? plan.dbias_offset + 6 * 300 * 524 * 4 : plan.tiles_offset);
+        EXPECT_EQ(plan.dbias_offset % 16, 0);
+        const std::string main = v3_backward_request(plan.main).source, finish = v3_backward_request(plan.finish).source;
+        for (const std::string& source : {main, finish}) {
+          EXPECT_NE(source.find(dtype == DType::kF32 ? ".bias = 2" : ".bias = 1"), std::string::npos);
+          EXPECT_NE(source.find("v3::EntryMask"), std::string::npos) << "-Inf hides any pair";
+        }
+        EXPECT_EQ(main.find(".dbias = true") != std::string::npos, gradient && !own);
+        EXPECT_EQ(plan.dbias_tiles, own ? 5 * 3 * 6 : 0);  // of 128 x 128
+        EXPECT_EQ(plan.dbias_parts, own ? 2 : 1) << "both batch entries at once: there are more multiprocessors than tiles";
+        EXPECT_EQ(plan.dbias_ctas, plan.dbias_tiles);
+        if (own) {
+          EXPECT_LE(plan.dbias_shared_bytes, kH200.shared_bytes);
+          const std::string source = v3_backward_request(plan.dbias).source;
+          EXPECT_NE(source.find("backward_dbias<Spec>"), std::string::npos);
+          EXPECT_NE(source.find(".dbias = true"), std::string::npos);
+          EXPECT_NE(source.find("v3::EntryMask"), std::string::npos);
+        }
+        EXPECT_EQ(finish.find(".dbias = true"), std::string::npos);
+        EXPECT_TRUE(v3_takes_bias(p, reinterpret_cast<const void*>(4)));
+        EXPECT_FALSE(v3_takes_bias(p, reinterpret_cast<const void*>(2)));
+      }
+  const auto refusal = [&](DType dtype, bool gradient, auto change) {
+    Problem p = biased(128, dtype, gradient);
+    change(p);
+    return v3_backward_refusal(p, kH200);
+  };
+  // Tiles for all multiprocessors: an element is written once, where it is to be, and a CTA takes one after another.
+  for (const bool rows : {true, false}) {
+    Problem p = biased(128, DType::kBF16, true);
+    p.seqlen_q = 4096;
+    p.seqlen_k = 8192;
+    p.bias = p.dbias = {true, DType::kBF16, 1, p.nheads, rows ? p.seqlen_q : 1, {0, rows ? p.seqlen_k : 0, p.seqlen_k * (rows ? p.seqlen_q : 1)}};
+    const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+    EXPECT_EQ(plan.dbias_tiles, 64 * (rows ? 32 : 1) * p.nheads);
+    EXPECT_EQ(plan.dbias_parts, 1);
+    EXPECT_EQ(plan.dbias_grid, 0);
+    EXPECT_EQ(plan.dbias_ctas, kH200.multiprocessors);
+    EXPECT_EQ(plan.workspace_bytes,
+              plan.semaphore_offset + 4 * (plan.generation > 0 ? 1 + (p.batch * p.nheads_k + plan.generation - 1) / plan.generation : 0));
+  }
+  EXPECT_EQ(refusal(DType::kBF16, false, [](Problem& p) { p.pair_mask = p.bias; }), "");
+  EXPECT_NE(refusal(DType::kF32, false, [](Problem& p) { p.pair_mask = p.bias; }).find("bias in fp32"), std::string::npos);
+  EXPECT_NE(refusal(DType::kBF16, false, [](Problem& p) { p.seqlen_k = 523; }).find("multiples of 2"), std::string::npos);
+  EXPECT_NE(refusal(DType::kBF16, false, [](Problem& p) { p.bias.strides.row = 525; }).find("multiples of 2"), std::string::npos);
+  EXPECT_EQ(refusal(DType::kF32, false, [](Problem& p) { p.seqlen_k = 523; }), "");
+  EXPECT_NE(refusal(DType::kF32, false, [](Problem& p) { p.dropout_below = 9; }).find("bias together with dropout"), std::string::npos);
+  EXPECT_NE(refusal(DType::kF32, false, [](Problem& p) { p.has_seqused_k = true; }).find("bias together with lengths"), std::string::npos);
+  EXPECT_NE(refusal(DType::kF32, true, [](Problem& p) { p.deterministic = true; }).find("deterministic"), std::string::npos);
+  const auto causal = [](Problem& p) { p.causal = true, p.headdim = p.headdim_v = 256; };
+  EXPECT_NE(refusal(DType::kF32, false, causal).find("up to 192"), std::string::npos);
+  EXPECT_EQ(refusal(DType::kBF16, false, causal), "");
+}
+
 TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   CudaDevice& device = cuda_device(0);
   Problem p = gradient_problem(DType::kBF16, 72, 40, true);

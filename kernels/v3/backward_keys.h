@@ -36,7 +36,6 @@ struct KeyGradients {
   // Of packed sequences: the tile says what it hides, and 64 keys behind the last compute nothing. Softcap and dropout leave no registers for that.
   static constexpr bool kLimits = Shape::kPacked && !Spec::Score::kCapped && !Shape::kDropout;
   static constexpr bool kDocuments = Shape::kDocuments;
-  static constexpr bool kTerms = Shape::kMask;
 
   const BackwardCall& p;
   const unsigned shared;
@@ -55,8 +54,8 @@ struct KeyGradients {
   TightRing<Spec::kStages> queries;  // and dout
   unsigned step = 0;                 // blocks whose dS is published
   int row = 0;                       // the present block's first
-  int head = 0;                      // with terms: its query head
   [[no_unique_address]] MaskWord<Spec, Shape::kMask> mask;
+  [[no_unique_address]] BiasOfPairs<Spec, Shape::kBias> bias;
 
   __device__ __forceinline__ KeyGradients(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys,
                                           int own_group)
@@ -100,11 +99,13 @@ struct KeyGradients {
   __device__ __forceinline__ float slope() const { return slope_of_block<Spec>(shared, slot()); }
   __device__ __forceinline__ AlibiLine line() const { return {Mask{}, p.call, keys(), slope(), key(), row}; }
   __device__ __forceinline__ void read_lse() {
-    if constexpr (!Spec::Score::kCapped && !Shape::kAlibi) lse.read(lse_place());
+    if constexpr (!Spec::Score::kCapped && !Shape::kAlibi && Shape::kBias == 0) lse.read(lse_place());
   }
   // P from S, but for what the mask hides.
   __device__ __forceinline__ void take_exponentials() {
-    if constexpr (!Shape::kAlibi) {
+    if constexpr (Shape::kBias != 0) {
+      bias.exponentials(s, lse_place(), scale, p, tile, head(step), row, key());
+    } else if constexpr (!Shape::kAlibi) {
       exponentials(s, lse, scale);
     } else if constexpr (Mask::kBegins) {  // no registers for both ways
       take_each_exponential();
@@ -142,6 +143,12 @@ struct KeyGradients {
     mask.hide(x);
   }
 
+  // dK of the block before, whose operand gives its registers back.
+  __device__ __forceinline__ void end_dk() {
+    ptx::wgmma_wait<0>();
+    ptx::pin(gradients);
+  }
+
   // P from S, which is there; on return dP is there too, and dV under way.
   __device__ __forceinline__ void weigh() {
     if constexpr (Spec::Score::kCapped) {
@@ -153,10 +160,10 @@ struct KeyGradients {
       hide_in(s);
       pack<Element>(weights, s);
     } else {
+      if constexpr (Shape::kBias != 0) end_dk();  // before: a bias takes those registers
       take_exponentials();
       hide_in(s);
-      ptx::wgmma_wait<0>();  // dK of the block before, whose operand gives its registers back
-      ptx::pin(gradients);
+      if constexpr (Shape::kBias == 0) end_dk();
       if constexpr (Shape::kDropout) {
         pack<Element>(gradients, s);
         kept = take_kept();
@@ -206,14 +213,19 @@ struct KeyGradients {
   __device__ __forceinline__ void next_block() {
     queries.next();
     row += Shape::kBlockM;
-    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) {
-      row = tile.first_row();  // of the next query head
-      if constexpr (kTerms) ++head;
-    }
+    if (row >= tile.rows_end<Mask, Shape::kPacked>(p)) row = tile.first_row();  // of the next query head
   }
-  // What is read of the present block's terms ahead of its scores.
-  __device__ __forceinline__ void read_terms() {
-    if constexpr (kTerms) mask.read(p, tile, head, row, key());
+  // The query head of block `index` of the tile.
+  __device__ __forceinline__ int head(unsigned index) const {
+    return tile.head_k() * p.call.group + (p.call.group == 1 ? 0 : static_cast<int>(index / static_cast<unsigned>(tile.blocks())));
+  }
+
+  // What is read of the present block's terms ahead of its scores; it is block `index` of the tile.
+  __device__ __forceinline__ void read_mask(unsigned index) {
+    if constexpr (Shape::kMask) mask.read(p, tile.batch(), head(index), row, key());
+  }
+  __device__ __forceinline__ void read_bias(unsigned index) {
+    if constexpr (Shape::kBias != 0) bias.read(p, tile, head(index), row, key());
   }
 
   // The first blocks of the tile, in which no query sees a key of the warpgroup. There remains one block at least.
@@ -258,12 +270,10 @@ struct KeyGradients {
     row = tile.first_row();
     if constexpr (kLimits)
       if (key() >= keys().keys) return skip_all();
-    if constexpr (kTerms) {
-      head = tile.head_k() * p.call.group;
-      ptx::wait_for_kernel_before();  // which makes words of the mask
-    }
+    if constexpr (Shape::kMask) ptx::wait_for_kernel_before();  // which makes words of it
     if constexpr (Mask::kUneven) skip_blocks(hidden_before());
-    read_terms();
+    read_mask(step);
+    read_bias(step);
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
@@ -281,13 +291,14 @@ struct KeyGradients {
     weigh();
 #pragma unroll 1
     while (static_cast<int>(step) + 1 < steps()) {  // under way: dV of the block before
-      if constexpr (kTerms) {
+      if constexpr (Shape::kMask) {
         next_block();
-        read_terms();
+        read_mask(step + 1);
       }
       differentiate();
       write_ds();
-      if constexpr (!kTerms) next_block();
+      if constexpr (!Shape::kMask) next_block();
+      read_bias(step + 1);  // into registers that dP has had
       ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
       ptx::wgmma_fence();
       issue_s();

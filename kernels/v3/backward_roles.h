@@ -102,10 +102,11 @@ struct ValueRole : RoleBase<Spec> {
   int row;            // the first of the block whose P is published next
   int head = 0;       // with terms: its query head
   [[no_unique_address]] MaskWord<Spec, Shape::kMask> mask;
+  [[no_unique_address]] BiasOfPairs<Spec, Shape::kBias> bias;
   float s[32], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];
 
-  static constexpr bool kTerms = Shape::kMask;
+  static constexpr bool kTerms = Shape::kMask || Shape::kBias != 0;
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
       : Base(params, shared_address, of, of_keys), scale(own_scale<typename Spec::Score>(params.call)), row(of_keys.first_row()) {}
@@ -125,7 +126,9 @@ struct ValueRole : RoleBase<Spec> {
     if constexpr (Spec::Score::kCapped) {
       Spec::Score::apply(s, p.call);
     } else {
-      if constexpr (Shape::kAlibi) {
+      if constexpr (Shape::kBias != 0) {
+        bias.exponentials(s, lse_place(), scale, p, tile, head, row, tile.key());
+      } else if constexpr (Shape::kAlibi) {
         if constexpr (Mask::kCausal) {
           exponentials_on_line(s, lse_place(), scale, {Mask{}, p.call, Base::keys(), slope(), tile.key(), row});
         } else {  // no registers for both ways
@@ -174,7 +177,8 @@ struct ValueRole : RoleBase<Spec> {
   }
   // Terms of the block whose P is published next.
   __device__ __forceinline__ void read_terms() {
-    if constexpr (kTerms) mask.read(p, tile, head, row, tile.key());
+    if constexpr (Shape::kMask) mask.read(p, tile.batch(), head, row, tile.key());
+    if constexpr (Shape::kBias != 0) bias.read(p, tile, head, row, tile.key());
   }
   __device__ __forceinline__ bool hides_some() const {
     if constexpr (Shape::kPacked || Shape::kDocuments)
@@ -187,7 +191,7 @@ struct ValueRole : RoleBase<Spec> {
       hide<typename Mask::Pairs>(s, p, Base::keys(), tile.key(), row);
       hide_other_documents<Spec>(s, p, tile.template entry<Shape::kPacked>(), tile.key(), row);
     } else {
-      hide<Mask>(s, p, Base::keys(), tile.key(), row);
+      for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) { s[i] = Shape::kHiddenWeight; });
     }
   }
   // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
@@ -231,7 +235,7 @@ struct ValueRole : RoleBase<Spec> {
     for (float& x : dv) x = 0;
     if constexpr (kTerms) {
       head = tile.head_k() * p.call.group;
-      ptx::wait_for_kernel_before();  // which makes words of the mask
+      if constexpr (Shape::kMask) ptx::wait_for_kernel_before();  // which makes words of it
       read_terms();
     }
     ptx::mbarrier_wait(barriers.k_full(), 0);
@@ -286,6 +290,7 @@ struct KeyRole : RoleBase<Spec> {
   using Base::tile;
 
   Ring<Shape::kStagesDs> ds;  // of the block that is published next
+  int row = 0, head = 0;      // its first, and its query head: with dbias
   float dp[32], dk[Spec::kHeaddim / 2];
   unsigned gradients[4][4];
 
@@ -323,6 +328,12 @@ struct KeyRole : RoleBase<Spec> {
           *of[e] &= 0x7fffffffu;
         }
       }
+      if constexpr (Shape::kDbias) {  // of hidden pairs 0
+        const unsigned of[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (static_cast<int>(of[e]) < 0) dp[4 * i + e] = 0;
+      }
       dp[4 * i] *= __uint_as_float(x.x);
       dp[4 * i + 1] *= __uint_as_float(x.y);
       dp[4 * i + 2] *= __uint_as_float(x.z);
@@ -335,6 +346,11 @@ struct KeyRole : RoleBase<Spec> {
   __device__ __forceinline__ void publish() {
     pack<Element>(gradients, dp);
     ptx::pin(gradients);
+    if constexpr (Shape::kDbias) {
+      write_dbias<Spec>(dp, p, tile, head, row, tile.key());
+      row += Shape::kBlockM;
+      if (row >= tile.template rows_end<typename Spec::Mask, Shape::kPacked>(p)) row = tile.first_row(), ++head;
+    }
     ptx::mbarrier_wait(barriers.ds_empty(ds.stage), ds.parity ^ 1);
     const FragmentPlace<TileDs> place(shared + Shape::kOffsetDs + ds.stage * TileDs::kBytes + own_warp_row() * 128);
 #pragma unroll
@@ -348,6 +364,7 @@ struct KeyRole : RoleBase<Spec> {
   __device__ __forceinline__ void run() {
 #pragma unroll
     for (float& x : dk) x = 0;
+    if constexpr (Shape::kDbias) row = tile.first_row(), head = tile.head_k() * p.call.group;
     ptx::mbarrier_wait(barriers.v_full(), 0);
     ptx::pin(dk);
     issue_dp();

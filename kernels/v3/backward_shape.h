@@ -33,6 +33,10 @@ struct BackwardShape {
   static constexpr bool kPacked = kPairOf<Spec>.packed, kDocuments = kPairOf<Spec>.documents;
   static constexpr bool kMask = kPairOf<Spec>.mask;
   static_assert(!kMask || !(kDocuments || kPacked), "words of a mask lie where documents and packed sequences have theirs in the workspace");
+  static constexpr int kBias = kPairOf<Spec>.bias;
+  static constexpr bool kDbias = kPairOf<Spec>.dbias;
+  // Of a hidden pair: with dbias the sign says so, and dS is 0 whatever dP is.
+  static constexpr float kHiddenWeight = kDbias ? -0.0f : 0.0f;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;

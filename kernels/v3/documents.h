@@ -127,6 +127,18 @@ struct PackedDocumentKeys : Keys<false, true> {
   }
 };
 
+// How many blocks of keys the documents leave a tile of kBlockM rows, of [begin, end) which its mask does. `found`: of the tile's first rows.
+template <int kBlockM>
+__device__ __forceinline__ int blocks_of_documents(const V3DocumentBlocks* found, int begin, int end) {
+  int least = found[0].begin, most = found[0].end;
+#pragma unroll
+  for (int i = 1; i < kBlockM / kV3DocumentRows; ++i) {
+    least = min(least, found[i].begin);
+    most = max(most, found[i].end);
+  }
+  return min(end, most) - max(begin, least);
+}
+
 template <class Keys>
 inline constexpr bool kOfDocuments = false;
 template <class Keys, int kBlockM, int kBlockN>

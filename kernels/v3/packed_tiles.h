@@ -1,5 +1,6 @@
 // Before a v3 forward pass over packed sequences: the list of their tiles, group by group of sequences, those with most blocks of keys first. The
-// host does not know the lengths; with the list no CTA of the pass has a tile without rows, and dealt to and fro the tiles come out even.
+// host does not know the lengths; with the list no CTA of the pass has a tile without rows, and dealt to and fro the tiles come out even. With
+// kDocuments the blocks are those that a tile's documents leave it, which a kernel before has found (v3/documents.h).
 //
 // One CTA. The order of tiles with as many blocks is any, and no result depends on it.
 #pragma once
@@ -8,13 +9,14 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/sequence.h"
 #include "kernels/v3/bucket_sums.h"
+#include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 
 // kLengths: keys behind a sequence's length are as those of another sequence to the pass.
-template <class Mask, int kBlockM, int kBlockN, bool kLengths>
+template <class Mask, int kBlockM, int kBlockN, bool kLengths, bool kDocuments>
 struct PackedTileList {
   static constexpr int kBuckets = kV3PackThreads;  // by group and number of blocks
 
@@ -29,7 +31,13 @@ struct PackedTileList {
       const int group = min(static_cast<int>(at.k.begin * static_cast<long long>(p.tile_groups) / p.total_k), p.tile_groups - 1);
       for (int row = lane * kBlockM; row < at.q.count; row += 32 * kBlockM) {
         const int end = Mask::visible_end(p, keys, row + kBlockM - 1), begin = visible_begin<Mask>(p, keys, row);
-        const int blocks = max(0, (end + kBlockN - 1) / kBlockN - begin / kBlockN);  // below `most`
+        const int first = begin / kBlockN, last = (end + kBlockN - 1) / kBlockN;
+        int blocks = last - first;
+        if constexpr (kDocuments) {
+          const V3DocumentBlocks* const found = PackedDocumentPlace<kBlockM, kBlockN>::blocks(p, at.q.begin, n);
+          blocks = min(blocks, blocks_of_documents<kBlockM>(found + row / kV3DocumentRows, first, last));
+        }
+        blocks = max(0, blocks);  // below `most`
         const int length = most <= in_group ? blocks : static_cast<int>(static_cast<long long>(blocks) * in_group / most);
         visit(V3PackedTile{row, n, at.q.begin, at.q.count, at.k.begin, at.k.count, {}}, (group + 1) * in_group - 1 - length);
       }
@@ -38,6 +46,7 @@ struct PackedTileList {
 
   static __device__ __forceinline__ void run(const PairParams& p) {
     ptx::let_kernel_after_come_up();
+    if constexpr (kDocuments) ptx::wait_for_kernel_before();
     __shared__ int first[kBuckets];  // counts; then where each bucket begins
     const int thread = static_cast<int>(threadIdx.x);
     first[thread] = 0;
@@ -60,9 +69,9 @@ struct PackedTileList {
   }
 };
 
-template <class Mask, int kBlockM, int kBlockN, bool kLengths>
+template <class Mask, int kBlockM, int kBlockN, bool kLengths, bool kDocuments = false>
 __device__ __forceinline__ void packed_tiles(const PairParams& p) {
-  PackedTileList<Mask, kBlockM, kBlockN, kLengths>::run(p);
+  PackedTileList<Mask, kBlockM, kBlockN, kLengths, kDocuments>::run(p);
 }
 
 }  // namespace fattn::v3

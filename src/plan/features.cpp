@@ -38,7 +38,7 @@ constexpr Feature kFeatures[] = {
      {true, false, true, false, false, true, true, true}},
     {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, false, false, true, true, false}},
     {"a bias (bias)", [](const Problem& p) { return p.bias.given; }, {true, false, true, false, false, true, true, false}},
-    {"the gradient of a bias (dbias)", [](const Problem& p) { return p.dbias.given; }, {true, false, true, false, false, true, false, false}},
+    {"the gradient of a bias (dbias)", [](const Problem& p) { return p.dbias.given; }, {true, false, true, false, false, true, true, false}},
     {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, false, false, true, true, false}},
     {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, false, false, true, true, false}},
     {"the gradient of lse (dlse)", [](const Problem& p) { return p.has_dlse; }, {true, true, true, false, true, true, true, false}},

@@ -235,15 +235,16 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
   cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b), b.workspace);
-  if (plan.problem.packed) {
-    const Loaded& before = v3_packed_tiles_kernel(device, plan.problem, chosen);
-    void* parameters[] = {&params.call};
-    device.launch(before.function, shape_of(1, kV3PackThreads, 0), stream, parameters, before.name.c_str());
-  }
+  void* parameters[] = {&params.call};
   if (chosen.document_grid > 0) {
     const Loaded& before = v3_document_ranges_kernel(device, chosen);
-    void* parameters[] = {&params.call};
     device.launch(before.function, shape_of(chosen.document_grid, kV3DocumentThreads, 0), stream, parameters, before.name.c_str());
+  }
+  if (plan.problem.packed) {
+    const Loaded& before = v3_packed_tiles_kernel(device, plan.problem, chosen);
+    CudaLaunch of_list = shape_of(1, kV3PackThreads, 0);
+    of_list.early = cuda::v3_packed_tiles_key(plan.problem, chosen).documents != 0;  // it waits for what the one before finds
+    device.launch(before.function, of_list, stream, parameters, before.name.c_str());
   }
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
   shape.early = plan.problem.packed || plan.problem.has_documents;
@@ -316,6 +317,12 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
     shape.early = early;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   };
+  const auto launch_dbias = [&](cuda::KernelKind kind) {
+    if (chosen.dbias_grid == 0) return;
+    const Loaded& kernel = backward_kernel(device, cuda::v3_dbias_key(plan.problem, kind));
+    device.launch(kernel.function, shape_of(chosen.dbias_grid, kDbiasThreads, 0), stream, parameters.data(), kernel.name.c_str());
+  };
+  launch_dbias(cuda::KernelKind::kV2DbiasZero);
   const bool lists = plan.problem.packed && chosen.grid > 0;
   if (lists) {
     const Loaded& kernel = v3_packed_key_tiles_kernel(device, plan.problem, chosen);
@@ -336,6 +343,13 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   }
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
+  if (chosen.dbias_tiles > 0) {
+    cuda::set_v3_dbias_params(params, plan.problem, device, backward_buffers(b));
+    CudaLaunch shape = shape_of(chosen.dbias_ctas, cuda::kV3DbiasThreads, chosen.dbias_shared_bytes);
+    shape.grid_y = static_cast<unsigned>(chosen.dbias_parts);
+    launch(chosen.dbias, cuda::v3_launch_registers(cuda::kV3DbiasThreads), shape, false);
+  }
+  if (!cuda::dbias_in_place(plan.problem)) launch_dbias(cuda::KernelKind::kV2DbiasFinish);
 }
 
 void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
@@ -343,6 +357,11 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
     bool taken = true;
     for (const void* pointer : std::initializer_list<const void*>{b.q, b.k, b.v, b.o, b.dout, b.dq, b.dk, b.dv})
       taken = taken && tensor_map_takes(pointer);
+    if (!cuda::v3_takes_bias(plan.problem, b.bias)) {
+      if (plan.problem.algorithm == Algorithm::kV3)
+        unsupported("the bias begins at an address that is no multiple of 4 bytes, and algorithm v3 was asked for; ask for auto or v2");
+      taken = false;
+    }
     if (taken) return backward_v3(device, plan, b, stream);
     if (plan.problem.algorithm == Algorithm::kV3)
       unsupported("a tensor begins at an address that is no multiple of 16 bytes, and algorithm v3 was asked for; ask for auto or v2");
@@ -511,9 +530,14 @@ void load_cuda_kernels(const Plan& plan) {
     if (plan.problem.packed) v3_packed_key_tiles_kernel(device, plan.problem, chosen.v3_backward);
     if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
     if (plan.problem.pair_mask.given) v3_mask_words_kernel(device);
+    if (chosen.v3_backward.dbias_grid > 0) {
+      backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasZero));
+      if (!cuda::dbias_in_place(plan.problem)) backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasFinish));
+    }
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());
     v3_backward_kernel(device, chosen.v3_backward.finish, 0);
+    if (chosen.v3_backward.dbias_tiles > 0) v3_backward_kernel(device, chosen.v3_backward.dbias, cuda::v3_launch_registers(cuda::kV3DbiasThreads));
     return;
   }
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::BackwardBuffers{});

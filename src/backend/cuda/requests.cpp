@@ -89,7 +89,13 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request(cuda::v3_packed_key_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
     if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request({}));
+    if (plan.dbias_grid > 0) {
+      requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasZero)));
+      if (!cuda::dbias_in_place(problem))
+        requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasFinish)));
+    }
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
+    if (plan.dbias_tiles > 0) requests.push_back(cuda::v3_backward_request(plan.dbias));
     for (const cuda::V3BackwardKey& key : cuda::other_keys_of(problem, plan))
       if (key.ring != plan.main.ring) requests.push_back(cuda::v3_backward_request(key));
   } else if (problem.backward) {

@@ -178,16 +178,14 @@ int64_t heads_per_section(const Problem& problem, const BackwardTile& tile, bool
   return std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads);
 }
 
-// Whether no sum makes an element of dbias.
-bool dbias_alone(const Problem& p) { return p.dbias.batch == p.batch && p.dbias.heads == p.nheads && p.dbias.rows == p.seqlen_q; }
-
-// Whether dbias is summed where it will be.
-bool dbias_in_place(const Problem& p) { return p.dbias.dtype == DType::kF32; }
-
 // Floats of a row of dbias in the workspace: whole units of 16 bytes.
 int64_t dbias_row(const Problem& p) { return ceil_div(p.seqlen_k, 4) * 4; }
 
 }  // namespace
+
+bool dbias_alone(const Problem& p) { return p.dbias.batch == p.batch && p.dbias.heads == p.nheads && p.dbias.rows == p.seqlen_q; }
+bool dbias_in_place(const Problem& p) { return p.dbias.dtype == DType::kF32; }
+int64_t dbias_bytes(const Problem& p) { return p.dbias.batch * p.dbias.heads * p.dbias.rows * dbias_row(p) * 4; }
 
 std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
@@ -261,7 +259,7 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target) 
     if (!dbias_in_place(problem)) {
       plan.dbias_finish = plan.dbias_zero;
       plan.dbias_offset = ceil_div(plan.workspace_bytes, 16) * 16;
-      plan.workspace_bytes = plan.dbias_offset + rows * dbias_row(problem) * 4;
+      plan.workspace_bytes = plan.dbias_offset + dbias_bytes(problem);
     }
   }
   return plan;
@@ -328,8 +326,13 @@ BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspa
 PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
   PairParams params = pair_params(
       backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b.pairs);
+  set_dbias_params(params, problem, b, plan.dbias_offset);
+  return params;
+}
+
+void set_dbias_params(PairParams& params, const Problem& problem, const BackwardBuffers& b, int64_t offset) {
   const PairTensor& dbias = problem.dbias;
-  if (!dbias.given) return params;
+  if (!dbias.given) return;
   params.dbias_batch = static_cast<int>(dbias.batch);
   params.dbias_heads = static_cast<int>(dbias.heads);
   params.dbias_rows = static_cast<int>(dbias.rows);
@@ -339,13 +342,12 @@ PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan
   if (dbias_in_place(problem)) {
     params.dbias = static_cast<float*>(b.pairs.dbias);
     params.dbias_strides = params.dbias_out_strides;
-    return params;
+    return;
   }
-  params.dbias = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.dbias_offset);
+  params.dbias = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + offset);
   const auto stride = [&](int64_t size, int64_t step) { return size > 1 ? step : 0; };  // 0 where all share
   const int64_t row = dbias_row(problem);
   params.dbias_strides = {stride(dbias.batch, dbias.heads * dbias.rows * row), stride(dbias.rows, row), stride(dbias.heads, dbias.rows * row)};
-  return params;
 }
 
 namespace {

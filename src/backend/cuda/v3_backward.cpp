@@ -76,6 +76,8 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
               "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
 }
 
+constexpr int kDbiasKeys = 128;  // of a tile of kernels/v3/backward_dbias.h
+
 // Blocks of queries and 64 keys that a mask of pairs has words for. What all share it has once.
 int64_t mask_blocks(const Problem& p) {
   const Strides& of = p.pair_mask.strides;
@@ -85,8 +87,8 @@ int64_t mask_blocks(const Problem& p) {
 // Of masks of pairs and biases. With ALiBi or softcap some kernels of a mask spill up to 36 bytes, with lengths in fp16 8; with a window, dropout or
 // deterministic they compile, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
-  if (p.bias.given || p.dbias.given) return "algorithm v3's backward pass has no bias; algorithm v2 has";
-  if (!p.pair_mask.given) return {};
+  if (!p.pair_mask.given && !p.bias.given) return {};
+  const char* const name = p.bias.given ? "bias" : "mask of pairs";
   const char* const other = p.packed              ? "packed sequences"
                             : p.has_documents     ? "documents (document_q, document_k)"
                             : p.has_seqused_k     ? "lengths of the batch's entries (seqused_k)"
@@ -96,10 +98,29 @@ std::string term_refusal(const Problem& p) {
                             : p.dropout_below > 0 ? "dropout"
                             : p.deterministic     ? "deterministic"
                                                   : nullptr;
-  if (other != nullptr) return text("algorithm v3's backward pass has no mask of pairs together with ", other, "; algorithm v2 does both");
-  if (mask_blocks(p) > kMaxGrid)
+  if (other != nullptr) return text("algorithm v3's backward pass has no ", name, " together with ", other, "; algorithm v2 does both");
+  if (p.pair_mask.given && mask_blocks(p) > kMaxGrid)
     return text("the mask of pairs has ", mask_blocks(p), " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", kMaxGrid,
                 "; split the batch");
+  if (!p.bias.given) return {};
+  if (p.bias.dtype == DType::kF32 && p.pair_mask.given)  // spills of 4 and 8 bytes at headdim 64 and 256
+    return "algorithm v3's backward pass has no registers for a bias in fp32 together with a mask of pairs; algorithm v2 does both, and so does a "
+           "bias of q's dtype";
+  if (p.bias.dtype == DType::kF32 && p.causal && std::max(p.headdim, p.headdim_v) > 192)  // a spill of 4 bytes
+    return text(
+        "headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
+        "; algorithm v3's backward pass has registers for a bias in fp32 under a causal mask up to 192; algorithm v2 does that, and so does a "
+        "bias of q's dtype");
+  const Strides& of = p.bias.strides;
+  if (p.bias.dtype != DType::kF32 && (p.seqlen_k % 2 != 0 || of.batch % 2 != 0 || of.row % 2 != 0 || of.head % 2 != 0))
+    return text("seqlen_k is ", p.seqlen_k, " and the bias has strides of ", of.batch, ", ", of.row, " and ", of.head,
+                " elements; algorithm v3's backward pass reads two elements of 16 bits at once, and takes multiples of 2");
+  if (!p.dbias.given) return {};
+  if (p.dbias.batch * p.dbias.heads > kMaxGrid / std::max<int64_t>(1, p.dbias.rows))
+    return text("dbias has ", p.dbias.batch * p.dbias.heads, " * ", p.dbias.rows, " rows, which is more than ", kMaxGrid, "; split the batch");
+  const int64_t tiles = ceil_div(p.seqlen_k, kDbiasKeys) * ceil_div(p.dbias.rows, 2 * kV3BackwardRows);
+  if (p.dbias.batch * p.dbias.heads > kMaxGrid / std::max<int64_t>(1, tiles))
+    return text("dbias has ", p.dbias.batch, " * ", p.dbias.heads, " * ", tiles, " tiles, which is more than ", kMaxGrid, "; split the batch");
   return {};
 }
 
@@ -224,6 +245,24 @@ std::string v3_backward_refusal(const Problem& problem, const V3Target& target) 
   return {};
 }
 
+// Of kernels/v3/backward_dbias.h: its shared memory.
+int dbias_shared_bytes(const V3BackwardKey& key) {
+  const int columns = v3_columns(key.width) + v3_columns(key.width_v), key_stages = 2, stages = std::max(key.width, key.width_v) <= 64 ? 4 : 2;
+  return kColumnBytes * columns * (key_stages * kDbiasKeys + stages * kV3BackwardRows) + stages * 2 * 4 * kV3BackwardRows +
+         16 * (key_stages + stages);
+}
+
+// The work of the kernel that computes dbias: where tiles do not fill the GPU twice, several CTAs have a part of what is added up in one.
+void divide_dbias(const Problem& p, const V3Target& target, V3BackwardPlan& plan) {
+  const int64_t row_tiles = ceil_div(p.seqlen_q, 2 * kV3BackwardRows), of_rows = p.dbias.rows == 1 ? 1 : row_tiles;
+  plan.dbias_tiles = ceil_div(p.seqlen_k, kDbiasKeys) * of_rows * p.dbias.heads * p.dbias.batch;
+  const int64_t summands = p.batch / std::max<int64_t>(1, p.dbias.batch) * (p.nheads / p.dbias.heads) * row_tiles / std::max<int64_t>(1, of_rows);
+  const int64_t wanted = ceil_div(int64_t{2} * target.multiprocessors, std::max<int64_t>(1, plan.dbias_tiles));
+  plan.dbias_parts = static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, summands)));
+  plan.dbias_ctas = plan.dbias_parts > 1 ? plan.dbias_tiles : std::min<int64_t>(plan.dbias_tiles, target.multiprocessors);
+  plan.dbias_shared_bytes = dbias_shared_bytes(plan.dbias);
+}
+
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) {
   const int row = choose_row(problem, target);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_backward() was called for a problem that v3_backward_refusal() refuses");
@@ -258,6 +297,17 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
+  }
+  if (pair.dbias) {
+    PairFeatures without = pair;
+    without.dbias = false;
+    plan.finish.pair = pair_bits(without);  // the last kernel has nothing to do with it
+    if (!plan.tile.by_role) {               // and the main one no registers for it
+      plan.main.pair = pair_bits(without);
+      plan.dbias = key;
+      plan.dbias.kind = KernelKind::kV3BackwardDbias;
+      plan.dbias.row = plan.dbias.ring = 0;
+    }
   }
   if (problem.packed && problem.has_seqused_k)  // the list of tiles says so to the main kernel; this one has none
     plan.finish.pair = pair_bits(pair_features(problem));
@@ -295,8 +345,27 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)
                                               : 0;
   plan.workspace_bytes = plan.semaphore_offset + flags * 4;
+  if (problem.dbias.given) {
+    if (!plan.tile.by_role) divide_dbias(problem, target, plan);
+    if (plan.tile.by_role || plan.dbias_parts > 1) plan.dbias_grid = problem.dbias.batch * problem.dbias.heads * problem.dbias.rows;
+    if (plan.dbias_grid > 0 && !dbias_in_place(problem)) {
+      plan.dbias_offset = ceil_div(plan.workspace_bytes, 16) * 16;
+      plan.workspace_bytes = plan.dbias_offset + dbias_bytes(problem);
+    }
+  }
   return plan;
 }
+
+void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const BackwardBuffers& b) {
+  encode_tensor_map(params.k, device, tiled_k(problem, kDbiasKeys), b.k);
+  encode_tensor_map(params.v, device, tiled_v(problem, kDbiasKeys), b.v);
+}
+
+V2BackwardKey v3_dbias_key(const Problem& problem, KernelKind kind) {
+  return {.kind = kind, .arch = kV3Arch, .level = 80, .dtype = static_cast<int32_t>(problem.dtype), .aligned = 1};
+}
+
+bool v3_takes_bias(const Problem& problem, const void* bias) { return !problem.bias.given || reinterpret_cast<uintptr_t>(bias) % 4 == 0; }
 
 std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3BackwardPlan& plan) {
   std::array<V3BackwardKey, 3> keys = {plan.prepare, plan.main, plan.finish};
@@ -316,6 +385,7 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
   params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
                             problem, b.pairs);
+  set_dbias_params(params.call, problem, b, plan.dbias_offset);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   if (problem.packed || problem.has_documents || problem.pair_mask.given) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.columns = static_cast<int>(problem.headdim);
@@ -360,9 +430,10 @@ jit::Request v3_mask_words_request(const V3MaskWordsKey&) {
 
 jit::Request v3_backward_request(const V3BackwardKey& key) {
   const V3BackwardTile& tile = kRows[key.row].tile;
-  const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish, main = !prepare && !finish;
-  const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : "backward";
-  const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : "fattn_v3_bwd";
+  const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish;
+  const bool dbias = key.kind == KernelKind::kV3BackwardDbias, main = !prepare && !finish && !dbias;
+  const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : dbias ? "backward_dbias" : "backward";
+  const std::string entry = prepare ? "fattn_v3_bwd_prepare" : finish ? "fattn_v3_bwd_finish" : dbias ? "fattn_v3_bwd_dbias" : "fattn_v3_bwd";
   V3Source source(key.dtype, key.width, key.width_v);
   source.comment_on(key.mask, key.score);
   if (key.deterministic != 0) source.add(", deterministic");
@@ -377,7 +448,7 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   const PairFeatures its = pair_features_of(key.pair);
   if (!prepare && its.documents)
     source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
-  else if (!prepare && key.mask == V3Mask::kFull && (its.packed || its.mask))
+  else if (!prepare && key.mask == V3Mask::kFull && (its.packed || its.mask || its.bias != 0))
     source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden, or any pairs
   else if (!prepare)
     source.add_mask(key.mask);
@@ -398,7 +469,10 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   if (main)  // what the host counted on
     source.add("static_assert(fattn::v3::BackwardShape<Spec>::kThreads == ", tile.threads(),
                " && fattn::v3::BackwardShape<Spec>::kSharedBytes == ", tile.shared_bytes(key.width, key.width_v, pair_features_of(key.pair)), ");\n");
-  const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : tile.threads();
+  if (dbias)
+    source.add("static_assert(fattn::v3::DbiasShape<Spec>::kThreads == ", kV3DbiasThreads,
+               " && fattn::v3::DbiasShape<Spec>::kSharedBytes == ", dbias_shared_bytes(key), ");\n");
+  const int threads = prepare ? kV3PrepareThreads : finish ? kV3FinishThreads : dbias ? kV3DbiasThreads : tile.threads();
   source.add("\nextern \"C\" __global__ void __launch_bounds__(", threads, ", 1)\n", entry,
              "(const __grid_constant__ fattn::", params_of(has_features(key.mask, key.score), key.pair),
              " call, const __grid_constant__ fattn::V3BackwardWork work");

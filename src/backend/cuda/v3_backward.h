@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_common.h"
 #include "backend/cuda/v3_common.h"
 #include "backend/cuda/v3_forward.h"
@@ -41,7 +42,7 @@ struct V3BackwardRow {
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
-// Tells one specialisation of one of the three kernels from another; 64 bytes without padding.
+// Tells one specialisation of one of the three kernels, or of kernels/v3/backward_dbias.h, from another; 64 bytes without padding.
 struct V3BackwardKey {
   KernelKind kind = KernelKind::kV3Backward;
   int32_t dtype = 0;  // DType
@@ -89,6 +90,12 @@ struct V3BackwardPlan {
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
   int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
   int64_t mask_grid = 0;      // CTAs of the kernel that makes words of a mask of pairs; likewise
+  // With dbias: the kernel that computes it, unless the main kernel does, by tiles (0: it does), so many
+  // CTAs, and as many again for each part of what is added up; CTAs of each of v2's kernels
+  // where several CTAs add to an element, before and behind; and where it is summed then, unless in place.
+  V3BackwardKey dbias;
+  int64_t dbias_tiles = 0, dbias_ctas = 0, dbias_grid = 0, dbias_offset = 0;
+  int dbias_parts = 1, dbias_shared_bytes = 0;
   // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) or words of a mask
   // of pairs (shared/v3_mask_words.h) and, if
   // deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
@@ -96,6 +103,10 @@ struct V3BackwardPlan {
 };
 // Of a plan for packed sequences.
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan);
+// Of the kernel before a pass with dbias, or behind it (kV2DbiasZero, kV2DbiasFinish).
+V2BackwardKey v3_dbias_key(const Problem& problem, KernelKind kind);
+// Whether a bias can be read where it is.
+bool v3_takes_bias(const Problem& problem, const void* bias);
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.
@@ -114,6 +125,9 @@ struct V3BackwardParams {
 };
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
                             const BackwardBuffers& buffers);
+// From those to the ones of the kernel that computes dbias.
+void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const BackwardBuffers& buffers);
+inline constexpr int kV3DbiasThreads = 384;
 
 jit::Request v3_backward_request(const V3BackwardKey& key);
 

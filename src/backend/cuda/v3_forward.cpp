@@ -377,17 +377,23 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
 }
 
 V3PackedTilesKey v3_packed_tiles_key(const Problem& problem, const V3ForwardPlan& plan) {
-  return {.mask = plan.key.mask, .block_m = plan.tile.block_m(), .block_n = plan.tile.block_n, .lengths = problem.has_seqused_k};
+  // In wider heads the order of the sequences' own lengths was faster, up to 1.2 times.
+  const bool by_documents = problem.has_documents && std::max(problem.headdim, problem.headdim_v) <= 128;
+  return {.mask = plan.key.mask,
+          .block_m = plan.tile.block_m(),
+          .block_n = plan.tile.block_n,
+          .lengths = problem.has_seqused_k,
+          .documents = by_documents};
 }
 
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key) {
   const std::string entry = "fattn_v3_packed_tiles";
   return {.entry = entry,
-          .source =
-              text("// tiles of packed sequences", key.lengths != 0 ? " with lengths, " : ", ", key.block_m, " x ", key.block_n,
-                   "\n#include \"kernels/v3/packed_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3PackThreads, ", 1)\n", entry,
-                   "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_tiles<fattn::", kV3MaskTypes[static_cast<int>(key.mask)],
-                   ", ", key.block_m, ", ", key.block_n, key.lengths != 0 ? ", true" : ", false", ">(call);\n}\n"),
+          .source = text("// tiles of packed sequences", key.lengths != 0 ? " with lengths" : "", key.documents != 0 ? " with documents, " : ", ",
+                         key.block_m, " x ", key.block_n, "\n#include \"kernels/v3/packed_tiles.h\"\nextern \"C\" __global__ void __launch_bounds__(",
+                         kV3PackThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::packed_tiles<fattn::",
+                         kV3MaskTypes[static_cast<int>(key.mask)], ", ", key.block_m, ", ", key.block_n, key.lengths != 0 ? ", true" : ", false",
+                         key.documents != 0 ? ", true" : "", ">(call);\n}\n"),
           .arch = kV3Arch,
           .arch_specific = true};
 }

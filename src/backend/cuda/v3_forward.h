@@ -97,8 +97,9 @@ struct V3PackedTilesKey {
   KernelKind kind = KernelKind::kV3PackedTiles;
   V3Mask mask = V3Mask::kFull;
   int32_t block_m = 0, block_n = 0;
-  int32_t lengths = 0;  // whether they use some of their keys alone
-  std::array<int32_t, 11> reserved{};
+  int32_t lengths = 0;    // whether they use some of their keys alone
+  int32_t documents = 0;  // whether the blocks that their documents leave are counted
+  std::array<int32_t, 10> reserved{};
 };
 static_assert(sizeof(V3PackedTilesKey) == 64);
 jit::Request v3_packed_tiles_request(const V3PackedTilesKey& key);
