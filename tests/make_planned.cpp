@@ -19,6 +19,7 @@
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_forward_f32.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -147,11 +148,12 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
     const bool lengths = pair.lengths || pair.packed;
-    const bool fits = cuda::can_stage(pair) ? its.takes_terms()
-                      : pair.documents      ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
-                      : pair.dropout        ? its.takes_dropout(lengths || pair.alibi)
-                      : lengths             ? its.takes_lengths()
-                                            : its.takes(score == V3Score::kCapped);
+    const bool fits = pair.bias != 0   ? its.takes_terms()
+                      : pair.mask      ? its.takes_mask(lengths)
+                      : pair.documents ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
+                      : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
+                      : lengths        ? its.takes_lengths()
+                                       : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
@@ -577,7 +579,8 @@ int main() {
       add_v3_backward(list, sequences, false, Which::kFull);
     }
   // Masks of pairs, backward.
-  list.add(cuda::v3_mask_words_request({}), 64, Which::kQuick);
+  list.add(cuda::v3_mask_words_request({}), 64, Which::kFull);
+  list.add(cuda::v3_mask_words_request({.forward = 1}), 64, Which::kQuick);
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const int headdim : {64, 96, 128, 192, 256}) {
@@ -593,17 +596,18 @@ int main() {
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // Bias and masks of pairs.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal})
-    for (const int headdim : {64, 96, 128, 256})
+    for (const int headdim : {64, 96, 128, 192, 256})
       for (const fattn::PairFeatures& pair :
            {fattn::PairFeatures{.bias = 1}, {.bias = 2}, {.mask = true}, {.bias = 1, .mask = true}, {.bias = 2, .mask = true}}) {
         const bool both = pair.bias != 0 && pair.mask, few = mask == V3Mask::kCausal && headdim == 128 && pair.bias == 0;
-        if (headdim == 256 && both) continue;  // refused, and so are lengths
+        if (headdim > 128 && both) continue;  // refused, and so are lengths of what is not a mask alone
+        if (headdim == 192 && pair.bias != 0) continue;
         fattn::PairFeatures with_lengths = pair;
         with_lengths.lengths = true;
         for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) {
           add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(few && score == V3Score::kPlain), pair);
           add_v3_forward(list, DType::kF16, headdim, headdim, mask, score, Which::kFull, pair);
-          if (headdim <= 128) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, with_lengths);
+          if (headdim <= 128 || pair.bias == 0) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, with_lengths);
         }
       }
   // ALiBi and dropout, each by itself and both with lengths or packed.

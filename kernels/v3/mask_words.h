@@ -1,7 +1,8 @@
-// A mask of pairs in the v3 backward kernel. A kernel before it makes bits of the mask's bytes: of 64 queries and 64 keys a word for each thread of a
-// warpgroup, of its 32 pairs. So what is read in the loop is one word a thread and block, side by side.
+// A mask of pairs in the v3 kernels. A kernel before them makes bits of the mask's bytes: of 64 queries and 64 keys a word for each thread of a
+// warpgroup, of its 32 pairs. So what is read in the loop is one word a thread and 64 keys, side by side.
 //
-// Bit i is that of pair s[i] (v3/backward_fragments.h), set if the mask shows it or there is no such pair.
+// Bit i is that of pair s[i], set if the mask shows it or there is no such pair. Accumulators of a warpgroup have queries as rows in the forward
+// pass, and keys backward (v3/backward_fragments.h).
 #pragma once
 
 #include "kernels/pair.h"
@@ -11,6 +12,7 @@
 namespace fattn::v3 {
 
 // Where the words are. A mask that batch entries, heads or rows share has them once.
+template <bool kForward>
 struct MaskWordsPlace {
   const PairParams& p;
 
@@ -19,13 +21,17 @@ struct MaskWordsPlace {
   __device__ __forceinline__ bool of_rows() const { return p.pair_mask_strides.row != 0; }
   __device__ __forceinline__ int heads() const { return of_heads() ? p.nheads : 1; }
   __device__ __forceinline__ int row_blocks() const { return of_rows() ? (p.seqlen_q + kV3MaskSide - 1) / kV3MaskSide : 1; }
-  __device__ __forceinline__ int key_blocks() const { return (p.seqlen_k + kV3MaskSide - 1) / kV3MaskSide; }
-  // The word of thread 0.
-  __device__ __forceinline__ unsigned* words(int batch, int head, int row, int key) const {
+  __device__ __forceinline__ int key_blocks() const { return v3_mask_key_blocks(p.seqlen_k, kForward); }
+  // The number of a block of queries and keys.
+  __device__ __forceinline__ int block(int batch, int head, int row, int key) const {
     const int of_head = (of_entries() ? batch * heads() : 0) + (of_heads() ? head : 0);
-    const int block = (of_head * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * key_blocks() + key / kV3MaskSide;
-    return static_cast<unsigned*>(p.tiles) + static_cast<long long>(block) * kV3MaskThreads;
+    return (of_head * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * key_blocks() + key / kV3MaskSide;
   }
+  // The word of thread 0.
+  __device__ __forceinline__ unsigned* words(int number) const {
+    return static_cast<unsigned*>(p.tiles) + static_cast<long long>(number) * kV3MaskThreads;
+  }
+  __device__ __forceinline__ unsigned* words(int batch, int head, int row, int key) const { return words(block(batch, head, row, key)); }
 };
 
 // Of four bytes a bit each: whether it is not 0.
@@ -34,12 +40,40 @@ __device__ __forceinline__ unsigned bits_of_bytes(unsigned x) {
   return highest * 0x00204081u >> 21 & 15u;
 }
 
+// A thread's word of a block, from `units` of the mask's first row and the block's first keys: backward, where it has two keys and 16 queries,
+template <int kPitch>
+__device__ __forceinline__ unsigned word_of_two_keys(const unsigned short* units, int warp, int lane) {
+  unsigned word = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const unsigned of_keys = units[(8 * i + lane % 4 * 2 + e) * kPitch + warp] >> lane / 4;
+      word |= ((of_keys & 1u) | (of_keys >> 6 & 4u)) << (4 * i + e);
+    }
+  return word;
+}
+// and forward, where it has two queries and of each 8 keys two.
+template <int kPitch>
+__device__ __forceinline__ unsigned word_of_two_queries(const unsigned short* units, int warp, int lane) {
+  unsigned word = 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int unit = 0; unit < 4; ++unit) {
+      const unsigned of_row = units[(16 * warp + 8 * r + lane / 4) * kPitch + unit] >> lane % 4 * 2;
+      word |= ((of_row & 3u) | (of_row >> 4 & 0x30u)) << (8 * unit + 2 * r);
+    }
+  return word;
+}
+
 // The kernel before: a CTA takes a block of queries and kV3MaskCtaKeys keys, first as rows of bits, 16 keys in a unit.
+template <bool kForward>
 __device__ __forceinline__ void mask_words(const PairParams& p) {
   constexpr int kUnits = kV3MaskCtaKeys / 16, kPitch = kUnits + 2;  // of shared memory, in units: lanes of different rows meet no bank twice
   __shared__ unsigned short units[kV3MaskSide * kPitch];
   ptx::let_kernel_after_come_up();
-  const MaskWordsPlace place{p};
+  const MaskWordsPlace<kForward> place{p};
   const int thread = static_cast<int>(threadIdx.x), ctas = (p.seqlen_k + kV3MaskCtaKeys - 1) / kV3MaskCtaKeys;
   const int of_rows = static_cast<int>(blockIdx.x) / ctas, first_key = (static_cast<int>(blockIdx.x) - of_rows * ctas) * kV3MaskCtaKeys;
   const int of_head = of_rows / place.row_blocks(), first_row = (of_rows - of_head * place.row_blocks()) * kV3MaskSide;
@@ -67,16 +101,9 @@ __device__ __forceinline__ void mask_words(const PairParams& p) {
 #pragma unroll
   for (int block = 0; block < kV3MaskCtaKeys / kV3MaskSide; ++block) {
     const int key = first_key + kV3MaskSide * block;
-    if (key >= p.seqlen_k) break;
-    unsigned word = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const unsigned of_keys = units[(8 * i + lane % 4 * 2 + e) * kPitch + 4 * block + warp] >> lane / 4;
-        word |= ((of_keys & 1u) | (of_keys >> 6 & 4u)) << (4 * i + e);
-      }
-    place.words(batch, head, first_row, key)[thread] = word;
+    if (key >= (kForward ? place.key_blocks() * kV3MaskSide : p.seqlen_k)) break;
+    place.words(batch, head, first_row, key)[thread] =
+        kForward ? word_of_two_queries<kPitch>(units + 4 * block, warp, lane) : word_of_two_keys<kPitch>(units + 4 * block, warp, lane);
   }
   ptx::wait_for_kernel_before();  // so that who waits for this one sees what that one wrote, too
 }
