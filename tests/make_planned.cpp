@@ -579,8 +579,8 @@ int main() {
       add_v3_backward(list, sequences, false, Which::kFull);
     }
   // Masks of pairs, backward.
-  list.add(cuda::v3_mask_words_request({}), 64, Which::kFull);
-  list.add(cuda::v3_mask_words_request({.forward = 1}), 64, Which::kQuick);
+  for (const int forward : {0, 1})
+    for (const int causal : {0, 1}) list.add(cuda::v3_mask_words_request({.forward = forward, .causal = causal}), 96, quick(forward + causal == 2));
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const int headdim : {64, 96, 128, 192, 256}) {

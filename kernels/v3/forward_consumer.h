@@ -26,6 +26,7 @@ using tile::for_each;
 
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
+inline constexpr int kMostBlocks = 0x7fffffff;
 
 template <class Spec>
 struct Consumer {
@@ -44,7 +45,8 @@ struct Consumer {
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kHides = Mask::kUneven || kTerms;
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
-  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
+  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;   // its row
+  static constexpr bool kLooksEarly = !(kMaskAlone && kGroups == 4);  // whether keys are there: that takes a register
   using Slope = v3::Slope<kAlibi>;
   // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
   static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
@@ -52,7 +54,7 @@ struct Consumer {
   using Terms = PairTerms<Spec, kStaged>;
   using Visible = VisiblePairs<Spec, kPairOf<Spec>.mask>;
   static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
-  static_assert(!(kTerms && (kAlibi || kDropout || kDocuments || kPairOf<Spec>.packed)), "not built");
+  static_assert(!(kTerms && (kAlibi || kDropout || kDocuments || kPairOf<Spec>.packed || Mask::kBegins || Spec::Score::kCapped)), "not built");
 
   const ForwardCall& p;
   const unsigned shared;
@@ -92,7 +94,8 @@ struct Consumer {
         curve(Spec::Score::curve(params.call)) {}
 
   static __device__ __forceinline__ float own_scale(float of_call) {
-    if constexpr (kAlibi) return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
+    if constexpr (kAlibi || kMaskAlone)
+      return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
     return ptx::shfl(of_call, static_cast<int>(threadIdx.x) % 32);
   }
 
@@ -175,7 +178,7 @@ struct Consumer {
     pass_turn();
     k.next();
     v.next();
-    k_is_there = ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
+    k_is_there = kLooksEarly && ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
   }
   // The scores are there; o is under way until output_done().
   __device__ __forceinline__ void scores_done() {
@@ -198,7 +201,10 @@ struct Consumer {
 
   // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
-    if constexpr (kDocuments) {
+    if constexpr (kMaskAlone) {  // in its words
+      const int first = of * kBlockN + lane() % 4 * 2;
+      visible.hide_behind(Mask::visible_end(p.call, keys, row + own_row()) - first, Mask::visible_end(p.call, keys, row + own_row() + 8) - first);
+    } else if constexpr (kDocuments) {
       hide_other_documents(of);
       if (Mask::visible_end(p.call, keys, row + warp_row()) < (of + 1) * kBlockN) hide_behind(of);
     } else {
@@ -206,6 +212,9 @@ struct Consumer {
     }
     if constexpr (Mask::kBegins)
       if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
+  }
+  __device__ __forceinline__ void hide_by_words() {
+    if constexpr (kPairOf<Spec>.mask) visible.hide(s, static_cast<unsigned>(pairs_of(p.call).tile_groups));  // which packed sequences have
   }
   __device__ __forceinline__ void hide_behind(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
@@ -293,11 +302,11 @@ struct Consumer {
     scores_done();
     free_k();
     if constexpr (kStaged) add_terms<true>();
-    visible.hide(s);
     if constexpr (Mask::kUneven)
       hide(block - 1);
     else if constexpr (kBehind)
       if (block * kBlockN > keys.count(p.call)) hide(block - 1);
+    hide_by_words();
     const bool moved = update<false, kBehind>(block - 1, link);
     output_done();
     if (moved) rescale();
@@ -328,7 +337,7 @@ struct Consumer {
         add_terms<false>();
       if constexpr (kBegins) hide_before(block - 1);
     }
-    visible.hide(s);
+    hide_by_words();
     bool moved = false;
     float greatest = 0;
     [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
@@ -369,7 +378,7 @@ struct Consumer {
           add_terms<true>();
         }
         visible.read(p, block - 1);  // again, which is cheaper than to keep them
-        visible.hide(s);
+        hide_by_words();
         if constexpr (kBegins) hide_before(block - 1);
         update<false>(block - 1);
         rescale();
@@ -411,8 +420,8 @@ struct Consumer {
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     block = first_of(first_row, of);
     if constexpr (kStaged) add_terms<true>();
-    visible.hide(s);
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
+    hide_by_words();
     update<true>(block, kLinks && block <= last_masked_block());
   }
   __device__ __forceinline__ void clear_output() {
@@ -511,16 +520,16 @@ struct Consumer {
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
     if constexpr (kDocuments) return blocks_of_documents(buffer);
-    if constexpr (Mask::kUneven || kAlibi) {
+    if constexpr (kMaskAlone) {  // which hides whatever it likes, from the first blocks on
+      const int whole = Mask::kUneven ? last_masked_block() : kMostBlocks;
+#pragma unroll 1
+      for (; block > 0 && (block > whole || !group_has_references()); --block) masked_block(buffer);
+    } else if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
       const int whole = last_masked_block();
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer, kLinks && block - 1 == whole);
-    }
-    if constexpr (kMaskAlone) {  // which hides whatever it likes from the first blocks
-#pragma unroll 1
-      for (; block > own_begin(row, keys) && !group_has_references(); --block) masked_block(buffer);
     }
     if constexpr (Mask::kBegins) {
       const int first = own_begin(row, keys);
@@ -688,10 +697,10 @@ struct Consumer {
       if constexpr (kJoinsPast) others += all_blocks(next_place.row, next_keys) - own_blocks(next_place.row, next_keys);
       pass_over_keys(others);  // whose places may be those of the keys that come before the queries
     }
-    visible.begin(p, next_place, group);
-    visible.read(p, first_of(next_place.row, next_keys));
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
+    visible.begin(p, place_again(nth + 1), group);
+    visible.read(p, first_of(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, first_of(next_place.row, next_keys));

@@ -67,8 +67,50 @@ __device__ __forceinline__ unsigned word_of_two_queries(const unsigned short* un
   return word;
 }
 
-// The kernel before: a CTA takes a block of queries and kV3MaskCtaKeys keys, first as rows of bits, 16 keys in a unit.
-template <bool kForward>
+// Of 16 bytes.
+__device__ __forceinline__ unsigned bits_of_bytes(uint4 x) {
+  return bits_of_bytes(x.x) | bits_of_bytes(x.y) << 4 | bits_of_bytes(x.z) << 8 | bits_of_bytes(x.w) << 12;
+}
+
+// What a CTA takes as rows of bits, 16 keys in a unit; `mask`: its first pair.
+template <int kUnits, int kPitch>
+__device__ __forceinline__ void mask_units(const PairParams& p, unsigned short* units, const unsigned char* mask, int rows, int keys, int thread) {
+  constexpr int kLoads = kV3MaskSide * kUnits / kV3MaskThreads;
+  const long long row_bytes = p.pair_mask_strides.row;
+  const int row = thread / kUnits, unit = thread % kUnits;
+  constexpr int kRows = kV3MaskThreads / kUnits;  // at once
+  static_assert(kV3MaskThreads % kUnits == 0);
+  mask += row * row_bytes + 16 * unit;
+  units += row * kPitch + unit;
+  const bool aligned = ((reinterpret_cast<unsigned long long>(mask) | static_cast<unsigned long long>(row_bytes)) & 15) == 0;
+  if (aligned && rows >= kV3MaskSide && keys >= 16 * kUnits) {
+    uint4 x[kLoads];  // all on their way at once
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) x[i] = *reinterpret_cast<const uint4*>(mask + i * kRows * row_bytes);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) units[i * kRows * kPitch] = static_cast<unsigned short>(bits_of_bytes(x[i]));
+    return;
+  }
+  const int exist = min(16, keys - 16 * unit);
+#pragma unroll 1
+  for (int i = 0; i < kLoads; ++i) {
+    const unsigned char* const from = mask + i * kRows * row_bytes;
+    unsigned bits = 0xffffu;
+    if (exist > 0 && row + i * kRows < rows) {
+      if (exist == 16 && aligned) {
+        bits = bits_of_bytes(*reinterpret_cast<const uint4*>(from));
+      } else {
+        for (int n = 0; n < exist; ++n)
+          if (from[n] == 0) bits &= ~(1u << n);
+      }
+    }
+    units[i * kRows * kPitch] = static_cast<unsigned short>(bits);
+  }
+}
+
+// The kernel before: a CTA takes a block of queries and kV3MaskCtaKeys keys. kCausal: where no query sees one of them, nothing is written, and what
+// is read there is hidden again.
+template <bool kForward, bool kCausal>
 __device__ __forceinline__ void mask_words(const PairParams& p) {
   constexpr int kUnits = kV3MaskCtaKeys / 16, kPitch = kUnits + 2;  // of shared memory, in units: lanes of different rows meet no bank twice
   __shared__ unsigned short units[kV3MaskSide * kPitch];
@@ -78,24 +120,9 @@ __device__ __forceinline__ void mask_words(const PairParams& p) {
   const int of_rows = static_cast<int>(blockIdx.x) / ctas, first_key = (static_cast<int>(blockIdx.x) - of_rows * ctas) * kV3MaskCtaKeys;
   const int of_head = of_rows / place.row_blocks(), first_row = (of_rows - of_head * place.row_blocks()) * kV3MaskSide;
   const int batch = of_head / place.heads(), head = of_head - batch * place.heads();
-  const unsigned char* const mask = p.pair_mask + batch * p.pair_mask_strides.batch + head * p.pair_mask_strides.head;
-#pragma unroll
-  for (int i = 0; i < kV3MaskSide * kUnits / kV3MaskThreads; ++i) {
-    const int index = i * kV3MaskThreads + thread, row = index / kUnits, unit = index % kUnits;
-    const int key = first_key + 16 * unit, exist = min(16, p.seqlen_k - key);
-    const unsigned char* const from = mask + (first_row + row) * p.pair_mask_strides.row + key;
-    unsigned bits = 0xffffu;
-    if (exist > 0 && first_row + row < p.seqlen_q) {
-      if (exist == 16 && (reinterpret_cast<unsigned long long>(from) & 15) == 0) {
-        const uint4 x = *reinterpret_cast<const uint4*>(from);
-        bits = bits_of_bytes(x.x) | bits_of_bytes(x.y) << 4 | bits_of_bytes(x.z) << 8 | bits_of_bytes(x.w) << 12;
-      } else {
-        for (int n = 0; n < exist; ++n)
-          if (from[n] == 0) bits &= ~(1u << n);
-      }
-    }
-    units[row * kPitch + unit] = static_cast<unsigned short>(bits);
-  }
+  const long long at = batch * p.pair_mask_strides.batch + head * p.pair_mask_strides.head + first_row * p.pair_mask_strides.row;
+  if (kCausal && place.of_rows() && first_key >= first_row + kV3MaskSide + p.seqlen_k - p.seqlen_q) return ptx::wait_for_kernel_before();
+  mask_units<kUnits, kPitch>(p, units, p.pair_mask + at + first_key, p.seqlen_q - first_row, p.seqlen_k - first_key, thread);
   __syncthreads();
   const int warp = thread / 32, lane = thread % 32;
 #pragma unroll

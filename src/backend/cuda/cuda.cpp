@@ -106,7 +106,7 @@ const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const Problem& prob
 jit::Request v3_mask_words_request(const KernelKey& key) { return cuda::v3_mask_words_request(jit::pod_of_key<cuda::V3MaskWordsKey>(key)); }
 
 const Loaded& v3_mask_words_kernel(CudaDevice& device, const Plan& plan) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3MaskWordsKey{.forward = !plan.problem.backward}), v3_mask_words_request);
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_mask_words_key(plan.problem)), v3_mask_words_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }

@@ -89,7 +89,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request(cuda::v3_packed_key_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
-    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request({}));
+    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
     for (const cuda::V3BackwardKey& key : cuda::other_keys_of(problem, plan))
       if (key.ring != plan.main.ring) requests.push_back(cuda::v3_backward_request(key));
@@ -106,7 +106,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
-    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request({.forward = 1}));
+    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
     requests.push_back(cuda::v3_forward_request(plan.key));
   } else {
     if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);

@@ -20,13 +20,15 @@ std::string v3_mask_words_refusal(const Problem& p) {
               "; split the batch");
 }
 
+V3MaskWordsKey v3_mask_words_key(const Problem& p) { return {.forward = !p.backward, .causal = p.causal}; }
+
 jit::Request v3_mask_words_request(const V3MaskWordsKey& key) {
   const std::string entry = "fattn_v3_mask_words";
   return {.entry = entry,
-          .source = text("// words of a mask of pairs, ", key.forward != 0 ? "forward" : "backward",
+          .source = text("// words of a mask of pairs, ", key.forward != 0 ? "forward" : "backward", key.causal != 0 ? ", causal" : "",
                          "\n#include \"kernels/v3/mask_words.h\"\nextern \"C\" __global__ void __launch_bounds__(", kV3MaskThreads, ", 1)\n", entry,
-                         "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::mask_words<", key.forward != 0 ? "true" : "false",
-                         ">(call);\n}\n"),
+                         "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::mask_words<", key.forward != 0 ? "true, " : "false, ",
+                         key.causal != 0 ? "true" : "false", ">(call);\n}\n"),
           .arch = kV3Arch,
           .arch_specific = true};
 }

@@ -24,10 +24,11 @@ std::string v3_mask_words_refusal(const Problem& problem);
 // The kernel that makes them; 64 bytes without padding.
 struct V3MaskWordsKey {
   KernelKind kind = KernelKind::kV3MaskWords;
-  int32_t forward = 0;
-  std::array<int32_t, 14> reserved{};
+  int32_t forward = 0, causal = 0;
+  std::array<int32_t, 13> reserved{};
 };
 static_assert(sizeof(V3MaskWordsKey) == 64);
+V3MaskWordsKey v3_mask_words_key(const Problem& problem);
 jit::Request v3_mask_words_request(const V3MaskWordsKey& key);
 
 }  // namespace fattn::core::cuda
