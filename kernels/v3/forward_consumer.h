@@ -754,6 +754,7 @@ struct Consumer {
         output_done();
         finish(inverse, nth, buffer.stage);
         if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
+        if constexpr (kMaskAlone && kJoin && !(Spec::kSkip && Mask::kUneven)) break;  // the last: `begun` needs no register
       }
     }
   }

@@ -81,7 +81,8 @@ constexpr V3ForwardRow kRows[] = {
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     // With a mask of pairs alone.
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, false, true, 7, 32, 160}, V3RowScores::kMask},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 4, 32, 160}, V3RowScores::kMask},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 6, 32, 112}, V3RowScores::kMask},
     // With a bias; the number behind registers: stages of their tiles. Of each width the first that has room. One H200, 2026-11-23,
     // bf16, batch 4, seqlen 4096, without another mask, TFLOP/s with a mask, a bias in bf16 and in fp32, and of v2: 64: 236, 255, 212; 232, 235, 171;
     // 128: 400, 422, 363; 288, 284, 247; 256: 601, 489, 448; 217, 218, 211. Other tiles were not tried.

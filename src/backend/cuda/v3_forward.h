@@ -76,8 +76,8 @@ struct V3ForwardRow {
   // 60 bytes.
   constexpr bool takes_mask(bool lengths) const {
     if (lengths) return takes_lengths() && tile.block_n % 64 == 0;
-    if (width == 64 && mask == V3Mask::kCausal) return scores == V3RowScores::kMask;
-    return tile.block_n % 64 == 0 && !special();
+    if (width == 64) return scores == V3RowScores::kMask;
+    return tile.block_n % 64 == 0 && !special() && !(width == 128 && mask == V3Mask::kFull && tile.groups > 2);
   }
   // For problems of one kind alone.
   constexpr bool special() const { return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask; }
