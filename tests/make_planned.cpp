@@ -610,6 +610,10 @@ int main() {
           if (headdim <= 128 || pair.bias == 0) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, with_lengths);
         }
       }
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal})
+    for (const bool lengths : {false, true})
+      for (const DType dtype : {DType::kBF16, DType::kF16})
+        add_v3_forward(list, dtype, 192, 128, mask, V3Score::kPlain, Which::kFull, {.lengths = lengths, .mask = true});
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const int headdim : {64, 96, 128, 192, 256})

@@ -14,10 +14,10 @@ V3MaskWords v3_mask_words(const Problem& p) {
 }
 
 std::string v3_mask_words_refusal(const Problem& p) {
-  const int64_t blocks = v3_mask_words(p).blocks;
-  if (blocks <= kMaxGrid) return {};
-  return text("the mask of pairs has ", blocks, " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", kMaxGrid,
-              "; split the batch");
+  constexpr int64_t kMostForward = int64_t{1} << 25;  // whose words forward kernels count in 32 bits
+  const int64_t blocks = v3_mask_words(p).blocks, most = p.backward ? kMaxGrid : kMostForward;
+  if (blocks <= most) return {};
+  return text("the mask of pairs has ", blocks, " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", most, "; split the batch");
 }
 
 V3MaskWordsKey v3_mask_words_key(const Problem& p) { return {.forward = !p.backward, .causal = p.causal}; }
