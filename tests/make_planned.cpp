@@ -19,6 +19,7 @@
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_forward_f32.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "jit/planned.h"
 #include "plan/architectures.h"
 
@@ -147,11 +148,12 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
   for (size_t row = 0; row < rows.size(); ++row) {
     const cuda::V3ForwardRow& its = rows[row];
     const bool lengths = pair.lengths || pair.packed;
-    const bool fits = cuda::can_stage(pair) ? its.takes_terms()
-                      : pair.documents      ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
-                      : pair.dropout        ? its.takes_dropout(lengths || pair.alibi)
-                      : lengths             ? its.takes_lengths()
-                                            : its.takes(score == V3Score::kCapped);
+    const bool fits = pair.bias != 0   ? its.takes_terms()
+                      : pair.mask      ? its.takes_mask(lengths)
+                      : pair.documents ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
+                      : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
+                      : lengths        ? its.takes_lengths()
+                                       : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;
     cuda::V3ForwardKey key;
@@ -535,8 +537,8 @@ int main() {
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {
     for (const V3Score score : {V3Score::kPlain, V3Score::kSigned, V3Score::kCapped})
       for (const int headdim : {64, 96, 128, 192, 256})
-        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(score == V3Score::kPlain && headdim == 128 && mask != V3Mask::kFull),
-                       {.packed = true});
+        add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score,
+                       quick(score == V3Score::kPlain && headdim == 128 && mask == V3Mask::kCausal), {.packed = true});
     for (const int lengths : {1, 0})
       list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 128, .lengths = lengths}), 64,
                quick(mask == V3Mask::kCausal && lengths != 0));
@@ -578,13 +580,14 @@ int main() {
       add_v3_backward(list, sequences, false, Which::kFull);
     }
   // Masks of pairs, backward.
-  list.add(cuda::v3_mask_words_request({}), 64, Which::kQuick);
+  for (const int forward : {0, 1})
+    for (const int causal : {0, 1}) list.add(cuda::v3_mask_words_request({.forward = forward, .causal = causal}), 96, quick(forward + causal == 2));
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true})
       for (const int headdim : {64, 96, 128, 192, 256}) {
         Problem masked = with_one(contiguous(dtype, headdim, headdim, causal), Alone::kMask);
         masked.has_seqused_k = false;
-        add_v3_backward(list, masked, false, quick(causal && headdim == 128 && dtype == DType::kBF16));
+        add_v3_backward(list, masked, false, Which::kFull);
       }
   // Biases likewise, with and without their gradients, and beside a mask.
   for (const bool causal : {false, true})
@@ -598,7 +601,7 @@ int main() {
               problem.bias = f32 ? all.bias : all.dbias;
               if (gradient) problem.dbias = problem.bias;
               if (both) problem.pair_mask = all.pair_mask;
-              add_v3_backward(list, problem, false, Which::kFull);
+              add_v3_backward(list, problem, false, quick(causal && headdim == 128 && dtype == DType::kBF16 && !f32 && gradient && both));
             }
   for (const int block_m : {64, 128, 192})
     list.add(cuda::v3_document_ranges_request({.block_m = block_m, .block_n = fattn::kV3BackwardRows, .of_keys = 1}), 64, Which::kFull);
@@ -611,19 +614,24 @@ int main() {
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // Bias and masks of pairs.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal})
-    for (const int headdim : {64, 96, 128, 256})
+    for (const int headdim : {64, 96, 128, 192, 256})
       for (const fattn::PairFeatures& pair :
            {fattn::PairFeatures{.bias = 1}, {.bias = 2}, {.mask = true}, {.bias = 1, .mask = true}, {.bias = 2, .mask = true}}) {
         const bool both = pair.bias != 0 && pair.mask, few = mask == V3Mask::kCausal && headdim == 128 && pair.bias == 0;
-        if (headdim == 256 && both) continue;  // refused, and so are lengths
+        if (headdim > 128 && both) continue;  // refused, and so are lengths of what is not a mask alone
+        if (headdim == 192 && pair.bias != 0) continue;
         fattn::PairFeatures with_lengths = pair;
         with_lengths.lengths = true;
         for (const V3Score score : {V3Score::kPlain, V3Score::kSigned}) {
           add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, quick(few && score == V3Score::kPlain), pair);
           add_v3_forward(list, DType::kF16, headdim, headdim, mask, score, Which::kFull, pair);
-          if (headdim <= 128) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, with_lengths);
+          if (headdim <= 128 || pair.bias == 0) add_v3_forward(list, DType::kBF16, headdim, headdim, mask, score, Which::kFull, with_lengths);
         }
       }
+  for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal})
+    for (const bool lengths : {false, true})
+      for (const DType dtype : {DType::kBF16, DType::kF16})
+        add_v3_forward(list, dtype, 192, 128, mask, V3Score::kPlain, Which::kFull, {.lengths = lengths, .mask = true});
   // ALiBi and dropout, each by itself and both with lengths or packed.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
     for (const int headdim : {64, 96, 128, 192, 256})

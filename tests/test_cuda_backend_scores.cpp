@@ -105,17 +105,17 @@ TEST_F(CudaBackend, BiasAndMaskReachTheForwardKernelOfAlgorithmV3) {
 TEST_F(CudaBackend, AlgorithmV3IsNotChosenForTermsThatItIsSlowWith) {
   OnDevice d;
   cuda::Buffer memory(0, 1 << 20);
-  const auto mask = [&](int64_t batch, int64_t rows) {
-    return Tensor(nullptr, DType::kU8, {batch, 1, rows, OnDevice::kSeqlen}).on(Device::kCuda, 0, memory.get());
+  const auto bias = [&](int64_t batch, int64_t rows) {
+    return Tensor(nullptr, DType::kBF16, {batch, 1, rows, OnDevice::kSeqlen}).on(Device::kCuda, 0, memory.get());
   };
   Options v3;
   v3.algorithm = Algorithm::kV3;
   for (const auto& [batch, rows] : {std::pair{OnDevice::kBatch, int64_t{1}}, std::pair{int64_t{1}, OnDevice::kSeqlen}}) {
-    d.forward.scores.mask = mask(batch, rows);  // rows of 100 bytes
-    expect_contains(Plan(d.forward, {}).info().why, "not v3: the rows of a mask of pairs do not begin at multiples of 16 bytes");
+    d.forward.scores.bias = bias(batch, rows);  // rows of 200 bytes
+    expect_contains(Plan(d.forward, {}).info().why, "not v3: the rows of a bias do not begin at multiples of 16 bytes");
     expect_contains(Plan(d.forward, v3).info().kernel, "cuda v3 forward bf16");
   }
-  d.forward.scores.mask = mask(1, 1);
+  d.forward.scores.bias = bias(1, 1);
   expect_contains(Plan(d.forward, {}).info().kernel, "cuda v3 forward bf16");
   const auto shortened = [&](const Tensor& of) {
     return Tensor(nullptr, of.dtype(), {OnDevice::kBatch, 63, OnDevice::kHeads, of.shape(3)}).on(Device::kCuda, 0, of.data());
@@ -123,8 +123,12 @@ TEST_F(CudaBackend, AlgorithmV3IsNotChosenForTermsThatItIsSlowWith) {
   d.forward.q = shortened(d.forward.q);
   d.forward.o = shortened(d.forward.o);
   d.forward.lse = {};
-  expect_contains(Plan(d.forward, {}).info().why, "not v3: 63 queries with a mask of pairs are fewer than 64");
+  expect_contains(Plan(d.forward, {}).info().why, "not v3: 63 queries with a bias are fewer than 64");
   expect_contains(Plan(d.forward, v3).info().kernel, "cuda v3 forward bf16");
+  // A mask alone becomes words before the kernel, whatever its rows.
+  d.forward.scores.bias = {};
+  d.forward.scores.mask = Tensor(nullptr, DType::kU8, {OnDevice::kBatch, 1, 63, OnDevice::kSeqlen}).on(Device::kCuda, 0, memory.get());
+  expect_contains(Plan(d.forward, {}).info().kernel, "cuda v3 forward bf16");
 }
 
 // Packed sequences: offsets, totals and ids reach the kernels, and behind them rows of no sequence are written.
@@ -334,7 +338,7 @@ TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
 }
 
-// A mask of pairs: backward algorithm v3 takes it, as words that a kernel behind the first makes of it.
+// A mask of pairs: algorithm v3 takes it as words, which a kernel before its own makes, backward behind the first.
 TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
   stub().kernel("fattn_v3_bwd_prepare", note_pairs, sizeof last_pairs);
   stub().kernel("fattn_v3_mask_words", note_pairs, sizeof last_pairs);
@@ -355,6 +359,18 @@ TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
   EXPECT_EQ(last_pairs.pair_mask, mask.data());
   EXPECT_EQ(last_pairs.pair_mask_strides.batch, 0);
   EXPECT_EQ(last_pairs.pair_mask_strides.head, OnDevice::kSeqlen * OnDevice::kSeqlen);
+
+  d.forward.scores.mask = mask;
+  const Plan forward(d.forward, {});
+  expect_contains(forward.info().kernel, "cuda v3 forward bf16");
+  EXPECT_GE(forward.workspace_bytes(), OnDevice::kHeads * kBlocks * (kBlocks + kBlocks % 2) * 512) << "an even number of blocks of keys";
+  cuda::Buffer words(0, forward.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  forward.execute(d.forward, words.get(), words.bytes(), nullptr);
+  EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3"}));
+  EXPECT_EQ(last_pairs.tiles, words.get());
+  EXPECT_EQ(last_pairs.pair_mask, mask.data());
 }
 
 // A bias and its gradient in algorithm v3's backward pass: several CTAs add to a tile, which is 0 before, and of 16 bits written behind them; v2

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/v3_backward.h"
-#include "shared/v3_mask_words.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 #include "v3_problem.h"
 
@@ -451,6 +451,8 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
       }
     }
   EXPECT_EQ(v3_mask_words_request({}).entry, "fattn_v3_mask_words");
+  EXPECT_NE(v3_mask_words_request({}).source.find("mask_words<false, false>"), std::string::npos);
+  EXPECT_NE(v3_mask_words_request({.forward = 1}).source.find("mask_words<true, false>"), std::string::npos);
   const auto refusal = [&](auto change) {
     Problem p = masked(128, true, {0, 523, 0});
     change(p);

@@ -37,6 +37,9 @@ TEST(V3ForwardPlanSmall, TilesAreWellFormed) {
     const V3ForwardTile& tile = row.tile;
     EXPECT_TRUE(tile.block_n == 64 || tile.block_n == 96 || tile.block_n == 128 || (row.takes_terms() && tile.block_n == 32));
     EXPECT_EQ(tile.stages_terms > 0, row.takes_terms());
+    if (row.takes_mask(false)) {
+      EXPECT_EQ(tile.block_n % 64, 0) << "words of 64 keys";
+    }
     if (row.takes_terms()) {
       EXPECT_TRUE(tile.careful() && !tile.skip) << "as kernels/v3/forward_shape.h wants it";
     }
@@ -465,8 +468,8 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
   EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
 }
 
-// Bias and masks of pairs have tiles of their own, with room for a block of them and the next.
-TEST(V3ForwardPlanSmall, BiasAndMasksComeThroughSharedMemory) {
+// Biases have tiles of their own, with room for a block of them and the next. A mask of pairs takes nothing of shared memory.
+TEST(V3ForwardPlanSmall, BiasesComeThroughSharedMemory) {
   for (const int headdim : {40, 64, 96, 128, 192, 256})
     for (const bool causal : {false, true})
       for (const bool lengths : {false, true})
@@ -479,29 +482,53 @@ TEST(V3ForwardPlanSmall, BiasAndMasksComeThroughSharedMemory) {
             p.bias.dtype = bias == 2 ? DType::kF32 : dtype;
             p.pair_mask.given = mask;
             const int several = (bias > 0 ? 1 : 0) + (mask ? 1 : 0) + (lengths ? 1 : 0);
-            if ((bias > 0 || mask) && (causal ? several > 1 || headdim == 192 : headdim > 128 && (headdim < 200 || several > 1))) {
+            if (bias > 0 && (causal ? several > 1 || headdim == 192 : headdim > 128 && (headdim < 200 || several > 1))) {
               EXPECT_NE(v3_forward_refusal(p, kH200).find("algorithm v2 has them all"), std::string::npos) << headdim;
               continue;
             }
             ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
             const V3ForwardPlan plan = plan_v3_forward(p, kH200);
             const std::string source = v3_forward_request(plan.key).source;
-            if (bias == 0 && !mask) {
+            EXPECT_EQ(source.find(".mask = true") != std::string::npos, mask);
+            EXPECT_EQ(plan.mask_grid, mask ? 4096 / 256 : 0) << "rows of the mask are one and the same";
+            EXPECT_EQ(plan.workspace_bytes, mask ? 4096 / 64 * 512 : 0);
+            if (bias == 0) {
               EXPECT_EQ(plan.tile.stages_terms, 0);
+              EXPECT_EQ(plan.shared_bytes, plan.tile.shared_bytes(plan.key.width, plan.key.width_v));
               EXPECT_EQ(source.find("kStagesTerms"), std::string::npos) << "kernels without are as they were";
               continue;
             }
             EXPECT_EQ(plan.tile.stages_terms, 2);
             EXPECT_EQ(plan.tile.block_m(), 128);
-            const fattn::TermTile terms = term_tile(pair_features(p), 128, plan.tile.block_n, false);
+            const fattn::TermTile terms = term_tile({.bias = bias}, 128, plan.tile.block_n, false);
             const int without = plan.tile.shared_bytes(plan.key.width, plan.key.width_v);
             EXPECT_EQ(plan.shared_bytes, (without + 15) / 16 * 16 + 2 * terms.bytes()) << "which begin at a multiple of 16";
             EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
             EXPECT_NE(source.find("kStagesTerms = 2"), std::string::npos);
             EXPECT_NE(source.find(".bias = " + std::to_string(bias)), std::string::npos);
-            EXPECT_EQ(source.find(".mask = true") != std::string::npos, mask);
             EXPECT_EQ(source.find("v3::EntryMask") != std::string::npos, lengths && !causal) << "keys behind an entry's last are hidden";
           }
+}
+
+// Words of a mask of pairs: what batch entries, heads or rows share they have once.
+TEST(V3ForwardPlanSmall, AMaskBecomesWordsOfWhatIsNotShared) {
+  Problem p = problem_of(DType::kBF16, 128, 128, false, 1000, 1025);
+  p.pair_mask.given = true;
+  const int64_t rows = 16, keys = 18;  // blocks of 64, of keys an even number
+  for (const bool entries : {false, true})
+    for (const bool heads : {false, true})
+      for (const bool each_row : {false, true}) {
+        p.pair_mask.strides = {entries ? 1 << 24 : 0, each_row ? 1025 : 0, heads ? 1 << 21 : 0};
+        const int64_t masks = (entries ? p.batch : 1) * (heads ? p.nheads : 1) * (each_row ? rows : 1);
+        ASSERT_EQ(v3_forward_refusal(p, kH200), "");
+        const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+        EXPECT_EQ(plan.workspace_bytes, masks * keys * 512);
+        EXPECT_EQ(plan.mask_grid, masks * 5) << "of up to 256 keys";
+        EXPECT_EQ(plan.row_tiles, (1000 + plan.tile.block_m() - 1) / plan.tile.block_m());
+      }
+  p.batch = 1 << 9, p.nheads = 1 << 8;
+  p.pair_mask.strides = {1 << 30, 1025, 1 << 20};
+  EXPECT_NE(v3_forward_refusal(p, kH200).find("the mask of pairs has 37748736 blocks of 64 x 64, which is more than 33554432"), std::string::npos);
 }
 
 TEST(V3ForwardPlanSmall, WhatIsNotBuiltBesideBiasAndMasksIsRefused) {
@@ -517,11 +544,21 @@ TEST(V3ForwardPlanSmall, WhatIsNotBuiltBesideBiasAndMasksIsRefused) {
   EXPECT_NE(refusal([](Problem& p) { p.dropout_below = 6554; }).find("together with dropout"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.has_documents = p.bias.given = true; }).find("no bias and mask of pairs together with documents"),
             std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.dtype = DType::kF16, p.headdim = p.headdim_v = 256; }).find("above 192 in bf16"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.causal = p.has_seqused_k = true; }).find("under a causal mask"), std::string::npos);
+  const auto beside_bias = [&](const auto& change) {
+    return refusal([&](Problem& p) {
+      p.bias.given = true;
+      p.bias.dtype = p.dtype;
+      change(p);
+    });
+  };
+  EXPECT_EQ(refusal([](Problem& p) { p.dtype = DType::kF16, p.headdim = p.headdim_v = 256; }), "");
+  EXPECT_EQ(refusal([](Problem& p) { p.causal = p.has_seqused_k = true; }), "");
+  EXPECT_EQ(refusal([](Problem& p) { p.headdim_v = 64; }), "");
+  EXPECT_NE(beside_bias([](Problem& p) { p.headdim = p.headdim_v = 256; }).find("above 192 in bf16"), std::string::npos);
+  EXPECT_NE(beside_bias([](Problem& p) { p.causal = true; }).find("under a causal mask"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.packed = true; }).find("together with packed sequences"), std::string::npos);
   EXPECT_NE(refusal([](Problem& p) { p.window_left = 50; }).find("together with a sliding window"), std::string::npos);
-  EXPECT_NE(refusal([](Problem& p) { p.headdim_v = 64; }).find("where v is as wide as k"), std::string::npos);
+  EXPECT_NE(beside_bias([](Problem& p) { p.headdim_v = 64; }).find("where v is as wide as k"), std::string::npos);
 }
 
 // Behind the list of tiles, where a sequence's part begins by its first row and number.

@@ -1,10 +1,10 @@
 // The gradient of a bias beside a v3 backward pass with heads up to 128 wide, whose registers have no room for it. PTX of sm_90a.
 //
-// A CTA takes 128 keys and 128 queries of dbias after another. It goes through the batch entries and heads whose dS is added up there (and the blocks of queries,
-// where all share a row of dbias), computes S and dP of each once more and keeps the sum in registers:
+// A CTA takes 128 keys and 128 queries of dbias after another. It goes through the batch entries and heads whose dS is added up there (and the blocks
+// of queries, where all share a row of dbias), computes S and dP of each once more and keeps the sum in registers:
 //   S^T = K Q^T    P^T = exp2(S^T scale + bias - lse)    dP^T = V dO^T    dbias^T += P^T (dP^T - row_sum)
-// So an element is written once. Only where there are few tiles for the GPU's multiprocessors, several CTAs (gridDim.y) have a part of those each, and
-// add to zeros. Two warpgroups have 64 keys each; a thread of a third one issues loads. Runs behind v3/backward_prepare.h and v3/mask_words.h.
+// So an element is written once. Only where there are few tiles for the GPU's multiprocessors, several CTAs (gridDim.y) have a part of those each,
+// and add to zeros. Two warpgroups have 64 keys each; a thread of a third one issues loads. Runs behind v3/backward_prepare.h and v3/mask_words.h.
 #pragma once
 
 #include "kernels/constants.h"
@@ -80,7 +80,7 @@ struct DbiasTiles {
     int batch, head, row;
   };
 
-  int batch, head, row, key;    // the first tile's
+  int batch, head, row, key;     // the first tile's
   int entries, heads;            // that are added up
   long long begin = 0, end = 0;  // of the tiles, those of this CTA
 
@@ -320,8 +320,9 @@ struct DbiasSums {
     else if (call.dbias == call.dbias_out)
       store(call.dbias + tiles.batch * call.dbias_strides.batch + tiles.head * call.dbias_strides.head, call.dbias_strides.row);
     else
-      store_short(static_cast<unsigned short*>(call.dbias_out) + tiles.batch * call.dbias_out_strides.batch + tiles.head * call.dbias_out_strides.head,
-                  call.dbias_out_strides.row);
+      store_short(
+          static_cast<unsigned short*>(call.dbias_out) + tiles.batch * call.dbias_out_strides.batch + tiles.head * call.dbias_out_strides.head,
+          call.dbias_out_strides.row);
   }
 
   __device__ __forceinline__ void write() const {
@@ -338,7 +339,7 @@ struct DbiasSums {
     choose([&](float* to, long long stride) { each(to, stride, [](float* at, float x) { ptx::red_add(at, x); }); },
            [&](float* to, long long stride) { each(to, stride, [](float* at, float x) { *at = x; }); },
            [&](unsigned short* to, long long stride) {
-             // Two keys of a query side by side.
+    // Two keys of a query side by side.
 #pragma unroll
              for (int block = 0; block < Shape::kBlocks; ++block)
 #pragma unroll

@@ -30,7 +30,7 @@ struct MaskWord<Spec, true> {
 
   // Of the block of queries from `row` on and the 64 keys from `key` on. Volatile: it stays where it is, ahead of the wait for the scores.
   __device__ __forceinline__ void read(const BackwardCall& p, int batch, int head, int row, int key) {
-    const MaskWordsPlace place{pairs_of(p.call)};
+    const MaskWordsPlace<false> place{pairs_of(p.call)};
     const unsigned* const from = place.words(batch, head, row, min(key, p.call.seqlen_k - 1)) + ptx::opaque(threadIdx.x) % 128;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
   }

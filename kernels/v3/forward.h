@@ -1,6 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), block_order.h (their blocks), forward_copy.h (loads, stores),
-// forward_terms.h (bias and mask), forward_consumer.h.
+// forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -27,10 +27,11 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
     ptx::give_registers_up<Spec::kProducerRegisters>();
     if (threadIdx.x == 0) load_forward<Spec>(p, shared, barriers);
     if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
-    if constexpr (kPairTerms<Spec>)
+    if constexpr (kStagedTerms<Spec>)
       if (warp >= 2) load_terms<Spec>(p, shared, barriers, static_cast<int>(threadIdx.x) - 64);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
+    if constexpr (kPairOf<Spec>.mask) ptx::wait_for_kernel_before();  // which makes words of it
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();
   }
 }

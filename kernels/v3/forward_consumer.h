@@ -11,6 +11,7 @@
 #include "kernels/v3/alibi.h"
 #include "kernels/v3/block_order.h"
 #include "kernels/v3/dropout_bits.h"
+#include "kernels/v3/forward_mask_words.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/forward_terms.h"
 #include "kernels/v3/hidden_values.h"
@@ -25,6 +26,7 @@ using tile::for_each;
 
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
+inline constexpr int kMostBlocks = 0x7fffffff;
 
 template <class Spec>
 struct Consumer {
@@ -42,14 +44,17 @@ struct Consumer {
   static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kHides = Mask::kUneven || kTerms;
-  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
+  static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
+  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;   // its row
+  static constexpr bool kLooksEarly = !(kMaskAlone && kGroups == 4);  // whether keys are there: that takes a register
   using Slope = v3::Slope<kAlibi>;
   // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
   static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
   using DropoutBits = v3::DropoutBits<Spec, kDropout>;
-  using Terms = PairTerms<Spec, kTerms>;
+  using Terms = PairTerms<Spec, kStaged>;
+  using Visible = VisiblePairs<Spec, kPairOf<Spec>.mask>;
   static_assert(!((kAlibi || kDropout) && Spec::Score::kCapped), "no registers");
-  static_assert(!(kTerms && (kAlibi || kDropout || kDocuments || kPairOf<Spec>.packed)), "not built");
+  static_assert(!(kTerms && (kAlibi || kDropout || kDocuments || kPairOf<Spec>.packed || Mask::kBegins || Spec::Score::kCapped)), "not built");
 
   const ForwardCall& p;
   const unsigned shared;
@@ -76,7 +81,8 @@ struct Consumer {
 
   DropoutBits bits;   // of the block whose weights are computed
   Terms terms;        // likewise
-  bool seen = false;  // with kTerms: each of the warp's rows has a reference
+  Visible visible;    // likewise
+  bool seen = false;  // with kStaged: each of the warp's rows has a reference
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
   __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
@@ -88,7 +94,8 @@ struct Consumer {
         curve(Spec::Score::curve(params.call)) {}
 
   static __device__ __forceinline__ float own_scale(float of_call) {
-    if constexpr (kAlibi) return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
+    if constexpr (kAlibi || kMaskAlone)
+      return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
     return ptx::shfl(of_call, static_cast<int>(threadIdx.x) % 32);
   }
 
@@ -147,7 +154,7 @@ struct Consumer {
   // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
   __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, shared + Shape::kOffsetDropout, first_row + group * 64, of); }
 
-  // The terms of a block, if there are any: read while the tensor cores multiply.
+  // The bias of a block, if there is one: read while the tensor cores multiply.
   __device__ __forceinline__ void read_terms() { terms.read(p, shared, barriers, warp_row(), lane()); }
   template <bool kExact>
   __device__ __forceinline__ void add_terms() {
@@ -171,7 +178,7 @@ struct Consumer {
     pass_turn();
     k.next();
     v.next();
-    k_is_there = ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
+    k_is_there = kLooksEarly && ptx::mbarrier_test(barriers.k_full(k.stage), k.parity);
   }
   // The scores are there; o is under way until output_done().
   __device__ __forceinline__ void scores_done() {
@@ -194,7 +201,10 @@ struct Consumer {
 
   // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
-    if constexpr (kDocuments) {
+    if constexpr (kMaskAlone) {  // in its words
+      const int first = of * kBlockN + lane() % 4 * 2;
+      visible.hide_behind(Mask::visible_end(p.call, keys, row + own_row()) - first, Mask::visible_end(p.call, keys, row + own_row() + 8) - first);
+    } else if constexpr (kDocuments) {
       hide_other_documents(of);
       if (Mask::visible_end(p.call, keys, row + warp_row()) < (of + 1) * kBlockN) hide_behind(of);
     } else {
@@ -202,6 +212,9 @@ struct Consumer {
     }
     if constexpr (Mask::kBegins)
       if (Mask::visible_begin(p.call, keys, row + warp_row() + 15) > of * kBlockN) hide_before(of);
+  }
+  __device__ __forceinline__ void hide_by_words() {
+    if constexpr (kPairOf<Spec>.mask) visible.hide(s, static_cast<unsigned>(pairs_of(p.call).tile_groups));  // which packed sequences have
   }
   __device__ __forceinline__ void hide_behind(int of) {
     const int first = of * kBlockN + lane() % 4 * 2;  // this lane's first key
@@ -242,6 +255,11 @@ struct Consumer {
     for (int i = 0; i < Spec::kHeaddimV / 2; ++i) o[i] *= factor[i >> 1 & 1];
   }
 
+  // Whether each of the warpgroup's rows has seen a key: its warps multiply together, so none goes another way alone.
+  __device__ __forceinline__ bool group_has_references() const {
+    return ptx::bar_and(kOwnBarrier + group, 128, softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
+  }
+
   // How far the lane's first key of block `of` is from the keys that its rows are aligned with.
   __device__ __forceinline__ void distances(float (&distance)[2], int of) const {
     const int away = of * kBlockN + slope.first;
@@ -252,7 +270,7 @@ struct Consumer {
   // keys behind the rows if kBehind.
   template <bool kFirst, bool kBehind = false>
   __device__ __forceinline__ bool update(int of, [[maybe_unused]] bool link = false) {
-    if constexpr (kTerms) {
+    if constexpr (kStaged) {
       const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
       seen = ptx::vote_all(softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
       return moved;
@@ -274,19 +292,21 @@ struct Consumer {
   // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum.
   template <bool kBehind = false>
   __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
+    visible.read(p, block - 1);
     issue_products(buffer);
     draw(row, block - 1);
-    if constexpr (kTerms) {
+    if constexpr (kStaged) {
       read_terms();
       terms.free(barriers, lane());
     }
     scores_done();
     free_k();
-    if constexpr (kTerms) add_terms<true>();
+    if constexpr (kStaged) add_terms<true>();
     if constexpr (Mask::kUneven)
       hide(block - 1);
     else if constexpr (kBehind)
       if (block * kBlockN > keys.count(p.call)) hide(block - 1);
+    hide_by_words();
     const bool moved = update<false, kBehind>(block - 1, link);
     output_done();
     if (moved) rescale();
@@ -300,22 +320,24 @@ struct Consumer {
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
     constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
+    visible.read(p, block - 1);
     issue_products(buffer);
     draw(row, block - 1);
-    if constexpr (kTerms) read_terms();
+    if constexpr (kStaged) read_terms();
     if constexpr (kByCurve)
       products_done();
     else
       scores_done();
-    if constexpr (kBegins && !kTerms) hide_before(block - 1);
-    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked) || (kTerms && !seen));
-    if constexpr (kTerms) {
+    if constexpr (kBegins && !kStaged) hide_before(block - 1);
+    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked) || (kStaged && !seen));
+    if constexpr (kStaged) {
       if (careful) [[unlikely]]
         add_terms<true>();
       else
         add_terms<false>();
       if constexpr (kBegins) hide_before(block - 1);
     }
+    hide_by_words();
     bool moved = false;
     float greatest = 0;
     [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
@@ -351,10 +373,12 @@ struct Consumer {
       if (!softmax.add(s, kLinks ? linked : !kByCurve || greatest <= curve.most)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
-        if constexpr (kTerms) {
+        if constexpr (kStaged) {
           terms.read_again(p, shared, warp_row(), lane());
           add_terms<true>();
         }
+        visible.read(p, block - 1);  // again, which is cheaper than to keep them
+        hide_by_words();
         if constexpr (kBegins) hide_before(block - 1);
         update<false>(block - 1);
         rescale();
@@ -363,7 +387,7 @@ struct Consumer {
       }
     }
     free_k();  // only now: the way back reads it
-    if constexpr (kTerms) terms.free(barriers, lane());
+    if constexpr (kStaged) terms.free(barriers, lane());
   }
 
   // --- tiles ---
@@ -395,8 +419,9 @@ struct Consumer {
     slope = of_head;
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
     block = first_of(first_row, of);
-    if constexpr (kTerms) add_terms<true>();
+    if constexpr (kStaged) add_terms<true>();
     if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
+    hide_by_words();
     update<true>(block, kLinks && block <= last_masked_block());
   }
   __device__ __forceinline__ void clear_output() {
@@ -445,13 +470,14 @@ struct Consumer {
   __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer) {
     ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
+    visible.read(p, first_of(first_row, of));
     wait_k();
     ptx::wgmma_fence();
     issue_scores(buffer.stage);
     k.next();
     k_is_there = false;
     draw(first_row, first_of(first_row, of));
-    if constexpr (kTerms) {
+    if constexpr (kStaged) {
       read_terms();
       terms.free(barriers, lane());
     }
@@ -494,7 +520,11 @@ struct Consumer {
   // All blocks but the first; the product of the last is still to come.
   __device__ __forceinline__ void blocks(unsigned buffer) {
     if constexpr (kDocuments) return blocks_of_documents(buffer);
-    if constexpr (Mask::kUneven || kAlibi) {
+    if constexpr (kMaskAlone) {  // which hides whatever it likes, from the first blocks on
+      const int whole = Mask::kUneven ? last_masked_block() : kMostBlocks;
+#pragma unroll 1
+      for (; block > 0 && (block > whole || !group_has_references()); --block) masked_block(buffer);
+    } else if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
       const int whole = last_masked_block();
@@ -669,10 +699,12 @@ struct Consumer {
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
+    visible.begin(p, place_again(nth + 1), group);
+    visible.read(p, first_of(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, first_of(next_place.row, next_keys));
-    if constexpr (kTerms) {
+    if constexpr (kStaged) {
       read_terms();
       terms.free(barriers, lane());
     }
@@ -680,10 +712,12 @@ struct Consumer {
     free_k();
     first_softmax(next_place.row, next_keys, next_slope);
     output_done();
+    if constexpr (kMaskAlone) pack();  // a place for its words
     if constexpr (Shape::kSkipsBefore) pass_over_values(others);
     finish(inverse, nth, buffer.stage);
     clear_output();
-    pack();
+    if constexpr (!kMaskAlone) pack();
+    visible.begin(p, place_again(nth + 1), group);  // found again: a register less meanwhile
   }
 
   __device__ __forceinline__ void run() {
@@ -697,6 +731,7 @@ struct Consumer {
         if (number < 0) break;
         const auto place = place_at(number);
         bits.begin(p, place, shared + Shape::kOffsetDropout);
+        visible.begin(p, place, group);
         begin(place.row, keys_of<Spec>(p.call, place, group), Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
@@ -719,6 +754,7 @@ struct Consumer {
         output_done();
         finish(inverse, nth, buffer.stage);
         if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
+        if constexpr (kMaskAlone && kJoin && !(Spec::kSkip && Mask::kUneven)) break;  // the last: `begun` needs no register
       }
     }
   }

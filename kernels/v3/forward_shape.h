@@ -15,7 +15,7 @@
 //   kProducerRegisters, kConsumerRegisters of a thread
 //   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents, bias, mask; none if
 //                                          it is left out
-//   kStagesTerms                           with bias or mask: blocks of them in shared memory at once
+//   kStagesTerms                           with bias: blocks of it in shared memory at once
 #pragma once
 
 #include "kernels/pair.h"
@@ -27,12 +27,15 @@
 
 namespace fattn::v3 {
 
-// Whether there is a bias or a mask of pairs; blocks of them in shared memory, and the threads that copy them there (v3/forward_terms.h).
+// Whether there is a bias or a mask of pairs.
 template <class Spec>
 inline constexpr bool kPairTerms = kPairOf<Spec>.bias != 0 || kPairOf<Spec>.mask;
+// A bias: blocks of it in shared memory, and the threads that copy them there (v3/forward_terms.h).
+template <class Spec>
+inline constexpr bool kStagedTerms = kPairOf<Spec>.bias != 0;
 template <class Spec>
 constexpr int stages_of_terms() {
-  if constexpr (kPairTerms<Spec>) return Spec::kStagesTerms;
+  if constexpr (kStagedTerms<Spec>) return Spec::kStagesTerms;
   return 0;
 }
 inline constexpr int kTermThreads = 64;
@@ -59,7 +62,7 @@ struct ForwardShape {
   static constexpr int kStagesTerms = stages_of_terms<Spec>();
   static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kStagesTerms);
   static constexpr int kOffsetDropout = kOffsetBarriers + 8 * kBarriers;
-  static constexpr TermTile kTermTile = {kBlockM, kBlockN, kPairOf<Spec>.bias == 0 ? 0 : kPairOf<Spec>.bias == 2 ? 4 : 2, kPairOf<Spec>.mask, false};
+  static constexpr TermTile kTermTile = {kBlockM, kBlockN, kPairOf<Spec>.bias == 0 ? 0 : kPairOf<Spec>.bias == 2 ? 4 : 2, false, false};
   static constexpr int kOffsetTerms = v3_terms_offset(kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0), kStagesTerms);
   static constexpr int kSharedBytes = kOffsetTerms + kStagesTerms * kTermTile.bytes();
 
@@ -74,7 +77,7 @@ struct ForwardShape {
   static_assert(Spec::kQueryBuffers == 1 || Spec::kQueryBuffers == 2);
   static_assert(!(Spec::kPingPong && Spec::kSkip), "turns need the same number of blocks from every warpgroup");
   static_assert(!Spec::Score::kCapped || Spec::kCareful, "scores near softcap would take the way back in every block");
-  static_assert(!kPairTerms<Spec> || (Spec::kCareful && !Spec::kSkip && !Spec::Score::kCapped), "blocks without a visible key would take it too");
+  static_assert(!kStagedTerms<Spec> || (Spec::kCareful && !Spec::kSkip && !Spec::Score::kCapped), "blocks without a visible key would take it too");
   static_assert(!kSkipsBefore || 64 * (kGroups - 1) <= (Spec::kStagesV - 1) * kBlockN,
                 "a warpgroup waits for the keys of the next tile while it holds the values of its own last block and of those passed over");
 };
@@ -98,7 +101,7 @@ struct Barriers {
   __device__ __forceinline__ unsigned v_full(unsigned stage) const { return k_empty(Spec::kStagesK + stage); }
   __device__ __forceinline__ unsigned v_empty(unsigned stage) const { return v_full(Spec::kStagesV + stage); }
 
-  // Of bias and mask.
+  // Of a bias.
   __device__ __forceinline__ unsigned terms_full(unsigned stage) const { return v_empty(Spec::kStagesV + stage); }
   __device__ __forceinline__ unsigned terms_empty(unsigned stage) const { return terms_full(Shape::kStagesTerms + stage); }
 

@@ -1,6 +1,6 @@
-// Bias and mask of pairs in v3's forward pass. Two warps that have nothing else to do copy those of a tile's queries and a block's keys into shared
-// memory, a block or more ahead. Consumers read them while the tensor cores multiply, in the layout of their scores. Specialisations without
-// PairFeatures::bias and mask have none of this.
+// Biases in v3's forward pass. Two warps that have nothing else to do copy that of a tile's queries and a block's keys into shared memory, a block or
+// more ahead. Consumers read it while the tensor cores multiply, in the layout of their scores. Specialisations without PairFeatures::bias have none
+// of this.
 #pragma once
 
 #include "kernels/constants.h"
@@ -42,10 +42,8 @@ __device__ __forceinline__ void copy_pairs(unsigned tile, const char* first, lon
     const bool exists = key < keys;
     if constexpr (kBytes == 4)
       ptx::st_shared_4(at, exists ? *reinterpret_cast<const unsigned*>(from) : 0u);
-    else if constexpr (kBytes == 2)
-      ptx::st_shared_2(at, exists ? *reinterpret_cast<const unsigned short*>(from) : static_cast<unsigned short>(0));
     else
-      ptx::st_shared_1(at, exists ? *reinterpret_cast<const unsigned char*>(from) : 0u);
+      ptx::st_shared_2(at, exists ? *reinterpret_cast<const unsigned short*>(from) : static_cast<unsigned short>(0));
   }
 }
 
@@ -54,7 +52,7 @@ template <class Spec>
 __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int thread) {
   using Shape = ForwardShape<Spec>;
   constexpr TermTile kTile = Shape::kTermTile;
-  constexpr int kBlockN = Shape::kBlockN, kUnrolled = kTile.bias_bytes != 0 && kTile.mask ? 2 : 4;  // more spills
+  constexpr int kBlockN = Shape::kBlockN, kUnrolled = kPairOf<Spec>.mask ? 2 : 4;  // more spills
   Ring<Shape::kStagesTerms> stage;
   for (int nth = 0;; ++nth) {
     const int number = tile_number<Spec>(p, nth);
@@ -67,14 +65,9 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
       ptx::mbarrier_wait(barriers.terms_empty(stage.stage), stage.parity ^ 1);
       const unsigned tile = shared + Shape::kOffsetTerms + stage.stage * kTile.bytes();
       const int key = block * kBlockN, exist = p.call.seqlen_k - key;
-      if constexpr (kTile.bias_bytes != 0)
-        copy_pairs<kTile.bias_bytes, kTile.rows, kTile.keys, kTile.bias_pitch(), kUnrolled>(
-            tile, static_cast<const char*>(terms.bias) + (place.row * terms.bias_row + key) * kTile.bias_bytes, terms.bias_row * kTile.bias_bytes,
-            rows, exist, thread);
-      if constexpr (kTile.mask)
-        copy_pairs<1, kTile.rows, kTile.keys, kTile.mask_pitch(), kUnrolled>(
-            tile + kTile.mask_offset(), reinterpret_cast<const char*>(terms.mask) + place.row * terms.mask_row + key, terms.mask_row, rows, exist,
-            thread);
+      copy_pairs<kTile.bias_bytes, kTile.rows, kTile.keys, kTile.bias_pitch(), kUnrolled>(
+          tile, static_cast<const char*>(terms.bias) + (place.row * terms.bias_row + key) * kTile.bias_bytes, terms.bias_row * kTile.bias_bytes, rows,
+          exist, thread);
       ptx::mbarrier_arrive(barriers.terms_full(stage.stage));           // of what is stored at once
       ptx::cp_async_mbarrier_arrive(barriers.terms_full(stage.stage));  // of what is on its way
       stage.next();
@@ -83,7 +76,7 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
   ptx::cp_async_wait_all();
 }
 
-// Without bias and mask: nothing.
+// Without a bias: nothing.
 template <class Spec, bool kAny>
 struct PairTerms {
   static constexpr bool kAdds = false;
@@ -99,22 +92,11 @@ struct PairTerms<Spec, true> {
   using Shape = ForwardShape<Spec>;
   static constexpr TermTile kTile = Shape::kTermTile;
   static constexpr int kBlockN = Shape::kBlockN, kScores = kBlockN / 2;
-  static constexpr bool kAdds = kTile.bias_bytes != 0;
-  // Of a mask: a word of 4 bytes for 16 keys of a row, whose highest bits say which are not 0. Eight such words are one with a bit for each pair.
-  static constexpr int kWords = kBlockN / 8, kInWord = kWords < 8 ? kWords : 8;
-  static_assert(kBlockN % 16 == 0 && kWords % kInWord == 0);
+  static constexpr bool kAdds = true;
 
   Ring<Shape::kStagesTerms> stage;
-  unsigned visible[kTile.mask ? kWords / kInWord : 1];
   unsigned pairs[kTile.bias_bytes == 2 ? kBlockN / 4 : 1];
   float bias[kTile.bias_bytes == 4 ? kScores : 1];
-
-  // Where the pair of score `i` is among the bits.
-  static __device__ __forceinline__ constexpr int word_of(int i) { return (i / 8 * 2 + i / 2 % 2) / kInWord; }
-  static __device__ __forceinline__ constexpr int bit_of(int i) {
-    return 8 * (i / 4 % 2 * 2 + i % 2) + 8 - kInWord + (i / 8 * 2 + i / 2 % 2) % kInWord;
-  }
-  static constexpr unsigned kAllVisible = 0x01010101u * (0xffu & (0xffu << (8 - kInWord)));
 
   // `row`: the warp's first in the tile.
   __device__ __forceinline__ void read(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int row, int lane) {
@@ -134,7 +116,7 @@ struct PairTerms<Spec, true> {
 #pragma unroll
         for (int j = 0; j < 4; ++j) pairs[4 * chunk + j] = x[j];
       }
-    } else if constexpr (kTile.bias_bytes == 4) {
+    } else {
       const bool of_all = call.bias_strides.row == 0;
       const unsigned at = tile + (of_all ? 0 : (row + lane / 4) * kTile.bias_pitch()) + lane % 4 * 8, step = of_all ? 0 : 8 * kTile.bias_pitch();
 #pragma unroll
@@ -144,42 +126,17 @@ struct PairTerms<Spec, true> {
         bias[i + 1] = x.y;
       }
     }
-    if constexpr (kTile.mask) {
-      const bool of_all = call.pair_mask_strides.row == 0;
-      const unsigned at = tile + kTile.mask_offset() + (of_all ? 0 : (row + lane / 4) * kTile.mask_pitch()) + lane % 4 * 2;
-      const unsigned step = of_all ? 0 : 8 * kTile.mask_pitch();
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const unsigned from = at + w % 2 * step + w / 2 * 16;
-        const unsigned four = ptx::ld_shared_2(from) | static_cast<unsigned>(ptx::ld_shared_2(from + 8)) << 16;
-        const unsigned seen = (four | ((four & 0x7f7f7f7fu) + 0x7f7f7f7fu)) & 0x80808080u;
-        unsigned& bits = visible[w / kInWord];
-        bits = w % kInWord == 0 ? seen : bits >> 1 | seen;
-      }
-    }
   }
 
-  // To the scores: bias, after which they have the scale `natural`, and -Inf where it or the mask hide them. Unless kExact, a score that is not
-  // finite may be NaN where a bias hides it. All lanes of a warp together.
+  // To the scores: bias, after which they have the scale `natural`, and -Inf where it hides them. Unless kExact, a score that is not finite may be
+  // NaN there.
   template <bool kExact>
   __device__ __forceinline__ void apply(float (&s)[kScores], float natural) const {
-    if constexpr (kAdds) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        const float term = term_of(i);
-        const float sum = fmaf(s[i], natural, term);
-        s[i] = kExact && term == -kInfinity ? -kInfinity : sum;
-      }
-    }
-    if constexpr (kTile.mask) {
-      bool all = true;
-#pragma unroll
-      for (const unsigned bits : visible) all = all && bits == kAllVisible;
-      if (!ptx::vote_all(all)) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i)
-          if ((visible[word_of(i)] >> bit_of(i) & 1u) == 0) s[i] = -kInfinity;
-      }
+    for (int i = 0; i < kScores; ++i) {
+      const float term = term_of(i);
+      const float sum = fmaf(s[i], natural, term);
+      s[i] = kExact && term == -kInfinity ? -kInfinity : sum;
     }
   }
 

@@ -13,12 +13,12 @@
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_forward_f32.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "device/cuda_device.h"
 #include "device/tensor_map.h"
 #include "jit/kernel_table.h"
 #include "shared/text.h"
 #include "shared/v3_documents.h"
-#include "shared/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core {
@@ -105,8 +105,8 @@ const Loaded& v3_packed_key_tiles_kernel(CudaDevice& device, const Problem& prob
 
 jit::Request v3_mask_words_request(const KernelKey& key) { return cuda::v3_mask_words_request(jit::pod_of_key<cuda::V3MaskWordsKey>(key)); }
 
-const Loaded& v3_mask_words_kernel(CudaDevice& device) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::V3MaskWordsKey{}), v3_mask_words_request);
+const Loaded& v3_mask_words_kernel(CudaDevice& device, const Plan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::v3_mask_words_key(plan.problem)), v3_mask_words_request);
 }
 
 jit::Request backward_request(const KernelKey& key) { return cuda::v2_backward_request(jit::pod_of_key<cuda::V2BackwardKey>(key)); }
@@ -246,8 +246,12 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     of_list.early = cuda::v3_packed_tiles_key(plan.problem, chosen).documents != 0;  // it waits for what the one before finds
     device.launch(before.function, of_list, stream, parameters, before.name.c_str());
   }
+  if (chosen.mask_grid > 0) {
+    const Loaded& before = v3_mask_words_kernel(device, plan);
+    device.launch(before.function, shape_of(chosen.mask_grid, kV3MaskThreads, 0), stream, parameters, before.name.c_str());
+  }
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
-  shape.early = plan.problem.packed || plan.problem.has_documents;
+  shape.early = plan.problem.packed || plan.problem.has_documents || chosen.mask_grid > 0;
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
 }
 
@@ -336,7 +340,7 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   }
   if (chosen.mask_grid > 0) {
-    const Loaded& kernel = v3_mask_words_kernel(device);
+    const Loaded& kernel = v3_mask_words_kernel(device, plan);
     CudaLaunch shape = shape_of(chosen.mask_grid, kV3MaskThreads, 0);
     shape.early = true;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
@@ -520,6 +524,7 @@ void load_cuda_kernels(const Plan& plan) {
     if (plan.algorithm == Algorithm::kV3) {
       if (plan.problem.packed) v3_packed_tiles_kernel(device, plan.problem, chosen.v3_forward);
       if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_forward);
+      if (plan.problem.pair_mask.given) v3_mask_words_kernel(device, plan);
       v3_forward_kernel(device, chosen.v3_forward);
       return;
     }
@@ -529,7 +534,7 @@ void load_cuda_kernels(const Plan& plan) {
   if (plan.algorithm == Algorithm::kV3) {
     if (plan.problem.packed) v3_packed_key_tiles_kernel(device, plan.problem, chosen.v3_backward);
     if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
-    if (plan.problem.pair_mask.given) v3_mask_words_kernel(device);
+    if (plan.problem.pair_mask.given) v3_mask_words_kernel(device, plan);
     if (chosen.v3_backward.dbias_grid > 0) {
       backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasZero));
       if (!cuda::dbias_in_place(plan.problem)) backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasFinish));

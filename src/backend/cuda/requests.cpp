@@ -11,6 +11,7 @@
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_forward_f32.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "fattn/error.hpp"
 #include "plan/architectures.h"
 #include "plan/plan.h"
@@ -88,7 +89,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V3BackwardPlan plan = cuda::plan_v3_backward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request(cuda::v3_packed_key_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
-    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request({}));
+    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
     if (plan.dbias_grid > 0) {
       requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasZero)));
       if (!cuda::dbias_in_place(problem))
@@ -111,6 +112,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V3ForwardPlan plan = cuda::plan_v3_forward(problem, cuda::v3_target_of(arch));
     if (problem.packed) requests.push_back(cuda::v3_packed_tiles_request(cuda::v3_packed_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
+    if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
     requests.push_back(cuda::v3_forward_request(plan.key));
   } else {
     if (const std::string why = cuda::v2_forward_refusal(problem, target); !why.empty()) unsupported(why);

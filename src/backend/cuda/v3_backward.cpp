@@ -4,11 +4,11 @@
 #include <limits>
 
 #include "backend/cuda/v2_common.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
 #include "shared/v3_documents.h"
-#include "shared/v3_mask_words.h"
 #include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
@@ -78,12 +78,6 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
 
 constexpr int kDbiasKeys = 128;  // of a tile of kernels/v3/backward_dbias.h
 
-// Blocks of queries and 64 keys that a mask of pairs has words for. What all share it has once.
-int64_t mask_blocks(const Problem& p) {
-  const Strides& of = p.pair_mask.strides;
-  return (of.batch != 0 ? p.batch : 1) * (of.head != 0 ? p.nheads : 1) * v3_mask_blocks(of.row != 0 ? p.seqlen_q : 1) * v3_mask_blocks(p.seqlen_k);
-}
-
 // Of masks of pairs and biases. With ALiBi or softcap some kernels of a mask spill up to 36 bytes, with lengths in fp16 8; with a window, dropout or
 // deterministic they compile, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
@@ -99,9 +93,8 @@ std::string term_refusal(const Problem& p) {
                             : p.deterministic     ? "deterministic"
                                                   : nullptr;
   if (other != nullptr) return text("algorithm v3's backward pass has no ", name, " together with ", other, "; algorithm v2 does both");
-  if (p.pair_mask.given && mask_blocks(p) > kMaxGrid)
-    return text("the mask of pairs has ", mask_blocks(p), " blocks of ", kV3MaskSide, " x ", kV3MaskSide, ", which is more than ", kMaxGrid,
-                "; split the batch");
+  if (p.pair_mask.given)
+    if (std::string why = v3_mask_words_refusal(p); !why.empty()) return why;
   if (!p.bias.given) return {};
   if (p.bias.dtype == DType::kF32 && p.pair_mask.given)  // spills of 4 and 8 bytes at headdim 64 and 256
     return "algorithm v3's backward pass has no registers for a bias in fp32 together with a mask of pairs; algorithm v2 does both, and so does a "
@@ -338,8 +331,9 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     plan.document_grid = problem.batch * v3_document_ctas(problem.seqlen_k, plan.tile.block_n());
   }
   if (problem.pair_mask.given) {
-    plan.semaphore_offset += mask_blocks(problem) * kV3MaskBytes;
-    plan.mask_grid = mask_blocks(problem) / v3_mask_blocks(problem.seqlen_k) * v3_mask_ctas(problem.seqlen_k);
+    const V3MaskWords words = v3_mask_words(problem);
+    plan.semaphore_offset += words.bytes;
+    plan.mask_grid = words.grid;
   }
   const int64_t flags = problem.deterministic ? 1 + plan.prepare_grid
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)
@@ -417,15 +411,6 @@ jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
           key.block_n, key.lengths != 0 ? ", true" : ", false", ">(call, work);\n}\n"),
       .arch = kV3Arch,
       .arch_specific = true};
-}
-
-jit::Request v3_mask_words_request(const V3MaskWordsKey&) {
-  const std::string entry = "fattn_v3_mask_words";
-  return {.entry = entry,
-          .source = text("// words of a mask of pairs\n#include \"kernels/v3/mask_words.h\"\nextern \"C\" __global__ void __launch_bounds__(",
-                         kV3MaskThreads, ", 1)\n", entry, "(const __grid_constant__ fattn::PairParams call) {\n  fattn::v3::mask_words(call);\n}\n"),
-          .arch = kV3Arch,
-          .arch_specific = true};
 }
 
 jit::Request v3_backward_request(const V3BackwardKey& key) {

@@ -67,14 +67,6 @@ struct V3PackedKeyTilesKey {
 static_assert(sizeof(V3PackedKeyTilesKey) == 64);
 jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key);
 
-// The kernel that makes words of a mask of pairs (kernels/v3/mask_words.h); 64 bytes without padding.
-struct V3MaskWordsKey {
-  KernelKind kind = KernelKind::kV3MaskWords;
-  std::array<int32_t, 15> reserved{};
-};
-static_assert(sizeof(V3MaskWordsKey) == 64);
-jit::Request v3_mask_words_request(const V3MaskWordsKey& key);
-
 // Why the kernels cannot compute the problem on the target; empty: they can, with pointers of which each tensor_map_takes().
 std::string v3_backward_refusal(const Problem& problem, const V3Target& target);
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backend/cuda/v2_common.h"
+#include "backend/cuda/v3_mask_words.h"
 #include "backend/cuda/v3_sections.h"
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
@@ -79,7 +80,10 @@ constexpr V3ForwardRow kRows[] = {
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
-    // With bias or a mask of pairs; the number behind registers: stages of their tiles. Of each width the first that has room. One H200, 2026-11-23,
+    // With a mask of pairs alone.
+    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 4, 32, 160}, V3RowScores::kMask},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 6, 32, 112}, V3RowScores::kMask},
+    // With a bias; the number behind registers: stages of their tiles. Of each width the first that has room. One H200, 2026-11-23,
     // bf16, batch 4, seqlen 4096, without another mask, TFLOP/s with a mask, a bias in bf16 and in fp32, and of v2: 64: 236, 255, 212; 232, 235, 171;
     // 128: 400, 422, 363; 288, 284, 247; 256: 601, 489, 448; 217, 218, 211. Other tiles were not tried.
     {64, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 56, 224, 2}, V3RowScores::kTerms},
@@ -116,7 +120,8 @@ int64_t most_packed_tiles(const Problem& problem, const V3ForwardTile& tile) {
 bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   const bool registers = problem.packed || problem.has_seqused_k;
-  const bool scores = can_stage(v3_pair_features(problem)) ? row.takes_terms()
+  const bool scores = problem.bias.given        ? row.takes_terms()
+                      : problem.pair_mask.given ? row.takes_mask(registers)
                       : problem.has_documents
                           ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
@@ -165,8 +170,8 @@ bool copies_pairs(const PairTensor& term, int64_t bytes) {
 // A tile brings the terms of all of its 128 rows, whether there are queries or not.
 constexpr int64_t kFewestQueriesOfTerms = 64;
 
-// Of biases and masks of pairs. With a window, at headdims between 129 and 192, in fp16 above, and at unequal widths they compile, as do two of bias,
-// mask and lengths under a causal mask or above 128, but have not been checked on a GPU.
+// Of biases and masks of pairs. With a window, and biases at headdims between 129 and 192, in fp16 above, and at unequal widths they compile, as do
+// two of bias, mask and lengths under a causal mask or above 128, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
   if (!can_stage(v3_pair_features(p))) return {};
   const char* const what = !p.bias.given ? "mask of pairs" : p.pair_mask.given ? "bias and mask of pairs" : "bias";
@@ -178,7 +183,10 @@ std::string term_refusal(const Problem& p) {
                             : p.windowed()        ? "a sliding window"
                                                   : nullptr;
   if (other != nullptr) return text("algorithm v3's forward pass has no ", what, " together with ", other, "; algorithm v2 does both");
-  if (p.algorithm != Algorithm::kV3 && (copies_pairs(p.bias, static_cast<int64_t>(size_of(p.bias.dtype))) || copies_pairs(p.pair_mask, 1)))
+  if (p.pair_mask.given)
+    if (std::string why = v3_mask_words_refusal(p); !why.empty()) return why;
+  if (!p.bias.given) return {};
+  if (p.algorithm != Algorithm::kV3 && copies_pairs(p.bias, static_cast<int64_t>(size_of(p.bias.dtype))))
     return text("the rows of a ", what,
                 " do not begin at multiples of 16 bytes, which algorithm v3 copies one by one; algorithm v2 has more threads for it");
   if (p.algorithm != Algorithm::kV3 && p.seqlen_q < kFewestQueriesOfTerms)
@@ -261,7 +269,8 @@ int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair
   const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_terms);
   const int bytes = query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
                     8 * barriers + (pair.dropout ? kV3DropoutBytes : 0);
-  return v3_terms_offset(bytes, stages_terms) + stages_terms * term_tile(pair, block_m(), block_n, false).bytes();
+  const PairFeatures staged{.bias = pair.bias};  // of a mask there are words
+  return v3_terms_offset(bytes, stages_terms) + stages_terms * term_tile(staged, block_m(), block_n, false).bytes();
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
@@ -335,6 +344,11 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   } else if (problem.has_documents) {
     plan.workspace_bytes = problem.batch * v3_document_bytes(problem.seqlen_q, tile.block_m(), problem.seqlen_k, tile.block_n);
     plan.document_grid = static_cast<int>(problem.batch * v3_document_ctas(problem.seqlen_q, tile.block_m()));
+  }
+  if (problem.pair_mask.given) {
+    const V3MaskWords words = v3_mask_words(problem);
+    plan.workspace_bytes = words.bytes;
+    plan.mask_grid = words.grid;
   }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, v3_pair_features(problem));

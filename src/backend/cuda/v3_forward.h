@@ -43,8 +43,9 @@ struct V3ForwardTile {
 
 // Which scores a row of the table is for: capped ones want registers.
 // Documents in windows or beside other features want more.
-// Bias and masks of pairs want registers too, and room for their tiles.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms };
+// Biases want registers too, and room for their tiles.
+// A mask of pairs alone wants a few registers.
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -71,8 +72,15 @@ struct V3ForwardRow {
   }
   constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped); }
   constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
+  // A mask of pairs alone: its words are of 64 keys. At headdim 64 under a causal mask four warpgroups, or blocks of 128 keys of three, spill 12 to
+  // 60 bytes.
+  constexpr bool takes_mask(bool lengths) const {
+    if (lengths) return takes_lengths() && tile.block_n % 64 == 0;
+    if (width == 64) return scores == V3RowScores::kMask;
+    return tile.block_n % 64 == 0 && !special() && !(width == 128 && mask == V3Mask::kFull && tile.groups > 2);
+  }
   // For problems of one kind alone.
-  constexpr bool special() const { return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms; }
+  constexpr bool special() const { return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask; }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
 
@@ -124,8 +132,10 @@ struct V3ForwardPlan {
   int64_t tiles = 0;
   int grid = 0, threads = 0, shared_bytes = 0;
   int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
-  int64_t workspace_bytes = 0;  // what a kernel before this one writes: of packed sequences the list of tiles, of documents the blocks of keys
+  int64_t workspace_bytes = 0;  // what a kernel before this one writes: of packed sequences the list of tiles, of documents the blocks of keys,
+                                // of a mask of pairs its words
   int document_grid = 0;        // of that kernel
+  int64_t mask_grid = 0;        // CTAs of the kernel that makes words of a mask of pairs
 };
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan);
