@@ -535,6 +535,26 @@ TEST(V3BackwardPlanSmall, ABiasIsReadInPlaceAndItsGradientSummedInFp32) {
   EXPECT_NE(refusal(DType::kF32, false, [](Problem& p) { p.dropout_below = 9; }).find("bias together with dropout"), std::string::npos);
   EXPECT_NE(refusal(DType::kF32, false, [](Problem& p) { p.has_seqused_k = true; }).find("bias together with lengths"), std::string::npos);
   EXPECT_NE(refusal(DType::kF32, true, [](Problem& p) { p.deterministic = true; }).find("deterministic"), std::string::npos);
+  for (const bool mask : {false, true})
+    EXPECT_NE(
+        refusal(DType::kBF16, true, [&](Problem& p) { p.bias.given = false, p.pair_mask = p.bias, p.pair_mask.given = mask; }).find("without a bias"),
+        std::string::npos);
+  // What shares an element of dbias has to share the bias, too, up to headdim 128.
+  for (const int dimension : {0, 1, 2})
+    for (const int64_t headdim : {128, 192}) {
+      const auto narrow = [&](Problem& p) {
+        p.headdim = p.headdim_v = headdim;
+        p.bias = p.dbias = {true, DType::kF32, p.batch, p.nheads, p.seqlen_q, {6 * 300 * 524, 524, 300 * 524}};
+        (dimension == 0 ? p.dbias.batch : dimension == 1 ? p.dbias.heads : p.dbias.rows) = 1;
+        (dimension == 0 ? p.dbias.strides.batch : dimension == 1 ? p.dbias.strides.head : p.dbias.strides.row) = 0;
+      };
+      EXPECT_EQ(refusal(DType::kF32, true, narrow).find("a dimension that bias has") != std::string::npos, headdim == 128);
+      const auto shared = [&](Problem& p) {
+        narrow(p);
+        (dimension == 0 ? p.bias.strides.batch : dimension == 1 ? p.bias.strides.head : p.bias.strides.row) = 0;
+      };
+      EXPECT_EQ(refusal(DType::kF32, true, shared), "") << "expanded";
+    }
   const auto causal = [](Problem& p) { p.causal = true, p.headdim = p.headdim_v = 256; };
   EXPECT_NE(refusal(DType::kF32, false, causal).find("up to 192"), std::string::npos);
   EXPECT_EQ(refusal(DType::kBF16, false, causal), "");

@@ -14,7 +14,7 @@
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/movmatrix.h"
-#include "kernels/ptx/reduce_global.h"
+#include "kernels/ptx/reduce.h"
 #include "kernels/ptx/set_registers.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
@@ -178,6 +178,7 @@ struct DbiasSums {
   using Element = typename Spec::Element;
   using Mask = typename Spec::Mask;
   static constexpr bool kMask = kPairOf<Spec>.mask, kF32 = kPairOf<Spec>.bias == 2;
+  static_assert(kPairOf<Spec>.bias != 0);
   static constexpr float kHidden = -0.0f;  // in place of a weight: dS is 0 whatever dP is
 
   const BackwardCall& p;
@@ -338,25 +339,31 @@ struct DbiasSums {
     };
     choose([&](float* to, long long stride) { each(to, stride, [](float* at, float x) { ptx::red_add(at, x); }); },
            [&](float* to, long long stride) { each(to, stride, [](float* at, float x) { *at = x; }); },
-           [&](unsigned short* to, long long stride) {
-    // Two keys of a query side by side.
+           [&](unsigned short* to, long long stride) { write_short(to, stride); });
+  }
+  // Two keys of a query side by side.
+  __device__ __forceinline__ void write_short(unsigned short* to, long long stride) const {
+    const PairParams& call = pairs_of(p.call);
+    const int lane = static_cast<int>(own_lane());
 #pragma unroll
-             for (int block = 0; block < Shape::kBlocks; ++block)
+    for (int block = 0; block < Shape::kBlocks; ++block) {
+      unsigned pairs[16];  // before lanes go different ways
 #pragma unroll
-               for (int i = 0; i < 32; i += 2) {
-                 const unsigned both = ptx::transposed(ptx::pack2<Element>(sum[block][i], sum[block][i + 1]));
-                 const int lane = static_cast<int>(own_lane()), row = tiles.row + block * Shape::kBlockM + i / 4 * 8 + lane / 4;
-                 const int at_key = key() + static_cast<int>(own_warp_row()) + 8 * (i % 4 / 2) + lane % 4 * 2;
-                 unsigned short* const at = to + row * stride + at_key;
-                 if (row >= call.seqlen_q || at_key >= call.seqlen_k) continue;
-                 if (at_key + 1 < call.seqlen_k && reinterpret_cast<unsigned long long>(at) % 4 == 0) {
-                   *reinterpret_cast<unsigned*>(at) = both;
-                 } else {
-                   at[0] = static_cast<unsigned short>(both);
-                   if (at_key + 1 < call.seqlen_k) at[1] = static_cast<unsigned short>(both >> 16);
-                 }
-               }
-           });
+      for (int i = 0; i < 16; ++i) pairs[i] = ptx::transposed(ptx::pack2<Element>(sum[block][2 * i], sum[block][2 * i + 1]));
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int row = tiles.row + block * Shape::kBlockM + i / 2 * 8 + lane / 4;
+        const int at_key = key() + static_cast<int>(own_warp_row()) + 8 * (i % 2) + lane % 4 * 2;
+        unsigned short* const at = to + row * stride + at_key;
+        if (row < call.seqlen_q && at_key + 1 < call.seqlen_k && reinterpret_cast<unsigned long long>(at) % 4 == 0) {
+          *reinterpret_cast<unsigned*>(at) = pairs[i];
+        } else if (row < call.seqlen_q && at_key < call.seqlen_k) {
+          at[0] = static_cast<unsigned short>(pairs[i]);
+          if (at_key + 1 < call.seqlen_k) at[1] = static_cast<unsigned short>(pairs[i] >> 16);
+        }
+      }
+      ptx::warp_sync();
+    }
   }
 
   // The sum over all queries.

@@ -90,7 +90,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     if (problem.packed) requests.push_back(cuda::v3_packed_key_tiles_request(cuda::v3_packed_key_tiles_key(problem, plan)));
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
     if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
-    if (plan.dbias_grid > 0) {
+    if (problem.dbias.given) {  // whether they are launched follows from lengths, on which no other kernel depends
       requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasZero)));
       if (!cuda::dbias_in_place(problem))
         requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasFinish)));

@@ -81,6 +81,7 @@ constexpr int kDbiasKeys = 128;  // of a tile of kernels/v3/backward_dbias.h
 // Of masks of pairs and biases. With ALiBi or softcap some kernels of a mask spill up to 36 bytes, with lengths in fp16 8; with a window, dropout or
 // deterministic they compile, but have not been checked on a GPU.
 std::string term_refusal(const Problem& p) {
+  if (p.dbias.given && !p.bias.given) return "algorithm v3's backward pass has no dbias without a bias; algorithm v2 has";
   if (!p.pair_mask.given && !p.bias.given) return {};
   const char* const name = p.bias.given ? "bias" : "mask of pairs";
   const char* const other = p.packed              ? "packed sequences"
@@ -109,6 +110,11 @@ std::string term_refusal(const Problem& p) {
     return text("seqlen_k is ", p.seqlen_k, " and the bias has strides of ", of.batch, ", ", of.row, " and ", of.head,
                 " elements; algorithm v3's backward pass reads two elements of 16 bits at once, and takes multiples of 2");
   if (!p.dbias.given) return {};
+  if (std::max(p.headdim, p.headdim_v) <= 128 && ((p.dbias.batch < p.batch && of.batch != 0) || (p.dbias.heads < p.nheads && of.head != 0) ||
+                                                  (p.dbias.rows < p.seqlen_q && of.row != 0)))  // it is read once for all that is added up
+    return "dbias sums over a dimension that bias has; up to headdim 128 algorithm v3's backward pass has only sums over what shares a bias; "
+           "algorithm "
+           "v2 has both";
   if (p.dbias.batch * p.dbias.heads > kMaxGrid / std::max<int64_t>(1, p.dbias.rows))
     return text("dbias has ", p.dbias.batch * p.dbias.heads, " * ", p.dbias.rows, " rows, which is more than ", kMaxGrid, "; split the batch");
   const int64_t tiles = ceil_div(p.seqlen_k, kDbiasKeys) * ceil_div(p.dbias.rows, 2 * kV3BackwardRows);
