@@ -33,6 +33,8 @@ backward_varlen = _namespace.backward_varlen.default
 backward_varlen_with_dbias = _namespace.backward_varlen_with_dbias.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
+# What `forward` calls itself, a frame of Python later. torch.compile knows `forward` alone.
+forward_at_once = forward._op
 
 
 # Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
