@@ -281,10 +281,10 @@ def safe_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
         TypeError, ValueError, NotImplementedError: as `fattn.attention`.
     """
     dtypes = [x.dtype for x in (q, k, v) if isinstance(x, torch.Tensor)]
-    if len(dtypes) < 3 or len(set(dtypes)) == 1:
+    if len(dtypes) < 3 or len(set(dtypes)) == 1 or not all(dtype.is_floating_point for dtype in dtypes):
         return attention(q, k, v, **options)
     common = torch.promote_types(torch.promote_types(*dtypes[:2]), dtypes[2])
     names = ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in zip("qkv", dtypes))
     warnings.warn(f"attention on {names} is computed in {str(common).removeprefix('torch.')}, its result is in q's dtype", stacklevel=2)
     result = attention(q.to(common), k.to(common), v.to(common), **options)
-    return (result[0].to(q.dtype), result[1]) if options.get("return_lse") else result.to(q.dtype)
+    return (result[0].to(q.dtype), *result[1:]) if isinstance(result, tuple) else result.to(q.dtype)

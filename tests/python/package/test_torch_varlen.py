@@ -142,7 +142,7 @@ Q = torch.ones(6, 2, 8)
         (Q, {"cu_seqlens_q": torch.tensor(6)}, ValueError, r"^cu_seqlens_q has the shape \(\); allowed: \(batch \+ 1\)"),
         (Q, {"cu_seqlens_q": torch.tensor([0, 7])}, ValueError, "^cu_seqlens_q"),
         (Q, {"cu_seqlens_q": torch.tensor([0, 4, 2, 6])}, ValueError, "^cu_seqlens_q"),
-        (Q, {"cu_seqlens_q": torch.tensor([0.0, 6.0])}, ValueError, "^cu_seqlens_q has another dtype than is allowed: int32"),
+        (Q, {"cu_seqlens_q": torch.tensor([0.0, 6.0])}, ValueError, "^cu_seqlens_q has the dtype float32; allowed: int32"),
         (Q, {"max_seqlen_q": 3}, ValueError, "max_seqlen_q"),
         (Q, {"algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute"),
     ],
