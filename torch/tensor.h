@@ -92,9 +92,14 @@ inline Error refused_dtype(const char* name, const Tensor& tensor, const char* a
   };
   std::string text = std::string(name) + " has ";
   const char* given = nullptr;
-  for (const Known& known : {Known{aoti_torch_dtype_bool, "bool"}, {aoti_torch_dtype_uint8, "uint8"}, {aoti_torch_dtype_int32, "int32"},
-                             {aoti_torch_dtype_int64, "int64"}, {aoti_torch_dtype_float16, "float16"}, {aoti_torch_dtype_bfloat16, "bfloat16"},
-                             {aoti_torch_dtype_float32, "float32"}, {aoti_torch_dtype_float64, "float64"}})
+  for (const Known& known : {Known{aoti_torch_dtype_bool, "bool"},
+                             {aoti_torch_dtype_uint8, "uint8"},
+                             {aoti_torch_dtype_int32, "int32"},
+                             {aoti_torch_dtype_int64, "int64"},
+                             {aoti_torch_dtype_float16, "float16"},
+                             {aoti_torch_dtype_bfloat16, "bfloat16"},
+                             {aoti_torch_dtype_float32, "float32"},
+                             {aoti_torch_dtype_float64, "float64"}})
     if (tensor.dtype() == known.dtype()) given = known.name;
   text += given ? std::string("the dtype ") + given : "a dtype that is not allowed";
   return Error(ErrorCode::kInvalidArgument, text + "; allowed: " + allowed);

@@ -7,6 +7,8 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
+from torch.autograd import forward_ad
+
 from . import _abi
 from ._autograd import (Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, attention_and_lse_at_once, attention_at_once, distinct,
                         run_forward)
@@ -137,7 +139,7 @@ def attention(
         bias = scores.bias
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
-    needs_grad = in_functorch or (
+    needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, the function refuses them
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()

@@ -1,5 +1,6 @@
 """fattn.attention on torch tensors: the table of cases with gradients, layouts and strides, autocast, what has no gradient, what is refused."""
 
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -101,6 +102,21 @@ def test_second_derivative_is_refused(device):
     check(plain(device), "dq", dq)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         dq.sum().backward()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"mask": torch.ones(4, 4, dtype=torch.bool)}, {"packed": True}])
+def test_tangents_are_refused(options, requires_grad):
+    """Derivatives in forward mode are not computed, nor lost without a word."""
+    q = torch.randn(1, 4, 2, 8, requires_grad=requires_grad)
+    f = functools.partial(fattn.attention, **options)
+    if "packed" in options:
+        q, f = q[0].detach().requires_grad_(requires_grad), functools.partial(fattn.attention_varlen, cu_seqlens_q=torch.tensor([0, 4]))
+    with torch.autograd.forward_ad.dual_level():
+        f(q, q, q)
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            f(q, dual, q)
 
 
 def test_checkpoint_and_inference_mode(device):
