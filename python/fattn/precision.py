@@ -146,7 +146,8 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
         if role := _role(name, module):
             hooks = _Hooks(module, getattr(policy, role))
             applied._handles.append(module.register_forward_pre_hook(hooks.before, with_kwargs=True))
-            applied._handles.append(module.register_forward_hook(hooks.after, always_call=True))
+            # The last to come is the first to go: of two policies on one module the second has found the copies of the first.
+            applied._handles.append(module.register_forward_hook(hooks.after, prepend=True, always_call=True))
     applied._handles.append(model.register_forward_hook(lambda _, __, output: _cast(output, policy.loss)))
     return applied
 

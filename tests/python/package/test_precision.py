@@ -144,6 +144,15 @@ def test_an_error_inside_leaves_the_parameters():
     assert all(x.dtype == F32 and isinstance(x, torch.nn.Parameter) for x in model.parameters())
 
 
+def test_two_policies_leave_the_parameters():
+    module, x = torch.nn.Linear(3, 3), torch.ones(1, 3)
+    weight = module.weight
+    with precision.apply(module, Policy()), precision.apply(module, Policy(mlp=F16)):
+        module(x).sum().backward()
+        assert module.weight is weight
+    assert module.weight is weight and weight.dtype == F32 and weight.grad.dtype == F32
+
+
 def test_apply_to_modules_of_torch():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
