@@ -131,8 +131,20 @@ def _batched(operator: Any, ntensors: int) -> Any:
     return rule
 
 
+def _unbatched(operator: Any) -> Any:
+    """Packed sequences have no batch to fold into."""
+    def rule(info, in_dims, *arguments):
+        outputs = _one_by_one(operator, info.batch_size, in_dims, arguments)
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
 torch.library.register_vmap("fattn::forward", _batched(forward, 3))
 torch.library.register_vmap("fattn::backward", _batched(backward, 6))
 torch.library.register_vmap("fattn::forward_with_scores", _batched(forward_with_scores, 3))
 torch.library.register_vmap("fattn::backward_with_scores", _batched(backward_with_scores, 6))
 torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))
+torch.library.register_vmap("fattn::forward_varlen", _unbatched(forward_varlen))
+torch.library.register_vmap("fattn::backward_varlen", _unbatched(backward_varlen))
+torch.library.register_vmap("fattn::backward_varlen_with_dbias", _unbatched(backward_varlen_with_dbias))
