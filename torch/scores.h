@@ -25,7 +25,8 @@ struct Scores {
     if (bias) views.bias = four_dimensions("bias", beside("bias", *bias, bias->data(), dtype_of("bias", *bias)));
     if (mask) {
       const bool is_bool = mask->dtype() == aoti_torch_dtype_bool();  // one byte, 0 or 1
-      views.mask = four_dimensions("mask", of("mask", *mask, is_bool ? mask->dtype() : aoti_torch_dtype_uint8(), DType::kU8, "bool, uint8"));
+      views.mask = four_dimensions("mask", of("mask", *mask, is_bool ? mask->dtype() : aoti_torch_dtype_uint8(), DType::kU8,
+                                              "bool, uint8. Numbers that are added to the scores are a bias"));
     }
     if (dropout_state) views.dropout_state = of("dropout_state", *dropout_state, aoti_torch_dtype_int64(), DType::kI64, "int64");
     if (document_q) views.document_q = of("document_q", *document_q, aoti_torch_dtype_int32(), DType::kI32, "int32");
@@ -41,7 +42,7 @@ struct Scores {
       if (auto given = arguments.optional_tensor()) tensor->emplace(std::move(*given));
   }
   static fattn::Tensor of(const char* name, const Tensor& tensor, int32_t dtype, DType ours, const char* allowed) {
-    if (tensor.dtype() != dtype) throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has another dtype than is allowed: " + allowed);
+    if (tensor.dtype() != dtype) throw refused_dtype(name, tensor, allowed);
     return beside(name, tensor, tensor.data(), ours);
   }
   static fattn::Tensor four_dimensions(const char* name, const fattn::Tensor& view) {

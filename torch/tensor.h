@@ -84,14 +84,34 @@ class Tensor {
   AtenTensorHandle handle_;
 };
 
+// Of a tensor that is refused for its dtype.
+inline Error refused_dtype(const char* name, const Tensor& tensor, const char* allowed) {
+  struct Known {
+    int32_t (*dtype)();
+    const char* name;
+  };
+  std::string text = std::string(name) + " has ";
+  const char* given = nullptr;
+  for (const Known& known : {Known{aoti_torch_dtype_bool, "bool"},
+                             {aoti_torch_dtype_uint8, "uint8"},
+                             {aoti_torch_dtype_int32, "int32"},
+                             {aoti_torch_dtype_int64, "int64"},
+                             {aoti_torch_dtype_float16, "float16"},
+                             {aoti_torch_dtype_bfloat16, "bfloat16"},
+                             {aoti_torch_dtype_float32, "float32"},
+                             {aoti_torch_dtype_float64, "float64"}})
+    if (tensor.dtype() == known.dtype()) given = known.name;
+  text += given ? std::string("the dtype ") + given : "a dtype that is not allowed";
+  return Error(ErrorCode::kInvalidArgument, text + "; allowed: " + allowed);
+}
+
 inline DType dtype_of(const char* name, const Tensor& tensor) {
   const int32_t dtype = tensor.dtype();
   if (dtype == aoti_torch_dtype_float32()) return DType::kF32;
   if (dtype == aoti_torch_dtype_bfloat16()) return DType::kBF16;
   if (dtype == aoti_torch_dtype_float16()) return DType::kF16;
   if (dtype == aoti_torch_dtype_float64()) return DType::kF64;
-  throw Error(ErrorCode::kInvalidArgument,
-              std::string(name) + " has a dtype that attention is not computed in; allowed: float32, float16, bfloat16, float64");
+  throw refused_dtype(name, tensor, "float32, float16, bfloat16, float64");
 }
 
 // A storage can be made smaller under a tensor, which would be read behind its end.

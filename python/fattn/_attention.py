@@ -7,8 +7,11 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fattn.attention needs PyTorch 2.10 or later, which is not installed; fattn.numpy works without it") from error
 
+from torch.autograd import forward_ad
+
 from . import _abi
-from ._autograd import Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, distinct, run_forward
+from ._autograd import (Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, attention_and_lse_at_once, attention_at_once, distinct,
+                        run_forward)
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._scores import NONE, prepare
@@ -124,8 +127,7 @@ def attention(
                           return_dropout_state=return_dropout_state, deterministic=deterministic, backend=backend, algorithm=algorithm)
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and q.dim() == k.dim() == v.dim() == 4):
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
-    device_type = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device_type):
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(device_type, q, k, v)
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
@@ -135,8 +137,9 @@ def attention(
             or document_k is not None):
         scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k)
         bias = scores.bias
-    in_functorch = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    needs_grad = in_functorch or (
+    compiling = torch.compiler.is_compiling()
+    in_functorch = torch._C._are_functorch_transforms_active() and not compiling
+    needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, the function refuses them
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
@@ -152,18 +155,18 @@ def attention(
         options = softmax_scale, causal
     else:
         options = ()
-    if (q is k or q is v or k is v) and needs_grad and torch.compiler.is_compiling():
+    if (q is k or q is v or k is v) and needs_grad and compiling:
         q, k, v = distinct(q, k, v)
     if not needs_grad:
         o, lse = run_forward(q, k, v, options, scores)
     elif in_functorch:
         o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
     elif scores is not None:
-        o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if torch.compiler.is_compiling() else scores), options)
+        o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if compiling else scores), options)
     elif return_lse or sinks is not None:
-        o, lse = AttentionAndLse.apply(q, k, v, options)
+        o, lse = (AttentionAndLse.apply if compiling else attention_and_lse_at_once)(q, k, v, options)
     else:
-        o, lse = Attention.apply(q, k, v, options), None
+        o, lse = (Attention.apply if compiling else attention_at_once)(q, k, v, options), None
     if sinks is not None:
         o, lse = join(o, lse, sinks, bhsd)
     if return_dropout_state:

@@ -21,7 +21,7 @@ def run_forward(q, k, v, options: Options, scores: Scores | None = None, sequenc
         if sequences is not None:
             return _operators.forward_varlen(q, k, v, *options, *OPTIONS[len(options) :], *scores, *sequences)
         if scores is None:
-            return _operators.forward(q, k, v, *options)
+            return (_operators.forward if torch.compiler.is_dynamo_compiling() else _operators.forward_at_once)(q, k, v, *options)
         return _operators.forward_with_scores(q, k, v, *options, *OPTIONS[len(options) :], *scores)
     except RuntimeError as error:
         raise exception_of_operator(error) from None
@@ -121,6 +121,18 @@ class AttentionAndLse(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         return *_backward(ctx, dout, dlse), None
+
+
+def _at_once(function: type[torch.autograd.Function]) -> Any:
+    """Its `apply` for (q, k, v, options) outside of torch.func and of torch.compile. Where torch's own is written in Python (as in 2.10) it costs
+    up to nine microseconds, for what is not needed here but this: tensors that outlived a transform of torch.func are those that they stood for."""
+    if "apply" not in vars(torch.autograd.Function):
+        return function.apply
+    apply, unwrap = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead
+    return lambda q, k, v, options: apply(unwrap(q), unwrap(k), unwrap(v), options)
+
+
+attention_at_once, attention_and_lse_at_once = _at_once(Attention), _at_once(AttentionAndLse)
 
 
 def _inputs(rest: Sequence) -> tuple[tuple, tuple[Scores, Sequences | None]]:

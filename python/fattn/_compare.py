@@ -105,9 +105,12 @@ def compare(model: torch.nn.Module, inputs: Mapping[str, Any], *, baseline: str 
         repeat: forward passes that are timed.
 
     Raises:
+        TypeError: inputs are no keyword arguments.
         ValueError: the model is in training mode.
         NotImplementedError: fattn does not compute the model's attention; the message says why.
     """
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs is a {type(inputs).__name__}; it must be the keyword arguments of the model's forward pass, {{'input_ids': ...}}")
     if model.training:
         raise ValueError("the model is in training mode, where dropout makes outputs random; call model.eval() first")
     before = model.config._attn_implementation

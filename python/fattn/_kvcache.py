@@ -1,5 +1,6 @@
 """Decoding: new keys and values go into a cache, in place, and the queries see what is in it."""
 
+import operator
 from typing import Any
 
 import torch
@@ -96,10 +97,13 @@ def with_kvcache(
         if cache_seqlens.device != k_cache.device:
             raise ValueError(f"cache_seqlens is on {cache_seqlens.device} and k_cache on {k_cache.device}; give a number, or move it there")
         known = [] if cache_seqlens.is_cuda or torch.compiler.is_compiling() else cache_seqlens.tolist()
-    elif isinstance(cache_seqlens, int):
-        known = [cache_seqlens]
     else:
-        raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; it must be an int or a torch.Tensor")
+        if not isinstance(cache_seqlens, int):  # NumPy's, say
+            try:
+                cache_seqlens = operator.index(cache_seqlens)
+            except TypeError:
+                raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; it must be an int or a torch.Tensor") from None
+        known = [cache_seqlens]
     for n in known:
         if not 0 <= n <= longest - seqlen_new:
             raise ValueError(f"cache_seqlens has {n}, and {seqlen_new} keys are new; allowed: 0 to {longest - seqlen_new}, for the caches have room for {longest}")

@@ -33,6 +33,8 @@ backward_varlen = _namespace.backward_varlen.default
 backward_varlen_with_dbias = _namespace.backward_varlen_with_dbias.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
+# What `forward` calls itself, a frame of Python later. torch.compile knows `forward` alone.
+forward_at_once = forward._op
 
 
 # Of the arguments behind the tensors that are always there, in the order of the schema (torch/operators.cpp): the options, and how many they are.
@@ -129,8 +131,20 @@ def _batched(operator: Any, ntensors: int) -> Any:
     return rule
 
 
+def _unbatched(operator: Any) -> Any:
+    """Packed sequences have no batch to fold into."""
+    def rule(info, in_dims, *arguments):
+        outputs = _one_by_one(operator, info.batch_size, in_dims, arguments)
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
 torch.library.register_vmap("fattn::forward", _batched(forward, 3))
 torch.library.register_vmap("fattn::backward", _batched(backward, 6))
 torch.library.register_vmap("fattn::forward_with_scores", _batched(forward_with_scores, 3))
 torch.library.register_vmap("fattn::backward_with_scores", _batched(backward_with_scores, 6))
 torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))
+torch.library.register_vmap("fattn::forward_varlen", _unbatched(forward_varlen))
+torch.library.register_vmap("fattn::backward_varlen", _unbatched(backward_varlen))
+torch.library.register_vmap("fattn::backward_varlen_with_dbias", _unbatched(backward_varlen_with_dbias))

@@ -1,5 +1,6 @@
 """Options that are chosen by name, in every function the same."""
 
+import operator
 from collections.abc import Mapping
 
 LAYOUTS = ("bshd", "bhsd")
@@ -22,6 +23,17 @@ def within(name: str, value: int, bits: int) -> int:
     return value
 
 
+def _limit(name: str, keys: int | None) -> int:
+    if keys is None:
+        return ALL_KEYS
+    if not isinstance(keys, int):
+        try:
+            keys = operator.index(keys)
+        except TypeError:
+            raise TypeError(f"{name} is {keys!r}; it must be an int, or None") from None
+    return within(name, keys, 64)
+
+
 def window_limits(window: Window | None) -> tuple[int, int]:
     """(left, right) as the C ABI has them, -1 for no limit; the core checks the numbers."""
     if window is None:
@@ -31,7 +43,7 @@ def window_limits(window: Window | None) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ValueError(f"window is {window!r}; allowed: None, or (left, right), the keys before and behind a query's own position that it sees, "
                          "-1 or None for all") from None
-    return within("window[0]", ALL_KEYS if left is None else left, 64), within("window[1]", ALL_KEYS if right is None else right, 64)
+    return _limit("window[0]", left), _limit("window[1]", right)
 
 
 def is_bhsd(layout: str) -> bool:

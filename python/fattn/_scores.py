@@ -79,6 +79,8 @@ def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alib
         bias = of_pairs("bias", bias, seqlen_k)
         if bias.dtype != q.dtype and bias.dtype in (torch.float16, torch.bfloat16):
             bias = bias.float()
+        if bias.is_floating_point() and bias.dtype not in (torch.float32, q.dtype):
+            raise ValueError(f"bias is a tensor of {bias.dtype}; allowed: torch.float32 and q's dtype, {q.dtype}. Convert it with .to()")
     if mask is not None:
         mask = of_pairs("mask", mask, seqlen_k)
     if not dropout_p:

@@ -1,6 +1,7 @@
 """fattn.attention_varlen: sequences of unequal lengths behind each other, without padding."""
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _abi
 from ._attention import autocast
@@ -86,12 +87,14 @@ def attention_varlen(
                choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
     scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state,
                      document_q, document_k)
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, scores.bias))
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    needs_grad = (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, the function refuses them
+        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, scores.bias)))
+    if torch._C._are_functorch_transforms_active() and not compiling:
         o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)
     elif needs_grad:
         inputs = q, k, v, *scores, *sequences
-        o, lse = AttentionWithScores.apply(*(distinct(*inputs) if torch.compiler.is_compiling() else inputs), options)
+        o, lse = AttentionWithScores.apply(*(distinct(*inputs) if compiling else inputs), options)
     else:
         o, lse = run_forward(q, k, v, options, scores, sequences)
     if sinks is not None:

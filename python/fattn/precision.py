@@ -146,7 +146,8 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
         if role := _role(name, module):
             hooks = _Hooks(module, getattr(policy, role))
             applied._handles.append(module.register_forward_pre_hook(hooks.before, with_kwargs=True))
-            applied._handles.append(module.register_forward_hook(hooks.after, always_call=True))
+            # The last to come is the first to go: of two policies on one module the second has found the copies of the first.
+            applied._handles.append(module.register_forward_hook(hooks.after, prepend=True, always_call=True))
     applied._handles.append(model.register_forward_hook(lambda _, __, output: _cast(output, policy.loss)))
     return applied
 
@@ -281,10 +282,10 @@ def safe_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
         TypeError, ValueError, NotImplementedError: as `fattn.attention`.
     """
     dtypes = [x.dtype for x in (q, k, v) if isinstance(x, torch.Tensor)]
-    if len(dtypes) < 3 or len(set(dtypes)) == 1:
+    if len(dtypes) < 3 or len(set(dtypes)) == 1 or not all(dtype.is_floating_point for dtype in dtypes):
         return attention(q, k, v, **options)
     common = torch.promote_types(torch.promote_types(*dtypes[:2]), dtypes[2])
     names = ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in zip("qkv", dtypes))
     warnings.warn(f"attention on {names} is computed in {str(common).removeprefix('torch.')}, its result is in q's dtype", stacklevel=2)
     result = attention(q.to(common), k.to(common), v.to(common), **options)
-    return (result[0].to(q.dtype), result[1]) if options.get("return_lse") else result.to(q.dtype)
+    return (result[0].to(q.dtype), *result[1:]) if isinstance(result, tuple) else result.to(q.dtype)

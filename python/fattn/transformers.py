@@ -41,6 +41,10 @@ try:
     from transformers import masking_utils as masks
 except ImportError as error:
     raise ImportError(f"fattn.transformers needs transformers 5 or later: {error}") from error
+try:
+    from transformers.utils.output_capturing import _active_collector as _collector
+except ImportError:  # older versions hand `output_attentions` to every attention
+    _collector = None
 
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
@@ -347,6 +351,19 @@ def _pairs(numbers: torch.Tensor, seqlen_q: int, seqlen_k: int, causal: bool, wi
     return seen if numbers.shape[2] == 1 else seen & (numbers == numbers.transpose(2, 3))
 
 
+def _weights_are_collected() -> bool:
+    """What transformers collects of the modules' results while a model runs. Where the configuration asks for weights, and in GPT-2 always, it does not hand
+    `output_attentions` on."""
+    if _collector is None:
+        return False
+    names = (_collector.global_var if _collector.compiling else None) if torch.compiler.is_dynamo_compiling() else _collector.get()
+    return names is not None and ("attentions" in names or "cross_attentions" in names)
+
+
+def _tell_of_weights(*_: Any) -> None:
+    warnings.warn("output_attentions=True: the weights are computed by standard attention, which stores them", stacklevel=3)
+
+
 _SPECIAL = frozenset(("position_bias", "cache", "output_attentions", "cu_seq_lens_q"))  # options that say more than a mask
 
 
@@ -355,7 +372,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               softcap: float | None = None, s_aux: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As transformers calls its attention: query (batch, heads, seqlen, headdim), key and value with their own number of heads. Returns
     (batch, seqlen, heads, headdim) and, if `output_attentions` asks for them, the weights."""
-    if attention_mask is None and not dropout and sliding_window is None and softcap is None and s_aux is None and _SPECIAL.isdisjoint(options):
+    weights = bool(options.get("output_attentions")) or _weights_are_collected()
+    if attention_mask is None and not dropout and sliding_window is None and softcap is None and s_aux is None and not weights and _SPECIAL.isdisjoint(options):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal  # what training does in every layer, at the least cost
         return _attention(query, key, value, causal=bool(causal), softmax_scale=scaling, layout="bhsd").transpose(1, 2), None
     for name, what in (("position_bias", "a position bias"), ("cache", "a paged cache")):
@@ -370,12 +388,12 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     numbers = {}
     if of_pairs and mask.dtype == torch.int32 and mask.shape[1] == mask.shape[3] == 1:
         name, feature = ("seqused_k", "lengths") if mask.shape[2] == 1 else ("document_q", "documents")
-        if not options.get("output_attentions") and _can(feature, query, value):
+        if not weights and _can(feature, query, value):
             numbers, mask, of_pairs = {name: mask.flatten() if mask.shape[2] == 1 else mask[:, 0, :, 0]}, None, False
         else:
             mask = _pairs(mask, query.shape[2], key.shape[2], causal, window)
     if of_pairs and mask.dtype == torch.uint8:
-        if not options.get("output_attentions") and _can("mask", query, value):
+        if not weights and _can("mask", query, value):
             numbers, mask, of_pairs = {"mask": mask}, None, False
         else:
             all_of_them = torch.full((1, 1, 1, 1), key.shape[2], device=mask.device)
@@ -383,8 +401,11 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if of_pairs:
         mask = mask[..., : key.shape[2]]
 
-    if options.get("output_attentions"):
-        warnings.warn("output_attentions=True: the weights are computed by standard attention, which stores them", stacklevel=2)
+    if weights:
+        if torch.compiler.is_dynamo_compiling():
+            comptime(_tell_of_weights)  # while it traces: no warning can be in a graph
+        else:
+            _tell_of_weights()
         return _standard(query, key, value, mask, causal, scaling, window, softcap, s_aux, dropout)
     arguments = {"softmax_scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux, "dropout_p": dropout}
     if dropout > 0 and not _can("dropout", query, value):

@@ -144,6 +144,15 @@ def test_an_error_inside_leaves_the_parameters():
     assert all(x.dtype == F32 and isinstance(x, torch.nn.Parameter) for x in model.parameters())
 
 
+def test_two_policies_leave_the_parameters():
+    module, x = torch.nn.Linear(3, 3), torch.ones(1, 3)
+    weight = module.weight
+    with precision.apply(module, Policy()), precision.apply(module, Policy(mlp=F16)):
+        module(x).sum().backward()
+        assert module.weight is weight
+    assert module.weight is weight and weight.dtype == F32 and weight.grad.dtype == F32
+
+
 def test_apply_to_modules_of_torch():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
@@ -210,3 +219,22 @@ def test_safe_attention_of_one_dtype_is_attention(recwarn):
     assert not recwarn.list
     with pytest.raises(TypeError, match="k is a NoneType"):
         precision.safe_attention(q, None, q)
+
+
+def test_safe_attention_of_integers_is_refused():
+    """A result in q's dtype would have no digits."""
+    q = torch.ones(1, 9, 2, 8)
+    with pytest.raises(ValueError, match="q has the dtype int32; allowed: float32"):
+        precision.safe_attention(q.int(), q, q)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_safe_attention_returns_the_state_of_dropout(return_lse):
+    q, k = torch.ones(1, 9, 2, 8, dtype=BF16), torch.ones(1, 9, 2, 8)
+    state = torch.tensor([3, 4])
+    options = {"dropout_p": 0.5, "dropout_state": state, "return_dropout_state": True, "return_lse": return_lse}
+    with pytest.warns(UserWarning, match="is computed in float32"):
+        o, *rest = precision.safe_attention(q, k, k, **options)
+    wanted, *wanted_rest = fattn.attention(q.float(), k, k, **options)
+    assert torch.equal(o, wanted.to(BF16)) and len(rest) == len(wanted_rest) == 1 + return_lse
+    assert all(torch.equal(x, y) for x, y in zip(rest, wanted_rest)) and torch.equal(rest[-1], state)

@@ -1,5 +1,6 @@
 """fattn.attention on torch tensors: the table of cases with gradients, layouts and strides, autocast, what has no gradient, what is refused."""
 
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -103,6 +104,21 @@ def test_second_derivative_is_refused(device):
         dq.sum().backward()
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"mask": torch.ones(4, 4, dtype=torch.bool)}, {"packed": True}])
+def test_tangents_are_refused(options, requires_grad):
+    """Derivatives in forward mode are not computed, nor lost without a word."""
+    q = torch.randn(1, 4, 2, 8, requires_grad=requires_grad)
+    f = functools.partial(fattn.attention, **options)
+    if "packed" in options:
+        q, f = q[0].detach().requires_grad_(requires_grad), functools.partial(fattn.attention_varlen, cu_seqlens_q=torch.tensor([0, 4]))
+    with torch.autograd.forward_ad.dual_level():
+        f(q, q, q)
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            f(q, dual, q)
+
+
 def test_checkpoint_and_inference_mode(device):
     (q, k, v), dout = leaves(plain(device), device)
     o = torch.utils.checkpoint.checkpoint(fattn.attention, q, k, v, use_reentrant=False)
@@ -120,7 +136,7 @@ def test_autocast(device):
         o = fattn.attention(wide[0], wide[1], v)  # one is in the dtype already
         if device == "cpu":
             assert fattn.attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
-        with pytest.raises(ValueError, match="q has a dtype"):
+        with pytest.raises(ValueError, match="q has the dtype int32"):
             fattn.attention(*(x.int() for x in (q, k, v)))
     assert o.dtype == torch.bfloat16
     check(case, "o", o)
@@ -195,7 +211,8 @@ Q = torch.ones(1, 4, 2, 8)
     [
         ((Q, Q[..., :4], Q), {}, ValueError, r"^k has the shape \(1, 4, 2, 4\); expected \(1, 4, 2, 8\), from q's batch and headdim$"),
         ((Q, Q.half(), Q), {}, ValueError, "^k is fp16 but q is fp32"),
-        ((Q.int(), Q.int(), Q.int()), {}, ValueError, "^q has a dtype that attention is not computed in; allowed: float32"),
+        ((Q.int(), Q.int(), Q.int()), {}, ValueError, "^q has the dtype int32; allowed: float32"),
+        ((Q.to(torch.int8), Q, Q), {}, ValueError, "^q has a dtype that is not allowed; allowed: float32"),
         ((Q[0], Q, Q), {}, ValueError, r"^q has 3 dimensions; allowed: 4 \(batch, seqlen, heads, headdim\)"),
         ((Q, Q, Q[..., 0]), {"layout": "bhsd"}, ValueError, "^v has 3 dimensions"),
         ((Q[..., :0],) * 3, {}, ValueError, "^headdim of q is 0; allowed: 1 to 576"),
@@ -204,6 +221,10 @@ Q = torch.ones(1, 4, 2, 8)
         ((Q, Q, Q), {"window": (-2, 0)}, ValueError, "^window_left is -2; allowed: -1"),
         ((Q, Q, Q), {"window": (0, 2**63)}, ValueError, r"^window\[1\] is 9223372036854775808, which does not fit into 64 bits"),
         ((Q, Q, Q), {"window": 4}, ValueError, r"^window is 4; allowed: None, or \(left, right\)"),
+        ((Q, Q, Q), {"window": (1.5, 0)}, TypeError, r"^window\[0\] is 1.5; it must be an int, or None$"),
+        ((Q, Q, Q), {"causal": "no"}, TypeError, "^causal is of the type str; it must be of the type bool$"),
+        ((Q, Q, Q), {"softmax_scale": "1"}, TypeError, "^softmax_scale is of the type str; it must be of the type float$"),
+        ((torch.nested.nested_tensor([Q[0], Q[0, :2]], layout=torch.jagged), Q, Q), {}, NotImplementedError, "NestedTensor.*fattn.attention_varlen"),
         ((Q, Q, Q), {"softcap": -1.0}, ValueError, "^softcap is -1; allowed: 0"),
         ((Q, Q, Q), {"window": (1, 0), "algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute a sliding"),
         ((Q, Q, Q), {"softmax_scale": float("inf")}, ValueError, "^softmax_scale is inf; it must be finite"),

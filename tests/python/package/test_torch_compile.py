@@ -125,6 +125,22 @@ def test_func_grad():
         torch.func.grad(lambda q: torch.func.grad(lambda q: causal(q, *x[1:]).sum())(q).sum())(x[0].detach())
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_tensors_that_outlive_a_transform(return_lse):
+    """Taken out of a function that torch.func differentiated, they are what they stood for, and differentiable as that is."""
+    x, kept = inputs(), []
+
+    def f(*y):
+        kept.extend(y)
+        return causal(*y).sum()
+
+    torch.func.grad(f)(*x)
+    o = fattn.attention(*kept, causal=True, return_lse=return_lse)
+    got = torch.autograd.grad((o[0] if return_lse else o).square().sum(), x)
+    for a, b in zip(got, torch.autograd.grad(causal(*x).square().sum(), x)):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (2, 0, None), (None, 1, 1)])
 def test_vmap(in_dims):
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """The fronts around fattn.attention: the gradient of lse, sinks, packed tensors, caches that grow, plans made ahead."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,7 +144,7 @@ def test_cache(layout, lengths):
 
 
 def test_cache_of_one_sequence():
-    """A length in a tensor of one element is as the number."""
+    """A length in a tensor of one element, or as a number of NumPy, is as the number."""
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 2, 8), torch.randn(1, 2, 2, 8)
     caches = [torch.randn(1, 9, 2, 8) for _ in range(2)]
@@ -152,6 +153,7 @@ def test_cache_of_one_sequence():
     torch.testing.assert_close(o, fattn.with_kvcache(q, *again, k, v, cache_seqlens=5, causal=True))
     for cache, other, x in zip(caches, again, (k, v)):
         assert torch.equal(cache, other) and torch.equal(cache[:, 5:7], x)
+    assert torch.equal(o, fattn.with_kvcache(q, *caches, k, v, cache_seqlens=np.int64(5), causal=True))
 
 
 Q = torch.ones(2, 1, 2, 8)

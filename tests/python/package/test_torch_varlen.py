@@ -142,7 +142,7 @@ Q = torch.ones(6, 2, 8)
         (Q, {"cu_seqlens_q": torch.tensor(6)}, ValueError, r"^cu_seqlens_q has the shape \(\); allowed: \(batch \+ 1\)"),
         (Q, {"cu_seqlens_q": torch.tensor([0, 7])}, ValueError, "^cu_seqlens_q"),
         (Q, {"cu_seqlens_q": torch.tensor([0, 4, 2, 6])}, ValueError, "^cu_seqlens_q"),
-        (Q, {"cu_seqlens_q": torch.tensor([0.0, 6.0])}, ValueError, "^cu_seqlens_q has another dtype than is allowed: int32"),
+        (Q, {"cu_seqlens_q": torch.tensor([0.0, 6.0])}, ValueError, "^cu_seqlens_q has the dtype float32; allowed: int32"),
         (Q, {"max_seqlen_q": 3}, ValueError, "max_seqlen_q"),
         (Q, {"algorithm": "standard"}, NotImplementedError, "^algorithm standard of backend cpu does not compute"),
     ],
@@ -150,3 +150,22 @@ Q = torch.ones(6, 2, 8)
 def test_refused(q, options, error, message):
     with pytest.raises(error, match=message):
         fattn.attention_varlen(q, Q, Q, **{"cu_seqlens_q": torch.tensor([0, 2, 6])} | options)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.filterwarnings("error")  # torch warns where it has to batch by itself
+def test_vmap(with_bias):
+    torch.manual_seed(0)
+    q, v, k = torch.randn(3, 9, 2, 8), torch.randn(3, 9, 2, 8), torch.randn(9, 2, 8)
+    bias = torch.randn(3, 5, 5)
+
+    def f(q, k, v, bias):
+        cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+        return fattn.attention_varlen(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=5, max_seqlen_k=5, bias=bias if with_bias else None)
+
+    dims = (0, None, 0, 0)
+    singles = [(q[i], k, v[i], bias[i]) for i in range(3)]
+    torch.testing.assert_close(torch.vmap(f, dims)(q, k, v, bias), torch.stack([f(*x) for x in singles]))
+    gradient = torch.func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2, 3) if with_bias else (0, 1, 2))
+    for got, expected in zip(torch.vmap(gradient, dims)(q, k, v, bias), zip(*(gradient(*x) for x in singles))):
+        torch.testing.assert_close(got, torch.stack(expected))

@@ -378,13 +378,19 @@ def test_dropout_in_training():
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_weights_are_asked_for():
-    model = model_of("bert", dtype=torch.float64)
-    inputs = inputs_of("left")
-    with pytest.warns(UserWarning, match="output_attentions=True: the weights are computed by standard attention"):
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "mistral"])
+def test_weights_are_asked_for(name, padding):
+    model = model_of(name, dtype=torch.float64)
+    inputs = inputs_of(padding)
+    assert not model(**inputs).attentions
+    with pytest.warns(UserWarning, match="output_attentions=True: the weights are computed by standard attention"), Float64():
         got = model(**inputs, output_attentions=True)
     model.set_attn_implementation("eager")
-    wanted = model(**inputs, output_attentions=True)
+    with Float64():
+        wanted = model(**inputs, output_attentions=True)
+    if padding == "none":
+        inputs["attention_mask"] = torch.ones(4, 23)
     counts = inputs["attention_mask"].bool()
     torch.testing.assert_close(got[0][counts], wanted[0][counts])
     assert len(got.attentions) == len(wanted.attentions) == 2
@@ -482,6 +488,8 @@ def test_refused():
     model = model_of("gpt2", causal_lm=True).train()
     with pytest.raises(ValueError, match="the model is in training mode"):
         fattn.transformers.compare(model, inputs_of())
+    with pytest.raises(TypeError, match="^inputs is a Tensor; it must be the keyword arguments"):
+        fattn.transformers.compare(model.eval(), inputs_of()["input_ids"])
     module = torch.nn.Module()
     x = torch.ones(1, 2, 3, 8)
     with pytest.raises(NotImplementedError, match="a position bias"):
