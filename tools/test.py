@@ -104,7 +104,7 @@ def package_stages(jobs):
 
 def stages(jobs, long):
     build = f"cmake --build %s --parallel {jobs}\n"
-    fuzz_s = 600 if long else 30
+    fuzz_s = 600 if long else 60
     # No detect_stack_use_after_return: g++ 12 places 64-byte vectors unaligned on its fake stacks (GCC bug 110027).
     sanitizer_options = (
         "export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=0:check_initialization_order=1\n"
