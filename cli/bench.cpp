@@ -83,6 +83,7 @@ void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
 
 int bench_one(const BenchFlags& flags) {
   const ProblemFlags& problem = flags.problem;
+  require_writable(problem.json());
   const ProblemSpec spec = problem.spec();
   RaceOptions options;
   options.grad = problem.grad();

@@ -147,6 +147,7 @@ int list(const std::vector<const Case*>& cases, const std::string& json) {
 int check_cases(const CheckFlags& flags) {
   const std::vector<const Case*> cases = chosen(flags);
   if (flags.list) return list(cases, flags.json);
+  require_writable(flags.json);
   Options options;
   flags.target.apply_to(options);
   testing::Target target{options.backend, options.algorithm, options.cpu_isa, options.num_threads};

@@ -101,7 +101,7 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::stri
              rows.front().pass == Pass::kForward    ? "forward (fwd)"
              : rows.front().pass == Pass::kBackward ? "backward (bwd)"
                                                     : "forward and backward (fwdbwd)");
-  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "moved (model)",
+  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "?moved (model)",
                "<  worst error against the oracle", "max diff to standard"});
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
   for (const Row& row : rows) {
@@ -126,6 +126,7 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::stri
 
 int compare(const CompareFlags& flags) {
   const ProblemFlags& problem = flags.problem;
+  require_writable(problem.json());
   const ProblemSpec spec = problem.spec();
   RaceOptions options;
   options.grad = problem.grad();

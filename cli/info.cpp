@@ -126,7 +126,7 @@ Json gpus() {
           {"seen", gpu_traces()}};
 }
 
-Json as_json() {
+Json info_json() {
   const fattn_cpu_info cpu = cpu_info();
   const auto variables = environment();
   Json isas = Json::array();
@@ -224,7 +224,7 @@ void add_info(CLI::App& app, int&) {
   auto json = std::make_shared<std::string>();
   command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-");
   command->callback([json] {
-    const Json info = as_json();
+    const Json info = info_json();
     if (*json != "-") print(info);
     if (!json->empty()) write_json(info, *json);
   });

@@ -22,4 +22,8 @@ void write_json(const nlohmann::ordered_json& value, const std::string& file_or_
   file.publish();
 }
 
+void require_writable(const std::string& file_or_dash) {
+  if (!file_or_dash.empty() && file_or_dash != "-") const WholeFile tried(file_or_dash);
+}
+
 }  // namespace fattn::cli

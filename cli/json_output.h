@@ -11,6 +11,9 @@ namespace fattn::cli {
 // become null; a plain nlohmann::json converts. Throws std::runtime_error with the reason.
 void write_json(const nlohmann::ordered_json& value, const std::string& file_or_dash);
 
+// Refuses a file that write_json could not write, before minutes of work are done for it. Nothing of it is touched; "" and "-" are fine.
+void require_writable(const std::string& file_or_dash);
+
 // For people: stdout, or stderr when stdout is to hold nothing but the JSON.
 inline std::FILE* text_stream(const std::string& json_target) { return json_target == "-" ? stderr : stdout; }
 

@@ -45,7 +45,6 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
                              ->type_name("N")
                              ->capture_default_str();
   softcap_option_ = command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
-                        ->check(CLI::NonNegativeNumber)
                         ->capture_default_str();
   dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
                       ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))

@@ -407,6 +407,7 @@ int run_and_record(const RunFlags& flags) {
   refuse_same_file(flags.input, "--input", flags.output, "--output");
   refuse_same_file(flags.input, "--input", flags.json, "--json");
   refuse_same_file(flags.output, "--output", flags.json, "--json");
+  require_writable(flags.json);
   Json record = begin_record(flags);
   const auto failed = [&](const char* status, const char* reason) {
     record["status"] = status;

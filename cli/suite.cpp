@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "cli/json_output.h"
@@ -106,7 +107,9 @@ struct Ratios {
   int cells = 0, lost = 0, undecided = 0;
 };
 
-void add_rows(Table& table, const Section& section, const std::vector<Row>& rows, size_t contestants, std::map<std::string, Ratios>& ratios) {
+// `told` holds the reasons of providers that were given already.
+void add_rows(Table& table, const Section& section, const std::vector<Row>& rows, size_t contestants, std::map<std::string, Ratios>& ratios,
+              std::set<std::string>& told) {
   for (size_t first = 0; first < rows.size(); first += contestants) {
     const Row& own = rows[first];
     std::vector<std::string> cells = {describe(own.spec), name_of(own.pass)};
@@ -123,7 +126,8 @@ void add_rows(Table& table, const Section& section, const std::vector<Row>& rows
       const Row& other = rows[first + c];
       if (!other.ok() || !other.time) {
         cells.insert(cells.end(), {name_of(other.status), ""});
-        notes.push_back(label_of(other) + " " + status_text(other));
+        std::string note = label_of(other) + " " + status_text(other);
+        if (told.insert(note).second) notes.push_back(std::move(note));
         continue;
       }
       cells.push_back(seconds_text(other.time->median));
@@ -141,7 +145,7 @@ void add_rows(Table& table, const Section& section, const std::vector<Row>& rows
       cells.push_back(fmt::format("{:.2f}x{}", ratio, open ? " (undecided)" : ""));
     }
     table.add(cells);
-    for (const std::string& note : notes) table.note(printable(note, 300));
+    for (const std::string& note : notes) table.note(printable(note, 600));
   }
 }
 
@@ -159,6 +163,7 @@ nlohmann::ordered_json summary_of(const std::map<std::string, Ratios>& ratios) {
 }  // namespace
 
 int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
+  require_writable(suite.json);
   const bool on_cpu = suite.place.device == Device::kCpu;
   const std::vector<Section> sections = on_cpu ? cpu_suite(suite.quick) : cuda_suite(suite.quick);
   const std::unique_ptr<Contestant> library = make_library_contestant("fattn", suite.library, suite.place);
@@ -185,6 +190,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   for (const Section& section : sections) items += static_cast<int64_t>(section.items.size());
   std::vector<Row> all;
   std::map<std::string, Ratios> ratios;
+  std::set<std::string> told;
   Peaks first, last;
   std::vector<std::string> flags = {"--suite", on_cpu ? "cpu" : "cuda"};
   if (suite.quick) flags.emplace_back("--quick");
@@ -219,7 +225,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       const RaceResult result = race(item.spec, contestants, options);
       if (first.fma.rate == 0) first = result.before;
       if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
-      add_rows(table, section, result.rows, contestants.size(), ratios);
+      add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
       progress.step();
     }

@@ -25,7 +25,8 @@ std::string padded(const std::string& text, size_t width, bool left) {
 Table::Table(std::vector<std::string> columns) : columns_(std::move(columns)) {
   for (std::string& column : columns_) {
     left_.push_back(!column.empty() && column[0] == '<');
-    if (left_.back()) column.erase(0, 1);
+    optional_.push_back(!column.empty() && column[0] == '?');
+    if (left_.back() || optional_.back()) column.erase(0, 1);
   }
 }
 
@@ -38,12 +39,18 @@ void Table::note(std::string text) { lines_.push_back({{}, std::move(text)}); }
 
 void Table::print(std::FILE* out) const {
   std::vector<size_t> widths;
-  for (const std::string& column : columns_) widths.push_back(width_of(column));
+  std::vector<bool> shown;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    widths.push_back(width_of(columns_[i]));
+    shown.push_back(!optional_[i] ||
+                    std::any_of(lines_.begin(), lines_.end(), [i](const Line& l) { return !l.cells.empty() && !l.cells[i].empty(); }));
+  }
   for (const Line& line : lines_)
     for (size_t i = 0; i < line.cells.size(); ++i) widths[i] = std::max(widths[i], width_of(line.cells[i]));
   auto print_cells = [&](const std::vector<std::string>& cells) {
     std::string text;
-    for (size_t i = 0; i < cells.size(); ++i) text += (i ? "  " : "") + padded(cells[i], widths[i], left_[i]);
+    for (size_t i = 0; i < cells.size(); ++i)
+      if (shown[i]) text += (i ? "  " : "") + padded(cells[i], widths[i], left_[i]);
     text.erase(text.find_last_not_of(' ') + 1);
     fmt::print(out, "{}\n", text);
   };

@@ -9,7 +9,8 @@ namespace fattn::cli {
 
 class Table {
  public:
-  // Columns whose name begins with '<' are aligned to the left (without the sign); the others, numbers, to the right.
+  // Columns whose name begins with '<' are aligned to the left (without the sign); the others, numbers, to the right. One whose name begins
+  // with '?' is left out where nothing is in it.
   explicit Table(std::vector<std::string> columns);
   void add(std::vector<std::string> cells);  // missing cells are empty
   // A line of free text under the last row: the reason why its cells are empty.
@@ -22,7 +23,7 @@ class Table {
     std::string text;
   };
   std::vector<std::string> columns_;
-  std::vector<bool> left_;
+  std::vector<bool> left_, optional_;
   std::vector<Line> lines_;
 };
 

@@ -39,8 +39,8 @@ int TargetFlags::device_index() const { return device.size() > 5 ? std::stoi(dev
 
 void TargetFlags::add_to(CLI::App& command) {
   command.add_option("--device", device, "Where the tensors are: cpu, cuda or cuda:INDEX; `fattn info` lists the devices")
-      ->check(CLI::Validator(not_a_device, "DEVICE"))
-      ->type_name("")
+      ->check(CLI::Validator(not_a_device, ""))
+      ->type_name("DEVICE")
       ->capture_default_str();
   command.add_option("--backend", backend, "What computes: reference is the float64 oracle, cpu and cuda the fast kernels")
       ->check(one_of(kBackends))

@@ -94,6 +94,8 @@ def test_memory_limit(fattn):
         (["--preset", "gpt5"], "--preset"),
         (["--memory-limit", "lots"], "--memory-limit"),
         (["--repeats", "0"], "--repeats"),
+        (["--softcap", "inf"], "softcap is inf; allowed: 0 (none)"),
+        (["--softcap", "-1"], "softcap is -1; allowed: 0 (none)"),
         (["--suite", "gpu"], "--suite"),
         (["--seqlen", "99999999999999999999"], "--seqlen"),
         (["--quick"], "--suite"),
@@ -107,6 +109,24 @@ def test_memory_limit(fattn):
 )
 def test_bad_usage(fattn, arguments, expected):
     assert expected in fattn.refuses("bench", *arguments)
+
+
+@pytest.mark.parametrize("command", [("bench",), ("bench", "--suite", "cpu"), ("compare",), ("check",)])
+def test_a_record_that_cannot_be_written_is_refused_before_the_work(fattn, command):
+    done = fattn(*command, "--json", "/nonexistent/record.json", status=2)
+    assert done.stdout == "" and "'/nonexistent/record.json' cannot be created in its folder" in done.stderr
+
+
+def test_suite_says_once_why_a_provider_is_unavailable(fattn):
+    # Only the two smallest problems fit.
+    text = fattn("bench", "--suite", "cpu", "--quick", "--no-grad", "--memory-limit", "600KiB", "--python", "/nonexistent/python").stdout
+    assert text.count("unavailable  ") + text.count("unavailable\n") == 2, text
+    assert text.count("cannot start /nonexistent/python") == 1, text
+
+
+def test_columns_of_gpus_are_left_out_on_the_cpu(fattn):
+    text = fattn("compare", *TINY, "--no-grad", "--provider", "fattn", "--provider", "standard").stdout
+    assert "extra memory" in text and "moved" not in text, text
 
 
 def test_suite_takes_the_flags_that_say_where_and_how(schema, fattn, tmp_path):

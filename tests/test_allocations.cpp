@@ -1,0 +1,115 @@
+// Executing a plan of the CPU backend allocates nothing: every operator new of this program is counted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "fattn/fattn.hpp"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+void* allocate(size_t bytes, size_t alignment) {
+  ++allocations;
+  void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
+  if (!p) throw std::bad_alloc();
+  return p;
+}
+
+// Out of line: inlined into a `delete`, free() on what operator new gave is a warning.
+[[gnu::noinline]] void release(void* p) noexcept { std::free(p); }
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new[](size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(size_t bytes, std::align_val_t alignment) { return allocate(bytes, static_cast<size_t>(alignment)); }
+void* operator new[](size_t bytes, std::align_val_t alignment) { return allocate(bytes, static_cast<size_t>(alignment)); }
+void operator delete(void* p) noexcept { release(p); }
+void operator delete[](void* p) noexcept { release(p); }
+void operator delete(void* p, size_t) noexcept { release(p); }
+void operator delete[](void* p, size_t) noexcept { release(p); }
+void operator delete(void* p, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { release(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, size_t, std::align_val_t) noexcept { release(p); }
+
+namespace fattn {
+namespace {
+
+struct Aligned {
+  explicit Aligned(size_t bytes) : data(static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64))) { std::fill_n(data, bytes, '\0'); }
+  ~Aligned() { std::free(data); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  char* data;
+};
+
+// How often three calls allocate, after a first one: that starts the pool's threads.
+template <class Tensors>
+int64_t allocations_of(const Tensors& tensors, const Options& options) {
+  const Plan plan(tensors, options);
+  const Aligned workspace(plan.workspace_bytes());
+  plan.execute(tensors, workspace.data, plan.workspace_bytes());
+  const int64_t before = allocations;
+  for (int i = 0; i < 3; ++i) plan.execute(tensors, workspace.data, plan.workspace_bytes());
+  return allocations - before;
+}
+
+TEST(AllocationsSmall, AreCounted) {
+  const int64_t before = allocations;
+  const std::string text(static_cast<size_t>(before % 100 + 100), 'x');
+  EXPECT_EQ(allocations - before, 1) << text;
+}
+
+TEST(AllocationsSmall, ExecutingMakesNone) {
+  constexpr int64_t kBatch = 2, kHeads = 4, kHeadsK = 2, kHeaddim = 40, kKeys = 200;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kStandard})
+      for (const int64_t queries : {int64_t{1}, int64_t{130}})
+        for (const int threads : {1, 3}) {
+          Options options;
+          options.algorithm = algorithm;
+          options.backend = Backend::kCpu;
+          options.causal = true;
+          options.num_threads = threads;
+          const Aligned memory(11 * kBatch * kKeys * kHeads * kHeaddim * sizeof(float));
+          char* next = memory.data;
+          const auto tensor = [&](int64_t seqlen, int64_t heads) {
+            const Tensor t(next, dtype, {kBatch, seqlen, heads, kHeaddim});
+            next += kBatch * kKeys * kHeads * kHeaddim * sizeof(float);
+            return t;
+          };
+          ForwardTensors forward;
+          forward.q = tensor(queries, kHeads);
+          forward.k = tensor(kKeys, kHeadsK);
+          forward.v = tensor(kKeys, kHeadsK);
+          forward.o = tensor(queries, kHeads);
+          forward.lse = Tensor(next, DType::kF32, {kBatch, kHeads, queries});
+          next += kBatch * kKeys * kHeads * kHeaddim * sizeof(float);
+          BackwardTensors backward;
+          backward.q = forward.q;
+          backward.k = forward.k;
+          backward.v = forward.v;
+          backward.o = forward.o;
+          backward.lse = forward.lse;
+          backward.dout = tensor(queries, kHeads);
+          backward.dq = tensor(queries, kHeads);
+          backward.dk = tensor(kKeys, kHeadsK);
+          backward.dv = tensor(kKeys, kHeadsK);
+          if (!supported(describe(forward, options))) continue;  // no OpenBLAS
+          const std::string what = "dtype " + std::to_string(static_cast<int>(dtype)) + ", algorithm " + std::to_string(static_cast<int>(algorithm)) +
+                                   ", " + std::to_string(queries) + " queries, " + std::to_string(threads) + " threads";
+          EXPECT_EQ(allocations_of(forward, options), 0) << "forward, " << what;
+          EXPECT_EQ(allocations_of(backward, options), 0) << "backward, " << what;
+        }
+}
+
+}  // namespace
+}  // namespace fattn
