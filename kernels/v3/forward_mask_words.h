@@ -46,8 +46,8 @@ struct VisiblePairs<Spec, true> {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] &= ~(behind(keys0 - i * kV3MaskSide) | behind(keys1 - i * kV3MaskSide) << 2);
   }
-  // All lanes of a warp together: most blocks of most masks hide all or nothing. Nothing of this may come before the scores are there, because who waits
-  // for the words holds up the warpgroup whose turn is next: `zero`, which the compiler does not know, ties them to a score.
+  // All lanes of a warp together: most blocks of most masks hide all or nothing. Nothing of this may come before the scores are there, because who
+  // waits for the words holds up the warpgroup whose turn is next: `zero`, which the compiler does not know, ties them to a score.
   __device__ __forceinline__ void hide(float (&s)[kBlockN / 2], unsigned zero) const {
     unsigned hidden = __float_as_uint(s[0]) & zero;
 #pragma unroll
