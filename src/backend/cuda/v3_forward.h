@@ -72,8 +72,8 @@ struct V3ForwardRow {
   }
   constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped); }
   constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
-  // A mask of pairs alone: its words are of 64 keys. At headdim 64 under a causal mask four warpgroups, or blocks of 128 keys of three, spill 12 to
-  // 60 bytes.
+  // A mask of pairs alone: its words are of 64 keys. At headdim 64 it has tiles of its own; at 128, without another mask, two
+  // warpgroups are faster.
   constexpr bool takes_mask(bool lengths) const {
     if (lengths) return takes_lengths() && tile.block_n % 64 == 0;
     if (width == 64) return scores == V3RowScores::kMask;
