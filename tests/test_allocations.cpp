@@ -86,23 +86,12 @@ TEST(AllocationsSmall, ExecutingMakesNone) {
             next += kBatch * kKeys * kHeads * kHeaddim * sizeof(float);
             return t;
           };
-          ForwardTensors forward;
-          forward.q = tensor(queries, kHeads);
-          forward.k = tensor(kKeys, kHeadsK);
-          forward.v = tensor(kKeys, kHeadsK);
-          forward.o = tensor(queries, kHeads);
-          forward.lse = Tensor(next, DType::kF32, {kBatch, kHeads, queries});
+          const Tensor q = tensor(queries, kHeads), k = tensor(kKeys, kHeadsK), v = tensor(kKeys, kHeadsK), o = tensor(queries, kHeads);
+          const Tensor lse(next, DType::kF32, {kBatch, kHeads, queries});
           next += kBatch * kKeys * kHeads * kHeaddim * sizeof(float);
-          BackwardTensors backward;
-          backward.q = forward.q;
-          backward.k = forward.k;
-          backward.v = forward.v;
-          backward.o = forward.o;
-          backward.lse = forward.lse;
-          backward.dout = tensor(queries, kHeads);
-          backward.dq = tensor(queries, kHeads);
-          backward.dk = tensor(kKeys, kHeadsK);
-          backward.dv = tensor(kKeys, kHeadsK);
+          const Tensor dout = tensor(queries, kHeads), dq = tensor(queries, kHeads), dk = tensor(kKeys, kHeadsK), dv = tensor(kKeys, kHeadsK);
+          const ForwardTensors forward = {q, k, v, o, lse, {}};
+          const BackwardTensors backward = {q, k, v, o, lse, dout, dq, dk, dv, {}, {}};
           if (!supported(describe(forward, options))) continue;  // no OpenBLAS
           const std::string what = "dtype " + std::to_string(static_cast<int>(dtype)) + ", algorithm " + std::to_string(static_cast<int>(algorithm)) +
                                    ", " + std::to_string(queries) + " queries, " + std::to_string(threads) + " threads";

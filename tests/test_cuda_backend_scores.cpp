@@ -19,6 +19,16 @@ namespace {
 using test::expect_contains;
 using namespace test::launches;
 
+// Runs the plan in a workspace of its own, which is returned; `launched` and last_pairs are of this call alone.
+template <class Tensors>
+cuda::Buffer execute(const Plan& plan, const Tensors& tensors) {
+  cuda::Buffer workspace(0, plan.workspace_bytes());
+  launched.clear();
+  last_pairs = {};
+  plan.execute(tensors, workspace.get(), workspace.bytes(), nullptr);
+  return workspace;
+}
+
 // What depends on pairs: pointers and strides reach the kernels, dbias is made 0 before and, in 16 bits, written behind them.
 TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
@@ -187,10 +197,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   stub().kernel("fattn_v3_document_ranges", note_pairs, sizeof last_pairs);
   const Plan divided(t, options);
   expect_contains(divided.info().kernel, "cuda v3 forward bf16");
-  cuda::Buffer for_documents(0, divided.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  divided.execute(t, for_documents.get(), for_documents.bytes(), nullptr);
+  const cuda::Buffer for_documents = execute(divided, t);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "3", "rest"}));
   EXPECT_EQ(last_pairs.tiles, for_documents.get());
   EXPECT_EQ(last_pairs.document_q, b.scores.document_q.data());
@@ -255,10 +262,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   whole.scores.document_q = whole.scores.document_k = {};
   const Plan v3_backward(whole, options);
   expect_contains(v3_backward.info().kernel, "cuda v3 backward bf16");
-  cuda::Buffer more(0, v3_backward.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  v3_backward.execute(whole, more.get(), more.bytes(), nullptr);
+  const cuda::Buffer more = execute(v3_backward, whole);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
   const int64_t rows = kHeads * (kTotal / 64 + 3) * 64;
   EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
@@ -275,10 +279,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   EXPECT_EQ(last_rest.lengths, whole.scores.seqused_k.data());
   const Plan with_documents(b, options);
   expect_contains(with_documents.info().kernel, "cuda v3 backward bf16");
-  cuda::Buffer of_documents(0, with_documents.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  with_documents.execute(b, of_documents.get(), of_documents.bytes(), nullptr);
+  const cuda::Buffer of_documents = execute(with_documents, b);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "pairs", "B", "E", "rest"}));
   EXPECT_EQ(last_pairs.tiles, static_cast<char*>(of_documents.get()) + rows * (kHeaddim + 2) * 4);
   EXPECT_EQ(last_pairs.document_k, b.scores.document_k.data());
@@ -312,10 +313,7 @@ TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   expect_contains(plan.info().kernel, "cuda v3 forward bf16");
   // Two tiles of 64 queries, and keys up to a whole block of 128.
   EXPECT_GE(plan.workspace_bytes(), OnDevice::kBatch * (2 * 16 + 128 * 4));
-  cuda::Buffer workspace(0, plan.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  plan.execute(t, workspace.get(), workspace.bytes(), nullptr);
+  const cuda::Buffer workspace = execute(plan, t);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3"}));
   EXPECT_EQ(last_pairs.tiles, workspace.get());
   EXPECT_EQ(last_pairs.document_q, t.scores.document_q.data());
@@ -328,10 +326,7 @@ TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   d.backward.scores = t.scores;
   const Plan backward(d.backward, {});
   expect_contains(backward.info().kernel, "cuda v3 backward bf16");
-  cuda::Buffer more(0, backward.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  backward.execute(d.backward, more.get(), more.bytes(), nullptr);
+  const cuda::Buffer more = execute(backward, d.backward);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
   const int64_t rows = OnDevice::kBatch * OnDevice::kHeads * ((OnDevice::kSeqlen + 63) / 64) * 64;
   EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4);
@@ -348,10 +343,7 @@ TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
   d.backward.scores.mask = mask;
   const Plan plan(d.backward, {});
   expect_contains(plan.info().kernel, "cuda v3 backward bf16");
-  cuda::Buffer workspace(0, plan.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  plan.execute(d.backward, workspace.get(), workspace.bytes(), nullptr);
+  const cuda::Buffer workspace = execute(plan, d.backward);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
   constexpr int64_t kBlocks = (OnDevice::kSeqlen + 63) / 64;
   EXPECT_EQ(last_pairs.tiles,
@@ -364,10 +356,7 @@ TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
   const Plan forward(d.forward, {});
   expect_contains(forward.info().kernel, "cuda v3 forward bf16");
   EXPECT_GE(forward.workspace_bytes(), OnDevice::kHeads * kBlocks * (kBlocks + kBlocks % 2) * 512) << "an even number of blocks of keys";
-  cuda::Buffer words(0, forward.workspace_bytes());
-  launched.clear();
-  last_pairs = {};
-  forward.execute(d.forward, words.get(), words.bytes(), nullptr);
+  const cuda::Buffer words = execute(forward, d.forward);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "3"}));
   EXPECT_EQ(last_pairs.tiles, words.get());
   EXPECT_EQ(last_pairs.pair_mask, mask.data());
@@ -389,10 +378,7 @@ TEST_F(CudaBackend, ABiasReachesTheKernelsOfAlgorithmV3) {
     d.backward.dbias = at(dtype, 1 << 19);
     const Plan plan(d.backward, {});
     expect_contains(plan.info().kernel, "cuda v3 backward bf16");
-    cuda::Buffer workspace(0, plan.workspace_bytes());
-    launched.clear();
-    last_pairs = {};
-    plan.execute(d.backward, workspace.get(), workspace.bytes(), nullptr);
+    const cuda::Buffer workspace = execute(plan, d.backward);
     EXPECT_EQ(launched, dtype == DType::kF32 ? (std::vector<std::string>{"z", "pairs", "B", "E", "D"})
                                              : (std::vector<std::string>{"z", "pairs", "B", "E", "D", "Z"}));
     EXPECT_EQ(last_pairs.bias, d.backward.scores.bias.data());

@@ -235,21 +235,18 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
   cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b), b.workspace);
-  void* parameters[] = {&params.call};
-  if (chosen.document_grid > 0) {
-    const Loaded& before = v3_document_ranges_kernel(device, chosen);
-    device.launch(before.function, shape_of(chosen.document_grid, kV3DocumentThreads, 0), stream, parameters, before.name.c_str());
-  }
+  const auto launch_before = [&](const Loaded& before, int64_t grid, int threads, bool early) {
+    void* parameters[] = {&params.call};
+    CudaLaunch shape = shape_of(grid, threads, 0);
+    shape.early = early;
+    device.launch(before.function, shape, stream, parameters, before.name.c_str());
+  };
+  if (chosen.document_grid > 0) launch_before(v3_document_ranges_kernel(device, chosen), chosen.document_grid, kV3DocumentThreads, false);
   if (plan.problem.packed) {
-    const Loaded& before = v3_packed_tiles_kernel(device, plan.problem, chosen);
-    CudaLaunch of_list = shape_of(1, kV3PackThreads, 0);
-    of_list.early = cuda::v3_packed_tiles_key(plan.problem, chosen).documents != 0;  // it waits for what the one before finds
-    device.launch(before.function, of_list, stream, parameters, before.name.c_str());
+    const bool waits = cuda::v3_packed_tiles_key(plan.problem, chosen).documents != 0;  // for what the one before finds
+    launch_before(v3_packed_tiles_kernel(device, plan.problem, chosen), 1, kV3PackThreads, waits);
   }
-  if (chosen.mask_grid > 0) {
-    const Loaded& before = v3_mask_words_kernel(device, plan);
-    device.launch(before.function, shape_of(chosen.mask_grid, kV3MaskThreads, 0), stream, parameters, before.name.c_str());
-  }
+  if (chosen.mask_grid > 0) launch_before(v3_mask_words_kernel(device, plan), chosen.mask_grid, kV3MaskThreads, false);
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
   shape.early = plan.problem.packed || plan.problem.has_documents || chosen.mask_grid > 0;
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
@@ -315,36 +312,23 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   cuda::V3BackwardParams params;
   cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers(b));
   auto parameters = params.pointers();
-  const auto launch = [&](const cuda::V3BackwardKey& key, int registers, CudaLaunch shape, bool early) {
-    if (shape.grid_x == 0) return;
-    const Loaded& kernel = v3_backward_kernel(device, key, registers);
+  const auto launch_kernel = [&](const Loaded& kernel, CudaLaunch shape, bool early) {
     shape.early = early;
     device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
   };
+  const auto launch = [&](const cuda::V3BackwardKey& key, int registers, const CudaLaunch& shape, bool early) {
+    if (shape.grid_x > 0) launch_kernel(v3_backward_kernel(device, key, registers), shape, early);
+  };
   const auto launch_dbias = [&](cuda::KernelKind kind) {
-    if (chosen.dbias_grid == 0) return;
-    const Loaded& kernel = backward_kernel(device, cuda::v3_dbias_key(plan.problem, kind));
-    device.launch(kernel.function, shape_of(chosen.dbias_grid, kDbiasThreads, 0), stream, parameters.data(), kernel.name.c_str());
+    if (chosen.dbias_grid > 0)
+      launch_kernel(backward_kernel(device, cuda::v3_dbias_key(plan.problem, kind)), shape_of(chosen.dbias_grid, kDbiasThreads, 0), false);
   };
   launch_dbias(cuda::KernelKind::kV2DbiasZero);
   const bool lists = plan.problem.packed && chosen.grid > 0;
-  if (lists) {
-    const Loaded& kernel = v3_packed_key_tiles_kernel(device, plan.problem, chosen);
-    device.launch(kernel.function, shape_of(1, kV3PackThreads, 0), stream, parameters.data(), kernel.name.c_str());
-  }
+  if (lists) launch_kernel(v3_packed_key_tiles_kernel(device, plan.problem, chosen), shape_of(1, kV3PackThreads, 0), false);
   launch(chosen.prepare, 0, shape_of(chosen.prepare_grid, kV3PrepareThreads, 0), lists);
-  if (chosen.document_grid > 0) {
-    const Loaded& kernel = v3_document_ranges_kernel(device, chosen);
-    CudaLaunch shape = shape_of(chosen.document_grid, kV3DocumentThreads, 0);
-    shape.early = true;
-    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
-  }
-  if (chosen.mask_grid > 0) {
-    const Loaded& kernel = v3_mask_words_kernel(device, plan);
-    CudaLaunch shape = shape_of(chosen.mask_grid, kV3MaskThreads, 0);
-    shape.early = true;
-    device.launch(kernel.function, shape, stream, parameters.data(), kernel.name.c_str());
-  }
+  if (chosen.document_grid > 0) launch_kernel(v3_document_ranges_kernel(device, chosen), shape_of(chosen.document_grid, kV3DocumentThreads, 0), true);
+  if (chosen.mask_grid > 0) launch_kernel(v3_mask_words_kernel(device, plan), shape_of(chosen.mask_grid, kV3MaskThreads, 0), true);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
   if (chosen.dbias_tiles > 0) {

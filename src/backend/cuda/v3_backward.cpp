@@ -113,8 +113,7 @@ std::string term_refusal(const Problem& p) {
   if (std::max(p.headdim, p.headdim_v) <= 128 && ((p.dbias.batch < p.batch && of.batch != 0) || (p.dbias.heads < p.nheads && of.head != 0) ||
                                                   (p.dbias.rows < p.seqlen_q && of.row != 0)))  // it is read once for all that is added up
     return "dbias sums over a dimension that bias has; up to headdim 128 algorithm v3's backward pass has only sums over what shares a bias; "
-           "algorithm "
-           "v2 has both";
+           "algorithm v2 has both";
   if (p.dbias.batch * p.dbias.heads > kMaxGrid / std::max<int64_t>(1, p.dbias.rows))
     return text("dbias has ", p.dbias.batch * p.dbias.heads, " * ", p.dbias.rows, " rows, which is more than ", kMaxGrid, "; split the batch");
   const int64_t tiles = ceil_div(p.seqlen_k, kDbiasKeys) * ceil_div(p.dbias.rows, 2 * kV3BackwardRows);

@@ -82,15 +82,14 @@ struct V3BackwardPlan {
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
   int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
   int64_t mask_grid = 0;      // CTAs of the kernel that makes words of a mask of pairs; likewise
-  // With dbias: the kernel that computes it, unless the main kernel does, by tiles (0: it does), so many
-  // CTAs, and as many again for each part of what is added up; CTAs of each of v2's kernels
-  // where several CTAs add to an element, before and behind; and where it is summed then, unless in place.
+  // With dbias: the kernel that computes it, unless the main kernel does, by tiles (0: it does), so many CTAs, and as many again for each part of
+  // what is added up; CTAs of each of v2's kernels where several CTAs add to an element, before and behind; and where it is summed then, unless in
+  // place.
   V3BackwardKey dbias;
   int64_t dbias_tiles = 0, dbias_ctas = 0, dbias_grid = 0, dbias_offset = 0;
   int dbias_parts = 1, dbias_shared_bytes = 0;
   // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) or words of a mask
-  // of pairs (shared/v3_mask_words.h) and, if
-  // deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
+  // of pairs (shared/v3_mask_words.h) and, if deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // Of a plan for packed sequences.

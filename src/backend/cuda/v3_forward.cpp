@@ -164,10 +164,10 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return best;
 }
 
-// Terms are copied 16 bytes at a time where their rows begin at multiples of it, else pair by pair, one on its way a thread.
-bool copies_pairs(const PairTensor& term, int64_t bytes) {
-  if (!term.given) return false;
-  return term.strides.row * bytes % 16 != 0 || term.strides.batch * bytes % 16 != 0 || term.strides.head * bytes % 16 != 0;
+// A bias is copied 16 bytes at a time where its rows begin at multiples of it, else pair by pair, one on its way a thread.
+bool copies_pairs(const PairTensor& bias) {
+  const auto bytes = static_cast<int64_t>(size_of(bias.dtype));
+  return bias.strides.row * bytes % 16 != 0 || bias.strides.batch * bytes % 16 != 0 || bias.strides.head * bytes % 16 != 0;
 }
 
 // A tile brings the terms of all of its 128 rows, whether there are queries or not.
@@ -189,12 +189,12 @@ std::string term_refusal(const Problem& p) {
   if (p.pair_mask.given)
     if (std::string why = v3_mask_words_refusal(p); !why.empty()) return why;
   if (!p.bias.given) return {};
-  if (p.algorithm != Algorithm::kV3 && copies_pairs(p.bias, static_cast<int64_t>(size_of(p.bias.dtype))))
+  if (p.algorithm != Algorithm::kV3 && copies_pairs(p.bias))
     return text("the rows of a ", what,
                 " do not begin at multiples of 16 bytes, which algorithm v3 copies one by one; algorithm v2 has more threads for it");
   if (p.algorithm != Algorithm::kV3 && p.seqlen_q < kFewestQueriesOfTerms)
     return text(p.seqlen_q, " queries with a ", what, " are fewer than ", kFewestQueriesOfTerms, ", from which on algorithm v3 is chosen");
-  const int width = v3_width(p.headdim), several = (p.bias.given ? 1 : 0) + (p.pair_mask.given ? 1 : 0) + (p.has_seqused_k ? 1 : 0);
+  const int width = v3_width(p.headdim), several = 1 + (p.pair_mask.given ? 1 : 0) + (p.has_seqused_k ? 1 : 0);
   if (p.causal && several > 1)
     return text("algorithm v3's forward pass has one of bias, mask of pairs and lengths (seqused_k) under a causal mask; algorithm v2 has them all");
   if (width == v3_width(p.headdim_v) && (width <= 128 || (width > 192 && several == 1 && p.dtype == DType::kBF16))) return {};
