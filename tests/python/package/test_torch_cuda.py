@@ -259,11 +259,30 @@ def test_compile_without_a_break(backend):
 
 
 def test_every_device():
+    """Tensors of another GPU than the current one: both passes there, on that GPU's streams, and the current one stays what it is."""
     if torch.cuda.device_count() < 2:
         pytest.skip("torch sees one CUDA device")
+    leaf, dout = leaves(CASE, "cuda:1")
+    o = fattn.attention(*leaf, causal=True)
+    o.backward(dout)
+    check(CASE, "o", o)
+    for name, x in zip(("dq", "dk", "dv"), leaf):
+        assert x.grad.device.index == 1
+        check(CASE, name, x.grad)
     here = fattn.attention(*detached(), causal=True)
-    there = fattn.attention(*(x.to("cuda:1") for x in detached()), causal=True)
-    assert there.device.index == 1 and torch.cuda.current_device() == 0 and torch.equal(there.cpu(), here.cpu())
+    assert o.device.index == 1 and torch.cuda.current_device() == 0 and torch.equal(o.detach().cpu(), here.cpu())
+    stream = torch.cuda.Stream(1)
+    with torch.cuda.stream(stream):
+        late = [torch.zeros_like(x) for x in leaf]
+        torch.cuda._sleep(200_000_000)
+        with torch.no_grad():
+            for x, y in zip(late, leaf):
+                x.copy_(y)
+        again = fattn.attention(*late, causal=True)
+    stream.synchronize()
+    assert torch.equal(again.cpu(), here.cpu())
+    with pytest.raises(ValueError, match="CUDA device 1"):
+        fattn.attention(leaf[0], *detached()[1:])
 
 
 def test_refused():

@@ -1,4 +1,5 @@
-"""fattn.attention in a model whose gradients (DDP) or whose parameters (FSDP) two processes share: the same gradients as in one process with the whole batch."""
+"""fattn.attention in a model whose gradients (DDP) or whose parameters (FSDP) two processes share: the same gradients as in one process with the whole
+batch. On the CPU, and where there are two GPUs, on one each."""
 
 import copy
 import multiprocessing
@@ -27,9 +28,9 @@ class Block(torch.nn.Module):
         return x + self.out(fattn.attention(self.q(x).view(*x.shape[:2], 4, 16), k, v, causal=True, bias=self.bias).flatten(2))
 
 
-def _model_and_batch() -> tuple[torch.nn.Module, torch.Tensor]:
+def _model_and_batch(device: str) -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return torch.nn.Sequential(Block(), Block()), torch.randn(4, 9, 32)
+    return torch.nn.Sequential(Block(), Block()).to(device), torch.randn(4, 9, 32).to(device)
 
 
 def _backward(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -37,22 +38,24 @@ def _backward(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, torch.Te
     return {name.removeprefix("module."): x.grad for name, x in model.named_parameters()}
 
 
-def _shared(model: torch.nn.Module, way: str) -> torch.nn.Module:
+def _shared(model: torch.nn.Module, way: str, device: str) -> torch.nn.Module:
     if way == "DDP":
         return torch.nn.parallel.DistributedDataParallel(model)
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    mesh = distributed.device_mesh.init_device_mesh(device, (2,))
     for part in (*model, model):
         fsdp.fully_shard(part, mesh=mesh)
     return model
 
 
-def _one_of_two(rank: int, meeting: str, results) -> None:
+def _one_of_two(rank: int, device: str, meeting: str, results) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group("gloo" if device == "cpu" else "nccl", init_method=meeting, rank=rank, world_size=2)
     try:
         for way in ("DDP", "FSDP"):
-            model, batch = _model_and_batch()
-            gradients = _backward(_shared(model, way), batch[2 * rank : 2 * rank + 2])
+            model, batch = _model_and_batch(device)
+            gradients = _backward(_shared(model, way, device), batch[2 * rank : 2 * rank + 2])
             whole = {name: (x.full_tensor() if way == "FSDP" else x).tolist() for name, x in gradients.items()}
             if rank == 0:
                 results.put(whole)
@@ -60,13 +63,15 @@ def _one_of_two(rank: int, meeting: str, results) -> None:
         distributed.destroy_process_group()
 
 
-def test_gradients_of_two_processes(tmp_path):
-    model, batch = _model_and_batch()
+def test_gradients_of_two_processes(tmp_path, device):
+    if device == "cuda" and (torch.cuda.device_count() < 2 or not distributed.is_nccl_available()):
+        pytest.skip("torch sees one CUDA device, or has no NCCL")
+    model, batch = _model_and_batch(device)
     wanted = _backward(copy.deepcopy(model), batch)
     assert all(x.abs().max() > 0 for x in wanted.values())
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=_one_of_two, args=(rank, f"file://{tmp_path}/meeting", results)) for rank in range(2)]
+    processes = [context.Process(target=_one_of_two, args=(rank, device, f"file://{tmp_path}/meeting", results)) for rank in range(2)]
     for process in processes:
         process.start()
     try:
@@ -74,7 +79,7 @@ def test_gradients_of_two_processes(tmp_path):
             got = results.get(timeout=120)
             assert got.keys() == wanted.keys(), way
             for name, x in wanted.items():
-                torch.testing.assert_close(torch.tensor(got[name]), x, rtol=1e-4, atol=1e-6, msg=lambda text: f"{way}, {name}: {text}")
+                torch.testing.assert_close(torch.tensor(got[name]), x.cpu(), rtol=1e-4, atol=1e-6, msg=lambda text: f"{way}, {name}: {text}")
     finally:
         for process in processes:
             process.join(30)
