@@ -7,19 +7,27 @@
 
 namespace fattn::core::FATTN_ISA {
 
-template <class T, class Ops>
-struct BackwardScratch {
+// A block of scores and what becomes of them.
+template <class Ops>
+struct BlockScratch {
   using Element = typename Ops::Element;
+  float *s, *ds;                  // [block_k][kTile]; P and dS replace S^T and dP^T
+  Element *p_rows, *ds_rows;      // bf16 products: P^T and dS^T with pairs along the queries
+  Element* ds_columns;            // bf16 products: dS^T with pairs along the keys
+  float *terms, *score_gradient;  // [block_k][kTile]: what is added to capped scores; the gradient of that, where dS is not it
+  uint32_t* words;                // which weights stay
+};
+
+template <class T, class Ops>
+struct BackwardScratch : BlockScratch<Ops> {
+  using Element = typename Ops::Element;
+  using Block = BlockScratch<Ops>;
+  using Block::s, Block::ds, Block::p_rows, Block::ds_rows, Block::ds_columns, Block::terms, Block::score_gradient, Block::words;
   Element *k_rows, *v_rows, *k_columns;  // K and V of the task's keys, where they need a buffer
   float *dk, *dv;                        // [task_k][headdim rounded up]
   Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile], by lane_offset: operands of S^T and dP^T
   Element *q_columns, *dout_columns;     // [elements(kTile)][copy_stride(headdim)]: operands of dK and dV
   float* dq;                             // [headdim][kTile], by lane_offset
-  float *s, *ds;                         // [block_k][kTile]; P and dS replace S^T and dP^T
-  Element *p_rows, *ds_rows;             // bf16 products: P^T and dS^T with pairs along the queries
-  Element* ds_columns;                   // bf16 products: dS^T with pairs along the keys
-  float *terms, *score_gradient;         // [block_k][kTile]: what is added to capped scores; the gradient of that, where dS is not it
-  uint32_t* words;                       // which weights stay
 
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch a{base};
@@ -200,6 +208,47 @@ FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_
 #endif
 FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
+};
+
+// What there is in a block beside products: pairs hidden by more than the mask's geometry, terms apart from the scores, a wish for the gradient of
+// the scores, pairs to be looked at one by one afterwards.
+struct BlockKinds {
+  bool hidden, terms, keeps, element_wise;
+};
+
+// softmax_gradient of a block as the task's options want it. On its own, since it is the same for every dtype of the inputs.
+template <class Ops>
+__attribute__((noinline)) void gradients_of_block(const BackwardTask& task, const BlockScratch<Ops>& block, BlockKinds kinds, int64_t key0,
+                                                  int64_t keys, const BlockMask& mask, const float* lse, const float* delta) {
+  const ScoreInputs& in = task.inputs;
+  const double magnitude = Scale(task.scale).magnitude;
+  const bool drops = in.dropout_below > 0;
+  const auto gradient_with = [&](const auto& score, const auto& with) {
+    softmax_gradient(Ops{}, score, with, block.s, block.ds, block.p_rows, block.ds_rows, block.ds_columns, keys, mask, lse, delta);
+  };
+  const auto gradient_of_inputs = [&](const auto& score, auto has_terms, auto has_dropout, auto has_gradient) {
+    gradient_with(score, InputGradient<has_terms.value, has_dropout.value, has_gradient.value>{
+                             block.terms, block.words, key0, block.score_gradient, set1(in.dropout_scale),
+                             set1(kinds.element_wise ? __builtin_nanf("") : minus_infinity())});
+  };
+  const auto softmax_gradient_of = [&](const auto& score, auto has_terms) {
+    if (!kinds.hidden && !kinds.terms && !drops && !kinds.keeps) return gradient_with(score, PlainGradient{});
+    if (drops && kinds.keeps) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<true>{});
+    if (drops) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<false>{});
+    if (kinds.keeps) return gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<true>{});
+    gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<false>{});
+  };
+  if (!(task.softcap > 0))
+    softmax_gradient_of(ScaledScore(adds(in) ? 1.0 : magnitude), Flag<false>{});
+  else if (kinds.terms)
+    softmax_gradient_of(CappedScore(magnitude, task.softcap), Flag<true>{});
+  else
+    softmax_gradient_of(CappedScore(magnitude, task.softcap), Flag<false>{});
+}
+
 // The three products of a block with pairs that a mask hides where an operand holds an Inf or NaN: pairs that the mask hides
 // must not meet it. Rare, hence scalar.
 template <class T, class Element>
@@ -225,11 +274,6 @@ void clear_hidden(const ScoreInputs& in, int64_t head, const TilePlace& at, floa
     for (int64_t row = 0; row < at.rows; ++row)
       if (is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
 }
-
-template <bool kValue>
-struct Flag {
-  static constexpr bool value = kValue;
-};
 
 template <class T, class Ops>
 void backward_task(const BackwardTask& task) {
@@ -386,27 +430,7 @@ void backward_task(const BackwardTask& task) {
         if (mixed) hide_documents<kTileVecs>(in, at, scores, unused);
         if (drops) make_dropout_words<kTileVecs>(in, head, at, scratch.words);
 
-        const auto gradient_with = [&](const auto& score, const auto& with) {
-          softmax_gradient(Ops{}, score, with, scratch.s, scratch.ds, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, keys, mask, lse, delta);
-        };
-        const auto gradient_of_inputs = [&](const auto& score, auto has_terms, auto has_dropout, auto has_gradient) {
-          gradient_with(score, InputGradient<has_terms.value, has_dropout.value, has_gradient.value>{
-                                   scratch.terms, scratch.words, at.key, scratch.score_gradient, set1(in.dropout_scale),
-                                   set1(element_wise ? __builtin_nanf("") : minus_infinity())});
-        };
-        const auto softmax_gradient_of = [&](const auto& score, auto has_terms) {
-          if (!hidden && !terms && !drops && !keeps) return gradient_with(score, PlainGradient{});
-          if (drops && keeps) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<true>{});
-          if (drops) return gradient_of_inputs(score, has_terms, Flag<true>{}, Flag<false>{});
-          if (keeps) return gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<true>{});
-          gradient_of_inputs(score, has_terms, Flag<false>{}, Flag<false>{});
-        };
-        if (!capped)
-          softmax_gradient_of(ScaledScore(added ? 1.0 : scaling.magnitude), Flag<false>{});
-        else if (terms)
-          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap), Flag<true>{});
-        else
-          softmax_gradient_of(CappedScore(scaling.magnitude, task.softcap), Flag<false>{});
+        gradients_of_block<Ops>(task, scratch, BlockKinds{hidden, terms, keeps, element_wise}, at.key, keys, mask, lse, delta);
 
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;

@@ -54,7 +54,7 @@ FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
 
 // score = scale score - slope |row + shift - key|. Distances below 2^24 are exact.
 template <int kVecs>
-FATTN_INLINE void add_alibi(F32 scale, float slope, int64_t shift, const TilePlace& at, float* scores, F32* largest) {
+__attribute__((noinline)) void add_alibi(F32 scale, float slope, int64_t shift, const TilePlace& at, float* scores, F32* largest) {
   const F32 minus_slope = set1(-slope);
   F32 first[kVecs], top[kVecs];  // distances from the first key
   FATTN_UNROLL
@@ -78,7 +78,7 @@ FATTN_INLINE void add_alibi(F32 scale, float slope, int64_t shift, const TilePla
 
 // score = scale score + bias
 template <int kVecs, class T>
-FATTN_INLINE void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, F32 scale, float* scores, F32* largest) {
+__attribute__((noinline)) void add_bias(const T* bias, int64_t row_stride, const TilePlace& at, F32 scale, float* scores, F32* largest) {
   for (int w = 0; w < kVecs; ++w) {
     F32 top = largest[w];
     for_transposed(
