@@ -442,6 +442,7 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
         const V3BackwardPlan plan = plan_v3_backward(p, kH200);
         EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + heads * row_blocks * 9 * 64 * 64 / 8);
         EXPECT_EQ(plan.mask_grid, heads * row_blocks * 3) << "256 keys a CTA";
+        EXPECT_EQ(plan.mask_threads, 128);
         for (const V3BackwardKey& key : {plan.main, plan.finish}) {
           const std::string source = v3_backward_request(key).source;
           EXPECT_NE(source.find(".mask = true"), std::string::npos);

@@ -490,8 +490,9 @@ TEST(V3ForwardPlanSmall, BiasesComeThroughSharedMemory) {
             const V3ForwardPlan plan = plan_v3_forward(p, kH200);
             const std::string source = v3_forward_request(plan.key).source;
             EXPECT_EQ(source.find(".mask = true") != std::string::npos, mask);
-            EXPECT_EQ(plan.mask_grid, mask ? 4096 / 256 : 0) << "rows of the mask are one and the same";
-            EXPECT_EQ(plan.workspace_bytes, mask ? 4096 / 64 * 512 : 0);
+            EXPECT_EQ(plan.mask_grid, mask ? 1 : 0) << "rows of the mask are one and the same, and a CTA takes 4096 keys";
+            EXPECT_EQ(plan.mask_threads, mask ? 512 : 0);
+            EXPECT_EQ(plan.workspace_bytes, mask ? (4096 / 64 + 1) * 512 : 0) << "words, and a range of blocks";
             if (bias == 0) {
               EXPECT_EQ(plan.tile.stages_terms, 0);
               EXPECT_EQ(plan.shared_bytes, plan.tile.shared_bytes(plan.key.width, plan.key.width_v));
@@ -522,8 +523,8 @@ TEST(V3ForwardPlanSmall, AMaskBecomesWordsOfWhatIsNotShared) {
         const int64_t masks = (entries ? p.batch : 1) * (heads ? p.nheads : 1) * (each_row ? rows : 1);
         ASSERT_EQ(v3_forward_refusal(p, kH200), "");
         const V3ForwardPlan plan = plan_v3_forward(p, kH200);
-        EXPECT_EQ(plan.workspace_bytes, masks * keys * 512);
-        EXPECT_EQ(plan.mask_grid, masks * 5) << "of up to 256 keys";
+        EXPECT_EQ(plan.workspace_bytes, masks * keys * 512 + (masks * 4 + 511) / 512 * 512);
+        EXPECT_EQ(plan.mask_grid, masks) << "of up to 4096 keys";
         EXPECT_EQ(plan.row_tiles, (1000 + plan.tile.block_m() - 1) / plan.tile.block_m());
       }
   p.batch = 1 << 9, p.nheads = 1 << 8;

@@ -307,6 +307,66 @@ TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
     }
 }
 
+// Both passes under masks of pairs that hide whole blocks, at the ends of rows and between, with NaN in values that nobody sees; of more keys than
+// one CTA makes words of.
+TEST_F(CudaV3Gpu, MasksOfWholeBlocksAgreeWithV2OverManyTiles) {
+  enum Kind { kTriangle, kBand, kPadding, kPrefix, kPatches, kEmptyRows, kAll, kKinds };
+  const int64_t seqlen_q = 1990, seqlen_k = 4500, batch = 2, nheads = 4, nheads_k = 1;
+  const auto shows = [](int kind, int64_t row, int64_t key) {
+    switch (kind) {
+      case kTriangle: return key <= row;
+      case kBand: return key > 2 * row - 300 && key < 2 * row + 260;
+      case kPadding: return key >= 700 && key < 4200;
+      case kPrefix: return key < 130 || (key >= row && key < row + 64);
+      case kPatches: return (row / 300 + key / 190) % 3 == 0;
+      case kEmptyRows: return row >= 500 && row / 128 % 3 != 1 && key % 1500 > 600;
+      default: return true;
+    }
+  };
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const int64_t heads = kind == kBand ? nheads : 1, masks = kind == kPatches ? batch : 1, rows = kind == kPadding ? 1 : seqlen_q;
+    std::vector<uint8_t> mask;
+    for (int64_t n = 0; n < masks * heads; ++n)
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t key = 0; key < seqlen_k; ++key) mask.push_back(static_cast<uint8_t>(shows(kind, row + 17 * n, key) ? 1 + key % 255 : 0));
+    cuda::Buffer memory(0, mask.size());
+    check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, memory.get(), mask.data(), mask.size(), nullptr));
+    for (const int64_t headdim : {64, 96, 128, 192, 256})
+      for (const bool causal : {false, true}) {
+        const Case c = shape(headdim == 96 ? DType::kF16 : DType::kBF16, batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, causal);
+        DeviceForward d(c), other(c), gradients(c);
+        const Tensor dout = gradients.t.o;
+        uint32_t seed = 1;
+        for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
+        d.t.scores.mask = Tensor(nullptr, DType::kU8, {masks, heads, rows, seqlen_k}).on(Device::kCuda, 0, memory.get());
+        if (kind == kPadding) {
+          const std::vector<uint16_t> nan(static_cast<size_t>(300 * nheads_k * headdim), 0x7fff);
+          check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(d.t.v.data()) + 4200 * nheads_k * headdim, nan.data(), 2 * nan.size(),
+                                nullptr));
+        }
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        Options options = on_cuda(c);
+        options.algorithm = Algorithm::kV3;
+        ASSERT_TRUE(taken(describe(d.t, options))) << headdim << " " << causal << " " << kind;
+        for (int run = 0; run < 3; ++run) forward(d.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << kind;
+        BackwardTensors both{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = both;
+        by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+        backward(by_v2, options);
+        options.algorithm = Algorithm::kV3;
+        ASSERT_TRUE(taken(describe(both, options)));
+        backward(both, options);
+        EXPECT_LT(difference(both.dq, by_v2.dq), 0.03) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(both.dk, by_v2.dk), 0.03) << headdim << " " << causal << " " << kind;
+        EXPECT_LT(difference(both.dv, by_v2.dv), 0.03) << headdim << " " << causal << " " << kind;
+      }
+  }
+}
+
 // Both passes over packed sequences that use some of their keys, with NaN in those that they do not: none, one, up to the edges of blocks, all.
 TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})

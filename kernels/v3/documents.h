@@ -88,6 +88,8 @@ struct DocumentKeys : Keys {
     }
     return {Keys::of(p, entry), entry, begin, end, own.y, own.z, own.w};
   }
+  // Where the blocks of all rows of the tile end, or of those of the warpgroup.
+  __device__ __forceinline__ int end_of(int count) const { return count < kTileRows ? own_end : end; }
   // Of the tile that has the row.
   static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
   __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
@@ -118,6 +120,7 @@ struct PackedDocumentKeys : Keys<false, true> {
     }
     return {of_sequence, q_begin, Place::first_id(k_begin, n), begin, end, own.y, own.z, own.w};
   }
+  __device__ __forceinline__ int end_of(int count) const { return count < kTileRows ? own_end : end; }
   static __device__ __forceinline__ int tile_of(int row) { return row / kBlockM * kBlockM; }
   __device__ __forceinline__ int id_of_query(const AttentionParams& p, int row) const {
     return pairs_of(p).document_q[q_begin + min(row, this->rows - 1)];
@@ -138,13 +141,6 @@ __device__ __forceinline__ int blocks_of_documents(const V3DocumentBlocks* found
   }
   return min(end, most) - max(begin, least);
 }
-
-template <class Keys>
-inline constexpr bool kOfDocuments = false;
-template <class Keys, int kBlockM, int kBlockN>
-inline constexpr bool kOfDocuments<DocumentKeys<Keys, kBlockM, kBlockN>> = true;
-template <int kBlockM, int kBlockN>
-inline constexpr bool kOfDocuments<PackedDocumentKeys<kBlockM, kBlockN>> = true;
 
 // The kernel before: a warp takes 64 queries (or keys, kOfKeys), and all warps of a CTA together find the least and greatest id of each block of the
 // others, which are called keys here.

@@ -20,7 +20,8 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
-  if constexpr (kPairOf<Spec>.packed || kPairOf<Spec>.documents) ptx::wait_for_kernel_before();  // which lists the tiles, or their blocks
+  // Which lists the tiles, or their blocks.
+  if constexpr (kPairOf<Spec>.packed || kPairOf<Spec>.documents || kPairOf<Spec>.mask) ptx::wait_for_kernel_before();
 
   const int warp = ptx::warp_id();
   if (warp < 4) {
@@ -31,7 +32,6 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
       if (warp >= 2) load_terms<Spec>(p, shared, barriers, static_cast<int>(threadIdx.x) - 64);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
-    if constexpr (kPairOf<Spec>.mask) ptx::wait_for_kernel_before();  // which makes words of it
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();
   }
 }

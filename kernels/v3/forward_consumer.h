@@ -35,6 +35,7 @@ struct Consumer {
   using Mask = typename Spec::Mask;
   using Buffer = QueryBuffer<Spec::kQueryBuffers>;
   using Keys = typename KeysOf<Spec>::Type;
+  using Kept = typename KeysOf<Spec>::Kept;
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kGroups = Shape::kGroups;
   static constexpr bool kTurns = Spec::kPingPong && kGroups > 1;
@@ -74,8 +75,8 @@ struct Consumer {
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
   int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile
   int row = 0;              // the tile's first
-  Keys keys;                // of the tile's batch entry
-  int block = 0;            // whose weights are computed
+  Kept keys;                // of the tile's batch entry
+  int block = 0;            // whose weights are computed; under a mask of pairs counted from the tile's first
   Slope slope;              // of the tile's head
   bool linked = false;      // with kLinks: the warp's references are, on this side of the diagonal
 
@@ -84,7 +85,8 @@ struct Consumer {
   Visible visible;    // likewise
   bool seen = false;  // with kStaged: each of the warp's rows has a reference
 
-  // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots.
+  // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots. Three warpgroups
+  // with blocks of 128 keys have none left beside a mask.
   __device__ __forceinline__ Consumer(const ForwardCall& params, unsigned shared_address, Barriers<Spec> of, int own_group)
       : p(params),
         shared(shared_address),
@@ -94,7 +96,7 @@ struct Consumer {
         curve(Spec::Score::curve(params.call)) {}
 
   static __device__ __forceinline__ float own_scale(float of_call) {
-    if constexpr (kAlibi || kMaskAlone)
+    if constexpr (kAlibi || (kMaskAlone && kGroups * kBlockN < 384))
       return __uint_as_float(__float_as_uint(of_call) + ptx::zero_of_lane());  // a uniform value is found out, exchanged or not
     return ptx::shfl(of_call, static_cast<int>(threadIdx.x) % 32);
   }
@@ -201,6 +203,7 @@ struct Consumer {
 
   // Hides what the lane's rows do not see of block `of`. The branches are the warp's: most blocks that rows end in are none that they begin in.
   __device__ __forceinline__ void hide(int of) {
+    of += visible.first_block(p);
     if constexpr (kMaskAlone) {  // in its words
       const int first = of * kBlockN + lane() % 4 * 2;
       visible.hide_behind(Mask::visible_end(p.call, keys, row + own_row()) - first, Mask::visible_end(p.call, keys, row + own_row() + 8) - first);
@@ -411,6 +414,26 @@ struct Consumer {
     return block_begin<Mask, kBlockN>(p.call, of, Shape::kSkipsBefore ? first_row + group * 64 : first_row);
   }
 
+  // Under a mask of pairs: what a tile begins with. Nothing of the tile before is asked for any more.
+  template <class Place>
+  __device__ __forceinline__ void look_at_mask(const Place& place, Keys of) {
+    if constexpr (kMaskRanges<Spec>) {
+      const int begin = own_begin(place.row, of);
+      visible.begin(p, place, group, begin);
+      block = own_blocks(place.row, of) - 1 - begin;
+    } else {
+      visible.begin(p, place, group, 0);
+    }
+  }
+  __device__ __forceinline__ void look_at_mask_again(int nth) {
+    if constexpr (kPairOf<Spec>.mask) {
+      const auto place = place_again(nth);
+      look_at_mask(place, keys_of_warp<Spec>(p.call, place, group, lane()));
+    }
+  }
+  // The block that a tile begins with, as `block` counts.
+  __device__ __forceinline__ int beginning(int first_row, Keys of) const { return kMaskRanges<Spec> ? block : first_of(first_row, of); }
+
   // The weights of the block that a tile begins with, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
     overflows = 0;
@@ -418,9 +441,9 @@ struct Consumer {
     keys = of;
     slope = of_head;
     if constexpr (kAlibi) slope.first = lane() % 4 * 2 - aligned_key(p.call, of, first_row + own_row());
-    block = first_of(first_row, of);
+    block = beginning(first_row, of);
     if constexpr (kStaged) add_terms<true>();
-    if (Mask::kUneven || (block + 1) * kBlockN > keys.count(p.call)) hide(block);
+    if (Mask::kUneven || (!kPairOf<Spec>.mask && (block + 1) * kBlockN > keys.count(p.call))) hide(block);
     hide_by_words();
     update<true>(block, kLinks && block <= last_masked_block());
   }
@@ -470,7 +493,7 @@ struct Consumer {
   __device__ __forceinline__ void begin(int first_row, Keys of, Slope of_head, Buffer buffer) {
     ptx::mbarrier_wait(barriers.q_full(buffer.stage, static_cast<unsigned>(group)), buffer.parity);
     if constexpr (Spec::kSkip && Mask::kUneven) skip_blocks(first_row, of);
-    visible.read(p, first_of(first_row, of));
+    visible.read(p, beginning(first_row, of));
     wait_k();
     ptx::wgmma_fence();
     issue_scores(buffer.stage);
@@ -497,7 +520,7 @@ struct Consumer {
   }
   // Where blocks without a maximum begin: before it, on the way down.
   __device__ __forceinline__ int last_masked_block() const {
-    const int last = max(0, last_whole_key(row + group * 64)) / kBlockN;
+    const int last = max(0, last_whole_key(row + group * 64)) / kBlockN - visible.first_block(p);
     if constexpr (kDocuments) return min(last, keys.one_end);
     return last;
   }
@@ -527,7 +550,7 @@ struct Consumer {
     } else if constexpr (Mask::kUneven || kAlibi) {
       // Down to the block of the first row's last key: by then every row has seen a key. With ALiBi also to the one that the row is aligned with:
       // keys behind it have terms that rise, and weights with them.
-      const int whole = last_masked_block();
+      const int whole = kPairOf<Spec>.mask ? max(0, last_masked_block()) : last_masked_block();
 #pragma unroll 1
       for (; block > whole; --block) masked_block(buffer, kLinks && block - 1 == whole);
     }
@@ -699,8 +722,8 @@ struct Consumer {
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
-    visible.begin(p, place_again(nth + 1), group);
-    visible.read(p, first_of(next_place.row, next_keys));
+    if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
+    visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place, shared + Shape::kOffsetDropout);
     draw(next_place.row, first_of(next_place.row, next_keys));
@@ -717,7 +740,7 @@ struct Consumer {
     finish(inverse, nth, buffer.stage);
     clear_output();
     if constexpr (!kMaskAlone) pack();
-    visible.begin(p, place_again(nth + 1), group);  // found again: a register less meanwhile
+    look_at_mask_again(nth + 1);  // rather than to keep it in registers
   }
 
   __device__ __forceinline__ void run() {
@@ -731,8 +754,9 @@ struct Consumer {
         if (number < 0) break;
         const auto place = place_at(number);
         bits.begin(p, place, shared + Shape::kOffsetDropout);
-        visible.begin(p, place, group);
-        begin(place.row, keys_of<Spec>(p.call, place, group), Slope::of(p.call, place), buffer);
+        const Keys of = keys_of_warp<Spec>(p.call, place, group, lane());
+        look_at_mask(place, of);
+        begin(place.row, of, Slope::of(p.call, place), buffer);
       }
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
@@ -741,12 +765,13 @@ struct Consumer {
       begun = kJoin && next >= 0;
       const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
       const int next_row = next_place.row;
-      const Keys next_keys = begun ? keys_of<Spec>(p.call, next_place, group) : Keys{};
+      const Keys next_keys = begun ? keys_of_warp<Spec>(p.call, next_place, group, lane()) : Keys{};
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};
       // A warpgroup with blocks to pass over could do so here and join as well. That was slower: 320 instead of 341 TFLOP/s (one H200, headdim 128,
       // causal, seqlen 512).
       if constexpr (Spec::kSkip && Mask::kUneven && !kJoinsPast) begun = begun && own_blocks(next_row, next_keys) == all_blocks(next_row, next_keys);
       if (begun) {
+        if constexpr (kMaskRanges<Spec>) look_at_mask(next_place, next_keys);  // before the products, while registers are free
         join(nth, buffer, next_buffer, next_place, next_keys, next_slope);
       } else {
         issue_last_product();

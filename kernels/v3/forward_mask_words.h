@@ -15,7 +15,8 @@ namespace fattn::v3 {
 template <class Spec, bool kMask>
 struct VisiblePairs {
   template <class Place>
-  __device__ __forceinline__ void begin(const ForwardCall&, const Place&, int) {}
+  __device__ __forceinline__ void begin(const ForwardCall&, const Place&, int, int) {}
+  __device__ __forceinline__ int first_block(const ForwardCall&) const { return 0; }
   __device__ __forceinline__ void read(const ForwardCall&, int) {}
   template <class Scores>
   __device__ __forceinline__ void hide(Scores&, unsigned) const {}
@@ -26,13 +27,18 @@ struct VisiblePairs<Spec, true> {
   static constexpr int kBlockN = Spec::kBlockN, kWords = kBlockN / kV3MaskSide;
   static_assert(kBlockN % kV3MaskSide == 0 && kWords <= 2, "v3_mask_key_blocks()");
 
-  unsigned first;  // number of the thread's word of the first keys
+  unsigned first;  // number of the thread's word of the first keys that the tile sees
   unsigned words[kWords];
 
-  // A tile, of warpgroup `group`. Rows behind the last take another's words: nobody reads what they get.
-  __device__ __forceinline__ void begin(const ForwardCall& p, const Place& place, int group) {
+  // A tile, of warpgroup `group`, from its block `begin` on. Rows behind the last take another's words: nobody reads what they get.
+  __device__ __forceinline__ void begin(const ForwardCall& p, const Place& place, int group, int begin) {
     const int block = MaskWordsPlace<true>{pairs_of(p.call)}.block(place.batch, place.head, min(place.row + 64 * group, p.call.seqlen_q - 1), 0);
-    first = static_cast<unsigned>(block) * kV3MaskThreads + threadIdx.x % kV3MaskThreads;
+    first = static_cast<unsigned>(block + begin * kWords) * kV3MaskThreads + threadIdx.x % kV3MaskThreads;
+  }
+  // The tile's first block, which the consumer counts from: found again where it is wanted, because a register of its own would be one too many.
+  __device__ __forceinline__ int first_block(const ForwardCall& p) const {
+    if constexpr (!kMaskRanges<Spec>) return 0;
+    return static_cast<int>(first / kV3MaskThreads) % MaskWordsPlace<true>{pairs_of(p.call)}.key_blocks() / kWords;
   }
   // Those of block `of`. Volatile: it stays where it is, ahead of the wait for the scores.
   __device__ __forceinline__ void read(const ForwardCall& p, int of) {

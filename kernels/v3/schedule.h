@@ -4,6 +4,7 @@
 #include "kernels/pair.h"
 #include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"
+#include "kernels/v3/masked_keys.h"
 #include "shared/attention_params.h"
 #include "shared/tensor_map.h"
 #include "shared/v3_forward_work.h"
@@ -69,23 +70,42 @@ struct PackedPlace {
   __device__ __forceinline__ int entry() const { return sequence; }
 };
 
+// Whether tiles go by the blocks that a mask of pairs shows: those of four warpgroups have no registers for it.
+template <class Spec>
+inline constexpr bool kMaskRanges = kPairOf<Spec>.mask&& Spec::kGroups < 4;
+
 // The keys of a tile; of documents as warpgroup `group` sees them.
-template <class Spec, bool kDocuments = kPairOf<Spec>.documents, bool kPacked = kPairOf<Spec>.packed>
+template <class Spec, bool kDocuments = kPairOf<Spec>.documents, bool kPacked = kPairOf<Spec>.packed, bool kMask = kMaskRanges<Spec>>
 struct KeysOf {
   using Type = Keys<kPairOf<Spec>.lengths, kPacked>;
+  using Kept = Type;  // by a consumer, all through a tile
 };
 template <class Spec>
-struct KeysOf<Spec, true, false> {
+struct KeysOf<Spec, true, false, false> {
   using Type = DocumentKeys<Keys<kPairOf<Spec>.lengths>, 64 * Spec::kGroups, Spec::kBlockN>;
+  using Kept = Type;
 };
 template <class Spec>
-struct KeysOf<Spec, true, true> {
+struct KeysOf<Spec, true, true, false> {
   using Type = PackedDocumentKeys<64 * Spec::kGroups, Spec::kBlockN>;
+  using Kept = Type;
+};
+template <class Spec>
+struct KeysOf<Spec, false, false, true> {
+  using Type = MaskedKeys<Keys<kPairOf<Spec>.lengths>, 64 * Spec::kGroups, Spec::kBlockN>;
+  using Kept = Keys<kPairOf<Spec>.lengths>;
+};
+// Whether a kernel before the pass has found which blocks a tile sees.
+template <class Keys>
+inline constexpr bool kOfBlocks = requires(Keys keys) {
+  keys.end_of(0);
 };
 template <class Spec>
 __device__ __forceinline__ auto keys_of(const AttentionParams& p, const Place& place, int group = 0) {
   if constexpr (kPairOf<Spec>.documents)
     return KeysOf<Spec>::Type::of(p, place.batch, place.row, group);
+  else if constexpr (kMaskRanges<Spec>)
+    return KeysOf<Spec>::Type::of(p, place.batch, place.head, place.row);
   else
     return Keys<kPairOf<Spec>.lengths>::of(p, place.batch);
 }
@@ -95,6 +115,15 @@ __device__ __forceinline__ auto keys_of(const AttentionParams& p, const PackedPl
     return KeysOf<Spec>::Type::of(p, place.keys, place.q_begin, place.k_begin, place.sequence, place.row, group);
   else
     return place.keys;
+}
+
+// The same, asked for by a whole warp.
+template <class Spec, class Place>
+__device__ __forceinline__ auto keys_of_warp(const AttentionParams& p, const Place& place, int group, int lane) {
+  if constexpr (kMaskRanges<Spec>)
+    return KeysOf<Spec>::Type::of_warp(p, place.batch, place.head, place.row, lane);
+  else
+    return keys_of<Spec>(p, place, group);
 }
 
 // Of packed sequences, whose tiles are in a list: section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile
@@ -139,11 +168,11 @@ __device__ __forceinline__ int blocks_until(int end) {
   return max(1, (end + kBlockN - 1) / kBlockN);
 }
 
-// Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole. Of documents all rows of a tile
-// begin with the same.
+// Blocks of keys [begin, end) that some of the rows [row, row + count) see; at least one, which may be hidden whole. Of
+// documents and masks of pairs all rows of a tile begin with the same.
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, int row) {
-  if constexpr (kOfDocuments<Keys>) {
+  if constexpr (kOfBlocks<Keys>) {
     const int begin = max(visible_begin<Mask>(p, keys, keys.tile_of(row)) / kBlockN, keys.begin);
     return min(begin, blocks_until<kBlockN>(Mask::visible_end(p, keys, keys.tile_of(row) + keys.kTileRows - 1)) - 1);
   }
@@ -152,8 +181,7 @@ __device__ __forceinline__ int block_begin(const AttentionParams& p, Keys keys, 
 template <class Mask, int kBlockN, class Keys>
 __device__ __forceinline__ int block_end(const AttentionParams& p, Keys keys, int row, int count) {
   const int end = blocks_until<kBlockN>(Mask::visible_end(p, keys, row + count - 1));
-  if constexpr (kOfDocuments<Keys>)
-    return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, count < keys.kTileRows ? keys.own_end : keys.end));
+  if constexpr (kOfBlocks<Keys>) return max(block_begin<Mask, kBlockN>(p, keys, row) + 1, min(end, keys.end_of(count)));
   return end;
 }
 

@@ -246,7 +246,7 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
     const bool waits = cuda::v3_packed_tiles_key(plan.problem, chosen).documents != 0;  // for what the one before finds
     launch_before(v3_packed_tiles_kernel(device, plan.problem, chosen), 1, kV3PackThreads, waits);
   }
-  if (chosen.mask_grid > 0) launch_before(v3_mask_words_kernel(device, plan), chosen.mask_grid, kV3MaskThreads, false);
+  if (chosen.mask_grid > 0) launch_before(v3_mask_words_kernel(device, plan), chosen.mask_grid, chosen.mask_threads, false);
   CudaLaunch shape = shape_of(chosen.grid, chosen.threads, chosen.shared_bytes);
   shape.early = plan.problem.packed || plan.problem.has_documents || chosen.mask_grid > 0;
   device.launch(kernel.function, shape, stream, params.pointers().data(), kernel.name.c_str());
@@ -328,7 +328,7 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   if (lists) launch_kernel(v3_packed_key_tiles_kernel(device, plan.problem, chosen), shape_of(1, kV3PackThreads, 0), false);
   launch(chosen.prepare, 0, shape_of(chosen.prepare_grid, kV3PrepareThreads, 0), lists);
   if (chosen.document_grid > 0) launch_kernel(v3_document_ranges_kernel(device, chosen), shape_of(chosen.document_grid, kV3DocumentThreads, 0), true);
-  if (chosen.mask_grid > 0) launch_kernel(v3_mask_words_kernel(device, plan), shape_of(chosen.mask_grid, kV3MaskThreads, 0), true);
+  if (chosen.mask_grid > 0) launch_kernel(v3_mask_words_kernel(device, plan), shape_of(chosen.mask_grid, chosen.mask_threads, 0), true);
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
   if (chosen.dbias_tiles > 0) {

@@ -339,6 +339,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
     const V3MaskWords words = v3_mask_words(problem);
     plan.semaphore_offset += words.bytes;
     plan.mask_grid = words.grid;
+    plan.mask_threads = words.threads;
   }
   const int64_t flags = problem.deterministic ? 1 + plan.prepare_grid
                         : plan.generation > 0 ? 1 + ceil_div(problem.batch * problem.nheads_k, plan.generation)

@@ -82,6 +82,7 @@ struct V3BackwardPlan {
   int generation = 0, ring_heads = 0;                        // of the ring of dq's accumulators (V3BackwardWork); 0: all heads have a place in it
   int64_t document_grid = 0;  // CTAs of the kernel that finds what the ids of documents leave each 64 keys; behind the first kernel
   int64_t mask_grid = 0;      // CTAs of the kernel that makes words of a mask of pairs; likewise
+  int mask_threads = 0;       // of each
   // With dbias: the kernel that computes it, unless the main kernel does, by tiles (0: it does), so many CTAs, and as many again for each part of
   // what is added up; CTAs of each of v2's kernels where several CTAs add to an element, before and behind; and where it is summed then, unless in
   // place.

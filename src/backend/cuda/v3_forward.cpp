@@ -352,6 +352,8 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
     const V3MaskWords words = v3_mask_words(problem);
     plan.workspace_bytes = words.bytes;
     plan.mask_grid = words.grid;
+    plan.mask_threads = words.threads;
+    plan.mask_words = words.before;
   }
   plan.threads = plan.tile.threads();
   plan.shared_bytes = plan.tile.shared_bytes(plan.key.width, plan.key.width_v, v3_pair_features(problem));
@@ -374,7 +376,7 @@ void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, cons
   params.call.v = v;
   params.call.o = o;
   params.call.lse = lse;
-  params.call.tiles = workspace;
+  params.call.tiles = static_cast<char*>(workspace) + plan.mask_words;
   params.call.tile_groups = plan.tile_groups;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);

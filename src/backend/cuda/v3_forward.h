@@ -136,6 +136,8 @@ struct V3ForwardPlan {
                                 // of a mask of pairs its words
   int document_grid = 0;        // of that kernel
   int64_t mask_grid = 0;        // CTAs of the kernel that makes words of a mask of pairs
+  int mask_threads = 0;         // of each
+  int64_t mask_words = 0;       // where in the workspace the words are
 };
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3ForwardPlan& plan);

@@ -12,10 +12,12 @@
 
 namespace fattn::core::cuda {
 
-// The words of a problem's mask, of either pass: what all share they have once.
+// The words of a problem's mask, of either pass, and forward, before them, which blocks show anything: what all share they have once.
 struct V3MaskWords {
   int64_t blocks = 0, bytes = 0;
-  int64_t grid = 0;  // CTAs that make them
+  int64_t before = 0;  // bytes of them before the words
+  int64_t grid = 0;    // CTAs that make them
+  int threads = 0;     // of each
 };
 V3MaskWords v3_mask_words(const Problem& problem);
 // Why there are too many; empty: there are not.
