@@ -83,7 +83,7 @@ constexpr V3ForwardRow kRows[] = {
     // With a mask of pairs alone, where its tile is not one of those above. One H200, 2026-11-23, bf16, batch 4, seqlen 4096, nheads * headdim = 2048,
     // time over that without a mask, of a random mask for all heads and of one that hides nothing: 64: 1.17, 1.08; 4 x 64 as without 1.16, 1.05, and
     // spills where the scale is negative. 64 causal: 1.25, 1.16; 3 x 128, skipping 1.30, 1.35; 3 x 64 1.50, 1.39; 4 x 64, skipping, with spills 1.21,
-    // 1.11. 128: 2 x 128 1.21, 1.10; 3 x 64 as without 1.23, 1.15.
+    // 1.11. 128: 2 x 128 1.21, 1.10; 3 x 64 as without 1.23, 1.15. Tiles of four warpgroups compute blocks that hide everything (kMaskRanges).
     {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 4, 32, 160}, V3RowScores::kMask},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 6, 32, 112}, V3RowScores::kMask},
     // With a bias; the number behind registers: stages of its tiles. Of each width the first that has room. One H200, 2026-11-23, bf16, batch 4, seqlen
