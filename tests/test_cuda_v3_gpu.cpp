@@ -256,6 +256,29 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
       }
 }
 
+// Both passes of v3, three times each, against v2's. `other` takes what v2 computes; of `gradients` o is dout, and the rest takes v3's.
+void compare_both_passes(const Case& c, const DeviceForward& d, const DeviceForward& other, const DeviceForward& gradients) {
+  ForwardTensors v2 = d.t;
+  v2.o = other.t.o, v2.lse = other.t.lse;
+  Options options = on_cuda(c);
+  options.algorithm = Algorithm::kV3;
+  ASSERT_TRUE(taken(describe(d.t, options)));
+  for (int run = 0; run < 3; ++run) forward(d.t, options);
+  options.algorithm = Algorithm::kV2;
+  forward(v2, options);
+  EXPECT_LT(difference(d.t.o, v2.o), 0.02);
+  EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5);
+  BackwardTensors both{v2.q, v2.k, v2.v, v2.o, v2.lse, gradients.t.o, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = both;
+  by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+  backward(by_v2, options);
+  options.algorithm = Algorithm::kV3;
+  ASSERT_TRUE(taken(describe(both, options)));
+  for (int run = 0; run < 3; ++run) backward(both, options);
+  EXPECT_LT(difference(both.dq, by_v2.dq), 0.03);
+  EXPECT_LT(difference(both.dk, by_v2.dk), 0.03);
+  EXPECT_LT(difference(both.dv, by_v2.dv), 0.03);
+}
+
 // Both passes, documents of any length, in runs and of ids in any order, over many tiles: some blocks are skipped, others hide pairs, or nothing.
 TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})
@@ -284,25 +307,8 @@ TEST_F(CudaV3Gpu, DocumentsAgreeWithV2OverManyTiles) {
           }
           check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, t.data(), ids.data(), 4 * ids.size(), nullptr));
         }
-        ForwardTensors v2 = d.t;
-        v2.o = other.t.o, v2.lse = other.t.lse;
-        Options options = on_cuda(c);
-        options.algorithm = Algorithm::kV3;
-        ASSERT_TRUE(taken(describe(d.t, options)));
-        for (int run = 0; run < 3; ++run) forward(d.t, options);
-        options.algorithm = Algorithm::kV2;
-        forward(v2, options);
-        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << kind;
-        BackwardTensors both{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = both;
-        by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
-        backward(by_v2, options);
-        options.algorithm = Algorithm::kV3;
-        ASSERT_TRUE(taken(describe(both, options)));
-        for (int run = 0; run < 3; ++run) backward(both, options);
-        EXPECT_LT(difference(both.dq, by_v2.dq), 0.03) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(both.dk, by_v2.dk), 0.03) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(both.dv, by_v2.dv), 0.03) << headdim << " " << causal << " " << kind;
+        SCOPED_TRACE(std::to_string(headdim) + (causal ? ", causal, " : ", ") + std::to_string(kind));
+        compare_both_passes(c, d, other, gradients);
       }
     }
 }
@@ -344,25 +350,8 @@ TEST_F(CudaV3Gpu, MasksOfWholeBlocksAgreeWithV2OverManyTiles) {
           check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, static_cast<uint16_t*>(d.t.v.data()) + 4200 * nheads_k * headdim, nan.data(), 2 * nan.size(),
                                 nullptr));
         }
-        ForwardTensors v2 = d.t;
-        v2.o = other.t.o, v2.lse = other.t.lse;
-        Options options = on_cuda(c);
-        options.algorithm = Algorithm::kV3;
-        ASSERT_TRUE(taken(describe(d.t, options))) << headdim << " " << causal << " " << kind;
-        for (int run = 0; run < 3; ++run) forward(d.t, options);
-        options.algorithm = Algorithm::kV2;
-        forward(v2, options);
-        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << causal << " " << kind;
-        BackwardTensors both{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = both;
-        by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
-        backward(by_v2, options);
-        options.algorithm = Algorithm::kV3;
-        ASSERT_TRUE(taken(describe(both, options)));
-        backward(both, options);
-        EXPECT_LT(difference(both.dq, by_v2.dq), 0.03) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(both.dk, by_v2.dk), 0.03) << headdim << " " << causal << " " << kind;
-        EXPECT_LT(difference(both.dv, by_v2.dv), 0.03) << headdim << " " << causal << " " << kind;
+        SCOPED_TRACE(std::to_string(headdim) + (causal ? ", causal, " : ", ") + std::to_string(kind));
+        compare_both_passes(c, d, other, gradients);
       }
   }
 }

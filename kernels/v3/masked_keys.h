@@ -1,6 +1,6 @@
 // The blocks of keys that a mask of pairs leaves a tile of v3's forward pass: those before the first one with a pair that it shows, and behind the
-// last one, are not computed, not even loaded. So a triangle, padding or a window that come as a mask cost what they show. A block of which the mask
-// hides everything between two others is computed.
+// last one, are not computed, not even loaded: what a triangle, padding or a window that come as a mask consist of. A block of which the mask hides
+// everything between two others is computed.
 #pragma once
 
 #include "kernels/pair.h"

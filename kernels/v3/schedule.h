@@ -72,7 +72,7 @@ struct PackedPlace {
 
 // Whether tiles go by the blocks that a mask of pairs shows: those of four warpgroups have no registers for it.
 template <class Spec>
-inline constexpr bool kMaskRanges = kPairOf<Spec>.mask&& Spec::kGroups < 4;
+inline constexpr bool kMaskRanges = (kPairOf<Spec>.mask && Spec::kGroups < 4);
 
 // The keys of a tile; of documents as warpgroup `group` sees them.
 template <class Spec, bool kDocuments = kPairOf<Spec>.documents, bool kPacked = kPairOf<Spec>.packed, bool kMask = kMaskRanges<Spec>>
