@@ -114,7 +114,7 @@ Workspace lay_out(const Plan& plan) {
   switch (c.path) {
     case CpuPlan::Path::kForward: scratch = kernels.forward_scratch(dtype, shape); break;
     case CpuPlan::Path::kDecode: {
-      scratch = kernels.decode_scratch(shape);
+      scratch = kernels.decode_scratch(dtype, shape);
       const int64_t rows = c.rows;
       w.largest = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});
       w.sum = layout.add({p.batch, p.nheads_k, c.splits, rows, kFloat});

@@ -1,6 +1,6 @@
 // Decode of the CPU backend: few query rows (the heads of a group times a few queries) against a long range of keys, one
-// chunk of a split-KV pass (Flash-Decoding, Dao et al. 2023). All rows share each read of K and V, and a task walks K and V in
-// the order in which they lie in memory, so the kernel moves at the speed of memory.
+// chunk of a split-KV pass (Flash-Decoding, Dao et al. 2023). All rows share each read of K and V, which a task fetches in the order in which they
+// lie in memory, a block of keys of all its heads at a time: V while it computes scores, K while it sums values. So it moves at the speed of memory.
 #pragma once
 
 #include "backend/cpu/decode_tiles.h"
@@ -8,51 +8,59 @@
 
 namespace fattn::core::FATTN_ISA {
 
+template <class Ops>
 struct DecodeScratch {
-  float* q;       // [heads][rows][headdim rounded up]
-  float* acc;     // [heads][rows][headdim_v rounded up]
-  float* scores;  // [rows][kDecodeBlock]
-  float* k;       // [kLanes][headdim rounded up], where K cannot be read in place
-  float* v;       // [kDecodeBlock][headdim_v rounded up], likewise
+  typedef typename Ops::Element Element;
+  int64_t width, width_v;  // headdim and headdim_v, rounded up
+  Element* q;              // [heads][rows][width]
+  float* acc;              // [heads][rows][width_v]
+  float* scores;           // [heads][rows][kDecodeBlock]
+  Element* weights;        // [rows][kDecodeBlock], if they are not fp32
+  Element* k;              // [kLanes][width], where K cannot be read in place
+  Element* v;              // [kDecodeBlock][width_v], likewise
 
   size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v) {
     Scratch s{base};
-    const int64_t width = round_up(headdim, kLanes), width_v = round_up(headdim_v, kLanes);
-    q = s.take<float>(heads * rows * width);
+    width = round_up(headdim, kStep<Ops>);
+    width_v = round_up(headdim_v, kStep<Ops>);
+    q = s.take<Element>(heads * rows * elements<Ops>(width));
     acc = s.take<float>(heads * rows * width_v);
-    scores = s.take<float>(rows * kDecodeBlock);
-    k = s.take<float>(kLanes * width);
-    v = s.take<float>(kDecodeBlock * width_v);
+    scores = s.take<float>(heads * rows * kDecodeBlock);
+    weights = s.take<Element>(Ops::kPair == 1 ? 0 : rows * elements<Ops>(kDecodeBlock));
+    k = s.take<Element>(kLanes * elements<Ops>(width));
+    v = s.take<Element>(kDecodeBlock * elements<Ops>(width_v));
     return s.used;
   }
 };
 
 // One key head of a task.
-template <class T>
+template <class T, class Ops>
 struct DecodeHead {
   const T *q, *k, *v;
   float *max, *sum, *part;  // in the workspace: partial results
-  float *scratch_q, *acc;
+  typename Ops::Element* scratch_q;
+  float *acc, *scores;
 
-  DecodeHead(const DecodeTask& task, const DecodeScratch& s, int64_t h)
+  DecodeHead(const DecodeTask& task, const DecodeScratch<Ops>& s, int64_t h)
       : q(static_cast<const T*>(task.q) + h * task.q_group_stride),
         k(static_cast<const T*>(task.k) + h * task.k_head_stride),
         v(static_cast<const T*>(task.v) + h * task.v_head_stride),
         max(task.max + h * task.part_stride * task.rows),
         sum(task.sum + h * task.part_stride * task.rows),
         part(task.acc + h * task.part_stride * task.rows * task.headdim_v),
-        scratch_q(s.q + h * task.rows * round_up(task.headdim, kLanes)),
-        acc(s.acc + h * task.rows * round_up(task.headdim_v, kLanes)) {}
+        scratch_q(s.q + h * task.rows * elements<Ops>(s.width)),
+        acc(s.acc + h * task.rows * s.width_v),
+        scores(s.scores + h * task.rows * kDecodeBlock) {}
 };
 
-template <class T>
-void begin_decode(const DecodeTask& task, const DecodeHead<T>& head) {
-  const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  const F32 sign = set1(Scale(task.scale).sign);
+template <class T, class Ops>
+void begin_decode(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head) {
+  const float sign = Scale(task.scale).sign;
   for (int64_t r = 0; r < task.rows; ++r) {
     const T* q = head.q + r / task.seqlen_q * task.q_head_stride + r % task.seqlen_q * task.q_stride;
-    for (int64_t d = 0; d < width; d += kLanes) store(head.scratch_q + r * width + d, mul(load_n(q + d, task.headdim - d), sign));
-    for (int64_t d = 0; d < width_v; d += kLanes) store(head.acc + r * width_v + d, zero());
+    for (int64_t d = 0; d < s.width; d += kStep<Ops>)
+      put_query(Ops{}, q + d, task.headdim - d, sign, head.scratch_q + (r * s.width + d) / Ops::kPair);
+    for (int64_t d = 0; d < s.width_v; d += kLanes) store(head.acc + r * s.width_v + d, zero());
     head.max[r] = minus_infinity();
     head.sum[r] = 0.0f;
   }
@@ -103,37 +111,31 @@ static inline void drop_row_weights(const DecodeTask& task, int64_t h, int64_t k
     }
 }
 
-// Scores of the keys [key0, key0 + keys), kLanes at a time; V of these keys is on its way meanwhile.
-template <class T>
-void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys) {
-  const int64_t width = round_up(task.headdim, kLanes);
+// Scores of the keys [key0, key0 + keys), kLanes at a time.
+template <class T, class Ops>
+void block_scores(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
+                  NextRows& next) {
   const F32 hidden = set1(minus_infinity());
   for (int64_t j = 0; j < keys; j += kLanes) {
     const int64_t n = keys - j < kLanes ? keys - j : kLanes;
     const T* k = head.k + (key0 + j) * task.k_stride;
-    const T* v = head.v + (key0 + j) * task.v_stride;
-    if (n == kLanes && task.headdim % kLanes == 0) {
-      score_keys(head.scratch_q, task.rows, k, task.k_stride, width, s.scores + j, ahead_of(v, task.v_stride, task.headdim_v));
-      prefetch_rows(v, task.v_stride, n, task.headdim, task.headdim_v);  // what is wider than K
-    } else {
-      // Rows beyond the last key are 0, their scores are hidden below.
-      prefetch_rows(v, task.v_stride, n, 0, task.headdim_v);
-      copy_rows(k, task.k_stride, n, task.headdim, s.k, width);
-      for (int64_t i = n * width; i < kLanes * width; i += kLanes) store(s.k + i, zero());
-      score_keys(head.scratch_q, task.rows, s.k, width, width, s.scores + j, kNothingAhead);
-    }
+    if (n == kLanes && task.headdim == s.width)
+      score_keys<Ops>(head.scratch_q, task.rows, k, task.k_stride, s.width, head.scores + j, next);
+    else  // rows beyond the last key are 0, their scores are hidden below
+      score_keys<Ops>(head.scratch_q, task.rows, copied(Ops{}, k, task.k_stride, n, task.headdim, kLanes, s.width, s.k), s.width, s.width,
+                      head.scores + j, next);
     if (task.softcap > 0) {
       const CappedScore score(Scale(task.scale).magnitude, task.softcap);
       for (int64_t r = 0; r < task.rows; ++r) {
-        float* scores = s.scores + r * kDecodeBlock + j;
+        float* scores = head.scores + r * kDecodeBlock + j;
         store(scores, plus(score, shaped(score, load(scores)), zero()));
       }
     }
-    if (adds(task.inputs) || task.inputs.mask) add_row_terms<T>(task, h, key0 + j, n, s.scores + j);
+    if (adds(task.inputs) || task.inputs.mask) add_row_terms<T>(task, h, key0 + j, n, head.scores + j);
     if (const int32_t* ids = task.inputs.document_q) {
       const U32 key_ids = load_ids(task.inputs.document_k + key0 + j, n);
       for (int64_t r = 0; r < task.rows; ++r) {
-        float* scores = s.scores + r * kDecodeBlock + j;
+        float* scores = head.scores + r * kDecodeBlock + j;
         store(scores, keep_same(load(scores), key_ids, set1_u32(static_cast<uint32_t>(ids[r % task.seqlen_q]))));
       }
     }
@@ -143,7 +145,7 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
     for (int64_t r = 0; r < task.rows; ++r) {
       const int64_t query = r % task.seqlen_q, end = query + task.diagonal, begin = query + task.left_diagonal - first;
       const int64_t limit = (end < task.key_end ? end : task.key_end) - first;
-      float* scores = s.scores + r * kDecodeBlock + j;
+      float* scores = head.scores + r * kDecodeBlock + j;
       if (limit < kLanes) store(scores, limit <= 0 ? hidden : keep_below(load(scores), static_cast<int>(limit), hidden));
       if (begin > 0) store(scores, begin >= kLanes ? hidden : keep_from(load(scores), static_cast<int>(begin), hidden));
     }
@@ -151,12 +153,12 @@ void block_scores(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
 }
 
 // Scores become weights exp((score - max) |scale|), whole ones exp(score - max); what was summed so far is rescaled to the new maximum.
-template <class T>
-void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t keys) {
-  const int64_t padded = round_up(keys, kLanes), width_v = round_up(task.headdim_v, kLanes);
+template <class T, class Ops>
+void block_softmax(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t keys) {
+  const int64_t padded = round_up(keys, kLanes), width_v = s.width_v;
   const F32 factor = set1(Exponent(task).factor);
   for (int64_t r = 0; r < task.rows; ++r) {
-    float* scores = s.scores + r * kDecodeBlock;
+    float* scores = head.scores + r * kDecodeBlock;
     F32 top = set1(head.max[r]);
     for (int64_t j = 0; j < padded; j += kLanes) top = max(top, load(scores + j));
     const float largest = largest_lane(top);
@@ -179,30 +181,30 @@ void block_softmax(const DecodeTask& task, const DecodeScratch& s, const DecodeH
 
 // acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if documents,
 // bias or mask may hide an Inf or NaN.
-template <class T>
-void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHead<T>& head, int64_t h, int64_t key0, int64_t keys, Ahead ahead) {
-  const int64_t width_v = round_up(task.headdim_v, kLanes);
+template <class T, class Ops>
+void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
+                  NextRows& next) {
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
   const bool poisoned =
       (hides(task.inputs) || task.inputs.document_q) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
   const int64_t end = poisoned ? 0 : in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
   const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
-  if (task.headdim_v % kLanes == 0) {
-    add_values(s.scores + seen, task.rows, v, task.v_stride, end - seen, head.acc, width_v, ahead);
-  } else {
-    copy_rows(v, task.v_stride, end - seen, task.headdim_v, s.v, width_v);
-    add_values(s.scores + seen, task.rows, s.v, width_v, end - seen, head.acc, width_v, kNothingAhead);
-  }
+  const auto* weights = weights_of(Ops{}, head.scores + seen, task.rows, end - seen, s.weights);
+  if (task.headdim_v == s.width_v)
+    add_values<Ops>(weights, task.rows, v, task.v_stride, end - seen, head.acc, s.width_v, next);
+  else
+    add_values<Ops>(weights, task.rows, copied(Ops{}, v, task.v_stride, end - seen, task.headdim_v, end - seen, s.width_v, s.v), s.width_v,
+                    end - seen, head.acc, s.width_v, next);
   const auto add_by_row = [&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j)
       for (int64_t r = 0; r < task.rows; ++r) {
         const int64_t query = r % task.seqlen_q;
         if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
         if (poisoned && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
-        const F32 p = set1(s.scores[r * kDecodeBlock + j]);
-        for (int64_t d = 0; d < width_v; d += kLanes) {
-          float* acc = head.acc + r * width_v + d;
+        const F32 p = set1(head.scores[r * kDecodeBlock + j]);
+        for (int64_t d = 0; d < s.width_v; d += kLanes) {
+          float* acc = head.acc + r * s.width_v + d;
           store(acc, fma(p, load_n(head.v + (key0 + j) * task.v_stride + d, task.headdim_v - d), load(acc)));
         }
       }
@@ -211,43 +213,41 @@ void block_values(const DecodeTask& task, const DecodeScratch& s, const DecodeHe
   add_by_row(end, keys);
 }
 
-template <class T>
+template <class T, class Ops>
 void decode_task(const DecodeTask& task) {
-  DecodeScratch s;
+  DecodeScratch<Ops> s;
   s.lay_out(static_cast<char*>(task.scratch), task.heads, task.rows, task.headdim, task.headdim_v);
-  const int64_t width_v = round_up(task.headdim_v, kLanes);
   const IdRange ids = task.inputs.document_q ? ids_of(task.inputs.document_q, 0, task.seqlen_q) : IdRange{};
-  for (int64_t h = 0; h < task.heads; ++h) begin_decode(task, DecodeHead<T>(task, s, h));
+  const auto keys_from = [&](int64_t key) { return task.key_end - key < kDecodeBlock ? task.key_end - key : kDecodeBlock; };
+  // Of K or V, the rows of all heads.
+  const auto rows_of = [&](const void* from, int64_t stride, int64_t head_stride, int headdim, int64_t key) {
+    return NextRows(static_cast<const T*>(from) + key * stride, stride, keys_from(key), (task.heads - 1) * head_stride + headdim);
+  };
+  for (int64_t h = 0; h < task.heads; ++h) begin_decode(task, s, DecodeHead<T, Ops>(task, s, h));
   for (int64_t key0 = task.key_begin; key0 < task.key_end; key0 += kDecodeBlock) {
-    const int64_t left = task.key_end - key0, keys = left < kDecodeBlock ? left : kDecodeBlock;
+    const int64_t keys = keys_from(key0);
     if (task.inputs.document_q && !may_meet(ids, ids_of(task.inputs.document_k, key0, key0 + keys))) continue;
+    NextRows next_v = rows_of(task.v, task.v_stride, task.v_head_stride, task.headdim_v, key0);
     for (int64_t h = 0; h < task.heads; ++h) {
-      const DecodeHead<T> head(task, s, h);
-      block_scores(task, s, head, h, key0, keys);
+      const DecodeHead<T, Ops> head(task, s, h);
+      block_scores(task, s, head, h, key0, keys, next_v);
       block_softmax(task, s, head, keys);
-      if (task.inputs.dropout_below > 0) drop_row_weights(task, h, key0, s.scores);
-      // The next K of the walk: this block of the next head, or the next block of the first, if it is whole.
-      const bool same = h + 1 < task.heads;
-      if (!same && left < 2 * kDecodeBlock) {
-        block_values(task, s, head, h, key0, keys, kNothingAhead);
-        continue;
-      }
-      const T* next =
-          same ? head.k + task.k_head_stride + key0 * task.k_stride : static_cast<const T*>(task.k) + (key0 + kDecodeBlock) * task.k_stride;
-      prefetch_rows(next, task.k_stride, keys, width_v, task.headdim);  // what is wider than V
-      block_values(task, s, head, h, key0, keys, ahead_of(next, task.k_stride, task.headdim));
+      if (task.inputs.dropout_below > 0) drop_row_weights(task, h, key0, head.scores);
     }
+    NextRows next_k = rows_of(task.k, task.k_stride, task.k_head_stride, task.headdim, key0 + keys);
+    for (int64_t h = 0; h < task.heads; ++h) block_values(task, s, DecodeHead<T, Ops>(task, s, h), h, key0, keys, next_k);
   }
   for (int64_t h = 0; h < task.heads; ++h) {
-    const DecodeHead<T> head(task, s, h);
+    const DecodeHead<T, Ops> head(task, s, h);
     for (int64_t r = 0; r < task.rows; ++r)
       for (int64_t d = 0; d < task.headdim_v; d += kLanes)
-        store_n(head.part + r * task.headdim_v + d, load(head.acc + r * width_v + d), task.headdim_v - d);
+        store_n(head.part + r * task.headdim_v + d, load(head.acc + r * s.width_v + d), task.headdim_v - d);
   }
 }
 
-static inline size_t decode_scratch_bytes(const KernelShape& shape) {
-  DecodeScratch s;
+template <class Ops>
+size_t decode_scratch_bytes(const KernelShape& shape) {
+  DecodeScratch<Ops> s;
   return s.lay_out(nullptr, shape.heads, shape.rows, shape.headdim, shape.headdim_v);
 }
 

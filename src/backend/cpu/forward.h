@@ -372,12 +372,12 @@ void forward_task(const ForwardTask& task) {
       if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.
         int w = first_vec;
-        if (kPanel < kTile && w % 2 != 0) panel(w++, VecCount<1>{});
+        if (kPanel < kTile && w % 2 != 0) panel(w++, Count<1>{});
         for (; w < end_vec; w += 2) {
           if (w + 2 <= end_vec)
-            panel(w, VecCount<2>{});
+            panel(w, Count<2>{});
           else
-            panel(w, VecCount<1>{});
+            panel(w, Count<1>{});
         }
       } else {
         for_panels(first_vec, end_vec, panel);

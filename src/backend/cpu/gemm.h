@@ -191,20 +191,20 @@ FATTN_INLINE void product_into_wide_rows(Scalars a, int64_t rows, const typename
 
 // The vectors [first, last) of a tile, none across the end of a panel: calls body(vector index, vector-count constant) for each.
 template <int kCount>
-struct VecCount {
+struct Count {
   static constexpr int value = kCount;
 };
 template <class Body>
 FATTN_INLINE void for_panels(int first_vec, int last_vec, const Body& body) {
   int w = first_vec;
   if constexpr (kPanel < kTile)  // the rest of a panel that something else begins
-    for (; w % kPanelVecs != 0 && w < last_vec; ++w) body(w, VecCount<1>{});
-  for (; w + kPanelVecs <= last_vec; w += kPanelVecs) body(w, VecCount<kPanelVecs>{});
+    for (; w % kPanelVecs != 0 && w < last_vec; ++w) body(w, Count<1>{});
+  for (; w + kPanelVecs <= last_vec; w += kPanelVecs) body(w, Count<kPanelVecs>{});
   if (kPanelVecs == 4 && w + 2 <= last_vec) {
-    body(w, VecCount<2>{});
+    body(w, Count<2>{});
     w += 2;
   }
-  if (w < last_vec) body(w, VecCount<1>{});
+  if (w < last_vec) body(w, Count<1>{});
 }
 
 }  // namespace fattn::core::FATTN_ISA

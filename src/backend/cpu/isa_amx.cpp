@@ -29,8 +29,9 @@ size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
 }
 void backward(KernelDType dtype, const BackwardTask& task) { dtype == kKernelBF16 ? backward_bf16(task) : vectors()->backward(dtype, task); }
 
-size_t decode_scratch(const KernelShape& shape) { return vectors()->decode_scratch(shape); }
-void decode(KernelDType dtype, const DecodeTask& task) { vectors()->decode(dtype, task); }
+// Few rows, so tiles would be mostly empty; and VDPBF16PS is at half the rate of FMA on processors that have AMX.
+size_t decode_scratch(KernelDType dtype, const KernelShape& shape) { return kernels_avx512()->decode_scratch(dtype, shape); }
+void decode(KernelDType dtype, const DecodeTask& task) { kernels_avx512()->decode(dtype, task); }
 void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b, int64_t b_stride, int64_t rows, int headdim, float* to,
               int64_t to_stride) {
   vectors()->row_dots(dtype, a, a_stride, b, b_stride, rows, headdim, to, to_stride);

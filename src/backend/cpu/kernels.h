@@ -97,7 +97,7 @@ struct BackwardTask {
 struct CpuKernels {
   size_t (*forward_scratch)(KernelDType, const KernelShape&);
   void (*forward)(KernelDType, const ForwardTask&);
-  size_t (*decode_scratch)(const KernelShape&);
+  size_t (*decode_scratch)(KernelDType, const KernelShape&);
   void (*decode)(KernelDType, const DecodeTask&);
   size_t (*backward_scratch)(KernelDType, const KernelShape&);
   void (*backward)(KernelDType, const BackwardTask&);

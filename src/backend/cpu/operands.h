@@ -18,22 +18,34 @@ struct Scratch {
   }
 };
 
-// Rows that will be copied or widened soon, fetched into the L2 cache some at a time, between products: where other heads lie between rows, each has
-// half a page or more of its own, and a copy that waits for them costs a tenth of the time.
+constexpr int64_t kLineBytes = 64;
+
+// Rows that are wanted soon, fetched into the L2 cache some at a time, between products. In the order of memory: only then do the processor's own
+// fetches join in, which may be more than a core's misses of its L1 cache (Zen 4: 10 GB/s by those alone, 20 with both).
 struct NextRows {
-  const char* row = nullptr;
-  int64_t stride = 0, rows = 0, bytes = 0;  // bytes between rows; rows that are left; bytes of a row
+  const char *line = nullptr, *end = nullptr;  // the next line, and the end of its row
+  int64_t bytes = 0, gap = 0, rows = 0;        // of a row; from its end to the next; that are left
 
   NextRows() = default;  // none
   template <class T>
-  NextRows(const T* from, int64_t from_stride, int64_t n_rows, int64_t n)
-      : row(reinterpret_cast<const char*>(from)),
-        stride(from_stride * static_cast<int64_t>(sizeof(T))),
-        rows(n_rows),
-        bytes(n * static_cast<int64_t>(sizeof(T))) {}
+  NextRows(const T* from, int64_t stride, int64_t n_rows, int64_t n)
+      : line(reinterpret_cast<const char*>(from)),
+        end(reinterpret_cast<const char*>(from + n)),
+        bytes(n * static_cast<int64_t>(sizeof(T))),
+        gap((stride - n) * static_cast<int64_t>(sizeof(T))),
+        rows(n_rows) {}
+  __attribute__((always_inline)) void fetch_lines(int64_t some) {
+    for (; some > 0 && rows > 0; --some) {
+      __builtin_prefetch(line, 0, 2);
+      line += kLineBytes;
+      if (line < end) continue;
+      line = end + gap;
+      end = line + bytes;
+      --rows;
+    }
+  }
   void fetch(int64_t some) {
-    for (; some > 0 && rows > 0; --some, --rows, row += stride)
-      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    for (const int64_t left = rows - some; rows > 0 && rows > left;) fetch_lines(1);
   }
 };
 

@@ -21,10 +21,13 @@ static inline void forward(KernelDType dtype, const ForwardTask& task) {
   if (dtype == kKernelF16) return forward_task<f16, OpsF32>(task);
   return forward_task<bf16, OpsBf16>(task);
 }
+static inline size_t decode_scratch(KernelDType dtype, const KernelShape& shape) {
+  return dtype == kKernelBF16 ? decode_scratch_bytes<OpsBf16>(shape) : decode_scratch_bytes<OpsF32>(shape);
+}
 static inline void decode(KernelDType dtype, const DecodeTask& task) {
-  if (dtype == kKernelF32) return decode_task<float>(task);
-  if (dtype == kKernelF16) return decode_task<f16>(task);
-  return decode_task<bf16>(task);
+  if (dtype == kKernelF32) return decode_task<float, OpsF32>(task);
+  if (dtype == kKernelF16) return decode_task<f16, OpsF32>(task);
+  return decode_task<bf16, OpsBf16>(task);
 }
 static inline size_t backward_scratch(KernelDType dtype, const KernelShape& shape) {
   return dtype == kKernelF32   ? backward_scratch_bytes<float, OpsF32>(shape)
@@ -48,6 +51,6 @@ static inline void sum_rows(KernelDType dtype, const float* parts, int64_t part_
   return sum_rows_of<bf16>(parts, part_stride, nparts, headdim, to);
 }
 
-static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch_bytes, decode, backward_scratch, backward, row_dots, sum_rows};
+static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch, decode, backward_scratch, backward, row_dots, sum_rows};
 
 }  // namespace fattn::core::FATTN_ISA

@@ -125,6 +125,7 @@ FATTN_INLINE F32 sum_each(const F32 (&r)[16]) {
 constexpr bool kHasDot = true;
 typedef __m512i Pairs;
 FATTN_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+FATTN_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }  // of neighbours
 FATTN_INLINE void store_pairs(uint32_t* p, Pairs v) { _mm512_storeu_si512(p, v); }
 FATTN_INLINE Pairs set1_pair(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 FATTN_INLINE F32 dot(F32 acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
@@ -139,6 +140,15 @@ FATTN_INLINE Pairs make_pairs(F32 lo, F32 hi) {
   const __m512i interleave =
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(interleave, both);
+}
+// Lane i of both together: (a[i], b[i]), where a and b are rows of 2 kLanes values.
+FATTN_INLINE void interleave(Pairs a, Pairs b, Pairs& first, Pairs& second) {
+  const __m512i low =
+      _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53, 21, 52, 20, 51, 19, 50,
+                                        18, 49, 17, 48, 16);
+  first = _mm512_permutex2var_epi16(a, low, b);
+  second = _mm512_permutex2var_epi16(a, high, b);
 }
 FATTN_INLINE Pairs keep_halves(Pairs a, U32 word, int n) {
   return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(word, _mm512_set1_epi32(0x10001 << n)), a);
