@@ -11,7 +11,7 @@ namespace fattn::core::FATTN_ISA {
 typedef __m512 F32;
 constexpr int kLanes = 16;
 constexpr int kPanelVecs = 4;  // 6 x 4 accumulators of 32 registers
-constexpr bool kFetchesAhead = false;
+constexpr bool kFetchesAhead = true;
 constexpr int64_t kInPlace = 0;
 
 #define FATTN_INLINE static inline __attribute__((always_inline))
