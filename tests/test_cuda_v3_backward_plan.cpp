@@ -441,12 +441,15 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
         ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
         const V3BackwardPlan plan = plan_v3_backward(p, kH200);
         EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + heads * row_blocks * 9 * 64 * 64 / 8);
+        const int64_t shown = (heads * row_blocks * 9 + 511) / 512 * 512;
+        EXPECT_EQ(plan.tiles_offset, plan.row_sum_offset + plan.prepare_grid * 64 * 4 + shown) << "which blocks show anything";
         EXPECT_EQ(plan.mask_grid, heads * row_blocks * 3) << "256 keys a CTA";
         EXPECT_EQ(plan.mask_threads, 128);
-        for (const V3BackwardKey& key : {plan.main, plan.finish}) {
-          const std::string source = v3_backward_request(key).source;
+        for (const V3BackwardKey* key : {&plan.main, &plan.finish}) {
+          const std::string source = v3_backward_request(*key).source;
           EXPECT_NE(source.find(".mask = true"), std::string::npos);
           EXPECT_NE(source.find(causal ? "v3::CausalMask" : "v3::EntryMask"), std::string::npos) << "what is hidden is looked for";
+          EXPECT_EQ(source.find("v3::PairsMask") != std::string::npos, key == &plan.main) << "which alone has tiles that a mask narrows";
         }
         EXPECT_EQ(v3_backward_request(plan.prepare).source.find("kPair"), std::string::npos) << "knows rows only";
       }

@@ -17,6 +17,7 @@
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_keys.h"
 #include "kernels/v3/backward_load.h"
+#include "kernels/v3/backward_masked.h"
 #include "kernels/v3/backward_roles.h"
 
 namespace fattn::v3 {
@@ -57,7 +58,9 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const BackwardBarriers<Spec> barriers{shared + Shape::kOffsetBarriers};
   const TilePlace tile{shared + Shape::kOffsetTile};
   ptx::let_kernel_after_come_up();
-  if (threadIdx.x == 0) {
+  if constexpr (Shape::kMaskBlocks) {
+    if (threadIdx.x < 32) begin_masked_tile<Spec>(p, shared, barriers, tile, static_cast<int>(threadIdx.x));
+  } else if (threadIdx.x == 0) {
     if constexpr (!Shape::kPacked) barriers.init();
     int number = static_cast<int>(blockIdx.x);
     if constexpr (Spec::kDeterministic) {

@@ -66,7 +66,7 @@ struct LoaderSlope<true> {
 };
 
 template <class Spec>
-struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
+struct BackwardLoader : LoaderEnd<Spec::Mask::kEnds || kPairOf<Spec>.packed> {
   using Shape = BackwardShape<Spec>;
   static constexpr bool kPacked = Shape::kPacked;
   using TileQ = typename Shape::TileQ;
@@ -128,7 +128,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
     load_row_sums();
   }
   __device__ __forceinline__ int rows_end() const {
-    if constexpr (Mask::kBegins || kPacked) return this->end;
+    if constexpr (Mask::kEnds || kPacked) return this->end;
     return p.work.row_blocks * Shape::kBlockM;
   }
   __device__ __forceinline__ void advance() {
@@ -187,7 +187,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
     head = tile.head_k() * p.call.group;
     slope.read(p.call, batch, head);
     first_row = row = tile.first_row();
-    if constexpr (Mask::kBegins || kPacked) this->end = tile.rows_end<Mask, kPacked>(p);
+    if constexpr (Mask::kEnds || kPacked) this->end = tile.rows_end<Mask, kPacked>(p);
     if constexpr (kPacked) {
       const int before = tile.place() * Shape::kBlockM;
       first_row = row = row + before;
@@ -198,7 +198,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
 
   // Keys, values and the first block are asked for by the thread that made the barriers, before others know of them; all but what the kernel before
   // writes. Not where something is to be found out first.
-  static constexpr bool kAhead = !Shape::kLengths && !kPacked && !Shape::kDocuments;
+  static constexpr bool kAhead = !Shape::kLengths && !kPacked && !Shape::kDocuments && !Shape::kMaskBlocks;
   __device__ __forceinline__ void load_ahead(TilePlace tile) {
     to_first_block(tile);
     load_keys(tile);
@@ -216,7 +216,7 @@ struct BackwardLoader : LoaderEnd<Spec::Mask::kBegins || kPairOf<Spec>.packed> {
       load_row_sums();
       advance();
     } else {
-      const bool keys_are_there = ends_inside<Shape>(p, tile);  // load_last_keys()
+      const bool keys_are_there = Shape::kMaskBlocks || ends_inside<Shape>(p, tile);  // load_last_keys(), begin_masked_tile()
       if (!keys_are_there) load_keys(tile);
       ptx::wait_for_kernel_before();
       next();

@@ -215,11 +215,11 @@ struct TilePlace {
     else
       return {batch()};
   }
-  // The first row behind the blocks, which end with the queries unless keys have a last row that sees them.
+  // The first row behind the blocks.
   template <class Mask, bool kPacked>
   __device__ __forceinline__ int rows_end(const BackwardCall& p) const {
     if constexpr (kPacked) return at(11);
-    if constexpr (Mask::kBegins) return first_row() + blocks() * kV3BackwardRows;
+    if constexpr (Mask::kEnds) return first_row() + blocks() * kV3BackwardRows;
     return p.work.row_blocks * kV3BackwardRows;
   }
   // Of a head's blocks in the workspace, the entry's first: of packed sequences a head has the blocks of all.
@@ -241,7 +241,7 @@ struct TilePlace {
   // From the end of one head's blocks to the beginning of the next one's.
   template <class Mask, bool kPacked>
   __device__ __forceinline__ int blocks_between(const BackwardCall& p) const {
-    if constexpr (Mask::kBegins || kPacked) return p.work.row_blocks - blocks();
+    if constexpr (Mask::kEnds || kPacked) return p.work.row_blocks - blocks();
     return first_row() / kV3BackwardRows;
   }
 };

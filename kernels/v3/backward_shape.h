@@ -35,6 +35,8 @@ struct BackwardShape {
   static_assert(!kMask || !(kDocuments || kPacked), "words of a mask lie where documents and packed sequences have theirs in the workspace");
   static constexpr int kBias = kPairOf<Spec>.bias;
   static constexpr bool kDbias = kPairOf<Spec>.dbias;
+  // A mask narrows a tile (v3/backward_masked.h). Not where CTAs count on which tiles meet a block, or every pair has a gradient to be written.
+  static constexpr bool kMaskBlocks = kMask && !Spec::kDeterministic && !kDbias;
   // Of a hidden pair: with dbias the sign says so, and dS is 0 whatever dP is.
   static constexpr float kHiddenWeight = kDbias ? -0.0f : 0.0f;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;

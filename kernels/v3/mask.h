@@ -34,6 +34,7 @@ struct FullMask {
   static constexpr bool kUneven = false;  // every row sees all keys
   static constexpr bool kCausal = false;  // no row sees a key behind the one that it is aligned with
   static constexpr bool kBegins = false;  // every row sees the first key, and every key but the hidden ones is seen by the last row
+  static constexpr bool kEnds = false;    // backward: the blocks of queries that a tile of keys meets go on to the last
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int) {
     return keys.count(p);
@@ -53,6 +54,7 @@ struct CausalMask {
   static constexpr bool kUneven = true;
   static constexpr bool kCausal = true;
   static constexpr bool kBegins = false;
+  static constexpr bool kEnds = false;
   template <class Keys>
   static __device__ __forceinline__ int visible_end(const AttentionParams& p, Keys keys, int row) {
     return core::Mask32{keys.queries(p), keys.count(p), true}.visible_end(row);
@@ -68,6 +70,7 @@ struct WindowMask {
   static constexpr bool kUneven = true;
   static constexpr bool kCausal = false;
   static constexpr bool kBegins = true;
+  static constexpr bool kEnds = true;
   static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys<false>, int row) {
     return window_mask(p).visible_begin(min(row, p.seqlen_q - 1));
   }
@@ -112,6 +115,7 @@ struct DocumentMask : Mask {
   using Pairs = Mask;
   static constexpr bool kUneven = true;
   static constexpr bool kBegins = true;
+  static constexpr bool kEnds = true;
   template <class Keys>
   static __device__ __forceinline__ int visible_begin(const AttentionParams& p, Keys keys, int row) {
     if constexpr (Mask::kBegins) return Mask::visible_begin(p, keys, row);
@@ -122,6 +126,12 @@ struct DocumentMask : Mask {
     if constexpr (Mask::kBegins) return Mask::row_end(p, keys, key);
     return keys.queries(p);
   }
+};
+
+// Backward, of a mask of pairs beside the mask: a tile of keys meets no blocks of queries in front and behind that hide all its pairs.
+template <class Mask>
+struct PairsMask : Mask {
+  static constexpr bool kEnds = true;
 };
 
 // Which keys a row sees, of masks that need not begin.

@@ -3,7 +3,7 @@
 //
 // Bit i is that of pair s[i], set if the mask shows it or there is no such query; keys that there are not are hidden forward, and shown backward.
 // Accumulators of a warpgroup have queries as rows in the forward pass, and keys backward (v3/backward_fragments.h). Forward it says besides where
-// the blocks begin and end that show anything (v3/masked_keys.h).
+// the blocks begin and end that show anything (v3/masked_keys.h), and backward which blocks do (v3/backward_masked.h).
 #pragma once
 
 #include "kernels/pair.h"
@@ -25,10 +25,10 @@ struct MaskWordsPlace {
   __device__ __forceinline__ int heads() const { return of_heads() ? p.nheads : 1; }
   __device__ __forceinline__ int row_blocks() const { return of_rows() ? (p.seqlen_q + kV3MaskSide - 1) / kV3MaskSide : 1; }
   __device__ __forceinline__ int key_blocks() const { return v3_mask_key_blocks(p.seqlen_k, kForward); }
+  __device__ __forceinline__ int number_of(int batch, int head) const { return (of_entries() ? batch * heads() : 0) + (of_heads() ? head : 0); }
   // The number of a block of queries and keys.
   __device__ __forceinline__ int block(int batch, int head, int row, int key) const {
-    const int of_head = (of_entries() ? batch * heads() : 0) + (of_heads() ? head : 0);
-    return (of_head * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * key_blocks() + key / kV3MaskSide;
+    return (number_of(batch, head) * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * key_blocks() + key / kV3MaskSide;
   }
   // The word of thread 0.
   __device__ __forceinline__ unsigned* words(int number) const {
@@ -37,10 +37,14 @@ struct MaskWordsPlace {
   __device__ __forceinline__ unsigned* words(int batch, int head, int row, int key) const { return words(block(batch, head, row, key)); }
   // Forward: the number of range `part` of a block of queries, and where it is.
   __device__ __forceinline__ int range(int batch, int head, int row, int part) const {
-    const int of_head = (of_entries() ? batch * heads() : 0) + (of_heads() ? head : 0);
-    return (of_head * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * v3_mask_ctas(p.seqlen_k, kForward) + part;
+    return (number_of(batch, head) * row_blocks() + (of_rows() ? row / kV3MaskSide : 0)) * v3_mask_ctas(p.seqlen_k, kForward) + part;
   }
   __device__ __forceinline__ unsigned* range(int number) const { return static_cast<unsigned*>(p.tiles) - 1 - number; }
+  // Backward: whether the first block of queries shows something of the 64 keys from `key` on; that of the next block is a byte before it.
+  __device__ __forceinline__ unsigned char* shows(int batch, int head, int key) const {
+    const long long number = (static_cast<long long>(number_of(batch, head)) * key_blocks() + key / kV3MaskSide) * row_blocks();
+    return static_cast<unsigned char*>(p.tiles) - 1 - number;
+  }
 };
 
 // Of four bytes a bit each: whether it is not 0.
@@ -141,7 +145,8 @@ __device__ __forceinline__ void mask_words(const PairParams& p) {
   constexpr int kUnits = kV3MaskTeamKeys / 16, kPitch = kUnits + 2;  // of shared memory, in units: lanes of different rows meet no bank twice
   constexpr int kUnitsOfBlock = kV3MaskSide / 16;
   __shared__ unsigned short memory[kTeams][kV3MaskSide * kPitch];
-  __shared__ int first_shown, end_shown;
+  __shared__ int first_shown, end_shown;              // forward
+  __shared__ unsigned shown_of[kV3MaskThreads / 32];  // backward, of a warp's rows: the units that show something
   ptx::let_kernel_after_come_up();
   const MaskWordsPlace<kForward> place{p};
   const int team = static_cast<int>(threadIdx.x) / kV3MaskThreads, thread = static_cast<int>(threadIdx.x) % kV3MaskThreads;
@@ -161,9 +166,11 @@ __device__ __forceinline__ void mask_words(const PairParams& p) {
   for (int first_key = cta_key + team * kV3MaskTeamKeys; first_key < end_key; first_key += kTeams * kV3MaskTeamKeys) {
     const unsigned shown =
         mask_units<kForward, kUnits, kPitch>(p, units, p.pair_mask + at + first_key, p.seqlen_q - first_row, p.seqlen_k - first_key, thread);
-    if constexpr (kForward) {  // half a warp has the units of a row
-      unsigned of_units = ptx::ballot(shown != 0);
-      of_units = (of_units | of_units >> 16) & 0xffffu;
+    unsigned of_units = ptx::ballot(shown != 0);  // half a warp has the units of a row
+    of_units = (of_units | of_units >> 16) & 0xffffu;
+    if constexpr (!kForward) {
+      if (lane == 0) shown_of[warp] = of_units;
+    } else {
       if (lane == 0 && of_units != 0) {
         const int first_block = first_key / kV3MaskSide;
         atomicMin(&first_shown, first_block + (__ffs(static_cast<int>(of_units)) - 1) / kUnitsOfBlock);
@@ -171,6 +178,13 @@ __device__ __forceinline__ void mask_words(const PairParams& p) {
       }
     }
     ptx::bar_sync(1 + team, kV3MaskThreads);
+    if constexpr (!kForward) {
+      const int key = first_key + kV3MaskSide * thread;
+      if (thread < kV3MaskTeamKeys / kV3MaskSide && key < p.seqlen_k) {
+        const unsigned of_team = shown_of[0] | shown_of[1] | shown_of[2] | shown_of[3];
+        *(place.shows(batch, head, key) - first_row / kV3MaskSide) = (of_team >> kUnitsOfBlock * thread & ((1u << kUnitsOfBlock) - 1)) != 0;
+      }
+    }
 #pragma unroll
     for (int block = 0; block < kV3MaskTeamKeys / kV3MaskSide; ++block) {
       const int key = first_key + kV3MaskSide * block;

@@ -33,4 +33,7 @@ constexpr unsigned v3_mask_range(int begin, int end) { return static_cast<unsign
 constexpr int v3_mask_range_begin(unsigned range) { return kV3MaskMostBlocks - static_cast<int>(range >> 16); }
 constexpr int v3_mask_range_end(unsigned range) { return static_cast<int>(range & 0xffffu); }
 
+// Backward, of 64 keys: whether each block of queries shows any pair of them, a byte each, side by side. These bytes, too, are before the words, the
+// first one last.
+
 }  // namespace fattn

@@ -337,6 +337,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   }
   if (problem.pair_mask.given) {
     const V3MaskWords words = v3_mask_words(problem);
+    plan.tiles_offset += words.before;
     plan.semaphore_offset += words.bytes;
     plan.mask_grid = words.grid;
     plan.mask_threads = words.threads;
@@ -439,6 +440,9 @@ jit::Request v3_backward_request(const V3BackwardKey& key) {
   const PairFeatures its = pair_features_of(key.pair);
   if (!prepare && its.documents)
     source.add_type("Mask", text("v3::DocumentMask<fattn::", kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
+  else if (main && its.mask)
+    source.add_type(
+        "Mask", text("v3::PairsMask<fattn::", key.mask == V3Mask::kFull ? "v3::EntryMask" : kV3MaskTypes[static_cast<int>(key.mask)], ">").c_str());
   else if (!prepare && key.mask == V3Mask::kFull && (its.packed || its.mask || its.bias != 0))
     source.add_type("Mask", "v3::EntryMask");  // rows of other sequences are hidden, or any pairs
   else if (!prepare)

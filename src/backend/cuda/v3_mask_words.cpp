@@ -11,7 +11,7 @@ V3MaskWords v3_mask_words(const Problem& p) {
   const int64_t rows = (of.batch != 0 ? p.batch : 1) * (of.head != 0 ? p.nheads : 1) * v3_mask_blocks(of.row != 0 ? p.seqlen_q : 1);
   const int64_t blocks = rows * v3_mask_key_blocks(p.seqlen_k, !p.backward);
   const int64_t grid = rows * v3_mask_ctas(p.seqlen_k, !p.backward);
-  const int64_t before = p.backward ? 0 : ceil_div(grid * 4, kV3MaskBytes) * kV3MaskBytes;
+  const int64_t before = ceil_div(p.backward ? blocks : grid * 4, kV3MaskBytes) * kV3MaskBytes;
   return {blocks, before + blocks * kV3MaskBytes, before, grid, kV3MaskThreads * v3_mask_teams(!p.backward)};
 }
 

@@ -12,7 +12,7 @@
 
 namespace fattn::core::cuda {
 
-// The words of a problem's mask, of either pass, and forward, before them, which blocks show anything: what all share they have once.
+// The words of a problem's mask, of either pass, and before them which blocks show anything: what all share they have once.
 struct V3MaskWords {
   int64_t blocks = 0, bytes = 0;
   int64_t before = 0;  // bytes of them before the words
