@@ -256,7 +256,7 @@ TEST_F(CudaV3Gpu, AlibiAndDropoutAgreeWithV2OverManyTiles) {
       }
 }
 
-// Both passes of v3, three times each, against v2's. `other` takes what v2 computes; of `gradients` o is dout, and the rest takes v3's.
+// The forward pass of v3, three times, against v2's, which `other` takes. Returns v2's.
 ForwardTensors compare_forward(const Case& c, const DeviceForward& d, const DeviceForward& other) {
   ForwardTensors v2 = d.t;
   v2.o = other.t.o, v2.lse = other.t.lse;
@@ -271,6 +271,7 @@ ForwardTensors compare_forward(const Case& c, const DeviceForward& d, const Devi
   return v2;
 }
 
+// Both passes, likewise. Of `gradients` o is dout, and the rest takes v3's.
 void compare_both_passes(const Case& c, const DeviceForward& d, const DeviceForward& other, const DeviceForward& gradients) {
   const ForwardTensors v2 = compare_forward(c, d, other);
   Options options = on_cuda(c);
