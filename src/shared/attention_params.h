@@ -92,7 +92,8 @@ struct PairParams : FeatureParams {
   const int *cu_seqlens_q, *cu_seqlens_k;
   long long cu_seqlens_q_stride, cu_seqlens_k_stride;
   long long total_q, total_k;  // rows of the tensors
-  void* tiles;                 // of algorithm v3: tiles of packed sequences (shared/v3_packed_tiles.h), what documents leave, words of a mask
+  void* tiles;                 // of algorithm v3: tiles of packed sequences (shared/v3_packed_tiles.h), what documents leave, words of a mask, which
+                               // follow what says which blocks it shows
   int tile_groups;             // of sequences, in that list
 
   const int *document_q, *document_k;              // ids

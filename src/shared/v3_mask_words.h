@@ -25,15 +25,13 @@ constexpr Int v3_mask_ctas(Int seqlen_k, bool forward) {
   return (seqlen_k + v3_mask_cta_keys(forward) - 1) / v3_mask_cta_keys(forward);
 }
 
-// Forward, of the keys that a CTA takes of a block of queries: the blocks [begin, end), counted from the first key of all, before and behind which
-// everything is hidden, in halves of a number: the end, and above it what begin lacks to kV3MaskMostBlocks, so that the greatest of both halves are
-// the range of all. These numbers are before the words, the first one last.
+// Before the words, the first one last, are numbers that say which blocks hide everything. Backward a byte for each block of queries and 64 keys, of
+// 64 keys side by side: whether it shows any pair. Forward, of the keys that a CTA takes of a block of queries: the blocks [begin, end), counted from
+// the first key of all, before and behind which everything is hidden, in halves of a number: the end, and above it what begin lacks to
+// kV3MaskMostBlocks, so that the greatest of both halves are the range of all.
 inline constexpr int kV3MaskMostBlocks = 0xffff;
 constexpr unsigned v3_mask_range(int begin, int end) { return static_cast<unsigned>(kV3MaskMostBlocks - begin) << 16 | static_cast<unsigned>(end); }
 constexpr int v3_mask_range_begin(unsigned range) { return kV3MaskMostBlocks - static_cast<int>(range >> 16); }
 constexpr int v3_mask_range_end(unsigned range) { return static_cast<int>(range & 0xffffu); }
-
-// Backward, of 64 keys: whether each block of queries shows any pair of them, a byte each, side by side. These bytes, too, are before the words, the
-// first one last.
 
 }  // namespace fattn

@@ -18,7 +18,7 @@ namespace {
 // and cuDNN, geometric means). Headdim 256, 2026-11-22, one H200, bf16, batch * seqlen 16384, 8 heads, seqlen 512, 2048 and 8192, in TFLOP/s:
 // 299, 445 and 499, causal 198, 369 and 480; with dq through one staging buffer (and dK after dP) 279, 384 and 396, causal 192, 329 and 397. The
 // additions to global memory are the limit (the way into the L2 is busy for 88 % of the time; without them 396, 625 and 674). 192: the same tile,
-// 0.79 to 0.89 of the mean of 128 and 256 (seqlen 1024 and 8192).
+// 0.80 to 0.90 of the mean of 128 and 256; with three stages, or two places for P, 0.98 to 1.01 of that.
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
     // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi

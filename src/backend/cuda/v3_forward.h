@@ -133,7 +133,7 @@ struct V3ForwardPlan {
   int grid = 0, threads = 0, shared_bytes = 0;
   int row_tiles = 0, heads_per_section = 0, tiles_per_cta = 0, tile_groups = 0;
   int64_t workspace_bytes = 0;  // what a kernel before this one writes: of packed sequences the list of tiles, of documents the blocks of keys,
-                                // of a mask of pairs its words
+                                // of a mask of pairs its words and the blocks that it shows
   int document_grid = 0;        // of that kernel
   int64_t mask_grid = 0;        // CTAs of the kernel that makes words of a mask of pairs
   int mask_threads = 0;         // of each
