@@ -72,6 +72,16 @@ def _tell_windows() -> None:
     masks.sliding_window_causal_mask_function = lambda sliding_window: _Window(made(sliding_window))
 
 
+class _Remapped:
+    """The mask function that transformers 5.24 asks of packed sequences with positions in the place of places in the row: within a sequence that is the same."""
+
+    def __init__(self, within: Callable, seen: Callable) -> None:
+        self.within, self.seen = within, seen
+
+    def __call__(self, batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return self.seen(batch_idx, head_idx, q_idx, kv_idx)
+
+
 class _Documents:
     """The mask function that transformers makes for packed sequences, with what it hides in closures: the sequences' numbers (batch, seqlen), and what is seen
     within one."""
@@ -93,17 +103,21 @@ def _tell_documents() -> None:
 
         masks.packed_sequence_compatibility_function = of_sequences
         return
-    both, same_sequence = masks.and_masks, masks.packed_sequence_mask_function  # older versions: a mask function, and being in the same sequence
+    both, same_sequence = masks.and_masks, masks.packed_sequence_mask_function  # other versions: a mask function, and being in the same sequence
 
     def of_numbers(numbers: torch.Tensor) -> _Documents:
         return _Documents(masks.bidirectional_mask_function, numbers, same_sequence(numbers))
 
     def and_masks(*functions: Callable) -> Callable:
         if len(functions) == 2 and isinstance(functions[1], _Documents):
-            return _Documents(functions[0], functions[1].numbers, both(*functions))
+            within = functions[0].within if isinstance(functions[0], _Remapped) else functions[0]
+            return _Documents(within, functions[1].numbers, both(*functions))
         return both(*functions)
 
     masks.packed_sequence_mask_function, masks.and_masks = of_numbers, and_masks
+    if hasattr(masks, "remap_positions_for_packed_sequence"):
+        remapped = masks.remap_positions_for_packed_sequence
+        masks.remap_positions_for_packed_sequence = lambda function, position_ids: _Remapped(function, remapped(function, position_ids))
 
 
 _tell_windows()
