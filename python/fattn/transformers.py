@@ -56,8 +56,8 @@ __all__ = ["NAME", "Comparison", "compare"]
 NAME = "fattn"
 
 
-class _Window:
-    """transformers' mask function of a causal sliding window, to be known again: transformers hides it in closures."""
+class _Known:
+    """A mask function of transformers', to be known again: it hides in closures what it is made of."""
 
     def __init__(self, seen: Callable) -> None:
         self.seen = seen
@@ -66,52 +66,45 @@ class _Window:
         return self.seen(batch_idx, head_idx, q_idx, kv_idx)
 
 
+class _Window(_Known):
+    """A causal sliding window."""
+
+
+class _Remapped(_Known):
+    """`within`, asked for positions in the place of places in the row, as transformers 5.23 and later do in packed sequences: within one that is the same."""
+
+    def __init__(self, within: Callable, seen: Callable) -> None:
+        super().__init__(seen)
+        self.within = within
+
+
+class _Documents(_Known):
+    """Packed sequences: their numbers (batch, seqlen), and what is seen within one."""
+
+    def __init__(self, within: Callable, numbers: torch.Tensor, seen: Callable) -> None:
+        super().__init__(seen)
+        self.within, self.numbers = within, numbers
+
+
 def _tell_windows() -> None:
     """Has transformers make its mask functions of sliding windows so; they say the same as before."""
     made = masks.sliding_window_causal_mask_function
     masks.sliding_window_causal_mask_function = lambda sliding_window: _Window(made(sliding_window))
 
 
-class _Remapped:
-    """The mask function that transformers 5.24 asks of packed sequences with positions in the place of places in the row: within a sequence that is the same."""
-
-    def __init__(self, within: Callable, seen: Callable) -> None:
-        self.within, self.seen = within, seen
-
-    def __call__(self, batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return self.seen(batch_idx, head_idx, q_idx, kv_idx)
-
-
-class _Documents:
-    """The mask function that transformers makes for packed sequences, with what it hides in closures: the sequences' numbers (batch, seqlen), and what is seen
-    within one."""
-
-    def __init__(self, within: Callable, numbers: torch.Tensor, seen: Callable) -> None:
-        self.within, self.numbers, self.seen = within, numbers, seen
-
-    def __call__(self, batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return self.seen(batch_idx, head_idx, q_idx, kv_idx)
-
-
 def _tell_documents() -> None:
-    """Has transformers make its mask functions of packed sequences so; they say the same as before."""
-    if hasattr(masks, "packed_sequence_compatibility_function"):
-        made = masks.packed_sequence_compatibility_function
-
-        def of_sequences(mask_function: Callable, position_ids: torch.Tensor, numbers: torch.Tensor) -> _Documents:
-            return _Documents(mask_function, numbers, made(mask_function, position_ids, numbers))
-
-        masks.packed_sequence_compatibility_function = of_sequences
-        return
-    both, same_sequence = masks.and_masks, masks.packed_sequence_mask_function  # other versions: a mask function, and being in the same sequence
+    """Has transformers make its mask functions of packed sequences so: of a mask function, remapped or not, and being in the same sequence. They say the same as
+    before."""
+    both, same_sequence = masks.and_masks, masks.packed_sequence_mask_function
 
     def of_numbers(numbers: torch.Tensor) -> _Documents:
         return _Documents(masks.bidirectional_mask_function, numbers, same_sequence(numbers))
 
     def and_masks(*functions: Callable) -> Callable:
-        if len(functions) == 2 and isinstance(functions[1], _Documents):
-            within = functions[0].within if isinstance(functions[0], _Remapped) else functions[0]
-            return _Documents(within, functions[1].numbers, both(*functions))
+        documents, others = [f for f in functions if isinstance(f, _Documents)], [f for f in functions if not isinstance(f, _Documents)]
+        if len(documents) == len(others) == 1:  # in either order
+            within = others[0].within if isinstance(others[0], _Remapped) else others[0]
+            return _Documents(within, documents[0].numbers, both(*functions))
         return both(*functions)
 
     masks.packed_sequence_mask_function, masks.and_masks = of_numbers, and_masks
