@@ -122,8 +122,11 @@ void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Time one problem: rate, share of this machine's peak, memory");
   auto flags = std::make_shared<BenchFlags>();
   flags->problem.add_to(*command);
-  command->add_option("--suite", flags->suite, "Instead of one problem: the speed table of a device, against providers that are there")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  command
+      ->add_option(
+          "--suite", flags->suite,
+          "Instead of one problem: cpu, cuda: the speed table of a device, against providers that are there; prices: what every option costs")
+      ->check(CLI::IsMember({"cpu", "cuda", "prices"}))
       ->type_name("NAME");
   command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples")->needs("--suite");
   command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
@@ -136,7 +139,9 @@ void add_bench(CLI::App& app, int& exit_code) {
       "--memory-limit and those of providers.\n\n"
       "Examples:  fattn bench --preset gpt2-small\n"
       "           fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
-      "           fattn bench --suite cpu --json results.json");
+      "           fattn bench --seqlen 2048 --dropout 0.1 --bias heads --dbias\n"
+      "           fattn bench --suite cpu --json results.json\n"
+      "           fattn bench --suite prices --device cuda");
   command->callback([flags, &exit_code] {
     if (flags->suite.empty()) {
       exit_code = bench_one(*flags);
@@ -149,9 +154,9 @@ void add_bench(CLI::App& app, int& exit_code) {
     if (flags->suite == "cpu" && flags->problem.target.on_cuda())
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
-    exit_code =
-        run_suite({flags->quick, problem.grad(), problem.options(), problem.place(), problem.json(), problem.memory_limit(), problem.place_flags()},
-                  flags->providers);
+    const SuiteOptions suite{flags->suite,    flags->quick,   problem.grad(),         problem.options(),
+                             problem.place(), problem.json(), problem.memory_limit(), problem.place_flags()};
+    exit_code = flags->suite == "prices" ? run_prices(suite) : run_suite(suite, flags->providers);
   });
 }
 

@@ -1,6 +1,7 @@
 // Shared flags of the commands that measure.
 #include "cli/problem_flags.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "cli/presets.h"
@@ -8,10 +9,43 @@
 namespace fattn::cli {
 namespace {
 
+using measure::PairShape;
+
+// "none" and the shapes that a bias or a mask may have.
+std::vector<std::string> pair_shapes() {
+  std::vector<std::string> names = {name_of(PairShape::kNone)};
+  for (const PairShape shape : measure::kPairShapes) names.emplace_back(name_of(shape));
+  return names;
+}
+PairShape pair_shape(const std::string& name) {
+  for (const PairShape shape : measure::kPairShapes)
+    if (name == name_of(shape)) return shape;
+  return PairShape::kNone;
+}
+
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const Preset& p : presets()) names.push_back(p.name);
   return names;
+}
+
+// The flags that name tensors must fit each other; what the library refuses, it refuses itself.
+void require_consistent(const measure::ProblemSpec& s, bool grad) {
+  const auto refuse = [](const char* flag, const std::string& why) { throw CLI::ValidationError(flag, why); };
+  if (s.bias == PairShape::kNone && s.bias_f32) refuse("--bias-fp32", "there is no bias; add --bias, or leave it out");
+  if (s.bias == PairShape::kNone && s.dbias) refuse("--dbias", "there is no bias; add --bias, or leave it out");
+  if (s.dbias && !grad) refuse("--dbias", "the gradient of a bias is of the backward pass; leave it or --no-grad out");
+  const auto at_most = [&](const char* flag, int64_t given, int64_t most, const char* of) {
+    if (given > most) refuse(flag, std::to_string(given) + " is more than " + of + ", " + std::to_string(most));
+  };
+  at_most("--seqused-k", s.least_seqused_k, s.seqlen_k, "the keys");
+  at_most("--packed", s.least_packed, s.seqlen_q, "the rows of the longest, --seqlen");
+  at_most("--documents", s.documents, s.seqlen_q, "the queries");
+  const bool of_rows = s.packed() || s.documents > 0;
+  if (of_rows && s.seqlen_q != s.seqlen_k)
+    refuse(s.packed() ? "--packed" : "--documents", "queries and keys are the same rows here; leave --seqlen-k out");
+  if (static_cast<int>(s.least_seqused_k > 0) + static_cast<int>(s.packed()) + static_cast<int>(s.documents > 0) > 1)
+    refuse(s.documents > 0 ? "--documents" : "--packed", "--seqused-k, --packed and --documents are measured one at a time; leave the others out");
 }
 
 }  // namespace
@@ -19,14 +53,22 @@ std::vector<std::string> preset_names() {
 void ProblemFlags::add_problem_to(CLI::App& command) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
-  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 48);
-  auto integer = [&](Integer& flag, const char* name, const char* help) {
-    flag.option = command.add_option(name, flag.value, help)->check(size)->type_name("N");
+  const auto own = [this](CLI::Option* option) {
+    problem_options_.push_back(option);
+    return option;
   };
-  preset_option_ = command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
-                       ->check(CLI::IsMember(preset_names()))
-                       ->type_name("NAME");
+  // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
+  constexpr int64_t kMost = int64_t{1} << 48;
+  const auto size = CLI::Range(int64_t{1}, kMost);
+  auto integer = [&](Integer& flag, const char* name, const char* help) {
+    flag.option = own(command.add_option(name, flag.value, help)->check(size)->type_name("N"));
+  };
+  const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
+    own(command.add_option(name, value, help)->check(CLI::Range(least, kMost))->type_name("N")->capture_default_str());
+  };
+  own(command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
+          ->check(CLI::IsMember(preset_names()))
+          ->type_name("NAME"));
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
   integer(seqlen_k_, "--seqlen-k", "Keys [as --seqlen]");
@@ -34,37 +76,39 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   integer(nheads_k_, "--nheads-k", "Heads of keys and values; divides --nheads (GQA, MQA) [as --nheads]");
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
-  causal_option_ = command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right");
-  const CLI::Range limit(int64_t{-1}, int64_t{1} << 48);
-  window_left_option_ = command.add_option("--window-left", window_left_, "Keys that a query sees before its own position; -1: all")
-                            ->check(limit)
-                            ->type_name("N")
-                            ->capture_default_str();
-  window_right_option_ = command.add_option("--window-right", window_right_, "The same behind it; with --causal there are none")
-                             ->check(limit)
-                             ->type_name("N")
-                             ->capture_default_str();
-  softcap_option_ = command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
-                        ->capture_default_str();
-  dtype_option_ = command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
-                      ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
-                      ->capture_default_str();
+  causal_option_ = own(command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right"));
+  number(window_left_, "--window-left", -1, "Keys that a query sees before its own position; -1: all");
+  number(window_right_, "--window-right", -1, "The same behind it; with --causal there are none");
+  own(command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+          ->capture_default_str());
+  own(command.add_option("--dropout", p_dropout_, "Weights become 0 with this probability, by random numbers from --seed; 0: none")
+          ->capture_default_str());
+  own(command.add_flag("--alibi", alibi_, "ALiBi, with the slopes 2^(-8 h / nheads), h from 1"));
+  const auto pairs = [&](std::string& value, const char* name, const std::string& help) {
+    own(command.add_option(name, value, help)->check(CLI::IsMember(pair_shapes()))->type_name("SHAPE")->capture_default_str());
+  };
+  pairs(bias_, "--bias", "A bias of N(0, 1): one a head, or one for all; of keys: of (batch, seqlen-k)");
+  own(command.add_flag("--bias-fp32", bias_f32_, "The bias is of fp32, whatever the others are"));
+  own(command.add_flag("--dbias", dbias_, "The backward pass returns the gradient of the bias"));
+  pairs(mask_, "--mask", "A mask that shows three of four pairs, at random");
+  number(least_seqused_k_, "--seqused-k", 0, "Lengths of keys: N in the first batch entry, as many as there are in the last; 0: none");
+  number(least_packed_, "--packed", 0, "Packed sequences, --batch of them, of N rows, the first, to --seqlen, the last; 0: a dense batch");
+  number(documents_, "--documents", 0, "Documents of equal length in every batch entry, of which a query sees its own; 0: none");
+  dtype_option_ = own(command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
+                          ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                          ->capture_default_str());
   no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
 }
 
 bool ProblemFlags::problem_given() const {
-  for (const CLI::Option* option :
-       {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option, headdim_v_.option, causal_option_,
-        window_left_option_, window_right_option_, softcap_option_, preset_option_, dtype_option_, no_grad_option_})
-    if (option->count() > 0) return true;
-  return false;
+  return no_grad_option_->count() > 0 ||
+         std::any_of(problem_options_.begin(), problem_options_.end(), [](const CLI::Option* o) { return o->count() > 0; });
 }
 
 std::string ProblemFlags::first_of_one_problem() const {
-  for (const CLI::Option* option : {batch_.option, seqlen_.option, seqlen_k_.option, nheads_.option, nheads_k_.option, headdim_.option,
-                                    headdim_v_.option, causal_option_, window_left_option_, window_right_option_, softcap_option_, preset_option_,
-                                    dtype_option_, sampling_[0], sampling_[1], sampling_[2], sampling_[3], seed_option_})
-    if (option->count() > 0) return option->get_name();
+  for (const auto* options : {&problem_options_, &sampling_options_})
+    for (const CLI::Option* option : *options)
+      if (option->count() > 0) return option->get_name();
   return "";
 }
 
@@ -72,17 +116,18 @@ void ProblemFlags::add_to(CLI::App& command) {
   add_problem_to(command);
   target.add_to(command);
   command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
-  sampling_[0] = command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
-                     ->check(CLI::Range(1, 100000))
-                     ->capture_default_str();
-  sampling_[1] = command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  sampling_[2] = command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
-                     ->check(CLI::Range(0.0, 3600.0))
-                     ->capture_default_str();
-  sampling_[3] = command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
-                     ->check(CLI::Range(-1, 100000))
-                     ->capture_default_str();
-  seed_option_ = command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str();
+  const auto own = [this](const CLI::Option* option) { sampling_options_.push_back(option); };
+  own(command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
+          ->check(CLI::Range(1, 100000))
+          ->capture_default_str());
+  own(command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str());
+  own(command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
+          ->check(CLI::Range(0.0, 3600.0))
+          ->capture_default_str());
+  own(command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
+          ->check(CLI::Range(-1, 100000))
+          ->capture_default_str());
+  own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
@@ -108,6 +153,16 @@ measure::ProblemSpec ProblemFlags::spec() const {
   s.window_left = window_left_;
   s.window_right = window_right_;
   s.softcap = softcap_;
+  s.p_dropout = p_dropout_;
+  s.alibi = alibi_;
+  s.bias = pair_shape(bias_);
+  s.mask = pair_shape(mask_);
+  s.bias_f32 = bias_f32_;
+  s.dbias = dbias_;
+  s.least_seqused_k = least_seqused_k_;
+  s.least_packed = least_packed_;
+  s.documents = documents_;
+  require_consistent(s, grad());
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
     if (dtype_ == name_of(dtype)) s.dtype = dtype;
   if (dtype_option_->count() == 0 && target.on_cuda()) s.dtype = DType::kBF16;  // what its kernels compute
@@ -165,6 +220,15 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
     add("--window-right", std::to_string(s.window_right));
   }
   if (s.softcap > 0) add("--softcap", CLI::detail::to_string(s.softcap));
+  if (s.p_dropout > 0) add("--dropout", CLI::detail::to_string(s.p_dropout));
+  if (s.alibi) flags.emplace_back("--alibi");
+  if (s.bias != PairShape::kNone) add("--bias", name_of(s.bias));
+  if (s.bias_f32) flags.emplace_back("--bias-fp32");
+  if (s.dbias) flags.emplace_back("--dbias");
+  if (s.mask != PairShape::kNone) add("--mask", name_of(s.mask));
+  if (s.least_seqused_k > 0) add("--seqused-k", std::to_string(s.least_seqused_k));
+  if (s.packed()) add("--packed", std::to_string(s.least_packed));
+  if (s.documents > 0) add("--documents", std::to_string(s.documents));
   add("--dtype", name_of(s.dtype));
   if (!grad()) flags.emplace_back("--no-grad");
   for (const std::string& flag : place_flags()) flags.push_back(flag);

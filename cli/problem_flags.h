@@ -45,11 +45,12 @@ class ProblemFlags {
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
   int64_t window_left_ = -1, window_right_ = -1;
-  double softcap_ = 0;
-  CLI::Option *window_left_option_ = nullptr, *window_right_option_ = nullptr, *softcap_option_ = nullptr;
-  bool causal_ = false, no_grad_ = false, warm_l2_ = false;
-  CLI::Option *causal_option_ = nullptr, *preset_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr, *seed_option_ = nullptr,
-              *sampling_[4] = {};
+  int64_t least_seqused_k_ = 0, least_packed_ = 0, documents_ = 0;
+  double softcap_ = 0, p_dropout_ = 0;
+  std::string bias_ = "none", mask_ = "none";
+  bool causal_ = false, no_grad_ = false, warm_l2_ = false, alibi_ = false, bias_f32_ = false, dbias_ = false;
+  CLI::Option *causal_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr;
+  std::vector<const CLI::Option*> problem_options_, sampling_options_;  // without --no-grad, which a list of problems heeds
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
   double min_seconds_ = 0.3, max_seconds_ = 3;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -66,6 +67,8 @@ class TimeLeft {
 // What a contestant has in common over all passes.
 struct Entry {
   Contestant* contestant = nullptr;
+  const ProblemSpec* spec = nullptr;
+  std::shared_ptr<const Inputs> inputs;
   std::vector<Row*> rows;  // one a pass
   bool running = true;
   bool compiles = false;  // for each problem
@@ -86,7 +89,7 @@ struct Entry {
 };
 
 bool concerns(const TensorCheck& check, Pass pass) {
-  const bool gradient = check.tensor == "dq" || check.tensor == "dk" || check.tensor == "dv";
+  const bool gradient = check.tensor != "o" && check.tensor != "lse";
   return pass == Pass::kForwardBackward || gradient == (pass == Pass::kBackward);
 }
 
@@ -141,18 +144,25 @@ Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
   return peaks;
 }
 
-void check(Entry& entry, const ProblemSpec& spec, const Inputs& inputs, const RaceOptions& options, Outputs& standard) {
+// What standard attention returned, and of which problem.
+struct Standard {
+  Outputs outputs;
+  const ProblemSpec* spec = nullptr;
+};
+
+void check(Entry& entry, const RaceOptions& options, Standard& standard) {
+  const ProblemSpec& spec = *entry.spec;
   const Outputs* outputs = nullptr;
   const std::vector<TensorCheck> checks =
-      check_against_oracle(*entry.contestant, spec, inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
+      check_against_oracle(*entry.contestant, spec, *entry.inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
   const Identity who = entry.contestant->identity();
-  if (who.provider == "standard") standard = copy_of(*outputs);
+  if (who.provider == "standard") standard = {copy_of(*outputs), &spec};
   for (Row* row : entry.rows) {
     row->who = who;
     if (!who.kernel_forward.empty() && options.place.device == Device::kCuda) row->moved_bytes = moved_bytes(who.algorithm, spec, row->pass);
     for (const TensorCheck& c : checks)
       if (concerns(c, row->pass)) row->checks.push_back(c);
-    if (standard.o.data()) row->max_difference_to_standard = difference(*outputs, standard, spec, row->pass);
+    if (standard.spec && *standard.spec == spec) row->max_difference_to_standard = difference(*outputs, standard.outputs, spec, row->pass);
   }
   const auto bad = std::find_if(checks.begin(), checks.end(), [](const TensorCheck& c) { return !c.pass; });
   if (bad != checks.end())
@@ -192,34 +202,49 @@ int64_t race_steps(size_t contestants, const RaceOptions& options) {
 }
 
 RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
-  std::vector<Cost> costs;
-  for (Pass pass : options.passes) costs.push_back(cost_of(spec, pass));
+  std::vector<Entrant> entrants;
+  entrants.reserve(contestants.size());
+  for (Contestant* contestant : contestants) entrants.push_back({contestant, spec});
+  return race(entrants, options);
+}
+
+RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options) {
   RaceResult result;
-  result.rows.resize(options.passes.size() * contestants.size());
-  std::vector<Entry> entries(contestants.size());
-  for (size_t c = 0; c < contestants.size(); ++c) {
-    entries[c].contestant = contestants[c];
+  result.rows.resize(options.passes.size() * entrants.size());
+  std::vector<Entry> entries(entrants.size());
+  for (size_t c = 0; c < entrants.size(); ++c) {
+    entries[c].contestant = entrants[c].contestant;
+    entries[c].spec = &entrants[c].spec;
     for (size_t p = 0; p < options.passes.size(); ++p) {
-      Row& row = result.rows[p * contestants.size() + c];
-      row.spec = spec;
+      Row& row = result.rows[p * entrants.size() + c];
+      row.spec = entrants[c].spec;
       row.pass = options.passes[p];
-      row.cost = costs[p];
-      row.who = contestants[c]->identity();
+      row.cost = cost_of(row.spec, row.pass);
+      row.who = entrants[c].contestant->identity();
       entries[c].rows.push_back(&row);
     }
   }
+  // Those of the same problem have the same inputs.
+  std::vector<const ProblemSpec*> problems;
+  for (const Entry& entry : entries)
+    if (std::none_of(problems.begin(), problems.end(), [&](const ProblemSpec* one) { return *one == *entry.spec; })) problems.push_back(entry.spec);
 
   try {
-    require_memory(spec.input_bytes(options.grad), options.memory_limit,
-                   "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(spec));
+    for (const ProblemSpec* spec : problems)
+      require_memory(spec->input_bytes(options.grad), options.memory_limit,
+                     "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(*spec));
   } catch (const Failure& failure) {  // nobody can run, and nothing need be measured
     for (Entry& entry : entries) entry.fail(failure);
     return result;
   }
   const TimeLeft left(options.time_limit, options.tell);
-  result.before = peaks_of(spec, options);
-  for (Contestant* contestant : contestants) contestant->begin();
-  const Inputs inputs = make_inputs(spec, options.grad);
+  result.before = peaks_of(*problems.front(), options);
+  for (Entry& entry : entries) entry.contestant->begin();
+  for (const ProblemSpec* spec : problems) {
+    const auto inputs = std::make_shared<const Inputs>(make_inputs(*spec, options.grad));
+    for (Entry& entry : entries)
+      if (*entry.spec == *spec) entry.inputs = inputs;
+  }
   {
     // Standard first: the others are compared with its result. Those that compile do so meanwhile on a GPU, where nothing is timed yet and the memory
     // of each is counted apart; on the CPU, where all is one process's or one machine's, last, so that none waits for them.
@@ -233,12 +258,12 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
         entry.compiles = entry.contestant->compiles();
       });
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles; });
-    Outputs standard;
+    Standard standard;
     const auto get_ready = [&](Entry& entry, bool all_that_is_left) {
       left.get_ready(*entry.contestant, all_that_is_left);
       if (entry.running && entry.compiles)
         options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
-      entry.guarded([&] { check(entry, spec, inputs, options, standard); });
+      entry.guarded([&] { check(entry, options, standard); });
       // One at a time, each with a peak of its own.
       entry.guarded([&] {
         for (Row* row : entry.rows) row->memory = entry.contestant->memory(row->pass);
@@ -265,7 +290,7 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
       entry.contestant->release();
     });
 
-  result.after = peaks_of(spec, options);
+  result.after = peaks_of(*problems.front(), options);
   const Peaks peaks = higher(result.before, result.after);
   for (Row& row : result.rows) {
     set_rates(row, peaks);
@@ -282,8 +307,8 @@ RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contest
                       "changed; shares of the peak are of the higher",
                       result.before.fma.rate / 1e9, result.after.fma.rate / 1e9));
   for (size_t p = 0; p < options.passes.size(); ++p) {
-    const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
-    std::vector<Row> pass(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * entrants.size());
+    std::vector<Row> pass(begin, begin + static_cast<std::ptrdiff_t>(entrants.size()));
     set_speedups(pass);
     std::copy(pass.begin(), pass.end(), begin);
   }

@@ -1,4 +1,4 @@
-// One problem, any number of contestants: check, memory, times in turns, rows.
+// Any number of contestants: check, memory, times in turns, rows. Of one problem, or each with one of its own.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,14 @@ struct RaceResult {
   measure::Peaks before, after;    // not measured where not even the inputs fit
 };
 
-// A contestant's failure is its rows' status, and so is memory that is not there. Throws fattn::Error for a problem that is none.
+struct Entrant {
+  measure::Contestant* contestant = nullptr;
+  measure::ProblemSpec spec;
+};
+
+// A contestant's failure is its rows' status, and so is memory that is not there. Throws fattn::Error for a problem that is none. Peaks are of the
+// first entrant's problem.
+RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options);
 RaceResult race(const measure::ProblemSpec& spec, const std::vector<measure::Contestant*>& contestants, const RaceOptions& options);
 
 // 1 if a check failed or a rate was refused, 2 if nothing could run, else 0.

@@ -1,4 +1,4 @@
-// The suites: what is raced, in which sections. cpu: speed by dtype, head size, length and mask; decode; small shapes; memory of
+// The suites of speed: what is raced, in which sections. cpu: speed by dtype, head size, length and mask; decode; small shapes; memory of
 // long sequences. cuda: the table that the field prints, 16384 tokens and a width of 2048.
 #include "cli/suite.h"
 
@@ -162,6 +162,26 @@ nlohmann::ordered_json summary_of(const std::map<std::string, Ratios>& ratios) {
 
 }  // namespace
 
+RaceOptions race_options(const SuiteOptions& suite) {
+  RaceOptions options;
+  options.library = suite.library;
+  options.memory_limit = suite.memory_limit;
+  options.oracle_flops = kSuiteOracleFlops;
+  options.place = suite.place;
+  options.grad = suite.grad;
+  const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
+  if (suite.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(threads);
+  return options;
+}
+
+std::vector<std::string> repeating_flags(const SuiteOptions& suite) {
+  std::vector<std::string> flags = {"--suite", suite.name};
+  if (suite.quick) flags.emplace_back("--quick");
+  if (!suite.grad) flags.emplace_back("--no-grad");
+  flags.insert(flags.end(), suite.flags.begin(), suite.flags.end());
+  return flags;
+}
+
 int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   require_writable(suite.json);
   const bool on_cpu = suite.place.device == Device::kCpu;
@@ -178,13 +198,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   }
 
   std::FILE* out = text_stream(suite.json);
-  const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
-  RaceOptions options;
-  options.library = suite.library;
-  options.memory_limit = suite.memory_limit;
-  options.oracle_flops = kSuiteOracleFlops;
-  options.place = suite.place;
-  if (on_cpu) options.read_bytes_per_s = measure_read_bandwidth(threads);
+  RaceOptions options = race_options(suite);
 
   int64_t items = 0;
   for (const Section& section : sections) items += static_cast<int64_t>(section.items.size());
@@ -192,10 +206,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::map<std::string, Ratios> ratios;
   std::set<std::string> told;
   Peaks first, last;
-  std::vector<std::string> flags = {"--suite", on_cpu ? "cpu" : "cuda"};
-  if (suite.quick) flags.emplace_back("--quick");
-  if (!suite.grad) flags.emplace_back("--no-grad");
-  flags.insert(flags.end(), suite.flags.begin(), suite.flags.end());
+  std::vector<std::string> flags = repeating_flags(suite);
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
   const auto write_record = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};

@@ -19,7 +19,7 @@ namespace fattn::measure {
 
 // What one forward and, for gradients, one backward call returned. An absent tensor has no pages.
 struct Outputs {
-  Pages o, lse, dq, dk, dv;
+  Pages o, lse, dq, dk, dv, dbias;
 };
 
 // What a call adds to memory over q, k, v and dout: its outputs included; for gradients also o and lse, which the forward

@@ -120,6 +120,7 @@ Inputs make_inputs(const ProblemSpec& s, bool grad) {
   inputs.k = make(s.k_bytes());
   inputs.v = make(s.v_bytes());
   if (grad) inputs.dout = make(s.o_bytes());
+  inputs.scores = make_score_pages(s);
   return inputs;
 }
 

@@ -6,6 +6,7 @@
 #include "fattn/types.hpp"
 #include "measure/memory.h"
 #include "measure/problem.h"
+#include "measure/score_terms.h"
 
 namespace fattn::measure {
 
@@ -20,9 +21,10 @@ double load(const void* data, DType dtype, int64_t index);
 // N(0, 1), the same numbers for the same seed and stream on every machine and, up to rounding, in every dtype.
 void fill_normal(void* data, DType dtype, int64_t count, uint64_t seed, uint64_t stream);
 
-// q, k, v and, for gradients, dout.
+// q, k, v, what scores depend on and, for gradients, dout.
 struct Inputs {
   Pages q, k, v, dout;
+  ScorePages scores;
 };
 Inputs make_inputs(const ProblemSpec& spec, bool grad);
 

@@ -1,5 +1,6 @@
 // The library on a CUDA device: inputs are copied there once, calls are timed by events, results are copied back for the check.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "fattn/device.hpp"
@@ -17,6 +18,7 @@ class CudaContestant final : public Contestant {
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
     release();
     for (cuda::Buffer* input : {&q_, &k_, &v_, &dout_}) *input = cuda::Buffer();
+    for (cuda::Buffer& input : scores_) input = cuda::Buffer();
     spec_ = spec;
     grad_ = grad;
     guarded([&] {
@@ -35,6 +37,8 @@ class CudaContestant final : public Contestant {
       k_ = upload(inputs.k);
       v_ = upload(inputs.v);
       if (grad) dout_ = upload(inputs.dout);
+      for (size_t i = 0; i < scores_.size(); ++i)
+        if (inputs.scores[i].size() > 0) scores_[i] = upload(inputs.scores[i]);
     });
   }
 
@@ -58,6 +62,7 @@ class CudaContestant final : public Contestant {
         download(outputs_.dq, device_.dq);
         download(outputs_.dk, device_.dk);
         download(outputs_.dv, device_.dv);
+        download(outputs_.dbias, device_.dbias);
       }
     });
     return outputs_;
@@ -90,7 +95,7 @@ class CudaContestant final : public Contestant {
 
  private:
   struct DeviceOutputs {
-    cuda::Buffer o, lse, dq, dk, dv;
+    cuda::Buffer o, lse, dq, dk, dv, dbias;
   };
 
   Pass all_passes() const { return grad_ ? Pass::kForwardBackward : Pass::kForward; }
@@ -114,8 +119,9 @@ class CudaContestant final : public Contestant {
   }
 
   void run(Pass pass) {
-    const Addresses at{q_.get(),          k_.get(),         v_.get(),         dout_.get(),     device_.o.get(),
-                       device_.lse.get(), device_.dq.get(), device_.dk.get(), device_.dv.get()};
+    Addresses at{q_.get(),          k_.get(),         v_.get(),         dout_.get(),      device_.o.get(),
+                 device_.lse.get(), device_.dq.get(), device_.dk.get(), device_.dv.get(), device_.dbias.get()};
+    for (size_t i = 0; i < scores_.size(); ++i) at.scores[i] = scores_[i].get();
     plans_.execute(pass, at, workspace_.get(), workspace_.bytes());
   }
 
@@ -132,6 +138,7 @@ class CudaContestant final : public Contestant {
   ProblemSpec spec_;
   bool grad_ = false;
   cuda::Buffer q_, k_, v_, dout_, workspace_, flush_;
+  std::array<cuda::Buffer, kScoreInputs> scores_;
   DeviceOutputs device_;
   Outputs outputs_;
 };

@@ -76,8 +76,17 @@ class LibraryContestant final : public Contestant {
   }
 
   void run(Pass pass) {
-    const Addresses at{inputs_->q.data(),   inputs_->k.data(),  inputs_->v.data(),  inputs_->dout.data(), outputs_.o.data(),
-                       outputs_.lse.data(), outputs_.dq.data(), outputs_.dk.data(), outputs_.dv.data()};
+    const Addresses at{inputs_->q.data(),
+                       inputs_->k.data(),
+                       inputs_->v.data(),
+                       inputs_->dout.data(),
+                       outputs_.o.data(),
+                       outputs_.lse.data(),
+                       outputs_.dq.data(),
+                       outputs_.dk.data(),
+                       outputs_.dv.data(),
+                       outputs_.dbias.data(),
+                       addresses_of(inputs_->scores)};
     guarded([&] { plans_.execute(pass, at, workspace_.data(), workspace_.size()); });
   }
 

@@ -13,7 +13,8 @@ namespace fattn::measure {
 // Where the tensors of a call lie; null where that is not known yet.
 struct Addresses {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *dout = nullptr;
-  void *o = nullptr, *lse = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  void *o = nullptr, *lse = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr, *dbias = nullptr;
+  ScoreAddresses scores = {};
 };
 ForwardTensors forward_tensors(const ProblemSpec& spec, const Placement& place, const Addresses& at = {});
 BackwardTensors backward_tensors(const ProblemSpec& spec, const Placement& place, const Addresses& at = {});
@@ -36,7 +37,7 @@ class LibraryPlans {
   std::optional<Plan> forward_, backward_;
 };
 
-// Calls need(tensor, bytes) for what the pass writes; `Set` has o, lse, dq, dk and dv.
+// Calls need(tensor, bytes) for what the pass writes; `Set` has o, lse, dq, dk, dv and dbias.
 template <class Set, class Need>
 void for_outputs(Set& outputs, const ProblemSpec& spec, Pass pass, const Need& need) {
   need(outputs.o, spec.o_bytes());
@@ -45,6 +46,7 @@ void for_outputs(Set& outputs, const ProblemSpec& spec, Pass pass, const Need& n
   need(outputs.dq, spec.q_bytes());
   need(outputs.dk, spec.k_bytes());
   need(outputs.dv, spec.v_bytes());
+  if (spec.dbias) need(outputs.dbias, spec.bias_bytes());
 }
 
 // Runs body(); what it throws becomes a Failure.

@@ -92,7 +92,8 @@ class ProviderContestant final : public Contestant {
     start();
     spec_ = spec;
     grad_ = grad;
-    if (spec.windowed() || spec.softcap > 0) throw Failure(Status::kUnsupported, "providers are not asked for windows and softcap");
+    if (const std::string options = describe_options(spec); !options.empty())
+      throw Failure(Status::kUnsupported, "providers are asked for plain and causal attention only, not for" + options);
     // This process holds the inputs once more in shared memory, the provider its own copy and the outputs twice.
     const int64_t total = 2 * spec.input_bytes(grad) + 2 * spec.output_bytes(grad);
     require_memory(total, memory_limit, options_.name + ": copies of the tensors for " + describe(spec));

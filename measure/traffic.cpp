@@ -61,6 +61,7 @@ double flash_backward(const ProblemSpec& s) {
 }  // namespace
 
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
+  if (s.windowed() || s.has_terms()) return std::nullopt;  // blocks that are skipped and tensors beside q, k and v are not counted
   if (pass == Pass::kForwardBackward) {
     const std::optional<double> forward = moved_bytes(algorithm, s, Pass::kForward), backward = moved_bytes(algorithm, s, Pass::kBackward);
     return forward && backward ? std::optional(*forward + *backward) : std::nullopt;

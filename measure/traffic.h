@@ -9,7 +9,7 @@
 
 namespace fattn::measure {
 
-// `algorithm`: "standard", "v1", "v2", "v3"; nothing for others.
+// `algorithm`: "standard", "v1", "v2", "v3"; nothing for others, nor for problems with a window or with terms (ProblemSpec::has_terms).
 //   standard  matrices of (seqlen_q, seqlen_k): forward written and read twice each, as scores and as weights; backward nine times
 //   v1        forward: queries, and o in fp32 read and written, for every block of 128 keys that a tile of 16 queries meets
 //   v2, v3    forward: keys and values for every tile of 128 queries

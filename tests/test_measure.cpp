@@ -234,6 +234,106 @@ TEST(Problem, CostCountsVisiblePairs) {
   EXPECT_EQ(cost_of(s, Pass::kForwardBackward).flops, 3.5 * 2 * 3 * 10 * 4 * 8);
 }
 
+TEST(Problem, CostCountsWhatLengthsAndDocumentsLeave) {
+  ProblemSpec plain;
+  plain.batch = 3, plain.seqlen_q = plain.seqlen_k = 10, plain.nheads = plain.nheads_k = 2, plain.headdim = plain.headdim_v = 8;
+  const double pair = 2 * 4 * 8;  // of both heads
+  ProblemSpec s = plain;
+  s.least_seqused_k = 4;  // 4, 7 and 10
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 10 * (4 + 7 + 10));
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops_nominal, pair * 10 * 30);
+  s.causal = true;  // aligned with each one's last key: 4 of 10 queries see any of 4
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * (4 * 5 / 2 + 7 * 8 / 2 + 10 * 11 / 2));
+  s = plain;
+  s.least_packed = 4;
+  EXPECT_EQ(s.rows_before(3), 21);
+  EXPECT_EQ(s.q_bytes(), 21 * 2 * 8 * 4);
+  EXPECT_EQ(s.lse_bytes(), 21 * 2 * 4);
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * (16 + 49 + 100));
+  EXPECT_EQ(cost_of(s, Pass::kBackward).flops_nominal, 2.5 * pair * (16 + 49 + 100));
+  s = plain;
+  s.documents = 3;  // of 4, 4 and 2 rows
+  s.causal = true;
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 3 * (10 + 10 + 3));
+  s = plain;
+  s.bias = PairShape::kHeads, s.bias_f32 = true, s.dbias = true, s.mask = PairShape::kKeys, s.dtype = DType::kBF16;
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 3 * 100);
+  EXPECT_EQ(s.bias_bytes(), 2 * 100 * 4);
+  EXPECT_EQ(s.input_bytes(false), s.q_bytes() + s.k_bytes() + s.v_bytes() + 2 * 100 * 4 + 3 * 10);
+  EXPECT_EQ(s.output_bytes(true) - s.output_bytes(false), s.q_bytes() + s.k_bytes() + s.v_bytes() + s.bias_bytes());
+  EXPECT_EQ(cost_of(s, Pass::kForward).bytes - cost_of(plain, Pass::kForward).bytes / 2 - 60 * 4 / 2, 2 * 100 * 4 + 3 * 10);  // lse stays in fp32
+}
+
+TEST(Problem, SizesOfTermsThatOverflowAreRefused) {
+  ProblemSpec s;
+  s.seqlen_q = s.seqlen_k = int64_t{1} << 31, s.nheads = s.nheads_k = 4, s.headdim = s.headdim_v = 1;
+  s.mask = PairShape::kHeads;
+  EXPECT_EQ(status_of([&] { cost_of(s, Pass::kForward); }), Status::kOutOfMemory);
+}
+
+TEST(Problem, IsDescribedWithItsOptions) {
+  ProblemSpec s;
+  EXPECT_EQ(describe_options(s), "");
+  EXPECT_FALSE(s.has_terms());
+  s.dtype = DType::kBF16, s.causal = true, s.window_left = 5, s.p_dropout = 0.5, s.alibi = true, s.bias = PairShape::kOne, s.bias_f32 = true;
+  s.dbias = true, s.mask = PairShape::kKeys, s.documents = 2;
+  EXPECT_TRUE(s.has_terms());
+  EXPECT_EQ(describe(s), "B1 S1024 H8 D64 bf16 causal window 5,-1 dropout 0.5 ALiBi bias one in fp32 with gradient mask keys documents 2");
+  const auto json = to_json(s);
+  EXPECT_EQ(json["bias"], "one");
+  EXPECT_EQ(json["bias_dtype"], "fp32");
+  EXPECT_EQ(json["mask"], "keys");
+  EXPECT_FALSE(json.contains("least_packed"));
+}
+
+template <class T>
+std::vector<T> numbers_of(const Pages& pages) {
+  const auto* data = static_cast<const T*>(pages.data());
+  return std::vector<T>(data, data + pages.size() / sizeof(T));
+}
+
+TEST(Terms, AreWhatTheProblemSays) {
+  ProblemSpec s;
+  s.batch = 3, s.seqlen_q = s.seqlen_k = 7, s.nheads = s.nheads_k = 4;
+  s.least_seqused_k = 2, s.alibi = true, s.p_dropout = 0.5, s.seed = 9;
+  ScorePages pages = make_score_pages(s);
+  EXPECT_EQ(numbers_of<int32_t>(pages[kSequsedK]), (std::vector<int32_t>{2, 4, 7}));
+  EXPECT_EQ(numbers_of<float>(pages[kAlibiSlopes]), (std::vector<float>{0.25F, 0.0625F, 0.015625F, 0.00390625F}));
+  EXPECT_EQ(numbers_of<int64_t>(pages[kDropoutState]), (std::vector<int64_t>{9, 0}));
+  EXPECT_EQ(pages[kMask].data(), nullptr);
+  const ScoreTensors t = score_views(s, addresses_of(pages));
+  EXPECT_TRUE(t.seqused_k && t.alibi_slopes && t.dropout_state);
+  EXPECT_FALSE(t.bias || t.mask || t.cu_seqlens_q || t.document_k);
+
+  ProblemSpec packed;
+  packed.batch = 3, packed.seqlen_q = packed.seqlen_k = 7, packed.least_packed = 2;
+  EXPECT_EQ(numbers_of<int32_t>(make_score_pages(packed)[kCuSeqlens]), (std::vector<int32_t>{0, 2, 6, 13}));
+  packed.batch = 1;
+  EXPECT_EQ(numbers_of<int32_t>(make_score_pages(packed)[kCuSeqlens]), (std::vector<int32_t>{0, 2}));
+
+  ProblemSpec pairs;
+  pairs.batch = 2, pairs.seqlen_q = pairs.seqlen_k = 500, pairs.mask = PairShape::kBatch, pairs.documents = 3, pairs.bias = PairShape::kKeys;
+  pages = make_score_pages(pairs);
+  const std::vector<uint8_t> mask = numbers_of<uint8_t>(pages[kMask]);
+  ASSERT_EQ(mask.size(), 2u * 500 * 500);
+  EXPECT_NEAR(static_cast<double>(std::count(mask.begin(), mask.end(), 1)) / 5e5, 0.75, 0.005);
+  EXPECT_EQ(std::count(mask.begin(), mask.end(), 0) + std::count(mask.begin(), mask.end(), 1), 500000);
+  const std::vector<int32_t> ids = numbers_of<int32_t>(pages[kDocuments]);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 0), 2 * 167);
+  EXPECT_EQ(ids[499], 2);
+  EXPECT_EQ(ids[500], 0);
+  EXPECT_EQ(numbers_of<float>(pages[kBias]).size(), 1000u);
+}
+
+TEST(Traffic, SaysNothingOfWhatItDoesNotCount) {
+  ProblemSpec s;
+  EXPECT_TRUE(moved_bytes("v2", s, Pass::kForward));
+  s.window_left = 3;
+  EXPECT_FALSE(moved_bytes("v2", s, Pass::kForward));
+  s.window_left = -1, s.alibi = true;
+  EXPECT_FALSE(moved_bytes("v2", s, Pass::kForwardBackward));
+}
+
 TEST(Traffic, CountsWhatAnAlgorithmMoves) {
   ProblemSpec s;
   s.batch = 2, s.nheads = 4, s.nheads_k = 2, s.seqlen_q = s.seqlen_k = 256, s.headdim = s.headdim_v = 64, s.dtype = DType::kBF16;

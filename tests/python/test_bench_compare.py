@@ -64,6 +64,64 @@ def test_bench_table_and_json_file(schema, fattn, tmp_path):
     assert "GFLOP/s" in text and "MiB" in text and "check: o" in text and "Peak of this machine" in text
 
 
+OPTIONS = [
+    ["--dropout", "0.25"],
+    ["--alibi"],
+    ["--bias", "heads", "--dbias"],
+    ["--bias", "keys", "--bias-fp32", "--dtype", "bf16"],
+    ["--mask", "batch"],
+    ["--seqused-k", "5", "--causal"],
+    ["--packed", "3", "--window-left", "9"],
+    ["--documents", "3"],
+    ["--packed", "4", "--dropout", "0.25", "--alibi", "--bias", "all", "--dbias", "--mask", "one", "--softcap", "5.0", "--causal"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_options_are_checked_timed_and_repeated(fattn, options):
+    flags = [*TINY, "--backend", "cpu", "--batch", "2", "--nheads-k", "1", *options]
+    record = fattn.json("bench", *flags)
+    forward, backward, _ = record["rows"]
+    assert [row["status"] for row in record["rows"]] == ["ok"] * 3
+    assert {c["tensor"] for c in forward["checks"]} == {"o", "lse"}
+    assert {c["tensor"] for c in backward["checks"]} == {"dq", "dk", "dv"} | ({"dbias"} if "--dbias" in options else set())
+    assert {c["where"] for row in record["rows"] for c in row["checks"]} == {"all"}
+    again = fattn.json("bench", *record["flags"])
+    assert again["flags"] == record["flags"]
+    kept = ["p_dropout", "alibi", "bias", "bias_dtype", "dbias", "mask", "least_seqused_k", "least_packed", "documents", "flops", "bytes"]
+    assert [again["rows"][1].get(key) for key in kept] == [backward.get(key) for key in kept]
+    assert sum(key in forward for key in kept[:-2]) >= 1
+
+
+@pytest.mark.parametrize("options", [OPTIONS[i] for i in (0, 5, 6, -1)], ids=" ".join)
+def test_options_of_large_problems_are_checked_in_samples(fattn, options):
+    flags = ["--seqlen", "1500", "--nheads", "6", "--nheads-k", "2", "--batch", "2", "--repeats", "1", "--min-time", "0", "--warmup", "0", *options]
+    record = fattn.json("bench", *flags)
+    checks = [check for row in record["rows"][:2] for check in row["checks"]]
+    assert all(check["pass"] for check in checks)
+    smaller = {check["tensor"] for check in checks if check["where"].startswith("smaller problem B2 ")}
+    assert smaller == {"o", "lse", "dq", "dk", "dv"} | ({"dbias"} if "--dbias" in options else set())
+    # Rows of the real result, but where a piece of it is no problem of its own.
+    assert any(check["where"].startswith("batch ") for check in checks)
+
+
+def test_providers_are_not_asked_for_options(fattn):
+    record = fattn.json("compare", *TINY, "--alibi", "--provider", "fattn", "--provider", "torch-sdpa", "--python", "python3")
+    assert {row["status"] for row in record["rows"] if row["provider"] == "fattn"} == {"ok"}
+    other = [row for row in record["rows"] if row["provider"] == "torch-sdpa"]
+    assert other and all(row["status"] in ("unsupported", "unavailable") for row in other)
+
+
+def test_prices_of_options(schema, fattn, tmp_path):
+    # Nothing fits, so nothing is measured, and every option has rows that say so.
+    target = tmp_path / "prices.json"
+    text = fattn("bench", "--suite", "prices", "--quick", "--no-grad", "--isa", "scalar", "--memory-limit", "1MiB", "--json", target, status=2).stdout
+    record = json.loads(target.read_text())
+    schema.validate(record)
+    assert record["complete"] is True and record["summary"] == [] and {row["status"] for row in record["rows"]} == {"out_of_memory"}
+    assert "bias heads in fp32" in text and "out_of_memory" in text
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_large_problems_are_checked_in_samples(fattn, dtype):
     record = fattn.json("bench", "--backend", "reference", "--seqlen", "512", "--nheads", "10", "--headdim", "32", "--dtype", dtype, "--causal",
@@ -96,6 +154,18 @@ def test_memory_limit(fattn):
         (["--repeats", "0"], "--repeats"),
         (["--softcap", "inf"], "softcap is inf; allowed: 0 (none)"),
         (["--softcap", "-1"], "softcap is -1; allowed: 0 (none)"),
+        (["--dropout", "1.5"], "p_dropout is 1.5"),
+        (["--bias", "rows"], "--bias"),
+        (["--dbias"], "--dbias: there is no bias; add --bias, or leave it out"),
+        (["--bias-fp32"], "--bias-fp32: there is no bias"),
+        (["--bias", "one", "--dbias", "--no-grad"], "--dbias: the gradient of a bias is of the backward pass"),
+        (["--seqlen", "64", "--seqused-k", "65"], "--seqused-k: 65 is more than the keys, 64"),
+        (["--seqlen", "64", "--packed", "65"], "--packed: 65 is more than the rows of the longest, --seqlen, 64"),
+        (["--seqlen", "64", "--documents", "65"], "--documents: 65 is more than the queries, 64"),
+        (["--seqlen", "64", "--seqlen-k", "80", "--documents", "2"], "--documents: queries and keys are the same rows here; leave --seqlen-k out"),
+        (["--packed", "9", "--documents", "2"], "--documents: --seqused-k, --packed and --documents are measured one at a time"),
+        (["--packed", "9", "--seqused-k", "2"], "--packed: --seqused-k, --packed and --documents are measured one at a time"),
+        (["--suite", "prices", "--alibi"], "--alibi"),
         (["--suite", "gpu"], "--suite"),
         (["--seqlen", "99999999999999999999"], "--seqlen"),
         (["--quick"], "--suite"),
