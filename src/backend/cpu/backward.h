@@ -15,7 +15,7 @@ struct BlockScratch {
   Element *p_rows, *ds_rows;      // bf16 products: P^T and dS^T with pairs along the queries
   Element* ds_columns;            // bf16 products: dS^T with pairs along the keys
   float *terms, *score_gradient;  // [block_k][kTile]: what is added to capped scores; the gradient of that, where dS is not it
-  uint32_t* words;                // which weights stay
+  uint32_t* words;                // which pairs a mask shows, then which weights stay
 };
 
 template <class T, class Ops>
@@ -280,7 +280,7 @@ void backward_task(const BackwardTask& task) {
   BackwardScratch<T, Ops> scratch;
   const int64_t task_keys = task.key_end - task.key_begin;
   scratch.lay_out(static_cast<char*>(task.scratch), task_keys, task.block_k, task.headdim, task.headdim_v,
-                  !is_plain(task.inputs) || task.dbias || task.inputs.document_q);
+                  !is_plain(task.inputs) || task.has_dbias || task.inputs.document_q);
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t i = 0; i < task_keys * width; i += kLanes) store(scratch.dk + i, zero());
   for (int64_t i = 0; i < task_keys * width_v; i += kLanes) store(scratch.dv + i, zero());
@@ -297,7 +297,7 @@ void backward_task(const BackwardTask& task) {
   const ScoreInputs& in = task.inputs;
   const bool capped = task.softcap > 0, added = adds(in), drops = in.dropout_below > 0, one_row_mask = in.mask && in.mask_stride == 0;
   // dS is by the product q k; that is the gradient of a bias where scores are not capped and dS is kept in fp32.
-  const bool keeps = task.dbias && (capped || Ops::kPair == 2);
+  const bool keeps = task.has_dbias && (capped || Ops::kPair == 2);
   const float* const bias_gradient = keeps ? scratch.score_gradient : scratch.ds;
   const int32_t *row_ids = task.inputs.document_q, *key_ids = task.inputs.document_k;
   const IdRange task_ids = row_ids ? ids_of(key_ids, task.key_begin, task.key_end) : IdRange{};
@@ -317,23 +317,24 @@ void backward_task(const BackwardTask& task) {
   const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
   const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
   for (int64_t head = 0; head < task.group; ++head) {
-    float* const dbias = task.dbias ? task.dbias + head * task.dbias_head_stride : nullptr;
-    // Whoever comes first stores its part of dbias, with zeros where it computes nothing: a pass that only writes zeros is saved.
-    const bool stores = dbias && task.stores_dbias && (head == 0 || task.dbias_head_stride > 0);
-    const auto clear_dbias = [&](int64_t row, int64_t to_row, int64_t from_key, int64_t to_key) {
-      if (!stores) return;
-      for (; row < to_row; ++row)
-        for (int64_t key = from_key; key < to_key; key += kLanes)
-          store_n(dbias + row * task.dbias_stride + task.key_begin + key, zero(), to_key - key);
+    const bool own = task.dbias_head_stride > 0;
+    const BiasGradient<T> dbias{task.dbias_sums ? task.dbias_sums + head * task.dbias_head_stride : nullptr,
+                                task.dbias_stride,
+                                task.dbias ? static_cast<T*>(task.dbias) + head * task.dbias_out_head_stride : nullptr,
+                                task.dbias_out_stride,
+                                task.first_of_dbias && (head == 0 || own),
+                                task.last_of_dbias && (head == task.group - 1 || own)};
+    const auto pass_over = [&](int64_t row, int64_t end_row, int64_t from_key, int64_t to_key) {
+      if (task.has_dbias) dbias.pass_over(row, end_row, task.key_begin + from_key, task.key_begin + to_key);
     };
-    clear_dbias(0, begin < task.seqlen_q ? begin : task.seqlen_q, 0, task_keys);
+    pass_over(0, begin < task.seqlen_q ? begin : task.seqlen_q, 0, task_keys);
     int64_t row0 = begin;
     for (int64_t rows = 0; row0 < end; row0 += rows) {
       rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
       if (row_ids) rows = rows_of_one(row_ids + row0, rows);
       const IdRange ids = row_ids ? ids_of(row_ids, row0, row0 + rows) : IdRange{};
       if (row_ids && !may_meet(ids, task_ids)) {
-        clear_dbias(row0, row0 + rows, 0, task_keys);
+        pass_over(row0, row0 + rows, 0, task_keys);
         continue;
       }
       const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);  // of the tile's that have rows
@@ -384,7 +385,7 @@ void backward_task(const BackwardTask& task) {
         const int64_t first_seen = unseen - key0, first_hidden = row0 + task.diagonal - task.key_begin - key0;
         const BlockMask mask{first_seen, first_hidden, in_block(first_seen + rows - 1), in_block(first_hidden)};
         const TilePlace at{row0, rows, first, keys};
-        Seen visible = one_row_mask ? seen_of(in, head, at) : Seen::kAll;
+        Seen visible = one_row_mask ? make_mask_words<kTileVecs>(in, head, at, scratch.words) : Seen::kAll;
         if (visible == Seen::kNone) continue;
         const auto products_of = [&](int64_t first_key, int64_t end_key) {
           const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
@@ -402,18 +403,17 @@ void backward_task(const BackwardTask& task) {
                                        elements<Ops>(task.headdim_v), ds + w * kLanes, kTile, unused);
           });
         };
-        const bool fetches_dbias = dbias && task.dbias_stride > 0;
-        if (has_pairs(in) || fetches_dbias) {
+        if (has_pairs(in) || task.has_dbias) {
           const int64_t parts = (keys + kFetchKeys - 1) / kFetchKeys;
           for (int64_t part = 0; part < parts; ++part) {
             prefetch_terms<T>(in, head, at, part, parts);
-            if (fetches_dbias) prefetch_pairs(dbias, 4, task.dbias_stride, at, part, parts);
+            if (task.has_dbias) dbias.prefetch(at, part, parts);
             products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : keys);
           }
         } else {
           products_of(0, keys);
         }
-        if (in.mask && !one_row_mask) visible = seen_of(in, head, at);
+        if (in.mask && !one_row_mask) visible = make_mask_words<kTileVecs>(in, head, at, scratch.words);
         if (visible == Seen::kNone) continue;
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
@@ -426,7 +426,7 @@ void backward_task(const BackwardTask& task) {
         if (terms)
           for (int64_t i = 0; i < keys * kTile; i += kLanes) store(scratch.terms + i, zero());
         if (added) add_terms<kTileVecs, T>(in, head, at, capped ? 1.0f : static_cast<float>(scaling.magnitude), scores, unused);
-        if (visible == Seen::kSome) hide_masked<kTileVecs>(in, head, at, scores, unused);
+        if (visible == Seen::kSome) hide_masked<kTileVecs>(scratch.words, keys, scores, unused);
         if (mixed) hide_documents<kTileVecs>(in, at, scores, unused);
         if (drops) make_dropout_words<kTileVecs>(in, head, at, scratch.words);
 
@@ -434,13 +434,10 @@ void backward_task(const BackwardTask& task) {
 
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        if (element_wise && dbias) clear_hidden<T>(in, head, at, keeps ? scratch.score_gradient : scratch.ds);
-        if (dbias) {
-          clear_dbias(row0, row0 + rows, dbias_end, key0);
-          if (stores)
-            add_transposed<true, kTileVecs>(bias_gradient, at, dbias, task.dbias_stride);
-          else
-            add_transposed<false, kTileVecs>(bias_gradient, at, dbias, task.dbias_stride);
+        if (element_wise && task.has_dbias) clear_hidden<T>(in, head, at, keeps ? scratch.score_gradient : scratch.ds);
+        if (task.has_dbias) {
+          pass_over(row0, row0 + rows, dbias_end, key0);
+          dbias.template add<kTileVecs>(bias_gradient, at);
           dbias_end = key0 + keys;
         }
         if (element_wise) {
@@ -459,7 +456,7 @@ void backward_task(const BackwardTask& task) {
         });
       }
 
-      clear_dbias(row0, row0 + rows, dbias_end, task_keys);
+      pass_over(row0, row0 + rows, dbias_end, task_keys);
 
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
@@ -469,7 +466,7 @@ void backward_task(const BackwardTask& task) {
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });
     }
-    clear_dbias(row0, task.seqlen_q, 0, task_keys);
+    pass_over(row0, task.seqlen_q, 0, task_keys);
   }
 
   const F32 scale = set1(task.scale);

@@ -96,6 +96,11 @@ int64_t main_tasks(const Plan& plan) {
   return 0;
 }
 
+// Is every pair of a batch entry and head some task's? Then the first to come stores its part of dbias and the last writes the tensor.
+bool walks_all_of_dbias(const Problem& p) {
+  return p.dbias.given && p.dbias.rows > 1 && !p.packed && !p.has_seqused_k && p.batch > 0 && p.nheads > 0 && p.seqlen_k > 0;
+}
+
 Workspace lay_out(const Plan& plan) {
   const Problem& p = plan.problem;
   const CpuPlan& c = plan.cpu;
@@ -127,7 +132,9 @@ Workspace lay_out(const Plan& plan) {
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
       if (!w.dq_in_output) w.dq = layout.add({c.splits, p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
-      if (p.dbias.given && !w.dbias_in_output) w.dbias = layout.add({p.dbias.batch, p.dbias.heads, p.dbias.rows, p.seqlen_k, kFloat});
+      // Nothing is summed where each part of dbias is one head's of one batch entry.
+      if (p.dbias.given && !w.dbias_in_output && (!walks_all_of_dbias(p) || p.shares_dbias_of_batch() || p.shares_dbias_of_heads()))
+        w.dbias = layout.add({p.dbias.batch, p.dbias.heads, p.dbias.rows, p.seqlen_k, kFloat});
       break;
   }
   if (p.packed) {
@@ -391,9 +398,8 @@ void backward(const Call& call) {
     return at(dbias_base, i / pairs.rows / pairs.heads * dbias.batch + i / pairs.rows % pairs.heads * dbias.head + i % pairs.rows * dbias.row);
   };
   const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
-  // Where every pair of a batch entry and head is some task's, the first to come stores its part of dbias; else zeros are there before.
-  const bool stores_dbias = pairs.given && pairs.rows > 1 && !p.packed && !p.has_seqused_k && p.batch > 0 && p.nheads > 0;
-  run_tasks(call.plan, stores_dbias ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
+  const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
+  run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
@@ -447,10 +453,17 @@ void backward(const Call& call) {
     t.scale = static_cast<float>(p.softmax_scale);
     t.softcap = static_cast<float>(p.softcap);
     t.inputs = call.inputs(n, h, s);
-    if (pairs.given) t.dbias = at(dbias_base, (pairs.batch > 1 ? n : 0) * dbias.batch + (pairs.heads > 1 ? h : 0) * dbias.head);
+    t.has_dbias = pairs.given;
+    const bool own_entry = pairs.batch > 1, own_head = pairs.heads > 1;
+    if (pairs.given) t.dbias_sums = at(dbias_base, (own_entry ? n : 0) * dbias.batch + (own_head ? h : 0) * dbias.head);
     t.dbias_stride = pairs.rows > 1 ? dbias.row : 0;
-    t.dbias_head_stride = pairs.heads > 1 ? dbias.head : 0;
-    t.stores_dbias = stores_dbias && (pairs.batch > 1 || n == 0) && (pairs.heads > 1 || hk == 0);
+    t.dbias_head_stride = own_head ? dbias.head : 0;
+    t.first_of_dbias = walks_all && (own_entry || n == 0) && (own_head || hk == 0);
+    t.last_of_dbias = walks_all && !call.w.dbias_in_output && (own_entry || n == p.batch - 1) && (own_head || hk == p.nheads_k - 1);
+    if (t.last_of_dbias)
+      t.dbias = at(call.b.dbias, (own_entry ? n : 0) * pairs.strides.batch + (own_head ? h : 0) * pairs.strides.head, call.element);
+    t.dbias_out_stride = pairs.strides.row;
+    t.dbias_out_head_stride = own_head ? pairs.strides.head : 0;
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
     int64_t end = 0;
@@ -484,7 +497,7 @@ void backward(const Call& call) {
     std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
   });
 
-  if (pairs.given && !call.w.dbias_in_output)
+  if (pairs.given && !call.w.dbias_in_output && !walks_all)
     run_tasks(call.plan, dbias_rows, [&](int64_t i, int) {
       void* out = at(
           call.b.dbias,

@@ -22,7 +22,7 @@ struct ForwardScratch {
   Element *k, *v;    // K and V of a block, where they need a buffer
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
-  uint32_t* words;   // which of P^T stay
+  uint32_t* words;   // which pairs a mask shows; which of P^T stay
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.
@@ -202,7 +202,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
       for (int w = 0; w < kVecs; ++w) reached[w] = old[w];
     };
     const bool one_row = inputs.mask && inputs.mask_stride == 0;
-    Seen visible = one_row ? seen_of(inputs, 0, at) : Seen::kAll;
+    Seen visible = one_row ? make_mask_words<kVecs>(inputs, 0, at, scratch.words) : Seen::kAll;
     if (visible == Seen::kNone) return;
     restart();
     const int64_t parts = fetches ? (n + kFetchKeys - 1) / kFetchKeys : 1;
@@ -210,7 +210,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
       if (fetches) prefetch_terms<T>(inputs, 0, at, part, parts);
       products_of(part * kFetchKeys, part + 1 < parts ? (part + 1) * kFetchKeys : n, reached);
     }
-    if (inputs.mask && !one_row) visible = seen_of(inputs, 0, at);
+    if (inputs.mask && !one_row) visible = make_mask_words<kVecs>(inputs, 0, at, scratch.words);
     if (visible == Seen::kNone) return;
     if (capped) {
       restart();
@@ -222,7 +222,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     }
     if (visible == Seen::kSome) {
       restart();
-      hide_masked<kVecs>(inputs, 0, at, scratch.scores, reached);
+      hide_masked<kVecs>(scratch.words, n, scratch.scores, reached);
     }
     if (seen > 0 || whole < n) {
       take_largest<kVecs>(scratch.scores, seen, whole, seen_top);

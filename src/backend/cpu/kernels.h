@@ -88,9 +88,14 @@ struct BackwardTask {
   int headdim, headdim_v;
   float scale, softcap;
   ScoreInputs inputs;
-  float* dbias;  // null, or at row 0, key 0 of the first head's; added to
+  // The gradient of a bias, at row 0, key 0 of the first head's: fp32 sums, and the tensor. A stride of 0: rows, or heads, are summed.
+  bool has_dbias;
+  float* dbias_sums;
   int64_t dbias_stride, dbias_head_stride;
-  bool stores_dbias;  // nothing was added to it yet, and it holds anything: the task's keys are written whole; dbias_stride > 0
+  void* dbias;
+  int64_t dbias_out_stride, dbias_out_head_stride;
+  bool first_of_dbias;  // nothing was added to the sums yet, and they hold anything: the task's keys are written whole; dbias_stride > 0
+  bool last_of_dbias;   // nothing more will be: the tensor is written, in its dtype, and the sums need not be
   void* scratch;
 };
 

@@ -65,25 +65,54 @@ FATTN_INLINE void unpack_transposed(const float* from, int64_t rows, int64_t n, 
     }
 }
 
-// Is a value in rows x n not finite? Inf - Inf and NaN - NaN are NaN, x - x is 0 otherwise. Four sums hide the latency.
+// In both halves of a word or in all of it: all bits but the sign, and what is added to them to reach the sign if the exponent is all ones.
+template <class T>
+struct ExponentBits;
+template <>
+struct ExponentBits<float> {
+  static constexpr uint32_t kMagnitude = 0x7fffffffu, kCarry = 0x00800000u;
+};
+template <>
+struct ExponentBits<f16> {
+  static constexpr uint32_t kMagnitude = 0x7fff7fffu, kCarry = 0x04000400u;
+};
+template <>
+struct ExponentBits<bf16> {
+  static constexpr uint32_t kMagnitude = 0x7fff7fffu, kCarry = 0x00800080u;
+};
+
+// Is a value in rows x n not finite? By integers, which need no conversion.
 template <class T>
 bool any_nonfinite(const T* from, int64_t stride, int64_t rows, int64_t n) {
-  F32 bad[4] = {zero(), zero(), zero(), zero()};
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4)
-    for (int64_t d = 0; d < n; d += kLanes) {
-      FATTN_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const F32 x = load_n(from + (r + i) * stride + d, n - d);
-        bad[i] = add(bad[i], sub(x, x));
-      }
+  typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(float))));
+  using Bits = ExponentBits<T>;
+  constexpr int64_t kElements = static_cast<int64_t>(sizeof(Words) / sizeof(T));
+  Words found[2] = {};
+  const auto look = [](Words & to, const T* at) __attribute__((always_inline)) {
+    Words x;
+    __builtin_memcpy(&x, at, sizeof x);
+    to |= (x & Bits::kMagnitude) + Bits::kCarry;
+  };
+  for (int64_t r = 0; r < rows; ++r, from += stride) {
+    int64_t d = 0;
+    for (; d + 2 * kElements <= n; d += 2 * kElements) {
+      look(found[0], from + d);
+      look(found[1], from + d + kElements);
     }
-  for (; r < rows; ++r)
-    for (int64_t d = 0; d < n; d += kLanes) {
-      const F32 x = load_n(from + r * stride + d, n - d);
-      bad[0] = add(bad[0], sub(x, x));
+    if (d + kElements <= n) look(found[0], from + d);
+    if (n % kElements == 0) continue;
+    if (n > kElements) {
+      look(found[1], from + n - kElements);  // some of it once more
+    } else {
+      T some[kElements] = {};
+      for (int64_t i = 0; i < n; ++i) some[i] = from[i];
+      look(found[1], some);
     }
-  return !(sum(add(add(bad[0], bad[1]), add(bad[2], bad[3]))) == 0.0f);
+  }
+  found[0] |= found[1];
+  uint32_t all = 0;
+  for (int i = 0; i < kLanes; ++i) all |= found[0][i];
+  return (all & ~Bits::kMagnitude) != 0;
 }
 
 // log2(x) for normal x > 0, Inf and NaN, to 1e-7; -Inf for 0. The exponent is added in float64, which keeps the digits of both.

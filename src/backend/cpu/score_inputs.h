@@ -109,44 +109,66 @@ __attribute__((noinline)) void add_terms(const ScoreInputs& in, int64_t head, co
     add_bias<kVecs>(static_cast<const T*>(in.bias) + offset, in.bias_stride, at, set1(scale), scores, largest);
 }
 
-// -Inf in the pairs that the mask hides.
-template <int kVecs>
-__attribute__((noinline)) void hide_masked(const ScoreInputs& in, int64_t head, const TilePlace& at, float* scores, F32* largest) {
-  const F32 hidden = set1(minus_infinity());
-  for (int w = 0; w < kVecs; ++w) {
-    F32 top = largest[w];
-    for_transposed(
-        in.mask + head * in.mask_head_stride, in.mask_stride, at, w, [&](int64_t key, F32 seen) __attribute__((always_inline)) {
-          float* to = scores + (key * kVecs + w) * kLanes;
-          const F32 s = where_equal(seen, zero(), hidden, load(to));
-          top = max(top, s);
-          store(to, s);
-        });
-    largest[w] = top;
-  }
-}
-
 // Which pairs of a place the mask leaves. It often is the same for whole tiles: padding, documents or a causal mask written out.
 enum class Seen { kNone, kSome, kAll };
-static inline Seen seen_of(const ScoreInputs& in, int64_t head, const TilePlace& at) {
-  constexpr uint64_t kOnes = 0x0101010101010101u, kTops = 0x8080808080808080u;
-  const uint8_t* row = in.mask + head * in.mask_head_stride + at.row * in.mask_stride + at.key;
-  uint64_t seen = 0, hidden = 0;  // not 0 if there is such a pair
-  for (int64_t r = 0; r < (in.mask_stride == 0 ? 1 : at.rows); ++r, row += in.mask_stride) {
-    int64_t key = 0;
-    for (; key + 8 <= at.keys; key += 8) {
-      uint64_t x;
-      __builtin_memcpy(&x, row + key, sizeof x);
-      seen |= x;
-      hidden |= (x - kOnes) & ~x & kTops;  // some byte is 0
+
+constexpr int kMaskKeys = 32;  // of a word
+
+// Bit j of word key / kMaskKeys of a lane: whether its row sees key key + j of the place, from `to` on as many words for each lane as the keys need.
+// Lanes without a row see nothing.
+template <int kVecs>
+__attribute__((noinline)) Seen make_mask_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
+  constexpr int64_t kRows = kVecs * kLanes;
+  const uint8_t* corner = in.mask + head * in.mask_head_stride + at.row * in.mask_stride + at.key;
+  const int64_t rows = in.mask_stride == 0 ? 1 : at.rows;
+  uint32_t seen = 0, hidden = 0;
+  for (int64_t key = 0; key < at.keys; key += kMaskKeys, corner += kMaskKeys, to += kRows) {
+    const int64_t keys = at.keys - key;
+    const uint32_t there = keys < kMaskKeys ? (1u << keys) - 1u : ~0u;
+    const uint8_t* row = corner;
+    for (int64_t r = 0; r < rows; ++r, row += in.mask_stride) {
+      if (keys >= kMaskKeys) {
+        to[r] = nonzero_bytes(row);
+      } else {
+        uint8_t some[kMaskKeys] = {};
+        for (int64_t i = 0; i < keys; ++i) some[i] = row[i];
+        to[r] = nonzero_bytes(some);
+      }
+      seen |= to[r];
+      hidden |= ~to[r] & there;
     }
-    for (; key < at.keys; ++key) {
-      seen |= row[key];
-      hidden |= row[key] == 0;
-    }
-    if (seen != 0 && hidden != 0) return Seen::kSome;
+    const uint32_t others = in.mask_stride == 0 ? to[0] : 0;
+    for (int64_t r = rows; r < kRows; ++r) to[r] = others;
   }
-  return seen == 0 ? Seen::kNone : Seen::kAll;
+  return seen == 0 ? Seen::kNone : hidden == 0 ? Seen::kAll : Seen::kSome;
+}
+
+// -Inf in the pairs that the mask hides.
+template <int kVecs>
+__attribute__((noinline)) void hide_masked(const uint32_t* words, int64_t keys, float* scores, F32* largest) {
+  const F32 hidden = set1(minus_infinity());
+  F32 top[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
+  for (int64_t first = 0; first < keys; first += kMaskKeys, words += kVecs * kLanes) {
+    U32 word[kVecs];
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) word[w] = load_u32(words + w * kLanes);
+    const int64_t end = keys - first < kMaskKeys ? keys : first + kMaskKeys;
+    uint32_t bit = 1;
+    for (int64_t key = first; key < end; ++key, bit <<= 1) {
+      const U32 of_key = set1_u32(bit);
+      FATTN_UNROLL
+      for (int w = 0; w < kVecs; ++w) {
+        float* to = scores + (key * kVecs + w) * kLanes;
+        const F32 s = where_bit(word[w], of_key, load(to), hidden);
+        top[w] = max(top[w], s);
+        store(to, s);
+      }
+    }
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
 }
 
 constexpr int64_t kFetchKeys = 12;  // products of so many keys between two parts of what is fetched
@@ -183,6 +205,7 @@ bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
 
 // Words of a query that `keys` keys may meet, from any key on: a block of random numbers has four.
 constexpr int64_t dropout_rows(int64_t keys) { return (keys / kDropoutBlock + 2) * kDropoutCalls; }
+static_assert(kDropoutBlock / kDropoutCalls <= kMaskKeys);  // so that the words of a mask have room there, too, before
 
 struct WidePhilox {
   U32 word[4];
@@ -236,45 +259,73 @@ FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t 
 FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
 FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
 
+// 16 numbers, two of each of 8 queries: the compiler makes of them as many vectors as they are.
+typedef uint32_t Words16 __attribute__((vector_size(64)));
+constexpr int kDropoutQueries = 8;
+
+// One call for 16 rows: the four words of half 0 of queries `first` to first + 7, then of half 1.
+FATTN_INLINE void dropout_call(const ScoreInputs& in, uint64_t stream, uint32_t first, uint32_t call, Words16 (&words)[4]) {
+  constexpr Words16 kHalves = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
+  const Words16 counters = kHalves + 2 * first;
+  FATTN_UNROLL
+  for (size_t i = 0; i < sizeof counters; i += sizeof(U32)) {
+    U32 some;
+    __builtin_memcpy(&some, reinterpret_cast<const char*>(&counters) + i, sizeof some);
+    const WidePhilox x = wide_philox(in.seed, static_cast<uint32_t>(stream), some, call, static_cast<uint32_t>(stream >> 32));
+    for (int word = 0; word < 4; ++word) __builtin_memcpy(reinterpret_cast<char*>(&words[word]) + i, &x.word[word], sizeof some);
+  }
+}
+
+// Which of the numbers of two calls are not below: dropout_kept() of each query, of the first call in the first half. (By reference, since compilers
+// warn of functions that return vectors wider than the processor's.)
+FATTN_INLINE void keep_of_calls(const Words16 (&first)[4], const Words16 (&second)[4], uint32_t below, Words16& kept) {
+  Words16 planes[kDropoutBits / 2];
+  FATTN_UNROLL
+  for (int word = 0; word < 4; ++word) {
+    planes[word] = __builtin_shufflevector(first[word], second[word], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    planes[4 + word] = __builtin_shufflevector(first[word], second[word], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+  kept = ~Words16{};
+  FATTN_UNROLL
+  for (int bit = 0; bit < kDropoutBits; ++bit) {
+    if (bit == kDropoutBits / 2) kept = kept >> kDropoutTurn | kept << (32 - kDropoutTurn);
+    // dropout_step(), whose threshold is the same for all.
+    kept = dropout_threshold(below, bit) == 0 ? planes[bit % 8] & kept : planes[bit % 8] | kept;
+  }
+}
+
 // Which pairs of a tile stay: of each row, in a lane, the words of the blocks that its keys are in. Queries 8 apart share random numbers, and each
 // random word belongs to 8 of them: so lanes of a vector are calls.
 template <int kVecs>
 __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
-  constexpr int64_t kRows = kVecs * kLanes;
-  constexpr int kQueries = 8, kCallsOfGroup = 2 * kQueries;  // of 16 rows
-  static_assert(kCallsOfGroup % kLanes == 0);
+  constexpr int64_t kRows = kVecs * kLanes, kGroup = 2 * kDropoutQueries;
+  constexpr int kTurn = dropout_bit(kDropoutQueries, 0);  // where the bits of a query's partner begin
+  constexpr Words16 kTurns = {0, 0, 0, 0, 0, 0, 0, 0, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn};
   const uint64_t stream = in.stream + static_cast<uint64_t>(head);
-  const int64_t blocks = at.keys > 0 ? (at.key + at.keys - 1) / kDropoutBlock - at.key / kDropoutBlock + 1 : 0;
-  for (int64_t group = at.row / 16; group * 16 < at.row + kRows; ++group) {
-    uint32_t queries[kCallsOfGroup];
-    for (int i = 0; i < kCallsOfGroup; ++i) queries[i] = 2 * (static_cast<uint32_t>(group) * kQueries + i % kQueries) + i / kQueries;
-    for (int64_t block = 0; block < blocks; ++block) {
-      constexpr int kWords = kDropoutCalls * kQueries;
-      uint32_t planes[kDropoutBits / 2][kWords], kept[kWords];  // all bits of a word first, then all queries
-      for (int call = 0; call < kDropoutCalls; ++call) {
-        const auto counter = static_cast<uint32_t>((at.key / kDropoutBlock + block) * kDropoutCalls + call);
-        uint32_t words[4][kCallsOfGroup];
-        for (int first = 0; first < kCallsOfGroup; first += kLanes) {
-          const WidePhilox x =
-              wide_philox(in.seed, static_cast<uint32_t>(stream), load_u32(queries + first), counter, static_cast<uint32_t>(stream >> 32));
-          for (int i = 0; i < 4; ++i) store_u32(words[i] + first, x.word[i]);
+  const auto below = static_cast<uint32_t>(in.dropout_below);
+  const int64_t first_block = at.key / kDropoutBlock, blocks = at.keys > 0 ? (at.key + at.keys - 1) / kDropoutBlock - first_block + 1 : 0;
+  for (int64_t group = at.row / kGroup; group * kGroup < at.row + kRows; ++group) {
+    const int64_t lane = group * kGroup - at.row;  // of its first row
+    for (int64_t call = 0; call < blocks * kDropoutCalls; call += 2) {
+      Words16 words[2][4];
+      FATTN_UNROLL
+      for (int i = 0; i < 2; ++i)
+        dropout_call(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call + i),
+                     words[i]);
+      Words16 kept;
+      keep_of_calls(words[0], words[1], below, kept);
+      const Words16 rows[2] = {__builtin_shufflevector(kept, kept, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7) >> kTurns,
+                               __builtin_shufflevector(kept, kept, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15) >> kTurns};
+      for (int i = 0; i < 2; ++i) {
+        uint32_t* row = to + (call + i) * kRows + lane;
+        if (lane >= 0 && lane + kGroup <= kRows) {
+          __builtin_memcpy(row, &rows[i], sizeof rows[i]);
+        } else {
+          uint32_t some[kGroup];
+          __builtin_memcpy(some, &rows[i], sizeof some);
+          for (int64_t l = 0; l < kGroup; ++l)
+            if (lane + l >= 0 && lane + l < kRows) row[l] = some[l];
         }
-        for (int bit = 0; bit < kDropoutBits / 2; ++bit)
-          __builtin_memcpy(planes[bit] + call * kQueries, words[bit % 4] + bit / 4 * kQueries, sizeof(uint32_t) * kQueries);
-      }
-      for (uint32_t& word : kept) word = ~0u;
-      for (int bit = 0; bit < kDropoutBits; ++bit) {
-        const uint32_t threshold = dropout_threshold(static_cast<unsigned>(in.dropout_below), bit);
-        const uint32_t* bits = planes[bit % 8];
-        if (bit == kDropoutBits / 2)
-          for (uint32_t& word : kept) word = word >> kDropoutTurn | word << (32 - kDropoutTurn);
-        for (int i = 0; i < kWords; ++i) kept[i] = dropout_step(bits[i], threshold, kept[i]);
-      }
-      for (int row = 0; row < 16; ++row) {
-        const int64_t lane = group * 16 + row - at.row;
-        if (lane < 0 || lane >= kRows) continue;
-        for (int call = 0; call < kDropoutCalls; ++call)
-          to[(block * kDropoutCalls + call) * kRows + lane] = kept[call * kQueries + row % kQueries] >> dropout_bit(row, 0);
       }
     }
   }
@@ -313,28 +364,31 @@ __attribute__((noinline)) void drop_weights(OpsDot, int64_t key0, const uint32_t
 
 // ---- The gradient of a bias -------------------------------------------------------------------------------------------
 
-// to[row][key] += from[key][lane], or kStores, = , for the rows and keys of a place; rows of `to` are to_stride apart, 0 where rows are summed.
-template <bool kStores, int kVecs>
-__attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, float* to, int64_t to_stride) {
+// out[row][key] = sums[row][key] + from[key][lane], or kStores, from[key][lane], for the rows and keys of a place; rows of `sums` and `out`, which
+// may be the same, are their strides apart, 0 where rows are summed.
+template <bool kStores, int kVecs, class Out>
+__attribute__((noinline)) void add_transposed(const float* from, const TilePlace& at, const float* sums, int64_t sums_stride, Out* out,
+                                              int64_t out_stride) {
   const auto add_block = [&](int64_t key, int w) __attribute__((always_inline)) {
     F32 block[kLanes];
     const int64_t columns = at.keys - key, first = static_cast<int64_t>(w) * kLanes, rows = at.rows - first;
     const float* corner = from + (key * kVecs + w) * kLanes;
-    float* out = to + (at.row + first) * to_stride + at.key + key;
+    const float* more = kStores ? nullptr : sums + (at.row + first) * sums_stride + at.key + key;
+    Out* to = out + (at.row + first) * out_stride + at.key + key;
     if (columns >= kLanes && rows >= kLanes) {
       FATTN_UNROLL
       for (int j = 0; j < kLanes; ++j) block[j] = load(corner + j * kVecs * kLanes);
       transpose(block);
       FATTN_UNROLL
-      for (int i = 0; i < kLanes; ++i) store(out + i * to_stride, kStores ? block[i] : add(load(out + i * to_stride), block[i]));
+      for (int i = 0; i < kLanes; ++i) store(to + i * out_stride, kStores ? block[i] : add(load(more + i * sums_stride), block[i]));
     } else {
       for (int j = 0; j < kLanes; ++j) block[j] = j < columns ? load(corner + j * kVecs * kLanes) : zero();
       transpose(block);
       for (int64_t i = 0; i < kLanes && i < rows; ++i)
-        store_n(out + i * to_stride, kStores ? block[i] : add(load_n(out + i * to_stride, columns), block[i]), columns);
+        store_n(to + i * out_stride, kStores ? block[i] : add(load_n(more + i * sums_stride, columns), block[i]), columns);
     }
   };
-  if constexpr (kLanes * sizeof(float) < 64) {  // a cache line has several blocks: all of its own, before other rows take its place in the L1 cache
+  if constexpr (kLanes * sizeof(Out) < 64) {  // a cache line has several blocks: all of its own, before other rows take its place in the L1 cache
     for (int w = 0; w < kVecs; ++w)
       for (int64_t key = 0; key < at.keys; key += kLanes) add_block(key, w);
   } else {
@@ -342,5 +396,47 @@ __attribute__((noinline)) void add_transposed(const float* from, const TilePlace
       for (int w = 0; w < kVecs; ++w) add_block(key, w);
   }
 }
+
+// Where the gradient of a head's bias goes: fp32 sums over those that share it, one after the other, or the tensor itself, T. Who comes first finds
+// anything there and stores, with zeros where it computes nothing, which saves a pass that only writes zeros; who comes last writes the tensor, which
+// saves one that only converts. Pointers are at row 0, key 0 of the head's.
+template <class T>
+struct BiasGradient {
+  float* sums;
+  int64_t sums_stride;
+  T* out;
+  int64_t out_stride;
+  bool first, last;
+
+  // Adds from[key][lane], the rows and keys of a place.
+  template <int kVecs>
+  void add(const float* from, const TilePlace& at) const {
+    if (last && first)
+      add_transposed<true, kVecs>(from, at, nullptr, 0, out, out_stride);
+    else if (last)
+      add_transposed<false, kVecs>(from, at, sums, sums_stride, out, out_stride);
+    else if (first)
+      add_transposed<true, kVecs>(from, at, nullptr, 0, sums, sums_stride);
+    else
+      add_transposed<false, kVecs>(from, at, sums, sums_stride, sums, sums_stride);
+  }
+  // Rows [row, end_row) and keys [begin, end) get nothing.
+  void pass_over(int64_t row, int64_t end_row, int64_t begin, int64_t end) const {
+    if (!first && !last) return;
+    for (; row < end_row; ++row)
+      for (int64_t key = begin; key < end; key += kLanes) {
+        const F32 sum = first ? zero() : load_n(sums + row * sums_stride + key, end - key);
+        if (last)
+          store_n(out + row * out_stride + key, sum, end - key);
+        else
+          store_n(sums + row * sums_stride + key, sum, end - key);
+      }
+  }
+  // Fetches part `part` of `parts` of what `add` will touch.
+  void prefetch(const TilePlace& at, int64_t part, int64_t parts) const {
+    if (sums_stride > 0 && !(first && last)) prefetch_pairs(sums, 4, sums_stride, at, part, parts);
+    if (last) prefetch_pairs(out, static_cast<int64_t>(sizeof(T)), out_stride, at, part, parts);
+  }
+};
 
 }  // namespace fattn::core::FATTN_ISA

@@ -84,6 +84,13 @@ FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
 FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) {
   return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, bit), bit)));
 }
+FATTN_INLINE F32 where_bit(U32 word, U32 bit, F32 x, F32 y) {
+  return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, bit), bit)));
+}
+FATTN_INLINE uint32_t nonzero_bytes(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return ~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+}
 
 }  // namespace fattn::core::FATTN_ISA
 

@@ -70,6 +70,11 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
 }
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(word, limit), x); }
 FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(word, bit), x); }
+FATTN_INLINE F32 where_bit(U32 word, U32 bit, F32 x, F32 y) { return _mm512_mask_blend_ps(_mm512_test_epi32_mask(word, bit), y, x); }
+FATTN_INLINE uint32_t nonzero_bytes(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_test_epi8_mask(bytes, bytes);
+}
 
 }  // namespace fattn::core::FATTN_ISA
 

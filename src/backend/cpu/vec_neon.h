@@ -68,6 +68,8 @@ FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) {
   return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_u32(word, limit)));
 }
 FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vtstq_u32(word, bit))); }
+FATTN_INLINE F32 where_bit(U32 word, U32 bit, F32 x, F32 y) { return vbslq_f32(vtstq_u32(word, bit), x, y); }
+FATTN_INLINE uint32_t nonzero_bytes(const uint8_t* p) { return nonzero_bytes_by_words(p); }
 
 }  // namespace fattn::core::FATTN_ISA
 

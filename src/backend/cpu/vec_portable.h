@@ -76,6 +76,8 @@ FATTN_INLINE void multiply_wide(U32 x, U32 m, U32& high, U32& low) {
 }
 FATTN_INLINE F32 keep_not_below(F32 x, U32 word, U32 limit) { return select((I32)(word >= limit), x, zero()); }
 FATTN_INLINE F32 keep_if(F32 x, U32 word, U32 bit) { return select((I32)((word & bit) != 0), x, zero()); }
+FATTN_INLINE F32 where_bit(U32 word, U32 bit, F32 x, F32 y) { return select((I32)((word & bit) != 0), x, y); }
+FATTN_INLINE uint32_t nonzero_bytes(const uint8_t* p) { return nonzero_bytes_by_words(p); }
 
 }  // namespace fattn::core::FATTN_ISA
 

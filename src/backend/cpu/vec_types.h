@@ -18,6 +18,8 @@
 //   multiply_wide(x, m, &high, &low)  the halves of the 64-bit products
 //   keep_not_below(x, word, limit)    x where word >= limit, else 0
 //   keep_if(x, word, bit)             x where word has the bit, else 0
+//   where_bit(word, bit, x, y)        x where word has the bit, else y
+//   nonzero_bytes(p)        which of 32 bytes are not 0, the first in the lowest bit
 // and, where kHasDot:
 //   Pairs                   a vector of kLanes (bf16, bf16) pairs
 //   load_pairs, store_pairs, set1_pair; load_pairs of bf16: of neighbours
@@ -38,5 +40,18 @@ struct f16 {
 struct bf16 {
   uint16_t bits;
 };
+
+// nonzero_bytes() for layers without an instruction for it. The lowest byte is the first (little endian).
+static inline uint32_t nonzero_bytes_by_words(const uint8_t* p) {
+  constexpr uint64_t kTops = 0x8080808080808080u;
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint64_t x;
+    __builtin_memcpy(&x, p + i * 8, sizeof x);
+    x = (((x & ~kTops) + ~kTops) | x) & kTops;                                       // the highest bit of each byte that is not 0
+    bits |= static_cast<uint32_t>((x >> 7) * 0x0102040810204080u >> 56) << (i * 8);  // brought together
+  }
+  return bits;
+}
 
 }  // namespace fattn::core::FATTN_ISA
