@@ -41,6 +41,11 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
   at_most("--seqused-k", s.least_seqused_k, s.seqlen_k, "the keys");
   at_most("--packed", s.least_packed, s.seqlen_q, "the rows of the longest, --seqlen");
   at_most("--documents", s.documents, s.seqlen_q, "the queries");
+  // Each length is a part of the problem's cost, and of packed sequences of their tensors' sizes, which every call looks up.
+  constexpr int64_t kMostParts = 1024;
+  const char* const of_batch = s.packed() ? "--packed" : "--seqused-k";
+  if (s.packed() || s.least_seqused_k > 0) at_most(of_batch, s.batch, kMostParts, "the batch entries whose lengths are measured");
+  at_most("--documents", s.documents, kMostParts, "the documents that are measured");
   const bool of_rows = s.packed() || s.documents > 0;
   if (of_rows && s.seqlen_q != s.seqlen_k)
     refuse(s.packed() ? "--packed" : "--documents", "queries and keys are the same rows here; leave --seqlen-k out");
@@ -87,10 +92,12 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   const auto pairs = [&](std::string& value, const char* name, const std::string& help) {
     own(command.add_option(name, value, help)->check(CLI::IsMember(pair_shapes()))->type_name("SHAPE")->capture_default_str());
   };
-  pairs(bias_, "--bias", "A bias of N(0, 1): one a head, or one for all; of keys: of (batch, seqlen-k)");
+  pairs(
+      bias_, "--bias",
+      "A bias of N(0, 1): for every batch entry and head (all), every head, every batch entry, one for all, or a row of keys for every batch entry");
   own(command.add_flag("--bias-fp32", bias_f32_, "The bias is of fp32, whatever the others are"));
   own(command.add_flag("--dbias", dbias_, "The backward pass returns the gradient of the bias"));
-  pairs(mask_, "--mask", "A mask that shows three of four pairs, at random");
+  pairs(mask_, "--mask", "A mask that shows three of four pairs, at random; its shapes are those of --bias");
   number(least_seqused_k_, "--seqused-k", 0, "Lengths of keys: N in the first batch entry, as many as there are in the last; 0: none");
   number(least_packed_, "--packed", 0, "Packed sequences, --batch of them, of N rows, the first, to --seqlen, the last; 0: a dense batch");
   number(documents_, "--documents", 0, "Documents of equal length in every batch entry, of which a query sees its own; 0: none");

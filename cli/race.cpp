@@ -230,9 +230,12 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     if (std::none_of(problems.begin(), problems.end(), [&](const ProblemSpec* one) { return *one == *entry.spec; })) problems.push_back(entry.spec);
 
   try {
-    for (const ProblemSpec* spec : problems)
-      require_memory(spec->input_bytes(options.grad), options.memory_limit,
-                     "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(*spec));
+    int64_t bytes = 0;
+    for (const ProblemSpec* spec : problems) {
+      if (__builtin_add_overflow(bytes, spec->input_bytes(options.grad), &bytes))
+        throw Failure(Status::kOutOfMemory, "the inputs together have more bytes than any machine can address");
+      require_memory(bytes, options.memory_limit, "q, k, v" + std::string(options.grad ? " and dout" : "") + " for " + describe(*spec));
+    }
   } catch (const Failure& failure) {  // nobody can run, and nothing need be measured
     for (Entry& entry : entries) entry.fail(failure);
     return result;
