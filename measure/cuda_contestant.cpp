@@ -62,7 +62,7 @@ class CudaContestant final : public Contestant {
         download(outputs_.dq, device_.dq);
         download(outputs_.dk, device_.dk);
         download(outputs_.dv, device_.dv);
-        download(outputs_.dbias, device_.dbias);
+        if (spec_.dbias) download(outputs_.dbias, device_.dbias);
       }
     });
     return outputs_;

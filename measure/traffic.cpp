@@ -8,13 +8,15 @@ namespace {
 constexpr int64_t kKeys = 128;                                           // of a block
 constexpr int64_t kRowsV1 = 16, kRowsForward = 128, kRowsBackward = 64;  // queries of a tile
 
+int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
+
 // Pairs of a tile of `rows` queries and a block of keys with a pair of query and key that is visible, of one head.
 double met(const ProblemSpec& s, int64_t rows) {
   double pairs = 0;
   for (int64_t row = 0; row < s.seqlen_q; row += rows) {
     const int64_t last = std::min(row + rows, s.seqlen_q) - 1;
     const int64_t end = s.causal ? std::clamp<int64_t>(last + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
-    pairs += static_cast<double>((end + kKeys - 1) / kKeys);
+    pairs += static_cast<double>(parts_of(end, kKeys));
   }
   return pairs;
 }
@@ -41,7 +43,7 @@ double standard(const ProblemSpec& s, bool backward) {
 
 double v1_forward(const ProblemSpec& s) {
   const Sizes n(s);
-  const double pairs = met(s, kRowsV1), tiles = static_cast<double>((s.seqlen_q + kRowsV1 - 1) / kRowsV1), rows = kRowsV1;
+  const double pairs = met(s, kRowsV1), tiles = static_cast<double>(parts_of(s.seqlen_q, kRowsV1)), rows = kRowsV1;
   const double kept = 4 * (static_cast<double>(s.headdim_v) + 2);  // of a row: o, m and l
   return n.heads * (n.keys * (n.q + n.v) + pairs * rows * n.q + 2 * std::max(0.0, pairs - tiles) * rows * kept + n.rows * (n.v + 4));
 }
