@@ -114,6 +114,21 @@ def test_warm_list_pack(fattn, folder, compiler, tmp_path):
     assert "is cut off" in fattn.refuses("cache", "warm", "--arch", "80", *PROBLEM, "--pack", pack, env=nowhere)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--dropout", "0.1", "--alibi"], {"dropout", "ALiBi"}),
+        (["--bias", "heads", "--mask", "one"], {"bias", "mask"}),
+        (["--documents", "3"], {"documents"}),
+        (["--packed", "100"], {"packed"}),
+        (["--seqused-k", "100"], {"lengths"}),
+    ],
+)
+def test_warm_with_options_compiles_their_kernels(fattn, folder, compiler, options, words):
+    kernels = fattn.json("cache", "warm", "--arch", "80", *PROBLEM, *options, timeout=600)["kernels"]
+    assert words <= {word for kernel in kernels if kernel["name"] == "fattn_v2_fwd" for word in kernel["description"].split(", ")}
+
+
 def test_record_in_a_file(fattn, folder, tmp_path):
     done = fattn("cache", "list", "--json", tmp_path / "list.json")
     assert "0 kernels" in done.stdout
