@@ -43,7 +43,7 @@ Tensor pairs_part(const Tensor& t, Range batch, Range heads, Range rows, Range k
   const Range wanted[4] = {batch, heads, rows, keys};
   int64_t offset = 0, shape[4];
   for (int d = 0; d < 4; ++d) {
-    const bool shared = t.shape(d) == 1;
+    const bool shared = t.shape(d) == 1 && d < 3;
     offset += shared ? 0 : wanted[d].begin * t.stride(d);
     shape[d] = shared ? 1 : wanted[d].count;
   }
@@ -195,13 +195,15 @@ class OracleCheck {
   std::vector<TensorCheck>& checks_;
 };
 
-// One group of heads, of problems with terms of two batch entries, with both lengths shortened alike until the oracle can afford its backward pass.
+// One group of heads, of problems with terms two, of two batch entries, with both lengths shortened alike until the oracle can afford its backward
+// pass.
 ProblemSpec smaller(const ProblemSpec& spec, double flops_of_group, double oracle_flops) {
   ProblemSpec s = spec;
-  s.batch = spec.has_terms() ? std::min<int64_t>(spec.batch, 2) : 1;
-  s.nheads = spec.nheads / spec.nheads_k;
-  s.nheads_k = 1;
-  const double shorter = std::min(1.0, std::sqrt(oracle_flops / (flops_of_group * static_cast<double>(s.batch))));
+  const int64_t most = spec.has_terms() ? 2 : 1;
+  s.batch = std::min(spec.batch, most);
+  s.nheads_k = std::min(spec.nheads_k, most);
+  s.nheads = spec.nheads / spec.nheads_k * s.nheads_k;
+  const double shorter = std::min(1.0, std::sqrt(oracle_flops / (flops_of_group * static_cast<double>(s.batch * s.nheads_k))));
   const auto shorten = [&](int64_t length) { return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(length) * shorter)); };
   s.seqlen_q = shorten(spec.seqlen_q);
   s.seqlen_k = shorten(spec.seqlen_k);

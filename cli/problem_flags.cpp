@@ -98,9 +98,11 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   own(command.add_flag("--bias-fp32", bias_f32_, "The bias is of fp32, whatever the others are"));
   own(command.add_flag("--dbias", dbias_, "The backward pass returns the gradient of the bias"));
   pairs(mask_, "--mask", "A mask that shows three of four pairs, at random; its shapes are those of --bias");
-  number(least_seqused_k_, "--seqused-k", 0, "Lengths of keys: N in the first batch entry, as many as there are in the last; 0: none");
-  number(least_packed_, "--packed", 0, "Packed sequences, --batch of them, of N rows, the first, to --seqlen, the last; 0: a dense batch");
-  number(documents_, "--documents", 0, "Documents of equal length in every batch entry, of which a query sees its own; 0: none");
+  number(least_seqused_k_, "--seqused-k", 0,
+         "Lengths of keys: N in the first batch entry (and the only one), as many as there are in the last; 0: none");
+  number(least_packed_, "--packed", 0,
+         "Packed sequences, --batch of them, of N rows, the first (and the only one), to --seqlen, the last; 0: a dense batch");
+  number(documents_, "--documents", 0, "As many documents of about one length in every batch entry, of which a query sees its own; 0: none");
   dtype_option_ = own(command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
                           ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
                           ->capture_default_str());

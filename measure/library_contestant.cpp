@@ -1,5 +1,6 @@
 // The library as a contestant: plans made once, executed on memory whose every byte is accounted for.
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -50,6 +51,9 @@ class LibraryContestant final : public Contestant {
 
   const Outputs& compute() override {
     allocate(all_passes());
+    // NaN, should a kernel leave something out, or read what it has not written.
+    for_outputs(outputs_, spec_, all_passes(), [](Pages& pages, int64_t) { std::memset(pages.data(), 0xff, pages.size()); });
+    if (workspace_.size() > 0) std::memset(workspace_.data(), 0xff, workspace_.size());
     run(all_passes());
     return outputs_;
   }

@@ -68,9 +68,8 @@ std::vector<ProblemSpec> parts_of(const ProblemSpec& spec) {
   part.least_seqused_k = part.least_packed = part.documents = 0;
   std::vector<ProblemSpec> parts;
   if (spec.documents > 0) {
-    const int64_t length = (spec.seqlen_q + spec.documents - 1) / spec.documents;
-    for (int64_t begin = 0; begin < spec.seqlen_q; begin += length) {
-      part.seqlen_q = part.seqlen_k = std::min(length, spec.seqlen_q - begin);
+    for (int64_t document = 0; document < spec.documents; ++document) {
+      part.seqlen_q = part.seqlen_k = spec.document_begin(document + 1) - spec.document_begin(document);
       parts.push_back(part);
     }
   } else {

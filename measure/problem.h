@@ -52,7 +52,7 @@ struct ProblemSpec {
   bool dbias = false;           // the backward pass returns the gradient of the bias
   int64_t least_seqused_k = 0;  // > 0: batch entries have from so many keys, the first, to seqlen_k, the last
   int64_t least_packed = 0;     // > 0: packed sequences of from so many rows, the first, to seqlen, the last
-  int64_t documents = 0;        // > 0: as many in every batch entry, of one length but for the last
+  int64_t documents = 0;        // > 0: as many in every batch entry, whose lengths differ by one at most
   DType dtype = DType::kF32;
   uint64_t seed = 1;
 
@@ -77,6 +77,7 @@ struct ProblemSpec {
   int64_t rows_of(int64_t entry) const;
   int64_t keys_of(int64_t entry) const;
   int64_t rows_before(int64_t entry) const;  // packed: where it begins; `batch`: all rows
+  int64_t document_begin(int64_t document) const { return (document * seqlen_q + documents - 1) / documents; }
   // The mask and the score, as the library is told of them.
   void apply_to(Options& options) const;
 };

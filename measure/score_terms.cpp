@@ -1,5 +1,6 @@
 #include "measure/score_terms.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "measure/convert.h"
@@ -71,10 +72,11 @@ ScorePages make_score_pages(const ProblemSpec& s) {
   if (pages[kCuSeqlens].data())
     for (int64_t b = 0, begin = 0; b <= s.batch; begin += b < s.batch ? s.rows_of(b) : 0, ++b)
       as<int32_t>(pages[kCuSeqlens])[b] = static_cast<int32_t>(begin);
-  if (pages[kDocuments].data()) {
-    const int64_t length = (s.seqlen_q + s.documents - 1) / s.documents;
-    for (int64_t i = 0; i < s.batch * s.seqlen_q; ++i) as<int32_t>(pages[kDocuments])[i] = static_cast<int32_t>(i % s.seqlen_q / length);
-  }
+  if (pages[kDocuments].data())
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t document = 0; document < s.documents; ++document)
+        for (int64_t i = s.document_begin(document); i < s.document_begin(document + 1); ++i)
+          as<int32_t>(pages[kDocuments])[b * s.seqlen_q + i] = static_cast<int32_t>(document);
   return pages;
 }
 

@@ -131,6 +131,30 @@ TEST(DocumentsSmall, AreAMaskOfPairs) {
     }
 }
 
+// Where super-blocks of keys end at documents, which are others in each batch entry, what they add to the same gradient stays in order.
+TEST(DocumentsSmall, GradientsOfASharedBiasAreOfAllEntries) {
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
+    for (Pairs bias : {Pairs::kOne, Pairs::kHeads})
+      for (int64_t seqlen_k : {1100, 1400}) {
+        Case c;
+        c.dtype = dtype;
+        c.batch = 3;
+        c.seqlen_q = 70;
+        c.seqlen_k = seqlen_k;
+        c.nheads = 2;
+        c.nheads_k = 1;
+        c.headdim = c.headdim_v = 16;
+        c.documents = Documents::kLong;
+        c.bias = bias;
+        const PreparedCase prepared(c);
+        for (const Target& target : all_targets()) {
+          if (target.backend != Backend::kCpu || target.algorithm == Algorithm::kStandard || !why_unavailable(target, dtype).empty()) continue;
+          const CaseResult result = prepared.run(target);
+          EXPECT_TRUE(result.passed()) << name_of(target) << ", " << name_of(dtype) << ", " << seqlen_k << ": " << result.summary() << result.skipped;
+        }
+      }
+}
+
 // ---- Dropout --------------------------------------------------------------------------------------------------------
 
 // The known answers that the authors publish with Random123.

@@ -252,9 +252,9 @@ TEST(Problem, CostCountsWhatLengthsAndDocumentsLeave) {
   EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * (16 + 49 + 100));
   EXPECT_EQ(cost_of(s, Pass::kBackward).flops_nominal, 2.5 * pair * (16 + 49 + 100));
   s = plain;
-  s.documents = 3;  // of 4, 4 and 2 rows
+  s.documents = 3;  // of 4, 3 and 3 rows
   s.causal = true;
-  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 3 * (10 + 10 + 3));
+  EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 3 * (10 + 6 + 6));
   s = plain;
   s.bias = PairShape::kHeads, s.bias_f32 = true, s.dbias = true, s.mask = PairShape::kKeys, s.dtype = DType::kBF16;
   EXPECT_EQ(cost_of(s, Pass::kForward).flops, pair * 3 * 100);

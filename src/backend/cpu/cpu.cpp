@@ -362,12 +362,12 @@ void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_
 }
 
 // The end of the super-block of keys at `begin`: with documents in its second half where one begins, so that its rows meet few other super-blocks.
-// (With dropout every super-block begins with a block of random numbers.)
-int64_t end_of_super_block(const ScoreInputs& in, int64_t begin, int64_t most, int64_t seqlen_k) {
+// `document_k`: null where all super-blocks are alike.
+int64_t end_of_super_block(const int32_t* document_k, int64_t begin, int64_t most, int64_t seqlen_k) {
   if (seqlen_k - begin <= most) return seqlen_k;
-  if (!in.document_k || in.dropout_below > 0) return begin + most;
+  if (!document_k) return begin + most;
   int64_t end = begin + most;
-  while (end > begin + most / 2 && in.document_k[end - 1] == in.document_k[end]) --end;
+  while (end > begin + most / 2 && document_k[end - 1] == document_k[end]) --end;
   return end > begin + most / 2 ? end : begin + most;
 }
 
@@ -465,10 +465,12 @@ void backward(const Call& call) {
     t.dbias_out_stride = pairs.strides.row;
     t.dbias_out_head_stride = own_head ? pairs.strides.head : 0;
     t.scratch = call.scratch(worker);
-    // Super-blocks in turn to the splits, so that a causal mask loads them alike.
+    // Super-blocks in turn to the splits, so that a causal mask loads them alike. With dropout every one begins with a block of random numbers; where
+    // batch entries add to the same dbias, a split has the same keys of each.
+    const int32_t* document_k = t.inputs.dropout_below > 0 || p.shares_dbias_of_batch() ? nullptr : t.inputs.document_k;
     int64_t end = 0;
     for (int64_t begin = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
-      end = end_of_super_block(t.inputs, begin, call.c.task_k, s.seqlen_k);
+      end = end_of_super_block(document_k, begin, call.c.task_k, s.seqlen_k);
       if (i % call.c.splits != split) continue;
       t.key_begin = begin;
       t.key_end = std::clamp(s.keys, begin, end);
