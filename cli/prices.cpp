@@ -31,7 +31,7 @@ ProblemSpec with(ProblemSpec spec, void (*change)(ProblemSpec&)) {
   return spec;
 }
 
-// `window_length`: sequences of the window, whose rows see the last 1024 keys or a sixteenth of them.
+// `window_length`: of the sequences of the window, whose rows see a sixteenth as many keys.
 PriceList list_of(const ProblemSpec& plain, int64_t window_length) {
   PriceList all{describe(plain), {}};
   const auto add = [&](void (*change)(ProblemSpec&)) { all.pairs.push_back({plain, with(plain, change)}); };

@@ -11,12 +11,6 @@
 namespace fattn::measure {
 namespace {
 
-int64_t tensor_bytes(const char* name, std::initializer_list<int64_t> shape, DType dtype) {
-  int64_t bytes = static_cast<int64_t>(size_of(dtype));
-  for (int64_t n : shape) bytes = checked_product(bytes, n, name);
-  return bytes;
-}
-
 // Of a tensor of queries or of keys.
 int64_t rows_bytes(const char* name, const ProblemSpec& s, int64_t seqlen, int64_t nheads, int64_t headdim, DType dtype) {
   if (s.packed()) return tensor_bytes(name, {s.rows_before(s.batch), nheads, headdim}, dtype);
@@ -84,6 +78,12 @@ std::vector<ProblemSpec> parts_of(const ProblemSpec& spec) {
 }
 
 }  // namespace
+
+int64_t tensor_bytes(const char* name, std::initializer_list<int64_t> shape, DType dtype) {
+  int64_t bytes = static_cast<int64_t>(size_of(dtype));
+  for (int64_t n : shape) bytes = checked_product(bytes, n, name);
+  return bytes;
+}
 
 int64_t ProblemSpec::q_bytes() const { return rows_bytes("q", *this, seqlen_q, nheads, headdim, dtype); }
 int64_t ProblemSpec::k_bytes() const { return rows_bytes("k", *this, seqlen_k, nheads_k, headdim, dtype); }

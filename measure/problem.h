@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -91,6 +92,9 @@ Tensor o_view(const ProblemSpec& spec, const void* data);    // also dout
 Tensor lse_view(const ProblemSpec& spec, const void* data);  // fp32, fp64 for fp64 problems
 std::array<int64_t, 4> pair_sizes(const ProblemSpec& spec, PairShape shape);
 Tensor pair_view(const ProblemSpec& spec, PairShape shape, DType dtype, const void* data);  // a bias, its gradient, a mask; absent of kNone
+
+// Bytes of a tensor; throws Failure(kOutOfMemory) if they do not fit in 64 bits, naming it.
+int64_t tensor_bytes(const char* name, std::initializer_list<int64_t> shape, DType dtype);
 
 struct Cost {
   double flops = 0;          // visible (query, key) pairs; a mask and a bias hide none

@@ -12,12 +12,6 @@ namespace {
 constexpr uint64_t kBiasStream = 16, kMaskStream = 17;
 constexpr float kVisibleBelow = 0.6745F;  // three quarters of N(0, 1)
 
-int64_t bytes_of_pairs(const ProblemSpec& s, PairShape shape, DType dtype, const char* name) {
-  int64_t bytes = static_cast<int64_t>(size_of(dtype));
-  for (const int64_t n : pair_sizes(s, shape)) bytes = checked_product(bytes, n, name);
-  return bytes;
-}
-
 template <class T>
 T* as(Pages& pages) {
   return static_cast<T*>(pages.data());
@@ -37,14 +31,18 @@ void fill_mask(Pages& mask, uint64_t seed) {
 }  // namespace
 
 int64_t bytes_of(const ProblemSpec& s, ScoreInput input) {
+  const auto of_pairs = [&](const char* name, PairShape shape, DType dtype) {
+    const auto [batches, heads, rows, keys] = pair_sizes(s, shape);
+    return tensor_bytes(name, {batches, heads, rows, keys}, dtype);
+  };
   switch (input) {
-    case kSequsedK: return s.least_seqused_k > 0 ? checked_product(4, s.batch, "seqused_k") : 0;
-    case kAlibiSlopes: return s.alibi ? checked_product(4, s.nheads, "alibi_slopes") : 0;
-    case kBias: return bytes_of_pairs(s, s.bias, s.bias_dtype(), "bias");
-    case kMask: return bytes_of_pairs(s, s.mask, DType::kU8, "mask");
-    case kDropoutState: return s.p_dropout > 0 ? 2 * 8 : 0;
-    case kCuSeqlens: return s.packed() ? checked_product(4, s.batch + 1, "cu_seqlens") : 0;
-    case kDocuments: return s.documents > 0 ? checked_product(checked_product(4, s.batch, "documents"), s.seqlen_q, "documents") : 0;
+    case kSequsedK: return s.least_seqused_k > 0 ? tensor_bytes("seqused_k", {s.batch}, DType::kI32) : 0;
+    case kAlibiSlopes: return s.alibi ? tensor_bytes("alibi_slopes", {s.nheads}, DType::kF32) : 0;
+    case kBias: return of_pairs("bias", s.bias, s.bias_dtype());
+    case kMask: return of_pairs("mask", s.mask, DType::kU8);
+    case kDropoutState: return s.p_dropout > 0 ? tensor_bytes("dropout_state", {2}, DType::kI64) : 0;
+    case kCuSeqlens: return s.packed() ? tensor_bytes("cu_seqlens", {s.batch + 1}, DType::kI32) : 0;
+    case kDocuments: return s.documents > 0 ? tensor_bytes("documents", {s.batch, s.seqlen_q}, DType::kI32) : 0;
     case kScoreInputs: break;
   }
   return 0;
