@@ -158,10 +158,8 @@ struct Dropout {
 
   // Which pairs stay of query pair `query` (core::dropout_query) and the keys 2 call, 2 call + 1, 2 call + 8, ... of a block of 64.
   __device__ __forceinline__ unsigned kept(int query, int block, int call) const {
-    const auto planes = [&](unsigned half) {
-      return core::dropout_planes(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call), half);
-    };
-    return core::dropout_kept(planes(0), planes(1), below);
+    return core::dropout_kept(
+        core::dropout_planes(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call)), below);
   }
   // The same of the lane's row `row` of 16, and of row + 8; row % 16 < 8. `key`: the first of the lane's in the block.
   __device__ __forceinline__ unsigned kept_of_rows(int row, int key) const {
@@ -178,27 +176,17 @@ struct Dropout {
 
   // Whether the weight of one pair stays. As core::dropout_number(), with few registers: for ways that are seldom gone.
   __device__ __forceinline__ bool keeps(int query, int key) const {
-    const unsigned own = static_cast<unsigned>(query % 16 / 8 * 8 + key % core::kDropoutBlock / 8 + key % 2 * 16);
-    unsigned number = 0;
+    unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
+    core::Philox4 c = {{static_cast<unsigned>(stream), core::dropout_query(static_cast<unsigned>(query)),
+                        static_cast<unsigned>(key / core::kDropoutBlock * core::kDropoutCalls + key % 8 / 2), static_cast<unsigned>(stream >> 32)}};
 #pragma unroll 1
-    for (unsigned half = 0; half < 2; ++half) {
-      unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
-      unsigned c0 = static_cast<unsigned>(stream), c1 = 2 * core::dropout_query(static_cast<unsigned>(query)) + half,
-               c2 = static_cast<unsigned>(key / core::kDropoutBlock * core::kDropoutCalls + key % 8 / 2), c3 = static_cast<unsigned>(stream >> 32);
-#pragma unroll 1
-      for (int round = 0; round < core::kPhiloxRounds; ++round) {
-        const uint2 a = ptx::mul_wide(core::kPhiloxM0, c0), b = ptx::mul_wide(core::kPhiloxM1, c2);
-        c0 = b.y ^ c1 ^ k0;
-        c1 = b.x;
-        c2 = a.y ^ c3 ^ k1;
-        c3 = a.x;
-        k0 += core::kPhiloxW0;
-        k1 += core::kPhiloxW1;
-      }
-      const auto bits = [&](unsigned place) { return (c0 >> place & 1u) + (c1 >> place & 1u) * 2 + (c2 >> place & 1u) * 4 + (c3 >> place & 1u) * 8; };
-      number |= (bits(own) << 8 | bits((own + core::kDropoutTurn) % 32)) << 4 * half;
+    for (int round = 0; round < core::kPhiloxRounds; ++round) {
+      const uint2 a = ptx::mul_wide(core::kPhiloxM0, c.word[0]), b = ptx::mul_wide(core::kPhiloxM1, c.word[2]);
+      c = {{b.y ^ c.word[1] ^ k0, b.x, a.y ^ c.word[3] ^ k1, a.x}};
+      k0 += core::kPhiloxW0;
+      k1 += core::kPhiloxW1;
     }
-    return number >= below;
+    return core::dropout_number(c, query % 16 / 8 * 8 + key % core::kDropoutBlock / 8 + key % 2 * 16) >= below;
   }
 };
 

@@ -28,19 +28,18 @@ struct Dropout {
     const auto steps = static_cast<int>(std::lround(p * 65536));
     if (steps == 0) return 1;
     const uint64_t stream = offset + static_cast<uint64_t>(batch * nheads + head);
-    const auto of = [&](uint32_t half) {
-      return philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(2 * (query / 16 * 8 + query % 8) + half),
-                         static_cast<uint32_t>(4 * (key / 64) + key % 8 / 2), static_cast<uint32_t>(stream >> 32)},
-                        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-    };
-    const std::array<uint32_t, 4> words[] = {of(0), of(1)};
-    const auto byte = [&](int64_t place) {
+    const std::array<uint32_t, 4> words =
+        philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(query / 16 * 8 + query % 8),
+                    static_cast<uint32_t>(4 * (key / 64) + key % 8 / 2), static_cast<uint32_t>(stream >> 32)},
+                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const auto digit = [&](int64_t place) {
       int x = 0;
-      for (int n = 7; n >= 0; --n) x = 2 * x + static_cast<int>(words[n / 4][static_cast<size_t>(n % 4)] >> place % 32 & 1);
+      for (size_t m = 4; m-- > 0;) x = 2 * x + static_cast<int>(words[m] >> place % 32 & 1);
       return x;
     };
+    const auto mixed = [&](int64_t place) { return digit(place) ^ digit(place + 5); };
     const int64_t place = query / 8 % 2 * 8 + key / 8 % 8 + 16 * (key % 2);
-    const int number = 256 * byte(place) + byte(place + 8);
+    const int number = 4096 * digit(place) + 256 * mixed(place + 8) + 16 * digit(place + 12) + mixed(place + 12);
     return number < steps ? 0 : 65536.0 / (65536 - steps);
   }
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <bitset>
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -199,15 +200,52 @@ TEST(DropoutSmall, NumbersArePairsOwn) {
   EXPECT_LE(same, 16);  // of 294528 pairs about 4.5 are the same by chance
 }
 
-// Of the 32 numbers of a word two share a byte if they are of different rows, 8 places apart.
+// The rank over GF(2) of rows of 128 bits, each the bits that a bit of a number is the sum of.
+size_t rank_of(std::vector<std::bitset<128>> rows) {
+  size_t rank = 0;
+  for (size_t column = 0; column < 128 && rank < rows.size(); ++column) {
+    const auto pivot = std::find_if(rows.begin() + static_cast<std::ptrdiff_t>(rank), rows.end(), [&](const auto& row) { return row[column]; });
+    if (pivot == rows.end()) continue;
+    std::swap(*pivot, rows[rank]);
+    for (size_t i = rank + 1; i < rows.size(); ++i)
+      if (rows[i][column]) rows[i] ^= rows[rank];
+    ++rank;
+  }
+  return rank;
+}
+
+// A number's bits are sums of random bits: independent sums have independent values.
+TEST(DropoutSmall, NumbersAreUniformAndTheirHighBytesIndependentInPairs) {
+  std::vector<std::bitset<128>> sums[32];  // of each pair of a word, from the lowest bit up
+  for (int pair = 0; pair < 32; ++pair) {
+    sums[pair].resize(core::kDropoutBits);
+    for (size_t random = 0; random < 128; ++random) {
+      core::Philox4 one = {};
+      one.word[random / 32] = 1u << random % 32;
+      const unsigned number = core::dropout_number(one, pair);
+      for (size_t bit = 0; bit < core::kDropoutBits; ++bit) sums[pair][bit][random] = (number >> bit & 1u) != 0;
+    }
+    EXPECT_EQ(rank_of(sums[pair]), 16u) << pair;
+  }
+  for (int i = 0; i < 32; ++i)
+    for (int j = 0; j < i; ++j) {
+      std::vector<std::bitset<128>> bytes(sums[i].begin() + 8, sums[i].end());
+      bytes.insert(bytes.end(), sums[j].begin() + 8, sums[j].end());
+      EXPECT_EQ(rank_of(bytes), 16u) << i << " and " << j;
+    }
+}
+
+unsigned kept_word(uint64_t seed, uint64_t stream, unsigned query, unsigned block, unsigned call, unsigned below) {
+  return core::dropout_kept(core::dropout_planes(seed, stream, query, block, call), below);
+}
+
 TEST(DropoutSmall, ChancesAreExactAndPairsNearlyIndependent) {
   constexpr int kWords = 1 << 17;
   for (const unsigned below : {66u, 6554u, 32768u, 65535u}) {
-    const double p = below / 65536.0;
+    const double p = below / 65536.0, correlation = below < 256 ? 1.0 / 256 : 1.0 / 1024;
     int64_t one[32] = {}, both[32][32] = {};
     for (int n = 0; n < kWords; ++n) {
-      const auto block = static_cast<unsigned>(n);
-      unsigned dropped = ~core::dropout_kept(core::dropout_planes(11, 12, 3, block, 1, 0), core::dropout_planes(11, 12, 3, block, 1, 1), below);
+      unsigned dropped = ~kept_word(11, 12, 3, static_cast<unsigned>(n), 1, below);
       for (; dropped != 0; dropped &= dropped - 1) {
         const int bit = std::countr_zero(dropped);
         ++one[bit];
@@ -218,17 +256,11 @@ TEST(DropoutSmall, ChancesAreExactAndPairsNearlyIndependent) {
     for (int i = 0; i < 32; ++i) {
       EXPECT_NEAR(static_cast<double>(one[i]), p * kWords, spread) << below << ", bit " << i;
       for (int j = i + 1; j < 32; ++j) {
-        const double expected = p * p * kWords, shared = (j - i) % 16 == 8 ? p * (1 - p) / 257 * kWords : 0,
-                     allowed = 6 * std::sqrt(expected + 1) + shared;
+        const double expected = p * p * kWords, allowed = 6 * std::sqrt(expected + 1) + correlation * p * (1 - p) * kWords;
         EXPECT_NEAR(static_cast<double>(both[i][j]), expected, allowed) << below << ", bits " << i << " and " << j;
       }
     }
   }
-}
-
-unsigned kept_word(uint64_t seed, uint64_t stream, unsigned query, unsigned block, unsigned call, unsigned below) {
-  return core::dropout_kept(core::dropout_planes(seed, stream, query, block, call, 0), core::dropout_planes(seed, stream, query, block, call, 1),
-                            below);
 }
 
 // What the lanes of a warp make of the words where keys are the rows of an accumulator.

@@ -56,11 +56,16 @@ struct KeptBits {
     const HeadOfPhilox head(pairs_of(p.call).dropout_state[0], made.stream);
     // Of the block's queries the lane's 32 upper or lower ones: of query pairs n and n + 1, and those 8 further.
     const int lane = static_cast<int>(own_lane());
-    const unsigned number = 2 * core::dropout_query(static_cast<unsigned>(made.row + lane / 16 * 32 + lane % 4 * 2));
+    const unsigned query = core::dropout_query(static_cast<unsigned>(made.row + lane / 16 * 32 + lane % 4 * 2));
     const unsigned call = static_cast<unsigned>((tile.key() / core::kDropoutBlock + maker()) * core::kDropoutCalls + lane / 4 % 4);
     unsigned kept[4];
+#pragma unroll 1  // all four at once take more registers than there are beside ALiBi in a window
+    for (unsigned further = 0; further < 2; ++further) {
+      kept[0] = kept[2];
+      kept[1] = kept[3];
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) kept[i] = head.kept(number + i % 2 * 2 + i / 2 * 16, call, pairs_of(p.call).dropout_thresholds);
+      for (unsigned i = 0; i < 2; ++i) kept[2 + i] = head.kept(query + 8 * further + i, call, pairs_of(p.call).dropout_thresholds);
+    }
     transpose(kept, own_lane() / 16);
     ptx::mbarrier_wait(barriers.kept_empty(maker()), step % 2 ^ 1);
     ptx::st_shared_16(words(maker()) + 16 * own_lane(), uint4{kept[0], kept[1], kept[2], kept[3]});

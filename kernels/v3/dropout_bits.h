@@ -50,10 +50,10 @@ struct DropoutBits<Spec, true> {
     const unsigned own = own_word(memory, thread);
     if constexpr (kForced) asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(head.word0) : "r"(own) : "memory");
     thread %= 128;
-    const unsigned number = static_cast<unsigned>(row) + thread / 4 * 2;  // 2 core::dropout_query() of the lane's first row
+    const unsigned query = static_cast<unsigned>(row) / 2 + thread / 4;  // core::dropout_query() of the lane's first row
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
-      kept[i] = head.kept(number, static_cast<unsigned>((block * kWords + i) * core::kDropoutCalls) + thread % 4, pairs_of(call).dropout_thresholds);
+      kept[i] = head.kept(query, static_cast<unsigned>((block * kWords + i) * core::kDropoutCalls) + thread % 4, pairs_of(call).dropout_thresholds);
 #pragma unroll
     for (unsigned& word : kept) {
       if constexpr (!kForced)

@@ -28,15 +28,17 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
   return {{c0, c1, c2, c3}};
 }
 
-// Two calls give a bit each for 32 pairs, whether the pair stays: of the queries q and q + 8, q % 16 < 8, the keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9,
+// One call gives a bit each for 32 pairs, whether the pair stays: of the queries q and q + 8, q % 16 < 8, the keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9,
 // ... 2 t + 57 of a block of 64, which is what one thread holds of these rows in the accumulators of a matrix instruction. Of such a word pair (i, j)
 // has bit dropout_bit(i, j).
 //
-// The eight random words are the eight bits of a byte of each pair, not bytes side by side: so one logical operation a bit compares all 32 numbers
-// with the threshold, and the result is one bit a pair already. A pair's number has 16 bits: its own byte, and below it the byte of the pair whose
-// bit is 8 further, in the other row, which seldom decides. So a pair is dropped with probability T / 65536 exactly, those of a row share nothing,
-// and two that share a byte have a correlation between 0 and 1 / 257.
-constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16, kDropoutTurn = 8;
+// The four random words are the four highest bits of each pair's number, not numbers side by side: so one logical operation a bit compares all 32
+// numbers with the threshold, and the result is one bit a pair already. A number has 16 bits. The lower twelve, which decide in one pair of 16, are
+// those of pairs at other places of the word, by dropout_mixed() and by turns: so that each number is uniform (a pair is dropped with probability
+// T / 65536 exactly), and that any two have independent high bytes. What their low bytes share makes a correlation of at most 1 / 1024, if T is 256
+// or more, and 1 / 256 below. That the turns do that is tested (tests/test_features.cpp).
+constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16;
+constexpr int kDropoutMix = 5, kDropoutTurn = 8, kDropoutLowTurn = 4;
 
 static constexpr int dropout_bit(long long query, long long key) {
   return static_cast<int>(query % 16 / 8 * 8 + key % kDropoutBlock / 8 + key % 2 * 16);
@@ -44,10 +46,19 @@ static constexpr int dropout_bit(long long query, long long key) {
 // The number of a query among those of 8 with its partner.
 static constexpr unsigned dropout_query(unsigned query) { return query / 16 * 8 + query % 8; }
 
-// Bits 4 `half` to 4 `half` + 3 of the bytes of the pairs of query pair `query`. `stream` is offset + batch entry * nheads + head.
-static constexpr Philox4 dropout_planes(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, unsigned call,
-                                        unsigned half) {
-  return philox(seed, {{static_cast<unsigned>(stream), 2 * query + half, block * kDropoutCalls + call, static_cast<unsigned>(stream >> 32)}});
+// `stream` is offset + batch entry * nheads + head.
+static constexpr Philox4 dropout_planes(unsigned long long seed, unsigned long long stream, unsigned query, unsigned block, unsigned call) {
+  return philox(seed, {{static_cast<unsigned>(stream), query, block * kDropoutCalls + call, static_cast<unsigned>(stream >> 32)}});
+}
+
+// Bit n of the result is bit n + `by` of `word`.
+template <class Word>
+static constexpr Word dropout_turned(Word word, int by) {
+  return word >> by | word << (32 - by);
+}
+template <class Word>
+static constexpr Word dropout_mixed(Word plane) {
+  return plane ^ dropout_turned(plane, kDropoutMix);
 }
 
 // One bit of numbers: which of them are not below the threshold so far, from the lowest bit up. `threshold` has that bit of the threshold, inverted,
@@ -57,20 +68,35 @@ static constexpr unsigned dropout_step(unsigned bits, unsigned threshold, unsign
 }
 static constexpr unsigned dropout_threshold(unsigned below, int bit) { return (below >> bit & 1u) - 1u; }
 
-// The word of query pair `query`, of those that are not below. `thresholds`: dropout_threshold() of each bit.
-static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, const unsigned (&thresholds)[kDropoutBits]) {
-  unsigned kept = ~0u;
-  for (int bit = 0; bit < kDropoutBits; ++bit) {
-    if (bit == kDropoutBits / 2) kept = kept >> kDropoutTurn | kept << (32 - kDropoutTurn);
-    const Philox4& from = bit % 8 < 4 ? low : high;
-    kept = dropout_step(from.word[bit % 4], thresholds[bit], kept);
-  }
+// The word of those that are not below. `thresholds`: dropout_threshold() of each bit.
+static constexpr unsigned dropout_kept(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits]) {
+  unsigned mixed[4] = {}, kept = ~0u;
+  for (int bit = 0; bit < 4; ++bit) mixed[bit] = dropout_mixed(planes.word[bit]);
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(mixed[bit], thresholds[bit], kept);
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[4 + bit], kept);
+  kept = dropout_turned(kept, kDropoutLowTurn);
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(mixed[bit], thresholds[8 + bit], kept);
+  kept = dropout_turned(kept, kDropoutTurn);
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[12 + bit], kept);
   return kept;
 }
-static constexpr unsigned dropout_kept(const Philox4& low, const Philox4& high, unsigned below) {
+static constexpr unsigned dropout_kept(const Philox4& planes, unsigned below) {
   unsigned thresholds[kDropoutBits] = {};
   for (int bit = 0; bit < kDropoutBits; ++bit) thresholds[bit] = dropout_threshold(below, bit);
-  return dropout_kept(low, high, thresholds);
+  return dropout_kept(planes, thresholds);
+}
+
+// The number of the pair with bit `bit` of a word, in [0, 65536): its weight is dropped if that is below Problem::dropout_below. As dropout_kept(),
+// pair by pair.
+static constexpr unsigned dropout_number(const Philox4& planes, int bit) {
+  const auto own = [&](int place) {
+    unsigned bits = 0;
+    for (int n = 0; n < 4; ++n) bits |= (planes.word[n] >> (place % 32) & 1u) << n;
+    return bits;
+  };
+  const auto mixed = [&](int place) { return own(place) ^ own(place + kDropoutMix); };
+  const int next = bit + kDropoutTurn, last = next + kDropoutLowTurn;
+  return own(bit) << 12 | mixed(next) << 8 | own(last) << 4 | mixed(last);
 }
 
 // Where keys are the rows of an accumulator and queries its columns (the transposed scores of a backward pass), lanes 4 apart want the same two
@@ -80,18 +106,10 @@ static constexpr unsigned dropout_joined(unsigned own, unsigned other, bool odd)
   return odd ? (other >> 16) | (own & 0xffff0000u) : (own & 0xffffu) | (other << 16);
 }
 
-// The number of one pair, in [0, 65536): its weight is dropped if that is below Problem::dropout_below. As dropout_kept(), pair by pair.
 static constexpr int dropout_number(unsigned long long seed, unsigned long long stream, long long query, long long key) {
-  const unsigned pair = dropout_query(static_cast<unsigned>(query)), block = static_cast<unsigned>(key / kDropoutBlock),
-                 call = static_cast<unsigned>(key % 8 / 2);
-  const Philox4 low = dropout_planes(seed, stream, pair, block, call, 0), high = dropout_planes(seed, stream, pair, block, call, 1);
-  const int own = dropout_bit(query, key), below = (own + kDropoutTurn) % 32;
-  unsigned number = 0;
-  for (int bit = 0; bit < 8; ++bit) {
-    const unsigned plane = bit < 4 ? low.word[bit] : high.word[bit - 4];
-    number |= (plane >> own & 1u) << (8 + bit) | (plane >> below & 1u) << bit;
-  }
-  return static_cast<int>(number);
+  const Philox4 planes = dropout_planes(seed, stream, dropout_query(static_cast<unsigned>(query)), static_cast<unsigned>(key / kDropoutBlock),
+                                        static_cast<unsigned>(key % 8 / 2));
+  return static_cast<int>(dropout_number(planes, dropout_bit(query, key)));
 }
 
 }  // namespace fattn::core

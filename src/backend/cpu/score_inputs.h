@@ -207,91 +207,103 @@ bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
 constexpr int64_t dropout_rows(int64_t keys) { return (keys / kDropoutBlock + 2) * kDropoutCalls; }
 static_assert(kDropoutBlock / kDropoutCalls <= kMaskKeys);  // so that the words of a mask have room there, too, before
 
-struct WidePhilox {
-  U32 word[4];
-};
-// Philox4x32-7 of counters that differ in the second word only. Of the products of the first three rounds four are the same for all lanes.
-FATTN_INLINE WidePhilox wide_philox(uint64_t key, uint32_t c0, U32 c1, uint32_t c2, uint32_t c3) {
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);
+// 16 numbers: the compiler makes of them as many vectors as they are.
+typedef uint32_t Words16 __attribute__((vector_size(64)));
+constexpr int kDropoutQueries = 8;
+
+// Some lanes of Words16, from lane `first`.
+FATTN_INLINE U32 some_of(const Words16& words, size_t first) {
+  U32 some;
+  __builtin_memcpy(&some, reinterpret_cast<const char*>(&words) + first * sizeof(uint32_t), sizeof some);
+  return some;
+}
+// The first of eight lanes, then the second of eight.
+FATTN_INLINE void set_halves(uint32_t first, uint32_t second, Words16& to) {
+  to = Words16{first, first, first, first, first, first, first, first, second, second, second, second, second, second, second, second};
+}
+
+// dropout_planes() of the eight query pairs from `query` on, of call `call` in the first half, of the next call in the second. Of the products of
+// Philox's first three rounds all but one of each are the same for the lanes of a half.
+FATTN_INLINE void dropout_calls(const ScoreInputs& in, uint64_t stream, uint32_t query, uint32_t call, Words16 (&planes)[4]) {
   const auto wide = [](uint32_t x, uint32_t m) { return static_cast<uint64_t>(x) * m; };
+  const auto high = [](uint64_t x) { return static_cast<uint32_t>(x >> 32); };
+  const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
+  uint32_t k0 = low(in.seed), k1 = high(in.seed);
   const auto next_key = [&] {
     k0 += kPhiloxW0;
     k1 += kPhiloxW1;
   };
-  // First round: of the new words only the first differs between lanes.
-  uint64_t a = wide(c0, kPhiloxM0), b = wide(c2, kPhiloxM1);
-  WidePhilox x;
-  x.word[0] = xor_u32(c1, set1_u32(static_cast<uint32_t>(b >> 32) ^ k0));
-  uint32_t s1 = static_cast<uint32_t>(b), s2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, s3 = static_cast<uint32_t>(a);
-  // Second: the last two.
+  // First round: of the new words only the first differs between the lanes of a half, and the first two between halves.
+  const uint64_t a0 = wide(low(stream), kPhiloxM0), b0[2] = {wide(call, kPhiloxM1), wide(call + 1, kPhiloxM1)};
+  Words16 word0;
+  set_halves(high(b0[0]) ^ k0, high(b0[1]) ^ k0, word0);
+  word0 ^= Words16{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7} + query;
+  const uint32_t s2 = high(a0) ^ high(stream) ^ k1, s3 = low(a0);
+  // Second: the last two between lanes, and the first between halves.
   next_key();
-  U32 high, low;
-  multiply_wide(x.word[0], m0, high, low);
-  b = wide(s2, kPhiloxM1);
-  const uint32_t s0 = static_cast<uint32_t>(b >> 32) ^ s1 ^ k0;
-  s1 = static_cast<uint32_t>(b);
-  x.word[2] = xor_u32(high, set1_u32(s3 ^ k1));
-  x.word[3] = low;
-  // Third: all but the last.
+  const uint64_t b1 = wide(s2, kPhiloxM1);
+  const uint32_t s1 = low(b1), t3 = s3 ^ k1, t0[2] = {high(b1) ^ low(b0[0]) ^ k0, high(b1) ^ low(b0[1]) ^ k0};
+  // Third: all but the last between lanes.
   next_key();
-  multiply_wide(x.word[2], m1, high, low);
-  a = wide(s0, kPhiloxM0);
-  x.word[0] = xor_u32(high, set1_u32(s1 ^ k0));
-  x.word[1] = low;
-  x.word[2] = xor_u32(x.word[3], set1_u32(static_cast<uint32_t>(a >> 32) ^ k1));
-  x.word[3] = set1_u32(static_cast<uint32_t>(a));
+  const uint64_t a2[2] = {wide(t0[0], kPhiloxM0), wide(t0[1], kPhiloxM0)};
+  const uint32_t t1 = s1 ^ k0;
+  Words16 word2, word3;
+  set_halves(high(a2[0]) ^ k1, high(a2[1]) ^ k1, word2);
+  set_halves(low(a2[0]), low(a2[1]), word3);
+
+  const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);
+  const uint32_t third_k0 = k0, third_k1 = k1;
   FATTN_UNROLL
-  for (int round = 3; round < kPhiloxRounds; ++round) {
-    next_key();
-    U32 high0, low0, high1, low1;
-    multiply_wide(x.word[0], m0, high0, low0);
-    multiply_wide(x.word[2], m1, high1, low1);
-    x.word[0] = xor_u32(xor_u32(high1, x.word[1]), set1_u32(k0));
-    x.word[1] = low1;
-    x.word[2] = xor_u32(xor_u32(high0, x.word[3]), set1_u32(k1));
-    x.word[3] = low0;
+  for (size_t first = 0; first < 16; first += sizeof(U32) / sizeof(uint32_t)) {
+    U32 x[4], of_high, of_low, high0, low0, high1, low1;
+    multiply_wide(some_of(word0, first), m0, of_high, of_low);
+    multiply_wide(xor_u32(of_high, set1_u32(t3)), m1, high1, x[1]);
+    x[0] = xor_u32(high1, set1_u32(t1));
+    x[2] = xor_u32(of_low, some_of(word2, first));
+    x[3] = some_of(word3, first);
+    k0 = third_k0;
+    k1 = third_k1;
+    FATTN_UNROLL
+    for (int round = 3; round < kPhiloxRounds; ++round) {
+      next_key();
+      multiply_wide(x[0], m0, high0, low0);
+      multiply_wide(x[2], m1, high1, low1);
+      x[0] = xor_u32(xor_u32(high1, x[1]), set1_u32(k0));
+      x[1] = low1;
+      x[2] = xor_u32(xor_u32(high0, x[3]), set1_u32(k1));
+      x[3] = low0;
+    }
+    for (int word = 0; word < 4; ++word)
+      __builtin_memcpy(reinterpret_cast<char*>(&planes[word]) + first * sizeof(uint32_t), &x[word], sizeof x[word]);
   }
-  return x;
 }
 
 // Which word of a row a key has, counted from those of the block that key `first` is in, and the bit there.
 FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
 FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
 
-// 16 numbers, two of each of 8 queries: the compiler makes of them as many vectors as they are.
-typedef uint32_t Words16 __attribute__((vector_size(64)));
-constexpr int kDropoutQueries = 8;
-
-// One call for 16 rows: the four words of half 0 of queries `first` to first + 7, then of half 1.
-FATTN_INLINE void dropout_call(const ScoreInputs& in, uint64_t stream, uint32_t first, uint32_t call, Words16 (&words)[4]) {
-  constexpr Words16 kHalves = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
-  const Words16 counters = kHalves + 2 * first;
-  FATTN_UNROLL
-  for (size_t i = 0; i < sizeof counters; i += sizeof(U32)) {
-    U32 some;
-    __builtin_memcpy(&some, reinterpret_cast<const char*>(&counters) + i, sizeof some);
-    const WidePhilox x = wide_philox(in.seed, static_cast<uint32_t>(stream), some, call, static_cast<uint32_t>(stream >> 32));
-    for (int word = 0; word < 4; ++word) __builtin_memcpy(reinterpret_cast<char*>(&words[word]) + i, &x.word[word], sizeof some);
-  }
-}
-
-// Which of the numbers of two calls are not below: dropout_kept() of each query, of the first call in the first half. (By reference, since compilers
-// warn of functions that return vectors wider than the processor's.)
-FATTN_INLINE void keep_of_calls(const Words16 (&first)[4], const Words16 (&second)[4], uint32_t below, Words16& kept) {
-  Words16 planes[kDropoutBits / 2];
-  FATTN_UNROLL
-  for (int word = 0; word < 4; ++word) {
-    planes[word] = __builtin_shufflevector(first[word], second[word], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    planes[4 + word] = __builtin_shufflevector(first[word], second[word], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  }
+// dropout_kept() of each lane. (By reference, since compilers warn of functions that return vectors wider than the processor's.)
+FATTN_INLINE void keep_of_planes(const Words16 (&planes)[4], uint32_t below, Words16& kept) {
+  const auto turn = [](Words16& word, int by) { word = word >> by | word << (32 - by); };
+  // dropout_step(), whose threshold is the same for all.
+  const auto step = [&](const Words16& bits, int bit) { kept = dropout_threshold(below, bit) == 0 ? bits & kept : bits | kept; };
+  Words16 mixed[4];
   kept = ~Words16{};
   FATTN_UNROLL
-  for (int bit = 0; bit < kDropoutBits; ++bit) {
-    if (bit == kDropoutBits / 2) kept = kept >> kDropoutTurn | kept << (32 - kDropoutTurn);
-    // dropout_step(), whose threshold is the same for all.
-    kept = dropout_threshold(below, bit) == 0 ? planes[bit % 8] & kept : planes[bit % 8] | kept;
+  for (int bit = 0; bit < 4; ++bit) {
+    mixed[bit] = planes[bit];
+    turn(mixed[bit], kDropoutMix);
+    mixed[bit] ^= planes[bit];
+    step(mixed[bit], bit);
   }
+  FATTN_UNROLL
+  for (int bit = 0; bit < 4; ++bit) step(planes[bit], 4 + bit);
+  turn(kept, kDropoutLowTurn);
+  FATTN_UNROLL
+  for (int bit = 0; bit < 4; ++bit) step(mixed[bit], 8 + bit);
+  turn(kept, kDropoutTurn);
+  FATTN_UNROLL
+  for (int bit = 0; bit < 4; ++bit) step(planes[bit], 12 + bit);
 }
 
 // Which pairs of a tile stay: of each row, in a lane, the words of the blocks that its keys are in. Queries 8 apart share random numbers, and each
@@ -307,13 +319,9 @@ __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t
   for (int64_t group = at.row / kGroup; group * kGroup < at.row + kRows; ++group) {
     const int64_t lane = group * kGroup - at.row;  // of its first row
     for (int64_t call = 0; call < blocks * kDropoutCalls; call += 2) {
-      Words16 words[2][4];
-      FATTN_UNROLL
-      for (int i = 0; i < 2; ++i)
-        dropout_call(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call + i),
-                     words[i]);
-      Words16 kept;
-      keep_of_calls(words[0], words[1], below, kept);
+      Words16 planes[4], kept;
+      dropout_calls(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call), planes);
+      keep_of_planes(planes, below, kept);
       const Words16 rows[2] = {__builtin_shufflevector(kept, kept, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7) >> kTurns,
                                __builtin_shufflevector(kept, kept, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15) >> kTurns};
       for (int i = 0; i < 2; ++i) {

@@ -65,16 +65,15 @@ def _kept(shape: tuple[int, ...], p: float, state: np.ndarray) -> np.ndarray:
     below = round(65536 * p)
     stream = np.array([(offset + n) % 2**64 for n in range(batch * nheads)], np.uint64).reshape(batch, nheads, 1, 1)
     i, j = np.arange(seqlen_q).reshape(-1, 1), np.arange(seqlen_k)
-    low, high = (_philox(seed, np.stack([x.astype(np.uint64) for x in np.broadcast_arrays(
-        stream & np.uint64(0xFFFFFFFF), 2 * (i // 16 * 8 + i % 8) + half, 4 * (j // 64) + j % 8 // 2, stream >> np.uint64(32))], axis=-1))
-        for half in (0, 1))
+    words = _philox(seed, np.stack([x.astype(np.uint64) for x in np.broadcast_arrays(
+        stream & np.uint64(0xFFFFFFFF), i // 16 * 8 + i % 8, 4 * (j // 64) + j % 8 // 2, stream >> np.uint64(32))], axis=-1))
     place = np.broadcast_to(i // 8 % 2 * 8 + j // 8 % 8 + 16 * (j % 2), shape).astype(np.uint64)
 
-    def byte(of):
-        bits = (np.concatenate([low, high], axis=-1) >> of[..., None]) & np.uint64(1)
-        return (bits << np.arange(8, dtype=np.uint64)).sum(axis=-1, dtype=np.uint64)
+    def digit(further):
+        bits = (words >> ((place + np.uint64(further)) % np.uint64(32))[..., None]) & np.uint64(1)
+        return (bits << np.arange(4, dtype=np.uint64)).sum(axis=-1, dtype=np.uint64)
 
-    number = 256 * byte(place) + byte((place + np.uint64(8)) % np.uint64(32))
+    number = 4096 * digit(0) + 256 * (digit(8) ^ digit(13)) + 16 * digit(12) + (digit(12) ^ digit(17))
     return np.where(number < below, 0.0, 65536 / (65536 - below))
 
 
