@@ -6,6 +6,7 @@
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/half_words.h"
+#include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
 #include "shared/dropout.h"
@@ -158,8 +159,18 @@ struct Dropout {
 
   // Which pairs stay of query pair `query` (core::dropout_query) and the keys 2 call, 2 call + 1, 2 call + 8, ... of a block of 64.
   __device__ __forceinline__ unsigned kept(int query, int block, int call) const {
-    return core::dropout_kept(
-        core::dropout_planes(seed, stream, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call)), below);
+    // Where many features meet, uniform registers leave too few others: spills of 4 to 24 bytes. (Which of these help was found by trying.)
+    constexpr bool kOwnStream = kPair.packed && kPair.dbias;
+    constexpr bool kOwnThresholds = kPair.packed && (kPair.dbias ? kPair.documents : kPair.lengths);
+    const unsigned lanes_own = kOwnStream ? ptx::zero_of_lane() : 0;
+    core::Philox4 planes =
+        core::dropout_planes(seed, stream + lanes_own, static_cast<unsigned>(query), static_cast<unsigned>(block), static_cast<unsigned>(call));
+    unsigned thresholds[core::kDropoutBits];
+#pragma unroll
+    for (int bit = 0; bit < core::kDropoutBits; ++bit) thresholds[bit] = core::dropout_threshold(kOwnThresholds ? ptx::opaque(below) : below, bit);
+    const unsigned low = core::dropout_turned(core::dropout_byte(planes, thresholds, 0, 0, ~0u), core::kDropoutLowTurn);
+    for (unsigned& word : planes.word) word = ptx::opaque(word);  // what is mixed is mixed again
+    return core::dropout_byte(planes, thresholds, 8, core::kDropoutTurn, low);
   }
   // The same of the lane's row `row` of 16, and of row + 8; row % 16 < 8. `key`: the first of the lane's in the block.
   __device__ __forceinline__ unsigned kept_of_rows(int row, int key) const {

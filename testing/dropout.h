@@ -28,10 +28,9 @@ struct Dropout {
     const auto steps = static_cast<int>(std::lround(p * 65536));
     if (steps == 0) return 1;
     const uint64_t stream = offset + static_cast<uint64_t>(batch * nheads + head);
-    const std::array<uint32_t, 4> words =
-        philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(query / 16 * 8 + query % 8),
-                    static_cast<uint32_t>(4 * (key / 64) + key % 8 / 2), static_cast<uint32_t>(stream >> 32)},
-                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const std::array<uint32_t, 4> words = philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(query / 16 * 8 + query % 8),
+                                                      static_cast<uint32_t>(4 * (key / 64) + key % 8 / 2), static_cast<uint32_t>(stream >> 32)},
+                                                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     const auto digit = [&](int64_t place) {
       int x = 0;
       for (size_t m = 4; m-- > 0;) x = 2 * x + static_cast<int>(words[m] >> place % 32 & 1);

@@ -152,7 +152,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
                       : pair.mask      ? its.takes_mask(lengths)
                       : pair.documents ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
                       : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
-                      : lengths        ? its.takes_lengths()
+                      : lengths        ? its.takes_lengths(score == cuda::V3Score::kCapped || pair.alibi, pair.packed)
                                        : its.takes(score == V3Score::kCapped);
     if (its.mask != mask || !fits || its.width != cuda::v3_row_width(headdim, headdim_v)) continue;
     if (its.tile.shared_bytes(headdim, headdim_v, pair) > cuda::v3_target_of(cuda::kV3Arch).shared_bytes) continue;

@@ -311,7 +311,12 @@ TEST(V3ForwardPlanSmall, LengthsOfBatchEntriesAreTheirOwnKernels) {
         any.has_seqused_k = true;
         if (window) any.window_left = 100;
         ASSERT_EQ(v3_forward_refusal(any, kH200), "") << headdim;
-        EXPECT_LE(plan_v3_forward(any, kH200).tile.groups, 2);
+        const V3ForwardPlan plan = plan_v3_forward(any, kH200);
+        any.has_seqused_k = false;
+        const bool spills = headdim == 64 && !window && seqlen_k > 4096;
+        EXPECT_EQ(plan.key.row == plan_v3_forward(any, kH200).key.row, !spills) << headdim << " " << window << " " << seqlen_k;
+        any.has_seqused_k = any.has_alibi = true;
+        EXPECT_LE(plan_v3_forward(any, kH200).tile.groups, 2) << "has no registers for both";
       }
 }
 
@@ -354,7 +359,7 @@ TEST(V3ForwardPlanSmall, DropoutHasTilesWithRegistersForIt) {
               const V3ForwardPlan plan = plan_v3_forward(p, kH200);
               const V3ForwardTile& tile = plan.tile;
               EXPECT_LE(plan.shared_bytes, kH200.shared_bytes);
-              EXPECT_EQ(plan.shared_bytes, tile.shared_bytes(plan.key.width, plan.key.width_v) + kV3DropoutBytes);
+              EXPECT_EQ(plan.shared_bytes, tile.shared_bytes(plan.key.width, plan.key.width_v, {.packed = packed}));
               EXPECT_EQ(tile.block_n % 64, 0) << "as kernels/v3/dropout_bits.h draws bits";
               EXPECT_LE(tile.groups, packed ? 2 : tile.block_n == 128 ? 2 : window || causal ? 3 : 4);
               EXPECT_TRUE(tile.registers_suffice());
@@ -383,7 +388,7 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
             p.softcap = softcap;
             ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
             const V3ForwardPlan plan = plan_v3_forward(p, kH200);
-            EXPECT_LE(plan.tile.groups, 2);
+            EXPECT_LE(plan.tile.groups, softcap > 0 ? 2 : 4);
             EXPECT_LE(plan.grid, kH200.multiprocessors);
             const int64_t tiles = 200000 / plan.tile.block_m() + 300;  // whatever the lengths
             EXPECT_EQ(plan.tiles, p.nheads * tiles);
@@ -402,6 +407,22 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
   p.total_q = p.total_k = 100;
   p.nheads = 1 << 20, p.total_q = int64_t{1} << 28;
   EXPECT_NE(v3_forward_refusal(p, kH200).find("split the sequences"), std::string::npos);
+}
+
+// Each sequence ends in the middle of a tile.
+TEST(V3ForwardPlanSmall, PackedSequencesThatAreLongOnTheMeanHaveLongTiles) {
+  Problem p = problem_of(DType::kBF16, 64, 64, true);
+  p.packed = true;
+  p.seqlen_q = p.seqlen_k = 4096, p.total_q = p.total_k = 16384;
+  p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+  const auto rows_of = [&](int64_t sequences) {
+    p.batch = sequences;
+    return plan_v3_forward(p, kH200).tile.block_m();
+  };
+  EXPECT_EQ(rows_of(8), 256);
+  EXPECT_EQ(rows_of(100), 128);
+  p.has_alibi = true;
+  EXPECT_EQ(rows_of(8), 128) << "has no registers for both";
 }
 
 // The list of tiles says how many keys a sequence uses, and the kernel behind it is that of sequences without lengths.

@@ -687,36 +687,113 @@ Case random_shape(std::mt19937_64& random) {
   return c;
 }
 
-// Random shapes for FATTN_SOAK_SECONDS (5), each launched some times one after another before anything is looked at. A kernel that hangs ends the
-// program.
-TEST_F(CudaV3Gpu, RandomShapesAgreeWithV2) {
+// Problems one after the other for FATTN_SOAK_SECONDS (5): `one` computes a problem of these random numbers, each kernel some times, and says how far
+// algorithm v3 is from v2. A kernel that hangs ends the program, whose last word is the problem.
+template <class One>
+void soak(const char* what, One one) {
   const char* const wanted = std::getenv("FATTN_SOAK_SECONDS");
   const char* const from = std::getenv("FATTN_SOAK_SEED");
   const std::chrono::duration<double> length(wanted ? std::atof(wanted) : 5.0);
   const auto end = std::chrono::steady_clock::now() + length;
   std::mt19937_64 random(from ? std::strtoull(from, nullptr, 10) : 1);
-  int shapes = 0;
+  int count = 0;
   while (std::chrono::steady_clock::now() < end) {
+    std::string name;
+    const double worst = one(random, [&](const std::string& where) {
+      name = where;
+      std::fprintf(stderr, "\r%d %s, now %-110s", count, what, where.c_str());
+      alarm(60);
+    });
+    alarm(0);
+    ASSERT_LT(worst, 0.03) << name;
+    ++count;
+  }
+  std::fprintf(stderr, "\n");
+  ::testing::Test::RecordProperty(what, count);
+  EXPECT_GT(count, 0);
+}
+
+TEST_F(CudaV3Gpu, RandomShapesAgreeWithV2) {
+  soak("shapes", [](std::mt19937_64& random, const auto& begin) {
     TwoWays both(random_shape(random), static_cast<uint32_t>(random()));
     both.options.deterministic = random() % 4 == 0;
     const Case& c = both.c;
-    const std::string where = std::to_string(c.batch) + " x " + std::to_string(c.seqlen_q) + " x " + std::to_string(c.seqlen_k) + ", heads " +
-                              std::to_string(c.nheads) + "/" + std::to_string(c.nheads_k) + ", headdim " + std::to_string(c.headdim) + "/" +
-                              std::to_string(c.headdim_v) + (c.causal ? " causal" : "") + (c.dtype == DType::kF16 ? " fp16" : " bf16") +
-                              (both.options.deterministic ? " deterministic" : "");
-    ASSERT_TRUE(both.v3_takes_it()) << where;
-    std::fprintf(stderr, "\r%d shapes, now %-100s", shapes, where.c_str());  // the last word of a hang
-    alarm(60);
+    begin(std::to_string(c.batch) + " x " + std::to_string(c.seqlen_q) + " x " + std::to_string(c.seqlen_k) + ", heads " + std::to_string(c.nheads) +
+          "/" + std::to_string(c.nheads_k) + ", headdim " + std::to_string(c.headdim) + "/" + std::to_string(c.headdim_v) +
+          (c.causal ? " causal" : "") + (c.dtype == DType::kF16 ? " fp16" : " bf16") + (both.options.deterministic ? " deterministic" : ""));
+    EXPECT_TRUE(both.v3_takes_it());
     both.compute(Algorithm::kV2);
     for (int run = 0; run < 8; ++run) both.compute(Algorithm::kV3);
     cuda::synchronize(0);
-    alarm(0);
-    ASSERT_LT(both.worst(), 0.03) << where;
-    ++shapes;
-  }
-  std::fprintf(stderr, "\n");
-  RecordProperty("shapes", shapes);
-  EXPECT_GT(shapes, 0);
+    return both.worst();
+  });
+}
+
+// Packed sequences, whose tiles CTAs take when they are free: few and many, of any lengths, some empty, with heads for several turns; now and then
+// they use some of their keys.
+TEST_F(CudaV3Gpu, RandomPackedSequencesAgreeWithV2) {
+  soak("packed", [](std::mt19937_64& random, const auto& begin) {
+    const auto upto = [&](int64_t most) { return 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)); };
+    constexpr int64_t kHeaddims[] = {64, 96, 128, 192, 256};
+    const int64_t headdim = kHeaddims[random() % std::size(kHeaddims)], nheads_k = upto(4), group = upto(4), sequences = upto(int64_t{1} << upto(6));
+    const int kind = static_cast<int>(random() % 3);  // full, causal, window
+    const bool lengths = random() % 4 == 0;
+    std::vector<int32_t> first_q{0}, first_k{0}, used;
+    int64_t most_q = 1, most_k = 1;
+    for (int64_t n = 0; n < sequences; ++n) {
+      const auto length = [&] { return static_cast<int32_t>(random() % 8 == 0 ? 0 : std::min<int64_t>(upto(int64_t{1} << upto(11)), 1500)); };
+      const int32_t of_q = length(), of_k = random() % 2 ? of_q : length();
+      first_q.push_back(first_q.back() + of_q), first_k.push_back(first_k.back() + of_k);
+      used.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(of_k + 1)));
+      most_q = std::max<int64_t>(most_q, of_q), most_k = std::max<int64_t>(most_k, of_k);
+    }
+    Case c = shape(DType::kBF16, 1, first_q.back() + 3, first_k.back() + 1, nheads_k * group, nheads_k, headdim, kind == 1);
+    if (kind == 2) c.window_left = upto(300) - 1, c.window_right = upto(100) - 1;
+    DeviceForward d(c), other(c), gradients(c);
+    for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
+    const Tensor dout = gradients.t.o;
+    for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, static_cast<uint32_t>(random()));
+    cuda::Buffer memory(0, 1024);
+    const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
+      memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
+      return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+    };
+    d.t.scores.cu_seqlens_q = put(first_q, 0);
+    d.t.scores.cu_seqlens_k = put(first_k, 320);
+    if (lengths) d.t.scores.seqused_k = put(used, 640);
+    Options options = on_cuda(c);
+    options.max_seqlen_q = most_q, options.max_seqlen_k = most_k;
+    begin(std::to_string(sequences) + " sequences up to " + std::to_string(most_q) + " x " + std::to_string(most_k) + ", in all " +
+          std::to_string(first_q.back()) + " x " + std::to_string(first_k.back()) + ", heads " + std::to_string(c.nheads) + "/" +
+          std::to_string(nheads_k) + ", headdim " + std::to_string(headdim) +
+          (kind == 1   ? " causal"
+           : kind == 2 ? " window"
+                       : "") +
+          (lengths ? " lengths" : ""));
+    ForwardTensors v2 = d.t;
+    v2.o = other.t.o, v2.lse = other.t.lse;
+    BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
+    by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+    for (const Tensor& t : {d.t.o, v2.o, by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
+      check(fattn_cuda_memset(0, t.data(), 0, 2 * static_cast<size_t>(t.size()), nullptr));  // rows of no sequence stay as they are
+    options.algorithm = Algorithm::kV2;
+    forward(v2, options);
+    backward(by_v2, options);
+    options.algorithm = Algorithm::kV3;
+    EXPECT_TRUE(taken(describe(d.t, options)));
+    EXPECT_TRUE(taken(describe(by_v3, options)));
+    for (int run = 0; run < 8; ++run) {
+      forward(d.t, options);
+      backward(by_v3, options);
+    }
+    cuda::synchronize(0);
+    double most = 0;
+    for (const auto& [a, b] : {std::pair{d.t.o, v2.o}, {by_v3.dq, by_v2.dq}, {by_v3.dk, by_v2.dk}, {by_v3.dv, by_v2.dv}}) {
+      const double now = difference(a, b);
+      if (!(now <= most)) most = now;
+    }
+    return most;
+  });
 }
 
 }  // namespace

@@ -200,39 +200,73 @@ TEST(DropoutSmall, NumbersArePairsOwn) {
   EXPECT_LE(same, 16);  // of 294528 pairs about 4.5 are the same by chance
 }
 
-// The rank over GF(2) of rows of 128 bits, each the bits that a bit of a number is the sum of.
-size_t rank_of(std::vector<std::bitset<128>> rows) {
+// Sums of random bits, each with the value that is wanted of it in the last place.
+using Sum = std::bitset<129>;
+// How many of them are independent over GF(2); -1 if their values contradict each other. Values that do not have the chance 2^-rank.
+int rank_of(std::vector<Sum> sums) {
   size_t rank = 0;
-  for (size_t column = 0; column < 128 && rank < rows.size(); ++column) {
-    const auto pivot = std::find_if(rows.begin() + static_cast<std::ptrdiff_t>(rank), rows.end(), [&](const auto& row) { return row[column]; });
-    if (pivot == rows.end()) continue;
-    std::swap(*pivot, rows[rank]);
-    for (size_t i = rank + 1; i < rows.size(); ++i)
-      if (rows[i][column]) rows[i] ^= rows[rank];
+  for (size_t random = 0; random < 128 && rank < sums.size(); ++random) {
+    const auto pivot = std::find_if(sums.begin() + static_cast<std::ptrdiff_t>(rank), sums.end(), [&](const Sum& sum) { return sum[random]; });
+    if (pivot == sums.end()) continue;
+    std::swap(*pivot, sums[rank]);
+    for (size_t i = rank + 1; i < sums.size(); ++i)
+      if (sums[i][random]) sums[i] ^= sums[rank];
     ++rank;
   }
-  return rank;
+  const bool contradicts = std::any_of(sums.begin() + static_cast<std::ptrdiff_t>(rank), sums.end(), [](const Sum& sum) { return sum[128]; });
+  return contradicts ? -1 : static_cast<int>(rank);
+}
+// The bits of the number of a pair of a word, from the lowest up.
+std::vector<Sum> sums_of(int pair) {
+  std::vector<Sum> sums(core::kDropoutBits);
+  for (size_t random = 0; random < 128; ++random) {
+    core::Philox4 one = {};
+    one.word[random / 32] = 1u << random % 32;
+    const unsigned number = core::dropout_number(one, pair);
+    for (size_t bit = 0; bit < core::kDropoutBits; ++bit) sums[bit][random] = (number >> bit & 1u) != 0;
+  }
+  return sums;
 }
 
-// A number's bits are sums of random bits: independent sums have independent values.
 TEST(DropoutSmall, NumbersAreUniformAndTheirHighBytesIndependentInPairs) {
-  std::vector<std::bitset<128>> sums[32];  // of each pair of a word, from the lowest bit up
-  for (int pair = 0; pair < 32; ++pair) {
-    sums[pair].resize(core::kDropoutBits);
-    for (size_t random = 0; random < 128; ++random) {
-      core::Philox4 one = {};
-      one.word[random / 32] = 1u << random % 32;
-      const unsigned number = core::dropout_number(one, pair);
-      for (size_t bit = 0; bit < core::kDropoutBits; ++bit) sums[pair][bit][random] = (number >> bit & 1u) != 0;
-    }
-    EXPECT_EQ(rank_of(sums[pair]), 16u) << pair;
-  }
-  for (int i = 0; i < 32; ++i)
+  for (int i = 0; i < 32; ++i) {
+    const std::vector<Sum> own = sums_of(i);
+    EXPECT_EQ(rank_of(own), 16) << i;
     for (int j = 0; j < i; ++j) {
-      std::vector<std::bitset<128>> bytes(sums[i].begin() + 8, sums[i].end());
-      bytes.insert(bytes.end(), sums[j].begin() + 8, sums[j].end());
-      EXPECT_EQ(rank_of(bytes), 16u) << i << " and " << j;
+      const std::vector<Sum> other = sums_of(j);
+      std::vector<Sum> bytes(own.begin() + 8, own.end());
+      bytes.insert(bytes.end(), other.begin() + 8, other.end());
+      EXPECT_EQ(rank_of(bytes), 16) << i << " and " << j;
     }
+  }
+}
+
+// By the exact chance that both are dropped: numbers below T are those that agree with T from the top down to a bit of T that is 1, and there have 0.
+TEST(DropoutSmall, TwoPairsHaveACorrelationOfAtMostOneIn256) {
+  const std::vector<Sum> first = sums_of(0);
+  for (const unsigned below : {1u, 66u, 272u, 6554u, 13107u, 38545u, 65520u, 65535u}) {
+    const double p = below / 65536.0;
+    const auto beginnings = [&](const std::vector<Sum>& number) {
+      std::vector<std::vector<Sum>> all;
+      for (size_t last = 0; last < core::kDropoutBits; ++last) {
+        if ((below >> last & 1u) == 0) continue;
+        std::vector<Sum> sums(number.begin() + static_cast<std::ptrdiff_t>(last), number.end());
+        for (size_t bit = last + 1; bit < core::kDropoutBits; ++bit) sums[bit - last][128] = (below >> bit & 1u) != 0;
+        all.push_back(sums);
+      }
+      return all;
+    };
+    for (int other = 1; other < 32; ++other) {
+      double both = 0;
+      for (const std::vector<Sum>& a : beginnings(first))
+        for (std::vector<Sum> b : beginnings(sums_of(other))) {
+          b.insert(b.end(), a.begin(), a.end());
+          const int rank = rank_of(std::move(b));
+          if (rank >= 0) both += std::ldexp(1.0, -rank);
+        }
+      EXPECT_LE(std::abs(both - p * p), p * (1 - p) / 256) << below << ", " << other << " places further";
+    }
+  }
 }
 
 unsigned kept_word(uint64_t seed, uint64_t stream, unsigned query, unsigned block, unsigned call, unsigned below) {
@@ -242,7 +276,7 @@ unsigned kept_word(uint64_t seed, uint64_t stream, unsigned query, unsigned bloc
 TEST(DropoutSmall, ChancesAreExactAndPairsNearlyIndependent) {
   constexpr int kWords = 1 << 17;
   for (const unsigned below : {66u, 6554u, 32768u, 65535u}) {
-    const double p = below / 65536.0, correlation = below < 256 ? 1.0 / 256 : 1.0 / 1024;
+    const double p = below / 65536.0, correlation = 1.0 / 256;
     int64_t one[32] = {}, both[32][32] = {};
     for (int n = 0; n < kWords; ++n) {
       unsigned dropped = ~kept_word(11, 12, 3, static_cast<unsigned>(n), 1, below);

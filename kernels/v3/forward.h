@@ -1,6 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
-// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h (tiles), block_order.h (their blocks), forward_copy.h (loads, stores),
-// forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
+// The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h and tiles_of_cta.h (tiles), block_order.h (their blocks), forward_copy.h
+// (loads, stores), forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -10,6 +10,7 @@
 #include "kernels/v3/forward_consumer.h"
 #include "kernels/v3/forward_copy.h"
 #include "kernels/v3/forward_terms.h"
+#include "kernels/v3/tiles_of_cta.h"
 
 namespace fattn::v3 {
 
@@ -22,6 +23,10 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   __syncthreads();
   // Which lists the tiles, or their blocks.
   if constexpr (kPairOf<Spec>.packed || kPairOf<Spec>.documents || kPairOf<Spec>.mask) ptx::wait_for_kernel_before();
+  if constexpr (kTakesTiles<Spec>) {
+    if (threadIdx.x == 0) take_first_tiles<Spec>(p, shared);
+    __syncthreads();
+  }
 
   const int warp = ptx::warp_id();
   if (warp < 4) {

@@ -19,6 +19,7 @@
 #include "kernels/v3/scores_again.h"
 #include "kernels/v3/softmax.h"
 #include "kernels/v3/store_row.h"
+#include "kernels/v3/tiles_of_cta.h"
 
 namespace fattn::v3 {
 
@@ -46,8 +47,9 @@ struct Consumer {
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kHides = Mask::kUneven || kTerms;
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
-  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;   // its row
-  static constexpr bool kLooksEarly = !(kMaskAlone && kGroups == 4);  // whether keys are there: that takes a register
+  static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
+  // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
+  static constexpr bool kLooksEarly = !(kMaskAlone && (kGroups == 4 || (kGroups == 3 && kBlockN == 128 && is_same<Element, f16>)));
   using Slope = v3::Slope<kAlibi>;
   // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
   static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
@@ -154,7 +156,7 @@ struct Consumer {
   }
 
   // Which weights of a block stay, if there is dropout: drawn while the tensor cores multiply.
-  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, shared + Shape::kOffsetDropout, first_row + group * 64, of); }
+  __device__ __forceinline__ void draw(int first_row, int of) { bits.draw(p.call, first_row + group * 64, of); }
 
   // The bias of a block, if there is one: read while the tensor cores multiply.
   __device__ __forceinline__ void read_terms() { terms.read(p, shared, barriers, warp_row(), lane()); }
@@ -396,8 +398,12 @@ struct Consumer {
   // --- tiles ---
 
   // Where the CTA's tile `nth` is, found again rather than kept in registers all the way.
-  __device__ __forceinline__ auto place_at(int number) const { return place_of<Spec, Shape::kBlockM>(p, number); }
-  __device__ __forceinline__ auto place_again(int nth) const { return place_at(tile_number<Spec>(p, ptx::opaque(nth))); }
+  __device__ __forceinline__ auto place_at(int nth, int number) const { return tile_place<Spec>(p, shared, nth, number); }
+  __device__ __forceinline__ int number_of(int nth) const { return tile_number<Spec>(p, shared, nth); }
+  __device__ __forceinline__ auto place_again(int nth) const {
+    const int again = ptx::opaque(nth);
+    return place_at(again, number_of(again));
+  }
 
   // Blocks of a tile that this warpgroup computes, from the last to the first: those that one of its rows sees, or all.
   __device__ __forceinline__ int own_blocks(int first_row, Keys of) const {
@@ -725,7 +731,7 @@ struct Consumer {
     if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
     visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
-    bits.begin(p, next_place, shared + Shape::kOffsetDropout);
+    bits.begin(p, next_place);
     draw(next_place.row, first_of(next_place.row, next_keys));
     if constexpr (kStaged) {
       read_terms();
@@ -750,10 +756,10 @@ struct Consumer {
     for (int nth = 0;; ++nth) {
       const Buffer buffer(nth), next_buffer(nth + 1);
       if (!begun) {
-        const int number = tile_number<Spec>(p, nth);
+        const int number = number_of(nth);
         if (number < 0) break;
-        const auto place = place_at(number);
-        bits.begin(p, place, shared + Shape::kOffsetDropout);
+        const auto place = place_at(nth, number);
+        bits.begin(p, place);
         const Keys of = keys_of_warp<Spec>(p.call, place, group, lane());
         look_at_mask(place, of);
         begin(place.row, of, Slope::of(p.call, place), buffer);
@@ -761,9 +767,9 @@ struct Consumer {
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
-      const int next = tile_number<Spec>(p, nth + 1);
+      const int next = number_of(nth + 1);
       begun = kJoin && next >= 0;
-      const auto next_place = begun ? place_at(next) : decltype(place_at(next)){};
+      const auto next_place = begun ? place_at(nth + 1, next) : decltype(place_at(nth, next)){};
       const int next_row = next_place.row;
       const Keys next_keys = begun ? keys_of_warp<Spec>(p.call, next_place, group, lane()) : Keys{};
       const Slope next_slope = begun ? Slope::of(p.call, next_place) : Slope{};

@@ -2,11 +2,13 @@
 // the second.
 #pragma once
 
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/tensor_copy.h"
 #include "kernels/v3/block_order.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/load_columns.h"
-#include "kernels/v3/schedule.h"
+#include "kernels/v3/tiles_of_cta.h"
 
 namespace fattn::v3 {
 
@@ -48,11 +50,11 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
   using Shape = ForwardShape<Spec>;
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
-  int nth = 0;
-  for (;; ++nth) {
-    const int number = tile_number<Spec>(p, nth);
+  for (int nth = 0;; ++nth) {
+    const int number = tile_number<Spec>(p, shared, nth);
     if (number < 0) break;
-    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
+    take_next_tile<Spec>(p, shared, nth);
+    const auto place = tile_place<Spec>(p, shared, nth, number);
     if constexpr (!Shape::kKeysFirst) load_queries<Spec>(p, shared, barriers, place, nth);
     const auto load_k = [&](int block) {
       ptx::mbarrier_wait(barriers.k_empty(k.stage), k.parity ^ 1);
@@ -98,21 +100,21 @@ __device__ __forceinline__ void load_forward(const ForwardCall& p, unsigned shar
 template <class Spec>
 __device__ __forceinline__ void store_last_rows(const ForwardCall& p, unsigned tile, const PackedPlace& place, int row, int rows) {
   using TileO = typename ForwardShape<Spec>::TileO;
-  const int lane = static_cast<int>(threadIdx.x) % 32, columns = p.work.columns_v, units = (columns + 7) / 8;
-  auto* const o = static_cast<unsigned short*>(p.call.o) + place.head * p.call.o_strides.head + (place.q_begin + row) * p.call.o_strides.row;
+  // Four rows at once, eight elements a lane. There are 32 registers.
 #pragma unroll 1
-  for (int index = lane; index < rows * units; index += 32) {
-    const int in_tile = index / units, unit = index % units;
-    const uint4 x =
-        ptx::ld_shared_16(tile + static_cast<unsigned>(unit / 8 * TileO::kColumnBytes + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16));
-    unsigned short* const to = o + in_tile * p.call.o_strides.row + unit * 8;
-    if (unit * 8 + 8 <= columns) {
-      *reinterpret_cast<uint4*>(to) = x;
-    } else {
-      const unsigned word[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (unit * 8 + e < columns) to[e] = static_cast<unsigned short>(word[e / 2] >> (e % 2 * 16));
+  for (int column = 0; column < TileO::kColumns; ++column, tile += TileO::kColumnBytes) {
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32, unit = lane % 8, left = p.work.columns_v - column * 64 - unit * 8;
+    auto* to = static_cast<unsigned short*>(p.call.o) + place.head * p.call.o_strides.head + (place.q_begin + row + lane / 8) * p.call.o_strides.row +
+               column * 64 + unit * 8;
+#pragma unroll 1
+    for (int in_tile = lane / 8; in_tile < rows; in_tile += 4, to += 4 * p.call.o_strides.row) {
+      const unsigned from = tile + static_cast<unsigned>(in_tile * 128 + (unit ^ (in_tile % 8)) * 16);
+      if (left >= 8) {
+        *reinterpret_cast<uint4*>(to) = ptx::ld_shared_16(from);
+      } else {
+#pragma unroll 1
+        for (int e = 0; e < left; ++e) to[e] = ptx::ld_shared_2(from + static_cast<unsigned>(2 * e));
+      }
     }
   }
 }
@@ -124,9 +126,9 @@ __device__ __forceinline__ void store_forward(const ForwardCall& p, unsigned sha
   using Shape = ForwardShape<Spec>;
   using TileO = typename Shape::TileO;
   for (int nth = 0;; ++nth) {
-    const int number = tile_number<Spec>(p, nth);
+    const int number = tile_number<Spec>(p, shared, nth);
     if (number < 0) break;
-    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
+    const auto place = tile_place<Spec>(p, shared, nth, number);
     const QueryBuffer<Spec::kQueryBuffers> buffer(nth);
     for (int group = 0; group < Shape::kGroups; ++group) {
       ptx::mbarrier_wait(barriers.o_full(buffer.stage, group), buffer.parity);

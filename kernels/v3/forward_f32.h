@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_forward_f32(const ForwardF32Call& p, unsign
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   for (int nth = 0;; ++nth) {
-    const int number = tile_number<Spec>(p, nth);
+    const int number = tile_in_turn<Spec>(p, nth);
     if (number < 0) break;
     const Place place = dense_place_of<Shape::kBlockM>(p, number);
     const long long first = (static_cast<long long>(place.batch) * p.call.nheads_k + place.head_k) * p.parts.blocks;

@@ -297,7 +297,7 @@ struct ConsumerF32 {
   // Writes the warp's rows of o and lse.
   __device__ __forceinline__ void finish(int nth) const {
     // Found again rather than kept in registers all the way.
-    const Place at = dense_place_of<Shape::kBlockM>(p, tile_number<Spec>(p, ptx::opaque(nth)));
+    const Place at = dense_place_of<Shape::kBlockM>(p, tile_in_turn<Spec>(p, ptx::opaque(nth)));
     const AttentionParams& call = p.call;
     auto* const out = static_cast<float*>(call.o) + at.batch * call.o_strides.batch + at.head * call.o_strides.head;
 #pragma unroll
@@ -343,7 +343,7 @@ struct ConsumerF32 {
   }
 
   __device__ __forceinline__ void run() {
-    int number = tile_number<Spec>(p, 0);
+    int number = tile_in_turn<Spec>(p, 0);
     if (number < 0) return;
     Queries x;
     load_queries(dense_place_of<Shape::kBlockM>(p, number), x);
@@ -377,7 +377,7 @@ struct ConsumerF32 {
         split_weights();
       }
       issue_output();
-      number = tile_number<Spec>(p, nth + 1);
+      number = tile_in_turn<Spec>(p, nth + 1);
       // Where registers are left, the next queries come while the last product is under way.
       if (kQueriesInRegisters && number >= 0) load_queries(dense_place_of<Shape::kBlockM>(p, number), x);
       output_done();

@@ -39,6 +39,9 @@ constexpr int stages_of_terms() {
   return 0;
 }
 inline constexpr int kTermThreads = 64;
+// Whether CTAs take tiles when they are free (v3/tiles_of_cta.h).
+template <class Spec>
+inline constexpr bool kTakesTiles = kPairOf<Spec>.packed;
 
 template <class Spec>
 struct ForwardShape {
@@ -61,9 +64,9 @@ struct ForwardShape {
   static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
   static constexpr int kStagesTerms = stages_of_terms<Spec>();
   static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kStagesTerms);
-  static constexpr int kOffsetDropout = kOffsetBarriers + 8 * kBarriers;
+  static constexpr int kOffsetTiles = v3_slots_offset(kOffsetBarriers + 8 * kBarriers);
   static constexpr TermTile kTermTile = {kBlockM, kBlockN, kPairOf<Spec>.bias == 0 ? 0 : kPairOf<Spec>.bias == 2 ? 4 : 2, false, false};
-  static constexpr int kOffsetTerms = v3_terms_offset(kOffsetDropout + (kPairOf<Spec>.dropout ? kV3DropoutBytes : 0), kStagesTerms);
+  static constexpr int kOffsetTerms = v3_terms_offset(v3_slots_end(kOffsetBarriers + 8 * kBarriers, kTakesTiles<Spec>), kStagesTerms);
   static constexpr int kSharedBytes = kOffsetTerms + kStagesTerms * kTermTile.bytes();
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.

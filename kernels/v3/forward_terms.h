@@ -55,9 +55,9 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
   constexpr int kBlockN = Shape::kBlockN, kUnrolled = kPairOf<Spec>.mask ? 2 : 4;  // more spills
   Ring<Shape::kStagesTerms> stage;
   for (int nth = 0;; ++nth) {
-    const int number = tile_number<Spec>(p, nth);
+    const int number = tile_number<Spec>(p, shared, nth);
     if (number < 0) break;
-    const auto place = place_of<Spec, Shape::kBlockM>(p, number);
+    const auto place = tile_place<Spec>(p, shared, nth, number);
     const auto keys = keys_of<Spec>(p.call, place);
     const Terms<kPairOf<Spec>, typename Spec::Element> terms(p.call, place.batch, place.head, 0);
     const int rows = p.call.seqlen_q - place.row, begin = block_begin<typename Spec::Mask, kBlockN>(p.call, keys, place.row);

@@ -1,5 +1,5 @@
 // Before a v3 forward pass over packed sequences: the list of their tiles, group by group of sequences, those with most blocks of keys first. The
-// host does not know the lengths; with the list no CTA of the pass has a tile without rows, and dealt to and fro the tiles come out even. With
+// host does not know the lengths; with the list no CTA of the pass has a tile without rows, and whoever is free takes the next. With
 // kDocuments the blocks are those that a tile's documents leave it, which a kernel before has found (v3/documents.h).
 //
 // One CTA. The order of tiles with as many blocks is any, and no result depends on it.
@@ -57,7 +57,10 @@ struct PackedTileList {
     const int until = sum_up_to<kBuckets>(first);
     // There may be more only where offsets are out of range, and what is in range has rows in common.
     const int most = static_cast<int>(most_packed_tiles(p.total_q, p.batch, kBlockM));
-    if (thread == kBuckets - 1) static_cast<V3PackedTiles*>(p.tiles)->count = min(until, most);
+    if (thread == kBuckets - 1) {
+      static_cast<V3PackedTiles*>(p.tiles)->count = min(until, most);
+      static_cast<V3PackedTiles*>(p.tiles)->taken = 0;
+    }
     __syncthreads();
     first[thread] = until - count;
     __syncthreads();

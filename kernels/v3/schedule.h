@@ -1,4 +1,5 @@
-// Which tiles of queries a CTA computes, in which order, and which blocks of keys a tile meets. All roles of a CTA ask here.
+// Which tiles of queries a CTA computes, in which order, and which blocks of keys a tile meets. All roles of a CTA ask here, for tiles of packed
+// sequences v3/tiles_of_cta.h.
 #pragma once
 
 #include "kernels/pair.h"
@@ -14,7 +15,7 @@ namespace fattn::v3 {
 
 // What the order of the tiles follows from.
 struct TileCall {
-  const AttentionParams& call;  // heads_per_section as place_of() takes it
+  const AttentionParams& call;  // heads_per_section as dense_place_of() and packed_tile() take it
   const V3ForwardWork& work;
 };
 // The kernel's parameters.
@@ -25,21 +26,15 @@ struct ForwardCall : TileCall {
 // The number of the CTA's tile `nth`, -1 after the last. In turns: to and fro under an uneven mask, where tiles become ever shorter, so that whoever
 // had the longest of one turn gets the shortest of the next.
 template <class Spec>
-__device__ __forceinline__ int tile_number(const TileCall& p, int nth) {
-  using Mask = typename Spec::Mask;
+__device__ __forceinline__ int tile_in_turn(const TileCall& p, int nth) {
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  if constexpr (kPairOf<Spec>.packed) {  // to and fro under every mask: sequences are of any length
-    const int number = nth * ctas + (nth % 2 == 1 ? ctas - 1 - cta : cta);
-    return number < static_cast<const V3PackedTiles*>(pairs_of(p.call).tiles)->count * p.call.nheads ? number : -1;
+  int number;
+  if (p.work.tiles_per_cta > 0) {
+    number = nth < p.work.tiles_per_cta ? cta * p.work.tiles_per_cta + nth : p.work.tiles;
   } else {
-    int number;
-    if (p.work.tiles_per_cta > 0) {
-      number = nth < p.work.tiles_per_cta ? cta * p.work.tiles_per_cta + nth : p.work.tiles;
-    } else {
-      number = nth * ctas + (Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
-    }
-    return number < p.work.tiles ? number : -1;
+    number = nth * ctas + (Spec::Mask::kUneven && nth % 2 == 1 ? ctas - 1 - cta : cta);
   }
+  return number < p.work.tiles ? number : -1;
 }
 
 __device__ __forceinline__ int divide(int x, const Divisor& by) {
@@ -126,17 +121,21 @@ __device__ __forceinline__ auto keys_of_warp(const AttentionParams& p, const Pla
     return keys_of<Spec>(p, place, group);
 }
 
-// Of packed sequences, whose tiles are in a list: section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile
-// are neighbours.
-__device__ __forceinline__ PackedPlace packed_place_of(const ForwardCall& p, int number) {
+// A tile of packed sequences as the list has it (V3PackedTile), and its head.
+struct PackedTileOfHead {
+  uint4 first;   // row (-1: there is no such tile), batch, q_begin, seqlen_q
+  uint2 second;  // k_begin, seqlen_k
+  int head;
+};
+// The list's tiles are taken section by section of heads, whose keys and values stay in L2, and in a section the heads of a tile are neighbours.
+__device__ __forceinline__ PackedTileOfHead packed_tile(const ForwardCall& p, int number) {
   const int tiles_of_head = static_cast<const V3PackedTiles*>(pairs_of(p.call).tiles)->count, in_section = p.call.heads_per_section;
+  if (number >= tiles_of_head * p.call.nheads) return {{~0u, 0, 0, 0}, {0, 0}, 0};
   const int section = number / (tiles_of_head * in_section), first_head = section * in_section, rest = number - first_head * tiles_of_head;
   const int heads = min(in_section, p.call.nheads - first_head), nth = rest / heads, head = first_head + rest - nth * heads;
   const char* const tiles = static_cast<const char*>(pairs_of(p.call).tiles) + sizeof(V3PackedTiles);
-  const int4* const at = reinterpret_cast<const int4*>(tiles + nth * static_cast<long long>(sizeof(V3PackedTile)));
-  const int4 first = at[0];
-  const int2 second = *reinterpret_cast<const int2*>(at + 1);
-  return {first.x, head, divide(head, p.work.by_group), first.z, second.x, {second.y, first.w}, first.y};
+  const uint4* const at = reinterpret_cast<const uint4*>(tiles + nth * static_cast<long long>(sizeof(V3PackedTile)));
+  return {at[0], *reinterpret_cast<const uint2*>(at + 1), head};
 }
 
 // Tiles of one section of (batch, head) pairs run side by side, so that their keys and values stay in L2; those of the last queries (under a causal
@@ -152,14 +151,6 @@ __device__ __forceinline__ Place dense_place_of(const TileCall& p, int number) {
   const int nth = section * call.heads_per_section + in_section - turn * (last ? work.heads_of_last : call.heads_per_section);
   const int batch = divide(nth, work.by_nheads), head = nth - batch * call.nheads;
   return {(work.row_tiles - 1 - turn) * kBlockM, head, divide(head, work.by_group), batch};
-}
-
-template <class Spec, int kBlockM>
-__device__ __forceinline__ auto place_of(const ForwardCall& p, int number) {
-  if constexpr (kPairOf<Spec>.packed)
-    return packed_place_of(p, number);
-  else
-    return dense_place_of<kBlockM>(p, number);
 }
 
 // Blocks with the keys below `end`; at least one.

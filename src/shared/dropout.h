@@ -35,8 +35,8 @@ static constexpr Philox4 philox(unsigned long long key, Philox4 counter) {
 // The four random words are the four highest bits of each pair's number, not numbers side by side: so one logical operation a bit compares all 32
 // numbers with the threshold, and the result is one bit a pair already. A number has 16 bits. The lower twelve, which decide in one pair of 16, are
 // those of pairs at other places of the word, by dropout_mixed() and by turns: so that each number is uniform (a pair is dropped with probability
-// T / 65536 exactly), and that any two have independent high bytes. What their low bytes share makes a correlation of at most 1 / 1024, if T is 256
-// or more, and 1 / 256 below. That the turns do that is tested (tests/test_features.cpp).
+// T / 65536 exactly), the high bytes of any two are independent, and what the rest shares makes a correlation of at most 1 / 256, whatever T is (a
+// number's third digit is the first of another's, and decides in one pair of 256). That is tested (tests/test_features.cpp).
 constexpr int kDropoutBlock = 64, kDropoutCalls = 4, kDropoutBits = 16;
 constexpr int kDropoutMix = 5, kDropoutTurn = 8, kDropoutLowTurn = 4;
 
@@ -69,16 +69,15 @@ static constexpr unsigned dropout_step(unsigned bits, unsigned threshold, unsign
 static constexpr unsigned dropout_threshold(unsigned below, int bit) { return (below >> bit & 1u) - 1u; }
 
 // The word of those that are not below. `thresholds`: dropout_threshold() of each bit.
-static constexpr unsigned dropout_kept(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits]) {
-  unsigned mixed[4] = {}, kept = ~0u;
-  for (int bit = 0; bit < 4; ++bit) mixed[bit] = dropout_mixed(planes.word[bit]);
-  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(mixed[bit], thresholds[bit], kept);
-  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[4 + bit], kept);
-  kept = dropout_turned(kept, kDropoutLowTurn);
-  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(mixed[bit], thresholds[8 + bit], kept);
-  kept = dropout_turned(kept, kDropoutTurn);
-  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[12 + bit], kept);
+static constexpr unsigned dropout_byte(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits], int first, int turn, unsigned kept) {
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(dropout_mixed(planes.word[bit]), thresholds[first + bit], kept);
+  kept = turn == 0 ? kept : dropout_turned(kept, turn);
+  for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[first + 4 + bit], kept);
   return kept;
+}
+static constexpr unsigned dropout_kept(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits]) {
+  const unsigned low = dropout_byte(planes, thresholds, 0, 0, ~0u);
+  return dropout_byte(planes, thresholds, 8, kDropoutTurn, dropout_turned(low, kDropoutLowTurn));
 }
 static constexpr unsigned dropout_kept(const Philox4& planes, unsigned below) {
   unsigned thresholds[kDropoutBits] = {};

@@ -13,8 +13,11 @@ constexpr Divisor divisor_of(int divisor) {
   return {static_cast<unsigned>(((1ull << (31 + shift)) + static_cast<unsigned>(divisor) - 1) / static_cast<unsigned>(divisor)), shift};
 }
 
-// Shared memory of a CTA with dropout: a word for each of its warps, up to 20 (kernels/v3/dropout_bits.h).
-inline constexpr int kV3DropoutBytes = 80;
+// Of packed sequences, whose tiles whichever CTA is free takes: where its tiles are, in shared memory (kernels/v3/tiles_of_cta.h).
+inline constexpr int kV3TileSlots = 4, kV3TileSlotBytes = 32;
+// Where they begin behind `bytes`, and end.
+constexpr int v3_slots_offset(int bytes) { return (bytes + 15) / 16 * 16; }
+constexpr int v3_slots_end(int bytes, bool packed) { return packed ? v3_slots_offset(bytes) + kV3TileSlots * kV3TileSlotBytes : bytes; }
 
 // Barriers of queries and of o: "full" and "empty" for each buffer of queries and "full" for each warpgroup's rows of o; or, with one buffer, "full"
 // and "empty" for each warpgroup's queries (kernels/v3/forward_shape.h: kQueriesByGroup).

@@ -1,6 +1,6 @@
-// Tiles of packed sequences as algorithm v3 takes them, in the workspace. Forward their number, then tiles of queries: sequences are in groups of
-// which one head's keys and values stay in L2; of a group the tiles with most keys come first. Backward tiles of keys, sequence after sequence, as
-// many as there may be: a `row` of -1 is none. Include-free, used by the host too.
+// Tiles of packed sequences as algorithm v3 takes them, in the workspace. Forward their number and how many are taken, then tiles of queries:
+// sequences are in groups of which one head's keys and values stay in L2; of a group the tiles with most keys come first. Backward tiles of keys,
+// sequence after sequence, as many as there may be: a `row` of -1 is none. Include-free, used by the host too.
 #pragma once
 
 namespace fattn {
@@ -17,7 +17,8 @@ struct alignas(16) V3PackedTile {
 
 struct alignas(16) V3PackedTiles {
   int count;
-  int unused[3];
+  int taken;  // forward: by CTAs that were free (kernels/v3/tiles_of_cta.h)
+  int unused[2];
 };
 
 // Tiles of `rows` rows that `total` rows of packed sequences may have: each sequence ends with one that is perhaps not full.

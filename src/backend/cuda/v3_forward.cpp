@@ -42,6 +42,7 @@ constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
     {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDropout},
     {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
@@ -64,9 +65,9 @@ constexpr V3ForwardRow kRows[] = {
     {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
     {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {96, V3Mask::kWindow, kAnyLength, 0.84, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
+    {128, V3Mask::kWindow, kAnyLength, 0.92, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, false, true, 8, 40, 232}},
@@ -128,7 +129,7 @@ bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& targ
                       : problem.has_documents
                           ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
-                      : registers                 ? row.takes_lengths()
+                      : registers                 ? row.takes_lengths(problem.softcap > 0 || problem.has_alibi, problem.packed)
                                                   : row.takes(problem.softcap > 0);
   return row.mask == v3_mask(problem) && scores && row.width == v3_row_width(width, width_v) &&
          row.tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes;
@@ -140,8 +141,14 @@ double waves(const Problem& problem, const V3ForwardTile& tile, const V3Target& 
   return std::ceil(static_cast<double>(row_tiles_of(problem, tile)) * heads / target.multiprocessors);
 }
 
+// Of packed sequences, by the mean of their rows: each ends in the middle of a tile.
+double time_of_sequences(const Problem& problem, const V3ForwardRow& row) {
+  const double rows = static_cast<double>(problem.total_q) / static_cast<double>(std::max<int64_t>(1, problem.batch));
+  return (rows + row.tile.block_m() / 2.0) / row.speed;
+}
+
 // The row of the table, -1 if nothing fits: the first that takes the problem, for these lengths. In small problems, of few waves, it is whichever of
-// them takes the least time.
+// them takes the least time, and of packed sequences always: how many waves they are is in device memory.
 int choose_row(const Problem& problem, const V3Target& target) {
   constexpr double kFewWaves = 4;
   int best = -1, most_keys = 0;
@@ -149,13 +156,13 @@ int choose_row(const Problem& problem, const V3Target& target) {
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i) {
     const V3ForwardRow& row = kRows[i];
     if (!takes(row, problem, target) || problem.seqlen_k > row.most_keys) continue;
-    if (problem.packed) return i;  // how many waves there are is in device memory
-    const double count = waves(problem, row.tile, target), time = count * row.tile.block_m() / row.speed;
+    const double count = waves(problem, row.tile, target),
+                 time = problem.packed ? time_of_sequences(problem, row) : count * row.tile.block_m() / row.speed;
     if (best < 0) {
       best = i;
       most_keys = row.most_keys;
       least = time;
-      if (count > kFewWaves) return best;
+      if (count > kFewWaves && !problem.packed) return best;
     } else if (row.most_keys == most_keys && time < least) {
       best = i;
       least = time;
@@ -270,10 +277,10 @@ int v3_row_width(int width, int width_v) {
 int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_terms);
-  const int bytes = query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
-                    8 * barriers + (pair.dropout ? kV3DropoutBytes : 0);
+  const int bytes =
+      query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers;
   const PairFeatures staged{.bias = pair.bias};  // of a mask there are words
-  return v3_terms_offset(bytes, stages_terms) + stages_terms * term_tile(staged, block_m(), block_n, false).bytes();
+  return v3_terms_offset(v3_slots_end(bytes, pair.packed), stages_terms) + stages_terms * term_tile(staged, block_m(), block_n, false).bytes();
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
