@@ -185,7 +185,7 @@ struct Dropout {
     return core::dropout_joined(own, ptx::shfl_xor(own, 4), odd != 0);
   }
 
-  // Whether the weight of one pair stays. As core::dropout_number(), with few registers: for ways that are seldom gone.
+  // Whether the weight of one pair stays, by core::dropout_number() of rounds that are not unrolled: for ways that are seldom gone.
   __device__ __forceinline__ bool keeps(int query, int key) const {
     unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
     core::Philox4 c = {{static_cast<unsigned>(stream), core::dropout_query(static_cast<unsigned>(query)),

@@ -37,6 +37,30 @@ using testing::Case;
 
 using CudaV3Gpu = test::HopperGpu;
 
+// Lists of numbers in device memory, each at an offset of its own.
+class DeviceLists {
+ public:
+  explicit DeviceLists(size_t bytes) : memory_(0, bytes) {}
+  Tensor put(const std::vector<int32_t>& values, size_t offset) {
+    memory_.copy_from(values.data(), 4 * values.size(), nullptr, offset);
+    return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory_.get()) + offset);
+  }
+
+ private:
+  cuda::Buffer memory_;
+};
+
+// The largest of the differences; NaN if there is one.
+double worst_difference(std::initializer_list<std::pair<Tensor, Tensor>> pairs) {
+  double most = 0;
+  for (const auto& [a, b] : pairs) {
+    const double now = difference(a, b);
+    if (std::isnan(now)) return now;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
 // fp32 against v2's, which multiplies parts as well, but sums otherwise; and rows that are not aligned give the same bits as others.
 TEST_F(CudaV3Gpu, Fp32AgreesWithV2OverManyTiles) {
   for (const auto& [headdim, headdim_v] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {64, 128}, {96, 96}, {20, 50}})
@@ -397,14 +421,10 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
           char* const hidden = static_cast<char*>(t.data()) + static_cast<size_t>(first_k[n] + used[n]) * row_bytes;
           check(fattn_cuda_memset(0, hidden, 0xff, static_cast<size_t>(of_k[n] - used[n]) * row_bytes, nullptr));
         }
-      cuda::Buffer memory(0, 1024);
-      const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
-        memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
-        return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
-      };
-      d.t.scores.cu_seqlens_q = put(first_q, 0);
-      d.t.scores.cu_seqlens_k = put(first_k, 256);
-      d.t.scores.seqused_k = put(used, 512);
+      DeviceLists lists(1024);
+      d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
+      d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
+      d.t.scores.seqused_k = lists.put(used, 512);
       ForwardTensors v2 = d.t;
       v2.o = other.t.o, v2.lse = other.t.lse;
       BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
@@ -449,14 +469,10 @@ TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
         const Tensor dout = gradients.t.o;
         uint32_t seed = 1;
         for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
-        cuda::Buffer memory(0, 1 << 16);
-        const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
-          memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
-          return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
-        };
-        d.t.scores.cu_seqlens_q = put(first_q, 0);
-        d.t.scores.cu_seqlens_k = put(first_k, 256);
-        if (lengths) d.t.scores.seqused_k = put(used, 512);
+        DeviceLists lists(1 << 16);
+        d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
+        d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
+        if (lengths) d.t.scores.seqused_k = lists.put(used, 512);
         for (const bool sorted : {true, false}) {
           const auto ids_of = [&](const std::vector<int32_t>& first, int64_t total) {
             std::vector<int32_t> ids;
@@ -466,8 +482,8 @@ TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
             ids.resize(static_cast<size_t>(total), 1);
             return ids;
           };
-          d.t.scores.document_q = put(ids_of(first_q, total_q), 1024);
-          d.t.scores.document_k = put(ids_of(first_k, total_k), 1 << 15);
+          d.t.scores.document_q = lists.put(ids_of(first_q, total_q), 1024);
+          d.t.scores.document_k = lists.put(ids_of(first_k, total_k), 1 << 15);
           ForwardTensors v2 = d.t;
           v2.o = other.t.o, v2.lse = other.t.lse;
           for (const Tensor& t : {d.t.o, v2.o}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
@@ -559,17 +575,9 @@ struct TwoWays {
     forward(is_v3 ? v3.t : v2.t, options);
     backward(backward_of(gradients), options);
   }
-  // The largest of the differences; NaN if there is one.
   double worst() const {
-    double most = 0;
-    for (const auto& [a, b] : {std::pair{v3.t.o, v2.t.o},
-                               {v3_gradients.t.q, v2_gradients.t.q},
-                               {v3_gradients.t.k, v2_gradients.t.k},
-                               {v3_gradients.t.v, v2_gradients.t.v}}) {
-      const double d = difference(a, b);
-      if (!(d <= most)) most = d;
-    }
-    return most;
+    return worst_difference(
+        {{v3.t.o, v2.t.o}, {v3_gradients.t.q, v2_gradients.t.q}, {v3_gradients.t.k, v2_gradients.t.k}, {v3_gradients.t.v, v2_gradients.t.v}});
   }
 };
 
@@ -753,14 +761,10 @@ TEST_F(CudaV3Gpu, RandomPackedSequencesAgreeWithV2) {
     for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
     const Tensor dout = gradients.t.o;
     for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, static_cast<uint32_t>(random()));
-    cuda::Buffer memory(0, 1024);
-    const auto put = [&](const std::vector<int32_t>& values, size_t offset) {
-      memory.copy_from(values.data(), 4 * values.size(), nullptr, offset);
-      return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
-    };
-    d.t.scores.cu_seqlens_q = put(first_q, 0);
-    d.t.scores.cu_seqlens_k = put(first_k, 320);
-    if (lengths) d.t.scores.seqused_k = put(used, 640);
+    DeviceLists lists(1024);
+    d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
+    d.t.scores.cu_seqlens_k = lists.put(first_k, 320);
+    if (lengths) d.t.scores.seqused_k = lists.put(used, 640);
     Options options = on_cuda(c);
     options.max_seqlen_q = most_q, options.max_seqlen_k = most_k;
     begin(std::to_string(sequences) + " sequences up to " + std::to_string(most_q) + " x " + std::to_string(most_k) + ", in all " +
@@ -775,7 +779,7 @@ TEST_F(CudaV3Gpu, RandomPackedSequencesAgreeWithV2) {
     BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
     by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
     for (const Tensor& t : {d.t.o, v2.o, by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
-      check(fattn_cuda_memset(0, t.data(), 0, 2 * static_cast<size_t>(t.size()), nullptr));  // rows of no sequence stay as they are
+      check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
     options.algorithm = Algorithm::kV2;
     forward(v2, options);
     backward(by_v2, options);
@@ -787,12 +791,7 @@ TEST_F(CudaV3Gpu, RandomPackedSequencesAgreeWithV2) {
       backward(by_v3, options);
     }
     cuda::synchronize(0);
-    double most = 0;
-    for (const auto& [a, b] : {std::pair{d.t.o, v2.o}, {by_v3.dq, by_v2.dq}, {by_v3.dk, by_v2.dk}, {by_v3.dv, by_v2.dv}}) {
-      const double now = difference(a, b);
-      if (!(now <= most)) most = now;
-    }
-    return most;
+    return worst_difference({{d.t.o, v2.o}, {by_v3.dq, by_v2.dq}, {by_v3.dk, by_v2.dk}, {by_v3.dv, by_v2.dv}});
   });
 }
 

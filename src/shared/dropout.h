@@ -52,14 +52,8 @@ static constexpr Philox4 dropout_planes(unsigned long long seed, unsigned long l
 }
 
 // Bit n of the result is bit n + `by` of `word`.
-template <class Word>
-static constexpr Word dropout_turned(Word word, int by) {
-  return word >> by | word << (32 - by);
-}
-template <class Word>
-static constexpr Word dropout_mixed(Word plane) {
-  return plane ^ dropout_turned(plane, kDropoutMix);
-}
+static constexpr unsigned dropout_turned(unsigned word, int by) { return word >> by | word << (32 - by); }
+static constexpr unsigned dropout_mixed(unsigned plane) { return plane ^ dropout_turned(plane, kDropoutMix); }
 
 // One bit of numbers: which of them are not below the threshold so far, from the lowest bit up. `threshold` has that bit of the threshold, inverted,
 // in all places. The majority of three.
@@ -68,13 +62,14 @@ static constexpr unsigned dropout_step(unsigned bits, unsigned threshold, unsign
 }
 static constexpr unsigned dropout_threshold(unsigned below, int bit) { return (below >> bit & 1u) - 1u; }
 
-// The word of those that are not below. `thresholds`: dropout_threshold() of each bit.
+// Eight steps, of the bits from `first` on; `turn`: between the four that are mixed and the four that are not.
 static constexpr unsigned dropout_byte(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits], int first, int turn, unsigned kept) {
   for (int bit = 0; bit < 4; ++bit) kept = dropout_step(dropout_mixed(planes.word[bit]), thresholds[first + bit], kept);
   kept = turn == 0 ? kept : dropout_turned(kept, turn);
   for (int bit = 0; bit < 4; ++bit) kept = dropout_step(planes.word[bit], thresholds[first + 4 + bit], kept);
   return kept;
 }
+// The word of those that are not below. `thresholds`: dropout_threshold() of each bit.
 static constexpr unsigned dropout_kept(const Philox4& planes, const unsigned (&thresholds)[kDropoutBits]) {
   const unsigned low = dropout_byte(planes, thresholds, 0, 0, ~0u);
   return dropout_byte(planes, thresholds, 8, kDropoutTurn, dropout_turned(low, kDropoutLowTurn));
@@ -105,6 +100,7 @@ static constexpr unsigned dropout_joined(unsigned own, unsigned other, bool odd)
   return odd ? (other >> 16) | (own & 0xffff0000u) : (own & 0xffffu) | (other << 16);
 }
 
+// The same of a query and a key.
 static constexpr int dropout_number(unsigned long long seed, unsigned long long stream, long long query, long long key) {
   const Philox4 planes = dropout_planes(seed, stream, dropout_query(static_cast<unsigned>(query)), static_cast<unsigned>(key / kDropoutBlock),
                                         static_cast<unsigned>(key % 8 / 2));

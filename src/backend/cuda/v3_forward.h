@@ -55,20 +55,22 @@ struct V3ForwardRow {
   double speed;   // over that of the first row for such problems, when all multiprocessors are busy
   V3ForwardTile tile;
   V3RowScores scores = V3RowScores::kAny;
-  // Lengths, or packed sequences. More than two warpgroups have no registers for `more` besides (ALiBi, softcap, dropout, documents), nor packed
-  // sequences for them in a window at headdim 64 (spills of 4 bytes; at 96 and 128 they have not been timed). Rows with registers for softcap are for
-  // it, but for lengths at headdim 64, where three warpgroups spill (8 bytes).
+  // Two warpgroups have registers for most of what problems have besides.
+  constexpr bool has_registers() const { return tile.groups <= 2 && !special(); }
+  // Lengths, or packed sequences; `more`: with ALiBi or softcap besides. Packed sequences in windows have no registers for more warpgroups at headdim
+  // 64 (spills of 4 bytes; at 96 and 128 those have not been timed), lengths under a causal mask none there for three (8 bytes). Other rows with
+  // registers for softcap are for it.
   constexpr bool takes_lengths(bool more, bool packed) const {
-    if (special() || ((more || (packed && mask == V3Mask::kWindow)) && tile.groups > 2)) return false;
-    if (width == 64 && mask == (packed ? V3Mask::kWindow : V3Mask::kCausal)) return tile.groups != 3;
-    return more || scores != V3RowScores::kCapped;
+    if (more || (packed && mask == V3Mask::kWindow)) return has_registers();
+    if (width == 64 && mask == V3Mask::kCausal && !packed) return tile.groups != 3 && !special();
+    return scores != V3RowScores::kCapped && !special();
   }
   // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
   // Three warpgroups are faster by a tenth at headdim 64, causal, and have registers without; four have none. Without a mask their 192 rows
   // cross more documents than that is worth: 4 x 4096, 32 heads, 4 documents each 0.366 ms, of two 0.339; of uneven length 0.537 and 0.502.
   constexpr bool takes_documents(bool more) const {
     if (width == 64 && mask == V3Mask::kCausal && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
-    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : takes_lengths(true, false);
+    return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : has_registers();
   }
   // Random numbers come in blocks of 64 keys, and want registers, the more the less regular the mask is: spills of 64 to 104 bytes in others. `more`:
   // with lengths, packed sequences or ALiBi besides.
@@ -82,7 +84,7 @@ struct V3ForwardRow {
   // A mask of pairs alone: its words are of 64 keys. At headdim 64 it has tiles of its own; at 128, without another mask, two
   // warpgroups are faster.
   constexpr bool takes_mask(bool lengths) const {
-    if (lengths) return takes_lengths(true, false) && tile.block_n % 64 == 0;
+    if (lengths) return has_registers() && tile.block_n % 64 == 0;
     if (width == 64) return scores == V3RowScores::kMask;
     return tile.block_n % 64 == 0 && !special() && !(width == 128 && mask == V3Mask::kFull && tile.groups > 2);
   }
