@@ -28,7 +28,7 @@ using namespace measure;
 struct BenchFlags {
   ProblemFlags problem;
   ProviderFlags providers;
-  std::string suite;
+  std::string suite, only;
   bool quick = false, explain = false;
 };
 
@@ -129,6 +129,9 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"cpu", "cuda", "prices"}))
       ->type_name("NAME");
   command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples")->needs("--suite");
+  command->add_option("--only", flags->only, "Suite: the parts alone that have this text in their title, e.g. 'bf16'")
+      ->needs("--suite")
+      ->type_name("TEXT");
   command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
   flags->providers.add_to(*command);
   command->footer(
@@ -154,7 +157,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     if (flags->suite == "cpu" && flags->problem.target.on_cuda())
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
-    const SuiteOptions suite{flags->suite,    flags->quick,   problem.grad(),         problem.options(),
+    const SuiteOptions suite{flags->suite,    flags->quick,   problem.grad(),         flags->only,          problem.options(),
                              problem.place(), problem.json(), problem.memory_limit(), problem.place_flags()};
     exit_code = flags->suite == "prices" ? run_prices(suite) : run_suite(suite, flags->providers);
   });

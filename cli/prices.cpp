@@ -141,7 +141,8 @@ int run_prices(const SuiteOptions& suite) {
 
   const std::unique_ptr<Contestant> plain = make_library_contestant("fattn", suite.library, suite.place),
                                     option = make_library_contestant("fattn", suite.library, suite.place);
-  const std::vector<PriceList> lists = lists_of(suite);
+  std::vector<PriceList> lists = lists_of(suite);
+  keep_parts(lists, suite.only);
   int64_t pairs = 0;
   for (const PriceList& list : lists) pairs += static_cast<int64_t>(list.pairs.size());
   std::FILE* out = text_stream(suite.json);

@@ -162,6 +162,10 @@ nlohmann::ordered_json summary_of(const std::map<std::string, Ratios>& ratios) {
 
 }  // namespace
 
+void throw_no_part(const std::string& only, const std::string& titles) {
+  throw CLI::ValidationError("--only", "no part of the suite has '" + printable(only) + "' in its title; the titles are " + titles);
+}
+
 RaceOptions race_options(const SuiteOptions& suite) {
   RaceOptions options;
   options.library = suite.library;
@@ -178,6 +182,7 @@ std::vector<std::string> repeating_flags(const SuiteOptions& suite) {
   std::vector<std::string> flags = {"--suite", suite.name};
   if (suite.quick) flags.emplace_back("--quick");
   if (!suite.grad) flags.emplace_back("--no-grad");
+  if (!suite.only.empty()) flags.insert(flags.end(), {"--only", printable(suite.only)});
   flags.insert(flags.end(), suite.flags.begin(), suite.flags.end());
   return flags;
 }
@@ -185,7 +190,8 @@ std::vector<std::string> repeating_flags(const SuiteOptions& suite) {
 int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   require_writable(suite.json);
   const bool on_cpu = suite.place.device == Device::kCpu;
-  const std::vector<Section> sections = on_cpu ? cpu_suite(suite.quick) : cuda_suite(suite.quick);
+  std::vector<Section> sections = on_cpu ? cpu_suite(suite.quick) : cuda_suite(suite.quick);
+  keep_parts(sections, suite.only);
   const std::unique_ptr<Contestant> library = make_library_contestant("fattn", suite.library, suite.place);
   std::vector<std::unique_ptr<Contestant>> peers;
   for (const ProviderProgram& provider : providers.found()) {

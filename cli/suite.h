@@ -14,6 +14,7 @@ struct SuiteOptions {
   std::string name;  // "cpu", "cuda", "prices"
   bool quick = false;
   bool grad = true;  // false: forward only
+  std::string only;  // text in the titles of the parts that are wanted; empty: all
   Options library;
   measure::Placement place;
   std::string json;
@@ -24,6 +25,18 @@ struct SuiteOptions {
 // What all suites race with, but for what depends on the problem; and the flags that repeat one.
 RaceOptions race_options(const SuiteOptions& suite);
 std::vector<std::string> repeating_flags(const SuiteOptions& suite);
+
+// Nothing of a suite has the text of --only in its title. Throws what the command line answers with its usage.
+[[noreturn]] void throw_no_part(const std::string& only, const std::string& titles);
+
+// Leaves the parts of a suite whose titles have the text, if there is one.
+template <class Part>
+void keep_parts(std::vector<Part>& parts, const std::string& only) {
+  std::string titles;
+  for (const Part& part : parts) titles += (titles.empty() ? "'" : ", '") + part.title + "'";
+  std::erase_if(parts, [&](const Part& part) { return part.title.find(only) == std::string::npos; });
+  if (parts.empty()) throw_no_part(only, titles);
+}
 
 // Speed by problem, against providers. Returns the exit code, as the one below.
 int run_suite(const SuiteOptions& options, const ProviderFlags& providers);

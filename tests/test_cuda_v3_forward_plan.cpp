@@ -409,20 +409,25 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
   EXPECT_NE(v3_forward_refusal(p, kH200).find("split the sequences"), std::string::npos);
 }
 
-// Each sequence ends in the middle of a tile.
-TEST(V3ForwardPlanSmall, PackedSequencesThatAreLongOnTheMeanHaveLongTiles) {
-  Problem p = problem_of(DType::kBF16, 64, 64, true);
-  p.packed = true;
-  p.seqlen_q = p.seqlen_k = 4096, p.total_q = p.total_k = 16384;
-  p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
-  const auto rows_of = [&](int64_t sequences) {
-    p.batch = sequences;
+// Each sequence ends in the middle of a tile, but not where all have one length; and a tile costs something besides its pairs.
+TEST(V3ForwardPlanSmall, TilesOfPackedSequencesFitTheirLengths) {
+  const auto rows_of = [](int headdim, bool causal, int64_t sequences, int64_t longest, bool alibi = false) {
+    Problem p = problem_of(DType::kBF16, headdim, headdim, causal, longest, longest);
+    p.packed = true;
+    p.batch = sequences, p.total_q = p.total_k = 16384;
+    p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+    p.has_alibi = alibi;
     return plan_v3_forward(p, kH200).tile.block_m();
   };
-  EXPECT_EQ(rows_of(8), 256);
-  EXPECT_EQ(rows_of(100), 128);
-  p.has_alibi = true;
-  EXPECT_EQ(rows_of(8), 128) << "has no registers for both";
+  for (const bool causal : {false, true}) {
+    EXPECT_EQ(rows_of(64, causal, 8, 4096), 256);
+    EXPECT_EQ(rows_of(64, causal, 100, 4096), 256);
+    EXPECT_EQ(rows_of(64, causal, 250, 4096), 128);
+    EXPECT_EQ(rows_of(64, causal, 32, 512), 256);
+  }
+  EXPECT_EQ(rows_of(128, false, 32, 512), 192);
+  EXPECT_EQ(rows_of(128, false, 128, 128), 128) << "which fill it";
+  EXPECT_EQ(rows_of(64, true, 8, 4096, true), 128) << "has no registers for both";
 }
 
 // The list of tiles says how many keys a sequence uses, and the kernel behind it is that of sequences without lengths.

@@ -46,6 +46,16 @@ TEST(JitNvrtc, VersionIsNotedAndCheckedAgainstTheFile) {
   EXPECT_EQ(built("version=13.1"), "disk");
 }
 
+// Since 12.9 it keeps cubins, whose registers it does not tell again; before, it does not know the option that says not to.
+TEST(JitNvrtc, ItsOwnCacheIsNotUsed) {
+  for (const char* version : {"version=12.8", "version=12.9", "version=13.1"}) {
+    const CacheFolder folder;
+    const Done done = run({FATTN_JIT_BUILD_PATH, "fattn_test", "90a", request().source}, {{"STUB_NVRTC", version}});
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_NE(done.output.find(" 42 "), std::string::npos) << version << ": " << done.output;
+  }
+}
+
 // The wheel of 13.0 does not tell the loader that NVRTC's second library lies beside the first.
 TEST(JitNvrtc, ItsSecondLibraryIsFoundBesideIt) {
   const CacheFolder folder;

@@ -122,6 +122,14 @@ def test_prices_of_options(schema, fattn, tmp_path):
     assert "bias heads in fp32" in text and "out_of_memory" in text
 
 
+def test_part_of_a_suite(fattn, tmp_path):
+    target = tmp_path / "prices.json"
+    fattn("bench", "--suite", "prices", "--only", "D64 bf16", "--no-grad", "--isa", "scalar", "--memory-limit", "1MiB", "--json", target, status=2)
+    record = json.loads(target.read_text())
+    assert record["complete"] is True and {(row["headdim"], row["dtype"]) for row in record["rows"]} == {(64, "bf16")}
+    assert record["flags"][:5] == ["--suite", "prices", "--no-grad", "--only", "D64 bf16"]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_large_problems_are_checked_in_samples(fattn, dtype):
     record = fattn.json("bench", "--backend", "reference", "--seqlen", "512", "--nheads", "10", "--headdim", "32", "--dtype", dtype, "--causal",
@@ -171,6 +179,9 @@ def test_memory_limit(fattn):
         (["--dropout", "nan"], "p_dropout is nan"),
         (["--suite", "prices", "--alibi"], "--alibi"),
         (["--suite", "gpu"], "--suite"),
+        (["--suite", "prices", "--only", "D63"], "--only: no part of the suite has 'D63' in its title; the titles are 'B2 S2048 H4 D64 fp32', "),
+        (["--suite", "cpu", "--only", "headdim 64"], "'Speed, fp32', 'Speed, bf16'"),
+        (["--only", "D64"], "--suite"),
         (["--seqlen", "99999999999999999999"], "--seqlen"),
         (["--quick"], "--suite"),
         (["--suite", "cpu", "--seqlen", "64"], "--seqlen"),

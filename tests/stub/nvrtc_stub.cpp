@@ -47,6 +47,18 @@ void count_compilation() {
   close(fd);
 }
 
+bool get_version(int& major, int& minor) {
+  major = 13, minor = 0;
+  const std::string wanted = setting("version");
+  return wanted.empty() || std::sscanf(wanted.c_str(), "%d.%d", &major, &minor) == 2;
+}
+
+// Has a cache of its own, and says nothing of what it finds there.
+bool has_cache() {
+  int major, minor;
+  return get_version(major, minor) && (major > 12 || (major == 12 && minor >= 9));
+}
+
 // False if the caller wants it stopped.
 bool wait(const Program& program, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -59,11 +71,7 @@ bool wait(const Program& program, double seconds) {
 
 }  // namespace
 
-STUB_EXPORT int nvrtcVersion(int* major, int* minor) {
-  *major = 13, *minor = 0;
-  if (const std::string wanted = setting("version"); !wanted.empty() && std::sscanf(wanted.c_str(), "%d.%d", major, minor) != 2) return kInvalidInput;
-  return 0;
-}
+STUB_EXPORT int nvrtcVersion(int* major, int* minor) { return get_version(*major, *minor) ? 0 : kInvalidInput; }
 STUB_EXPORT int nvrtcGetNumSupportedArchs(int* count) {
   *count = static_cast<int>(std::size(kArchitectures));
   return 0;
@@ -96,7 +104,13 @@ STUB_EXPORT int nvrtcCompileProgram(Program* program, int count, const char* con
   count_compilation();
   std::string all = program->source + program->name, target;
   for (const std::string& header : program->headers) all += header;
+  bool from_cache = has_cache();
   for (int i = 0; i < count; ++i) {
+    if (std::strcmp(options[i], "--no-cache") == 0) {
+      if (!has_cache()) return kInvalidOption;
+      from_cache = false;
+      continue;
+    }
     all += options[i];
     if (std::strncmp(options[i], "--gpu-architecture=", 19) == 0) target = options[i] + 19;
   }
@@ -110,9 +124,10 @@ STUB_EXPORT int nvrtcCompileProgram(Program* program, int count, const char* con
     program->log = program->name + "(1): error: #error directive\n1 error detected in the compilation.\n";
     return kCompilation;
   }
-  program->log = "ptxas info    : Compiling entry function 'x' for '" + target +
-                 "'\nptxas         .     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"
-                 "ptxas info    : Used 42 registers, used 1 barriers, 16 bytes cumulative stack size, 512 bytes smem\n";
+  if (!from_cache)
+    program->log = "ptxas info    : Compiling entry function 'x' for '" + target +
+                   "'\nptxas         .     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"
+                   "ptxas info    : Used 42 registers, used 1 barriers, 16 bytes cumulative stack size, 512 bytes smem\n";
   uint64_t hash = 14695981039346656037u;
   for (const char c : all) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   program->image = all.find("STUB_REFUSED") != std::string::npos ? "no cubin " : fattn::test::kStubCubinMagic;
