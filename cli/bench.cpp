@@ -131,6 +131,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_flag("--quick", flags->quick, "Suite: fewer sizes and samples")->needs("--suite");
   command->add_option("--only", flags->only, "Suite: the parts alone that have this text in their title, e.g. 'bf16'")
       ->needs("--suite")
+      ->check([](const std::string& text) { return std::string(text.empty() ? "is empty; leave it out for all parts" : ""); })
       ->type_name("TEXT");
   command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
   flags->providers.add_to(*command);

@@ -133,6 +133,8 @@ void add_rows(Table& table, const std::vector<Row>& rows, nlohmann::ordered_json
 
 int run_prices(const SuiteOptions& suite) {
   require_writable(suite.json);
+  std::vector<PriceList> lists = lists_of(suite);
+  keep_parts(lists, suite.only);
   RaceOptions options = race_options(suite);
   options.passes = options.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
   options.sampling.repeats = suite.quick ? 10 : 20;
@@ -141,8 +143,6 @@ int run_prices(const SuiteOptions& suite) {
 
   const std::unique_ptr<Contestant> plain = make_library_contestant("fattn", suite.library, suite.place),
                                     option = make_library_contestant("fattn", suite.library, suite.place);
-  std::vector<PriceList> lists = lists_of(suite);
-  keep_parts(lists, suite.only);
   int64_t pairs = 0;
   for (const PriceList& list : lists) pairs += static_cast<int64_t>(list.pairs.size());
   std::FILE* out = text_stream(suite.json);

@@ -411,23 +411,29 @@ TEST(V3ForwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheRowsThatLeaveThemR
 
 // Each sequence ends in the middle of a tile, but not where all have one length; and a tile costs something besides its pairs.
 TEST(V3ForwardPlanSmall, TilesOfPackedSequencesFitTheirLengths) {
-  const auto rows_of = [](int headdim, bool causal, int64_t sequences, int64_t longest, bool alibi = false) {
+  const auto rows_of = [](int headdim, bool causal, int64_t sequences, int64_t longest, bool alibi = false, int64_t window = -1) {
     Problem p = problem_of(DType::kBF16, headdim, headdim, causal, longest, longest);
     p.packed = true;
     p.batch = sequences, p.total_q = p.total_k = 16384;
     p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
     p.has_alibi = alibi;
+    p.window_left = window;
     return plan_v3_forward(p, kH200).tile.block_m();
   };
   for (const bool causal : {false, true}) {
     EXPECT_EQ(rows_of(64, causal, 8, 4096), 256);
     EXPECT_EQ(rows_of(64, causal, 100, 4096), 256);
     EXPECT_EQ(rows_of(64, causal, 250, 4096), 128);
+    EXPECT_EQ(rows_of(64, causal, 170, 128), 128) << "in which the longest fits";
     EXPECT_EQ(rows_of(64, causal, 32, 512), 256);
   }
   EXPECT_EQ(rows_of(128, false, 32, 512), 192);
   EXPECT_EQ(rows_of(128, false, 128, 128), 128) << "which fill it";
+  EXPECT_EQ(rows_of(128, false, 170, 128), 128);
   EXPECT_EQ(rows_of(64, true, 8, 4096, true), 128) << "has no registers for both";
+  EXPECT_EQ(rows_of(64, true, 8, 4096, false, 300), 128) << "has no registers";
+  EXPECT_EQ(rows_of(96, true, 8, 4096, false, 300), 192);
+  EXPECT_EQ(rows_of(128, true, 8, 4096, false, 300), 192);
 }
 
 // The list of tiles says how many keys a sequence uses, and the kernel behind it is that of sequences without lengths.

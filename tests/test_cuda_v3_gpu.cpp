@@ -401,7 +401,7 @@ TEST_F(CudaV3Gpu, MasksOfWholeBlocksAgreeWithV2OverManyTiles) {
 
 // Both passes over packed sequences that use some of their keys, with NaN in those that they do not: none, one, up to the edges of blocks, all.
 TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
-  for (const int64_t headdim : {64, 128, 256})
+  for (const int64_t headdim : {64, 96, 128, 256})
     for (const int kind : {0, 1, 2}) {  // full, causal, window
       const std::vector<int32_t> of_q{700, 0, 333, 1, 64, 1000, 129, 500}, of_k{900, 40, 333, 500, 0, 1200, 192, 700},
           used{450, 0, 333, 1, 0, 1152, 191, 64};

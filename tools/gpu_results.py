@@ -58,7 +58,8 @@ def main():
     arguments = parser.parse_args()
     record = json.loads(arguments.record.read_text(encoding="utf-8"))
     gpus = record.get("environment", {}).get("gpus") or []
-    if record.get("command") != "suite" or not record.get("complete") or not gpus:
+    flags = record.get("flags", [])
+    if flags[:2] != ["--suite", "cuda"] or "--only" in flags or not record.get("complete") or not gpus:
         parser.error(f"{arguments.record} is not a complete record of `fattn bench --suite cuda`; make one with --json")
     name = re.sub(r"[^a-z0-9]+", "-", gpus[0]["name"].lower().replace("nvidia", "")).strip("-")
     write_whole(FOLDER / f"{name}-suite.json", record, 1)

@@ -71,11 +71,8 @@ Compiled compile(const Nvrtc& nvrtc, const Request& request, const Digest& key, 
     texts.push_back(header.text.data());
     names.push_back(paths.emplace_back(header.path).c_str());
   }
-  const std::vector<std::string> option_texts = options_of(request);
+  const std::vector<std::string> option_texts = options_of(request, nvrtc.version);
   for (const std::string& option : option_texts) options.push_back(option.c_str());
-  // Where there is a GPU, NVRTC since 12.9 keeps cubins of its own, and of one that it finds there its log does not say what ptxas did.
-  const NvrtcVersion version = nvrtc.version;
-  if (version.major > 12 || (version.major == 12 && version.minor >= 9)) options.push_back("--no-cache");
 
   // NVRTC looks for headers that it was not given in the folder of the source. This one is never a folder: without a folder in the
   // name, that would be the working directory.

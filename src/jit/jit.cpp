@@ -52,7 +52,7 @@ Locks& locks() {
 // Where the log is, or the log itself: what a message ends with.
 std::string keep_log(const DiskCache& cache, const Request& request, const Digest& key, const Compiled& failed) {
   std::string options, why;
-  for (const std::string& option : options_of(request)) options += option + " ";
+  for (const std::string& option : options_of(request, failed.entry.version)) options += option + " ";
   const std::string name = text("failed-", request.entry, "-", hex(key).substr(0, 16), ".log");
   const std::string content = text("// NVRTC ", failed.entry.version.major, ".", failed.entry.version.minor, " ", options, "\n// ", failed.problem,
                                    "\n\n", failed.entry.log, "\n// The source:\n", request.source, "\n");

@@ -27,6 +27,13 @@ std::vector<std::string> options_of(const Request& request) {
           "--gpu-architecture=" + target_name(request.arch, request.arch_specific)};
 }
 
+std::vector<std::string> options_of(const Request& request, NvrtcVersion version) {
+  std::vector<std::string> options = options_of(request);
+  // Where there is a GPU, NVRTC since 12.9 keeps cubins of its own, and of one that it finds there its log does not say what ptxas did.
+  if (version.major > 12 || (version.major == 12 && version.minor >= 9)) options.emplace_back("--no-cache");
+  return options;
+}
+
 void check_request(const Request& request) {
   if (!is_identifier(request.entry) || request.entry.size() > kMaxEntryBytes)
     throw Error(ErrorCode::kCompile, text("a kernel's entry is named '", request.entry.substr(0, kMaxEntryBytes),

@@ -18,8 +18,9 @@ struct NvrtcVersion {
   bool operator==(const NvrtcVersion&) const = default;
 };
 
-// Options of NVRTC for this request, in order.
+// Options of NVRTC for this request, in order: those that its cubin depends on, and all that this version is given.
 std::vector<std::string> options_of(const Request& request);
+std::vector<std::string> options_of(const Request& request, NvrtcVersion version);
 
 // Throws Error(kCompile) if the request is out of bounds, or as reachable() does.
 void check_request(const Request& request);

@@ -128,6 +128,8 @@ def test_part_of_a_suite(fattn, tmp_path):
     record = json.loads(target.read_text())
     assert record["complete"] is True and {(row["headdim"], row["dtype"]) for row in record["rows"]} == {(64, "bf16")}
     assert record["flags"][:5] == ["--suite", "prices", "--no-grad", "--only", "D64 bf16"]
+    fattn("bench", "--suite", "cpu", "--quick", "--only", "Small", "--isa", "scalar", "--memory-limit", "1KiB", "--json", target, status=2)
+    assert {row["seqlen_q"] for row in json.loads(target.read_text())["rows"]} == {64}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -181,6 +183,7 @@ def test_memory_limit(fattn):
         (["--suite", "gpu"], "--suite"),
         (["--suite", "prices", "--only", "D63"], "--only: no part of the suite has 'D63' in its title; the titles are 'B2 S2048 H4 D64 fp32', "),
         (["--suite", "cpu", "--only", "headdim 64"], "'Speed, fp32', 'Speed, bf16'"),
+        (["--suite", "cpu", "--only", ""], "--only: is empty"),
         (["--only", "D64"], "--suite"),
         (["--seqlen", "99999999999999999999"], "--seqlen"),
         (["--quick"], "--suite"),

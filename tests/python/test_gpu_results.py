@@ -24,7 +24,7 @@ def record(**changes):
         {**row, "provider": "fattn", "algorithm": "v2", "seqlen_q": 1, "time_turn_medians_s": [1.0]},
     ]
     environment = {"date": "2026-01-01T00:00:00Z", "gpus": [{"name": "NVIDIA H200"}]}
-    return {"command": "suite", "complete": True, "environment": environment, "rows": rows, **changes}
+    return {"command": "suite", "flags": ["--suite", "cuda", "--threads", "0"], "complete": True, "environment": environment, "rows": rows, **changes}
 
 
 def run(tmp_path, monkeypatch, content):
@@ -45,7 +45,8 @@ def test_every_turn_of_both_is_an_entry(tmp_path, monkeypatch):
     assert rates[0]["seqlen"] == 512 and rates[0]["causal"] is True and rates[0]["gpu"] == "NVIDIA H200"
 
 
-@pytest.mark.parametrize("changes", [{"complete": False}, {"command": "bench"}, {"environment": {}}])
+@pytest.mark.parametrize("changes", [{"complete": False}, {"flags": ["--suite", "prices"]}, {"flags": ["--suite", "cuda", "--only", "Decode"]},
+                                     {"command": "bench", "flags": ["--batch", "2"]}, {"environment": {}}])
 def test_anything_else_is_refused(tmp_path, monkeypatch, changes):
     with pytest.raises(SystemExit):
         run(tmp_path, monkeypatch, record(**changes))

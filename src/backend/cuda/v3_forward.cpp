@@ -146,14 +146,14 @@ double waves(const Problem& problem, const V3ForwardTile& tile, const V3Target& 
 // those of 256 (headdim 64) or 192: 32 sequences of 512 0.189 and 0.157, headdim 128 0.148 and 0.140; of 64 to 192 rows 0.196 and 0.170, causal 0.202
 // and 0.167; of 32 to 96 0.248 and 0.275, causal 0.245 and 0.287; headdim 128, of 128 to 384 0.146 and 0.130.
 double time_of_sequences(const Problem& problem, const V3ForwardRow& row) {
-  constexpr double kPairsOfATile = 32768;
-  const auto sequences = static_cast<double>(std::max<int64_t>(1, problem.batch));
-  const double rows = static_cast<double>(problem.total_q) / sequences, block_m = row.tile.block_m();
-  double keys = static_cast<double>(problem.total_k) / sequences;
-  if (problem.mask().ends()) keys /= 2;
-  if (problem.window_left >= 0) keys = std::min(keys, static_cast<double>(problem.window_left) + 1);
+  constexpr double kPairsOfATile = 32768;  // what those times leave
+  const int64_t sequences = std::max<int64_t>(1, problem.batch);
+  const double rows = static_cast<double>(problem.total_q) / static_cast<double>(sequences), block_m = row.tile.block_m();
+  const int64_t mean_q = std::max<int64_t>(1, problem.total_q / sequences), mean_k = problem.total_k / sequences;
+  const double keys = problem.mask(Sequence{.seqlen_q = mean_q, .keys = mean_k}).visible_pairs() / static_cast<double>(mean_q);
+  const auto most = static_cast<double>(row_tiles_of(problem, row.tile));
   const bool equal = problem.total_q == problem.batch * problem.seqlen_q;
-  const double tiles = equal ? static_cast<double>(row_tiles_of(problem, row.tile)) : std::max(1.0, (rows + block_m / 2) / block_m);
+  const double tiles = equal ? most : std::min(most, std::max(1.0, (rows + block_m / 2) / block_m));
   return tiles * (block_m * keys / row.speed + kPairsOfATile);
 }
 
