@@ -26,6 +26,7 @@
 #include "fattn/fattn.hpp"
 #include "measure/environment.h"
 #include "testing/check.h"
+#include "testing/random_case.h"
 
 namespace fattn::cli {
 namespace {
@@ -37,23 +38,39 @@ using testing::CaseResult;
 struct CheckFlags {
   TargetFlags target;
   std::string dtype = "all", filter, json;
+  uint64_t random = 0;
   bool list = false;
 };
 
-std::vector<const Case*> chosen(const CheckFlags& flags) {
-  std::vector<const Case*> cases;
-  for (const Case& c : testing::all_cases())
-    if ((flags.dtype == "all" || flags.dtype == name_of(c.dtype)) && c.name.find(flags.filter) != std::string::npos) cases.push_back(&c);
+// The table, or so many random combinations of each dtype.
+std::vector<Case> all_of(const CheckFlags& flags) {
+  if (flags.random == 0) return testing::all_cases();
+  constexpr int64_t kMostHeaddim = 256;
+  std::vector<Case> cases;
+  for (uint64_t n = 0; n < flags.random; ++n)
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      cases.push_back(testing::random_case(dtype, n, kMostHeaddim));
+      cases.back().name += fmt::format("-random{}", n);
+    }
+  return cases;
+}
+
+std::vector<Case> chosen(const CheckFlags& flags) {
+  std::vector<Case> cases = all_of(flags);
+  const size_t all = cases.size();
+  std::erase_if(cases, [&](const Case& c) {
+    return (flags.dtype != "all" && flags.dtype != name_of(c.dtype)) || c.name.find(flags.filter) == std::string::npos;
+  });
   if (cases.empty())
-    throw std::runtime_error(fmt::format("none of the {} cases has dtype {} and '{}' in its name; `fattn check --list` shows them",
-                                         testing::all_cases().size(), flags.dtype, printable(flags.filter, 100)));
+    throw std::runtime_error(fmt::format("none of the {} cases has dtype {} and '{}' in its name; `fattn check --list` shows them", all, flags.dtype,
+                                         printable(flags.filter, 100)));
   return cases;
 }
 
 // Runs every case on a few threads (the oracle is serial) and hands the results over in order.
 class Runner {
  public:
-  Runner(const std::vector<const Case*>& cases, const testing::Target& target, int threads) : cases_(cases), target_(target), results_(cases.size()) {
+  Runner(const std::vector<Case>& cases, const testing::Target& target, int threads) : cases_(cases), target_(target), results_(cases.size()) {
     const SignalsBlocked blocked;
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
   }
@@ -82,7 +99,7 @@ class Runner {
         if (next_ >= cases_.size()) return;
         index = next_++;
       }
-      CaseResult result = run(*cases_[index]);
+      CaseResult result = run(cases_[index]);
       const std::lock_guard lock(mutex_);
       results_[index] = std::move(result);
       changed_.notify_all();
@@ -99,7 +116,7 @@ class Runner {
     return result;
   }
 
-  const std::vector<const Case*>& cases_;
+  const std::vector<Case>& cases_;
   const testing::Target target_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -134,18 +151,18 @@ Json case_json(const Case& c, const CaseResult& result) {
           {"verdicts", as_json(result.tensors)}};
 }
 
-int list(const std::vector<const Case*>& cases, const std::string& json) {
+int list(const std::vector<Case>& cases, const std::string& json) {
   Json names = Json::array();
-  for (const Case* c : cases) {
-    names.push_back(c->name);
-    if (json != "-") fmt::print("{}\n", c->name);
+  for (const Case& c : cases) {
+    names.push_back(c.name);
+    if (json != "-") fmt::print("{}\n", c.name);
   }
   if (!json.empty()) write_json({{"fattn_check", 1}, {"status", "ok"}, {"cases", names}}, json);
   return kExitFine;
 }
 
 int check_cases(const CheckFlags& flags) {
-  const std::vector<const Case*> cases = chosen(flags);
+  const std::vector<Case> cases = chosen(flags);
   if (flags.list) return list(cases, flags.json);
   require_writable(flags.json);
   Options options;
@@ -170,8 +187,8 @@ int check_cases(const CheckFlags& flags) {
       const Outcome outcome = outcome_of(result);
       ++(outcome == Outcome::kPassed ? passed : outcome == Outcome::kFailed ? failed : skipped);
       if (outcome == Outcome::kSkipped && first_reason.empty()) first_reason = printable(result.skipped);
-      print(text, *cases[i], result);
-      if (!flags.json.empty()) results.push_back(case_json(*cases[i], result));
+      print(text, cases[i], result);
+      if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
       if (progress) progress->step();
     }
   }
@@ -213,13 +230,19 @@ void add_check(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"all", name_of(DType::kF32), name_of(DType::kF16), name_of(DType::kBF16)}))
       ->capture_default_str();
   command->add_option("--filter", flags->filter, "Only cases with this text in their name")->type_name("TEXT");
+  command
+      ->add_option("--random", flags->random,
+                   "Instead of the table: so many random combinations of features in each dtype, headdim up to 256; the same every time")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{100000}))
+      ->type_name("N");
   command->add_flag("--list", flags->list, "Print the names of the cases and run none");
   command->add_option("--json", flags->json, "Write the verdicts as JSON to a file, or - for stdout")->type_name("FILE|-");
   command->footer(
       "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention\n"
       "computed in the same dtype, plus one unit in the last place. NaN never passes where the oracle has none.\n"
       "A case that the backend does not support is skipped, with the reason. Exit 1 if a case fails.\n\n"
-      "Example:  fattn check --dtype bf16 --filter causal");
+      "Examples:  fattn check --dtype bf16 --filter causal\n"
+      "           fattn check --device cuda --random 200");
   command->callback([flags, &exit_code] { exit_code = check_cases(*flags); });
 }
 

@@ -1,5 +1,7 @@
 #include "attention.h"
 
+#include <algorithm>
+
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "backend/reference/reference.h"
@@ -35,6 +37,7 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
 
   if (plan.backend == Backend::kCuda) return execute_cuda(plan, buffers);
   validate_host_values(plan.problem, buffers);
+  if (plan.problem.want_status) std::fill_n(static_cast<int32_t*>(buffers.status), 2, 0);  // those that are not are errors
   if (plan.backend == Backend::kReference) return execute_reference(plan, buffers);
   if (plan.algorithm == Algorithm::kStandard) return execute_standard(plan, buffers);
   return execute_cpu(plan, buffers);

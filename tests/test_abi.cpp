@@ -12,7 +12,7 @@
 static_assert(sizeof(fattn_tensor) == 88 && offsetof(fattn_tensor, dtype) == 8 && offsetof(fattn_tensor, ndim) == 12 &&
               offsetof(fattn_tensor, device_type) == 16 && offsetof(fattn_tensor, shape) == 24 && offsetof(fattn_tensor, strides) == 56);
 static_assert(sizeof(fattn_executor) == 24 && offsetof(fattn_executor, context) == 8 && offsetof(fattn_executor, parallel) == 16);
-static_assert(sizeof(fattn_problem) == 1960 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
+static_assert(sizeof(fattn_problem) == 2056 && offsetof(fattn_problem, pass) == 8 && offsetof(fattn_problem, cpu_isa) == 28 &&
               offsetof(fattn_problem, softmax_scale) == 32 && offsetof(fattn_problem, num_threads) == 40 &&
               offsetof(fattn_problem, deterministic) == 44 && offsetof(fattn_problem, cuda_level) == 48 &&
               offsetof(fattn_problem, has_window) == 52 && offsetof(fattn_problem, executor) == 56 && offsetof(fattn_problem, window_left) == 64 &&
@@ -22,11 +22,13 @@ static_assert(sizeof(fattn_problem) == 1960 && offsetof(fattn_problem, pass) == 
               offsetof(fattn_problem, dv) == 888 && offsetof(fattn_problem, seqused_k) == 976 && offsetof(fattn_problem, alibi_slopes) == 1064 &&
               offsetof(fattn_problem, bias) == 1152 && offsetof(fattn_problem, mask) == 1240 && offsetof(fattn_problem, dropout_state) == 1328 &&
               offsetof(fattn_problem, dbias) == 1416 && offsetof(fattn_problem, dlse) == 1504 && offsetof(fattn_problem, cu_seqlens_q) == 1592 &&
-              offsetof(fattn_problem, max_seqlen_q) == 1768 && offsetof(fattn_problem, document_q) == 1784);
-static_assert(sizeof(fattn_buffers) == 200 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
+              offsetof(fattn_problem, max_seqlen_q) == 1768 && offsetof(fattn_problem, document_q) == 1784 &&
+              offsetof(fattn_problem, status) == 1960 && offsetof(fattn_problem, check) == 2048);
+static_assert(sizeof(fattn_buffers) == 208 && offsetof(fattn_buffers, q) == 8 && offsetof(fattn_buffers, o) == 32 &&
               offsetof(fattn_buffers, dq) == 64 && offsetof(fattn_buffers, seqused_k) == 88 && offsetof(fattn_buffers, dbias) == 128 &&
               offsetof(fattn_buffers, dlse) == 136 && offsetof(fattn_buffers, cu_seqlens_q) == 144 && offsetof(fattn_buffers, document_q) == 160 &&
-              offsetof(fattn_buffers, workspace) == 176 && offsetof(fattn_buffers, workspace_bytes) == 184 && offsetof(fattn_buffers, stream) == 192);
+              offsetof(fattn_buffers, status) == 176 && offsetof(fattn_buffers, workspace) == 184 &&
+              offsetof(fattn_buffers, workspace_bytes) == 192 && offsetof(fattn_buffers, stream) == 200);
 static_assert(sizeof(fattn_plan_info) == 72 && offsetof(fattn_plan_info, cuda_level) == 20 && offsetof(fattn_plan_info, workspace_bytes) == 24 &&
               offsetof(fattn_plan_info, flops) == 32 && offsetof(fattn_plan_info, kernel) == 56);
 static_assert(sizeof(fattn_cpu_info) == 224 && offsetof(fattn_cpu_info, l1d_bytes) == 24 && offsetof(fattn_cpu_info, vendor) == 64 &&
@@ -36,7 +38,7 @@ static_assert(sizeof(fattn_env_info) == 808 && offsetof(fattn_env_info, value) =
 static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory_bytes) == 48 && offsetof(fattn_cuda_info, name) == 64 &&
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
 static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, feature) == 8 && offsetof(fattn_feature_info, way) == 104);
-static_assert(FATTN_ABI_VERSION == 5);
+static_assert(FATTN_ABI_VERSION == 6);
 
 namespace fattn {
 namespace {

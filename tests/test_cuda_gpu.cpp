@@ -385,6 +385,62 @@ TEST_F(CudaGpu, OffsetsOutOfRangeGiveNanAndReadNothing) {
         }
 }
 
+// What a caller who asks is told of lists in device memory: a code and an index, or an error.
+TEST_F(CudaGpu, ListsOutOfRangeAreToldOf) {
+  struct Lists {
+    std::vector<int32_t> of_q, of_k, used;
+    int32_t code, index;
+  };
+  std::vector<int32_t> many_q, many_k;  // more than the kernel has threads
+  for (int32_t n = 0; n <= 300; ++n) many_q.push_back(n), many_k.push_back(n == 290 ? 0 : n);
+  const Lists all[] = {
+      {{0, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, 70}, FATTN_LISTS_GOOD, 0},
+      {{1, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_Q, 0},
+      {{0, 100, 231, 400}, {0, 130, 129, 200}, {131, 0, 70}, FATTN_LIST_SEQUSED_K, 0},
+      {{0, 100, 231, 400}, {0, 130, 129, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_K, 1},
+      {{0, 100, 230, 401}, {0, 130, 129, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_K, 1},
+      {{0, 100, 230, 401}, {0, 130, 130, 200}, {130, 0, -1}, FATTN_LIST_CU_SEQLENS_Q, 2},
+      {{0, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, -1}, FATTN_LIST_SEQUSED_K, 2},
+      {many_q, many_k, {}, FATTN_LIST_CU_SEQLENS_K, 289},
+      {{}, {}, {400, 0, 399, 400}, FATTN_LISTS_GOOD, 0},
+      {{}, {}, {400, 0, 401, -1}, FATTN_LIST_SEQUSED_K, 2},
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const Lists& lists : all) {
+      const bool packed = !lists.of_q.empty();
+      const Case c = shape(dtype, packed ? 1 : 4, 400, 400, 2, 1, 64, false);
+      DeviceForward d(c);
+      Options options = on_cuda(c);
+      cuda::Buffer memory(0, 8192);
+      const auto put = [&](const std::vector<int32_t>& list, size_t offset) {
+        if (list.empty()) return Tensor();
+        memory.copy_from(list.data(), list.size() * sizeof list[0], nullptr, offset);
+        return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(list.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
+      };
+      if (packed) {
+        d.pack();
+        options.max_seqlen_q = options.max_seqlen_k = 170;
+      }
+      d.t.scores.cu_seqlens_q = put(lists.of_q, 0);
+      d.t.scores.cu_seqlens_k = put(lists.of_k, 2048);
+      d.t.scores.seqused_k = put(lists.used, 4096);
+      d.t.scores.status = put({-1, -1}, 6144);
+      forward(d.t, options);
+      int32_t status[2];
+      memory.copy_to(status, sizeof status, nullptr, 6144);
+      EXPECT_EQ(status[0], lists.code);
+      EXPECT_EQ(status[1], lists.index);
+      options.check = Check::kSync;
+      try {
+        forward(d.t, options);
+        EXPECT_EQ(lists.code, FATTN_LISTS_GOOD);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument) << e.what();
+        EXPECT_NE(lists.code, FATTN_LISTS_GOOD) << e.what();
+      }
+    }
+}
+
 TEST_F(CudaGpu, HostMemoryIsRefusedBeforeAnythingIsLaunched) {
   const Case c = shape(DType::kBF16, 1, 64, 64, 1, 1, 64, false);
   DeviceForward d(c);

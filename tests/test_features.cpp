@@ -12,52 +12,12 @@
 #include "shared/dropout.h"
 #include "testing/dropout.h"
 #include "testing/random.h"
+#include "testing/random_case.h"
 #include "testing/run.h"
 #include "testing/targets.h"
 
 namespace fattn::testing {
 namespace {
-
-// The n-th of a sequence of cases: small ones, with lengths around those of vectors, blocks of random numbers and tiles.
-Case random_case(DType dtype, uint64_t n) {
-  const Random random(17, n);
-  uint64_t drawn = 0;
-  const auto below = [&](int64_t end) { return static_cast<int64_t>(random.uniform(drawn++) * static_cast<double>(end)); };
-  const auto one_in = [&](int64_t odds) { return below(odds) == 0; };
-  Case c;
-  c.dtype = dtype;
-  c.seed = n;
-  c.batch = 1 + below(4);
-  c.nheads_k = 1 + below(3);
-  c.nheads = c.nheads_k * (1 + below(3));
-  c.seqlen_q = one_in(3) ? 1 + below(8) : 1 + below(150);
-  c.seqlen_k = one_in(4) ? 1 + below(700) : 1 + below(150);
-  c.headdim = 1 + below(48);
-  c.headdim_v = one_in(2) ? c.headdim : 1 + below(48);
-  c.causal = one_in(3);
-  if (one_in(3)) c.window_left = below(c.seqlen_k);
-  if (one_in(3)) c.window_right = below(c.seqlen_q);
-  if (one_in(3)) c.softcap = 0.5 + 20 * random.uniform(drawn++);
-  if (one_in(4)) c.softmax_scale = static_cast<double>(below(5) - 2) * 0.15;
-  c.key_lengths = one_in(3);
-  c.alibi = static_cast<Alibi>(one_in(2) ? below(3) : 0);
-  c.bias = static_cast<Pairs>(one_in(2) ? below(6) : 0);
-  c.bias_fp32 = c.bias != Pairs::kNone && one_in(2);
-  c.mask = static_cast<Pairs>(one_in(2) ? below(6) : 0);
-  if (one_in(2)) c.p_dropout = 0.9 * random.uniform(drawn++);
-  // Not huge logits: where few rows have weights that are near a tie, those alone make the largest error, and two right computations differ by any
-  // factor there. (fp32, 300 seeds of one small combination: 5 to 8 % beyond twice the error of standard attention, none with N(0, 1).) The table of
-  // cases has them, in larger tensors.
-  constexpr Inputs kInputs[] = {Inputs::kNormal, Inputs::kRising, Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient};
-  if (one_in(4)) c.inputs = kInputs[below(6)];
-  constexpr Layout kLayouts[] = {Layout::kBhsd, Layout::kExpanded, Layout::kPadded};
-  if (one_in(3)) c.layout = kLayouts[below(3)];
-  c.dlse = one_in(3);
-  c.varlen = one_in(4);
-  c.documents = static_cast<Documents>(one_in(3) ? 1 + below(2) : 0);
-  c.name = name_of(c);
-  return c;
-}
 
 using Parameter = std::tuple<DType, Target>;
 std::string parameter_name(const ::testing::TestParamInfo<Parameter>& p) {
@@ -352,6 +312,32 @@ std::vector<float> weights(double p, int64_t seed, int64_t offset, int64_t batch
   options.p_dropout = p;
   forward(t, options);
   return w;
+}
+
+TEST(DropoutSmall, TheMaskIsReturned) {
+  constexpr int64_t kBatch = 2, kHeads = 3, kQueries = 20, kKeys = 130;
+  std::vector<uint8_t> mask(kBatch * kHeads * kQueries * kKeys + 1, 7);
+  const auto fill = [&](double p) { return fattn_dropout_mask(-5, int64_t{1} << 40, p, kBatch, kHeads, kQueries, kKeys, mask.data()); };
+  ASSERT_EQ(fill(0.3), FATTN_OK);
+  const Dropout dropout{static_cast<uint64_t>(-5), uint64_t{1} << 40, 0.3};
+  size_t at = 0;
+  for (int64_t batch = 0; batch < kBatch; ++batch)
+    for (int64_t head = 0; head < kHeads; ++head)
+      for (int64_t query = 0; query < kQueries; ++query)
+        for (int64_t key = 0; key < kKeys; ++key, ++at) ASSERT_EQ(mask[at], dropout.kept(batch, kHeads, head, query, key) != 0) << at;
+  EXPECT_EQ(mask[at], 7);
+  ASSERT_EQ(fill(0), FATTN_OK);
+  EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<int64_t>(at));
+  const auto refused = [](fattn_status status, const char* words) {
+    EXPECT_EQ(status, FATTN_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(fattn_last_error()).find(words), std::string::npos) << fattn_last_error();
+  };
+  refused(fill(1), "p_dropout is 1; allowed: 0 (none) to 1 - 2^-16");
+  refused(fill(NAN), "p_dropout is nan");
+  refused(fattn_dropout_mask(0, 0, 0.5, 1, -1, 1, 1, mask.data()), "nheads is -1; allowed: 0 to 2^31 - 1");
+  refused(fattn_dropout_mask(0, 0, 0.5, 1 << 30, 1 << 30, 1 << 30, 1, mask.data()), "more elements than memory");
+  refused(fattn_dropout_mask(0, 0, 0.5, 1, 1, 1, 1, nullptr), "mask is a null pointer");
+  EXPECT_EQ(fattn_dropout_mask(0, 0, 0.5, 1, 0, 1, 1, nullptr), FATTN_OK);
 }
 
 TEST(DropoutSmall, DropsItsShareAndScalesTheRest) {

@@ -158,6 +158,45 @@ TEST(InvalidSmall, KeyLengths) {
       expect_invalid(g.problem, {"seqused_k[1] is " + std::to_string(bad), "0 to seqlen_k, 8"});
     }
 }
+// On the CPU lists out of range are errors whatever `check` says, and `status` is of good ones.
+TEST(InvalidSmall, CheckAndStatus) {
+  Good g(false, Backend::kCpu);
+  GoodScores scores;
+  scores.give(g.problem);
+  for (const int32_t bad : {-1, 3}) {
+    g.problem.check = bad;
+    expect_invalid(g.problem, {"check is " + std::to_string(bad), "auto (0), none (1), sync (2)"});
+  }
+  g.problem.check = FATTN_CHECK_SYNC;
+  g.problem.reserved = 1;
+  expect_invalid(g.problem, {"reserved is 1", "allowed: 0"});
+  g.problem.reserved = 0;
+  int32_t status[3] = {5, 6, 7};
+  g.problem.status = Tensor(status, DType::kI32, {2}).raw();
+  ASSERT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+  EXPECT_EQ(status[0], FATTN_LISTS_GOOD);
+  EXPECT_EQ(status[1], 0);
+  EXPECT_EQ(status[2], 7);
+  const auto spoiled = [&](void (*spoil)(fattn_tensor&), std::initializer_list<std::string> words) {
+    const fattn_tensor kept = g.problem.status;
+    spoil(g.problem.status);
+    expect_invalid(g.problem, words);
+    g.problem.status = kept;
+  };
+  spoiled([](fattn_tensor& t) { t.dtype = FATTN_I64; }, {"status has the dtype 7", "int32"});
+  spoiled([](fattn_tensor& t) { t.ndim = 2; }, {"status has 2 dimensions", "(2)"});
+  spoiled([](fattn_tensor& t) { t.shape[0] = 3; }, {"status has the shape (3)", "expected (2)"});
+  spoiled([](fattn_tensor& t) { t.strides[0] = 2; }, {"status has the stride 2; it must be 1"});
+  spoiled([](fattn_tensor& t) { t.device_type = FATTN_DEVICE_CUDA; }, {"status is on CUDA device 0 but q is on the CPU"});
+  spoiled([](fattn_tensor& t) { t.data = nullptr; }, {"status is a null pointer"});
+  EXPECT_EQ(fattn_set_check(FATTN_CHECK_AUTO), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(fattn_set_check(FATTN_CHECK_SYNC), FATTN_OK);
+  EXPECT_EQ(fattn_set_check(FATTN_CHECK_NONE), FATTN_OK);
+  scores.lengths[1] = -1;
+  g.problem.check = FATTN_CHECK_NONE;
+  expect_invalid(g.problem, {"seqused_k[1] is -1"});
+}
+
 // Two packed sequences, of 4 and 3 queries, 5 and 3 keys, in tensors of 8 and 9 rows.
 struct GoodSequences {
   int32_t first_query[3] = {0, 4, 7}, first_key[3] = {0, 5, 8};

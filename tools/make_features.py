@@ -25,7 +25,7 @@ def page(fattn: str) -> str:
         "<!-- Made by tools/make_features.py from the library's own table; do not edit. -->",
         "# What computes which option of attention",
         "",
-        "Forward and backward (decode on cuda: forward alone), in combination within a column, but for some in v3 (v2 then computes what v3 refuses); an option that a column lacks is refused with a reason, never left",
+        "Forward and backward (decode on cuda: forward alone), in combination within a column, but for some in v3 (v2 then computes what v3 refuses) and a few in v2 (dbias with softcap; a dbias that is summed, deterministic; a bias, a mask and documents above headdim 192); an option that a column lacks is refused with a reason, never left",
         "out. A dtype or a head dimension may narrow a column further: `fattn support` asks the library what runs on a machine. Every column has causal masks, GQA and MQA,",
         "unequal lengths of queries and keys, and the log-sum-exp. Decode is few queries against many keys; on the CPU v2 has it. [NUMERICS.md](NUMERICS.md) says what each",
         "option computes.",

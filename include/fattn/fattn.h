@@ -26,7 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 5u
+#define FATTN_ABI_VERSION 6u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -72,6 +72,17 @@ enum {
   FATTN_ISA_AMX = 5,         /* AVX512_BF16 + AMX-TILE + AMX-BF16 */
   FATTN_ISA_NEON = 6         /* AArch64 Advanced SIMD */
 };
+
+/* What is done about lists in device memory (seqused_k, cu_seqlens_q, cu_seqlens_k) whose numbers are out of range. By themselves kernels read and
+   write nothing by such numbers, and what the batch entry or sequence has of outputs is NaN. On the CPU they are always an error. */
+enum {
+  FATTN_CHECK_AUTO = 0, /* as fattn_set_check said last, at first none */
+  FATTN_CHECK_NONE = 1, /* nothing */
+  FATTN_CHECK_SYNC =
+      2 /* executing waits for the stream, looks at them, and is an error before anything is computed; not while a stream is captured */
+};
+/* What is out of range, as fattn_problem's `status` says. */
+enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3 };
 
 /* A view of a tensor of at most 4 dimensions. The library never owns the memory and never writes an input. */
 typedef struct fattn_tensor {
@@ -137,6 +148,10 @@ typedef struct fattn_problem {
   /* (batch, seqlen_q) and (batch, seqlen_k), of packed sequences (total_q) and (total_k), I32, rows side by side: ids of documents. A query sees the
      keys of its own id only (that masks do not hide); masks and distances are those of the whole sequences. Sorted ids cost least. Both or none. */
   fattn_tensor document_q, document_k;
+  fattn_tensor status; /* optional output, (2), I32: FATTN_LISTS_GOOD and 0, or which list is out of range, and its first batch entry or sequence
+                          that is; written before anything is computed, by a kernel of its own */
+  int32_t check;       /* FATTN_CHECK_... */
+  uint32_t reserved;   /* 0 */
 } fattn_problem;
 
 /* The pointers of one execution of a plan; shapes and strides are the plan's. */
@@ -152,6 +167,7 @@ typedef struct fattn_buffers {
   const void *seqused_k, *alibi_slopes, *bias, *mask, *dropout_state; /* what they point to may change from call to call */
   void* dbias;
   const void *dlse, *cu_seqlens_q, *cu_seqlens_k, *document_q, *document_k;
+  void* status;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */
@@ -280,6 +296,14 @@ FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
 FATTN_API uint32_t fattn_abi_version(void);                   /* of the loaded library; compare with FATTN_ABI_VERSION */
 FATTN_API const char* fattn_last_error(void);                 /* message of this thread's last failed call; "" if there was none */
 FATTN_API const char* fattn_status_name(fattn_status status); /* "invalid_argument", ... */
+
+/* Which weights dropout keeps, on every backend: mask, in host memory, (batch, nheads, seqlen_q, seqlen_k) side by side, gets 1 where it does, 0 where it
+   does not. `seed` and `offset` as in dropout_state, p_dropout as in fattn_problem; of packed sequences each is a batch entry. */
+FATTN_API fattn_status fattn_dropout_mask(int64_t seed, int64_t offset, double p_dropout, int64_t batch, int64_t nheads, int64_t seqlen_q,
+                                          int64_t seqlen_k, uint8_t* mask);
+
+/* FATTN_CHECK_NONE or FATTN_CHECK_SYNC: what FATTN_CHECK_AUTO means in the plans that this process makes from now on. */
+FATTN_API fattn_status fattn_set_check(int32_t check);
 
 /* FATTN_OK if the problem can run here, FATTN_ERROR_UNSUPPORTED with the reason if not; other codes for bad input.
  * `reason` (may be null) receives a terminated, possibly shortened text. */

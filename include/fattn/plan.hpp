@@ -76,6 +76,7 @@ class Plan {
     b.cu_seqlens_k = t.cu_seqlens_k.data();
     b.document_q = t.document_q.data();
     b.document_k = t.document_k.data();
+    b.status = t.status.data();
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

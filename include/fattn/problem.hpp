@@ -21,6 +21,7 @@ struct Options {
   int num_threads = 0;                       // 0: all that affinity and the control group allow
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
   bool deterministic = false;                // CUDA, backward: the same bits every run; everything else gives them always
+  Check check = Check::kAuto;                // CUDA: kSync: lists in device memory that are out of range are an error, for which the call waits
   int cuda_level = 0;                        // CUDA: 75 or 80, kernels for that compute capability; 0: the best for the device
 };
 
@@ -36,6 +37,8 @@ struct ScoreTensors {
   Tensor cu_seqlens_q, cu_seqlens_k;
   // (batch, seqlen_q) and (batch, seqlen_k), or (total_q) and (total_k), of kI32: a query sees the keys of its own document's id only.
   Tensor document_q, document_k;
+  // Output, (2) of kI32: FATTN_LISTS_GOOD and 0, or which of seqused_k and cu_seqlens is out of range, and its first batch entry or sequence that is.
+  Tensor status = {};
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -75,6 +78,7 @@ inline fattn_problem describe(const Options& options) {
   p.max_seqlen_q = options.max_seqlen_q;
   p.max_seqlen_k = options.max_seqlen_k;
   p.deterministic = options.deterministic ? 1 : 0;
+  p.check = static_cast<int32_t>(options.check);
   p.cuda_level = options.cuda_level;
   return p;
 }
@@ -88,6 +92,7 @@ inline void describe(const ScoreTensors& t, fattn_problem& p) {
   p.cu_seqlens_k = t.cu_seqlens_k.raw();
   p.document_q = t.document_q.raw();
   p.document_k = t.document_k.raw();
+  p.status = t.status.raw();
 }
 }  // namespace detail
 

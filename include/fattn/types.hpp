@@ -32,6 +32,7 @@ enum class Algorithm : int32_t {
   kV3 = FATTN_ALGORITHM_V3,
   kV1 = FATTN_ALGORITHM_V1,
 };
+enum class Check : int32_t { kAuto = FATTN_CHECK_AUTO, kNone = FATTN_CHECK_NONE, kSync = FATTN_CHECK_SYNC };
 enum class Device : int32_t { kCpu = FATTN_DEVICE_CPU, kCuda = FATTN_DEVICE_CUDA };
 enum class Isa : int32_t {
   kAuto = FATTN_ISA_AUTO,

@@ -10,7 +10,7 @@
 - `fattn.transformers`: `attn_implementation="fattn"` for the models of transformers, and a comparison with their own attention.
 - `fattn.precision`: dtypes of the parts of a model, what breaks the rules about them, attention on mixed dtypes.
 - `fattn.support`: whether a problem can run here, and why not; `fattn.plan`: how; `fattn.warmup`: its kernels made ahead; `fattn.info`: what the library
-  found on this machine.
+  found on this machine; `fattn.set_check`: errors instead of NaN where lengths in a GPU's memory are out of range.
 
 Tensors are (batch, seqlen, heads, headdim), or (batch, heads, seqlen, headdim) with `layout="bhsd"`.
 """
@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._abi import version as _version
-from ._info import info
+from ._info import info, set_check
 from ._plan import Plan, plan, warmup
 from ._support import Support, support
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ._packed import attention_kvpacked, attention_qkvpacked
     from ._varlen import attention_varlen
 
-__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "info", "plan", "support", "warmup",
-           "with_kvcache"]
+__all__ = ["Plan", "Support", "attention", "attention_kvpacked", "attention_qkvpacked", "attention_varlen", "info", "plan", "set_check", "support",
+           "warmup", "with_kvcache"]
 __version__ = _version()
 
 _OF_TORCH = {"attention": "_attention", "attention_kvpacked": "_packed", "attention_qkvpacked": "_packed", "attention_varlen": "_varlen",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ._errors import exception_of
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 PACKAGE = Path(__file__).parent
 
 DTYPES = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
@@ -13,6 +13,7 @@ INT32, UINT8, INT64 = 5, 6, 7  # of what stands beside q, k and v
 DEVICES = {"cpu": 0, "cuda": 1}
 BACKENDS = {"auto": 0, "reference": 1, "cpu": 2, "cuda": 3}
 ALGORITHMS = {"auto": 0, "standard": 1, "v2": 2, "v3": 3, "v1": 4}
+CHECKS = {"none": 1, "sync": 2}
 ISAS = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx": 5, "neon": 6}
 
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
@@ -63,7 +64,9 @@ class Problem(_Sized):
         *((name, Tensor) for name in ("cu_seqlens_q", "cu_seqlens_k")),
         ("max_seqlen_q", _i64),
         ("max_seqlen_k", _i64),
-        *((name, Tensor) for name in ("document_q", "document_k")),
+        *((name, Tensor) for name in ("document_q", "document_k", "status")),
+        ("check", _i32),
+        ("reserved", _u32),
     ]
 
 
@@ -175,6 +178,8 @@ def _load() -> ctypes.CDLL:
         ("query_cpu", ctypes.POINTER(CpuInfo)),
         ("query_library", _i32, ctypes.POINTER(LibraryInfo)),
         ("query_environment", _i32, ctypes.POINTER(EnvInfo)),
+        ("set_check", _i32),
+        ("dropout_mask", _i64, _i64, ctypes.c_double, _i64, _i64, _i64, _i64, ctypes.c_void_p),
         ("cuda_count", ctypes.POINTER(_i32), ctypes.c_char_p, ctypes.c_size_t),
         ("cuda_query", _i32, ctypes.POINTER(CudaInfo)),
         ("cache_query", ctypes.POINTER(CacheInfo)),

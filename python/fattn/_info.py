@@ -7,6 +7,21 @@ from typing import Any
 from . import _abi
 
 
+def set_check(check: str) -> None:
+    """What is done about lists in a GPU's memory (`seqused_k`, `cu_seqlens_q`, `cu_seqlens_k`) whose numbers are out of range.
+
+    Args:
+        check: "none" (at first): the batch entry or sequence has NaN in its outputs, and nothing is read or written by such numbers. "sync": calls wait for
+            their stream, look at the lists and raise ValueError before anything is computed; not under a CUDA graph. On the CPU it is always an error.
+
+    Raises:
+        ValueError: `check` is neither.
+    """
+    if check not in _abi.CHECKS:
+        raise ValueError(f"check is {check!r}; allowed: {', '.join(map(repr, _abi.CHECKS))}")
+    _abi.check(_abi.library.fattn_set_check(_abi.CHECKS[check]))
+
+
 def _values(struct: ctypes.Structure) -> dict[str, Any]:
     """The fields of a struct for people and JSON."""
     names = [name for name, *_ in struct._fields_ if name not in ("struct_size", "reserved")]

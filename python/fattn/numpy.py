@@ -11,7 +11,7 @@ import numpy as np
 from . import _abi, _problem
 from ._options import Window, is_bhsd, within
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "dropout_mask", "forward"]
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
@@ -265,3 +265,23 @@ def backward(
     del arrays, sequences
     results = gradients["dq"], gradients["dk"], gradients["dv"]
     return results if dbias is None else (*results, dbias)
+
+
+def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Which weights dropout keeps, on every backend, for tests.
+
+    Args:
+        seed, offset: as in `dropout_state`.
+        dropout_p: the probability with which a weight is dropped.
+        shape: (batch, nheads, seqlen_q, seqlen_k); of packed sequences each is a batch entry.
+
+    Returns:
+        bool of that shape: True where the weight stays.
+
+    Raises:
+        ValueError: dropout_p is not within 0 and 1 - 2^-16, or a length is below 0 or above 2^31 - 1.
+    """
+    batch, nheads, seqlen_q, seqlen_k = (within(name, n, 64) for name, n in zip(("batch", "nheads", "seqlen_q", "seqlen_k"), shape, strict=True))
+    mask = np.empty([max(n, 0) for n in shape], np.bool_)
+    _abi.check(_abi.library.fattn_dropout_mask(within("seed", seed, 64), within("offset", offset, 64), dropout_p, batch, nheads, seqlen_q, seqlen_k, mask.ctypes.data))
+    return mask

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/guard.h"
@@ -14,6 +15,8 @@
 #include "jit/nvrtc.h"
 #include "plan/architectures.h"
 #include "plan/features.h"
+#include "problem/problem.h"
+#include "shared/dropout.h"
 #include "shared/env.h"
 #include "shared/text.h"
 
@@ -113,6 +116,29 @@ const char* fattn_status_name(fattn_status status) {
   }
 }
 
+fattn_status fattn_dropout_mask(int64_t seed, int64_t offset, double p_dropout, int64_t batch, int64_t nheads, int64_t seqlen_q, int64_t seqlen_k,
+                                uint8_t* mask) {
+  return guarded([&] {
+    const int below = fattn::core::dropout_below(p_dropout);
+    int64_t count = 1;
+    for (const auto& [name, n] :
+         {std::pair{"batch", batch}, std::pair{"nheads", nheads}, std::pair{"seqlen_q", seqlen_q}, std::pair{"seqlen_k", seqlen_k}}) {
+      if (n < 0 || n >= int64_t{1} << 31) throw Error(ErrorCode::kInvalidArgument, text(name, " is ", n, "; allowed: 0 to 2^31 - 1"));
+      if (__builtin_mul_overflow(count, n, &count)) throw Error(ErrorCode::kInvalidArgument, "the mask has more elements than memory can have");
+    }
+    if (count == 0) return;
+    uint8_t* to = &checked(mask, "mask");
+    for (int64_t n = 0; n < batch * nheads; ++n)
+      for (int64_t i = 0; i < seqlen_q; ++i)
+        for (int64_t j = 0; j < seqlen_k; ++j)
+          *to++ = fattn::core::dropout_number(static_cast<uint64_t>(seed), static_cast<uint64_t>(offset) + static_cast<uint64_t>(n), i, j) >= below;
+  });
+}
+
+fattn_status fattn_set_check(int32_t check) {
+  return guarded([&] { fattn::core::set_default_check(check); });
+}
+
 fattn_status fattn_supported(const fattn_problem* problem, char* reason, size_t reason_size) {
   const fattn_status status = guarded([&] { fattn::core::prepare(sized(problem, "problem")); });
   if (reason && reason_size > 0) copy(reason, reason_size, status == FATTN_OK ? "" : last_error);
@@ -180,6 +206,7 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     b.cu_seqlens_k = p.cu_seqlens_k.data;
     b.document_q = p.document_q.data;
     b.document_k = p.document_k.data;
+    b.status = p.status.data;
     b.workspace = workspace.get();
     b.workspace_bytes = plan.workspace_bytes;
     fattn::core::load(plan);

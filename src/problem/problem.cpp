@@ -1,6 +1,7 @@
 #include "problem/problem.h"
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -105,6 +106,8 @@ void check_enum(const char* name, int32_t value, Range allowed, const char* name
   invalid(text(name, " is ", value, "; allowed: ", names));
 }
 
+std::atomic<int32_t> default_check{FATTN_CHECK_NONE};
+
 constexpr float kLeastSoftcap = 1e-30f;  // its reciprocal is a number of fp32
 
 void check_options(const fattn_problem& g) {
@@ -117,6 +120,8 @@ void check_options(const fattn_problem& g) {
   check_enum("causal", g.causal, A{0, 1}, "0, 1");
   check_enum("has_softmax_scale", g.has_softmax_scale, A{0, 1}, "0, 1");
   check_enum("deterministic", g.deterministic, A{0, 1}, "0, 1");
+  check_enum("check", g.check, A{FATTN_CHECK_AUTO, FATTN_CHECK_NONE, FATTN_CHECK_SYNC}, "auto (0), none (1), sync (2)");
+  check_enum("reserved", static_cast<int32_t>(g.reserved), A{0}, "0");
   check_enum("cuda_level", g.cuda_level, A{0, 75, 80}, "0 (the best for the device), 75, 80");
   if (g.cpu_isa < FATTN_ISA_AUTO || g.cpu_isa > FATTN_ISA_NEON) invalid(text("cpu_isa is ", g.cpu_isa, "; allowed: 0 (auto) to ", FATTN_ISA_NEON));
   check_enum("has_window", g.has_window, A{0, 1}, "0, 1");
@@ -254,8 +259,15 @@ void set_scores(const fattn_problem& g, Problem& p) {
     p.has_dlse = true;
   }
   set_documents(g, p);
-  constexpr double kSteps = 65536;
-  if (!(g.p_dropout >= 0) || !(g.p_dropout <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", g.p_dropout, "; allowed: 0 (none) to 1 - 2^-16"));
+  if (g.status.ndim != 0) {
+    check_dtype("status", g.status, FATTN_I32, "");
+    check_view("status", g.status, 1, "(2)", true);
+    check_same_device("status", g.status, g.q);
+    check_shape("status", g.status, {2, 0, 0, 0}, "(2): a code and an index");
+    if (g.status.strides[0] != 1) invalid(text("status has the stride ", g.status.strides[0], "; it must be 1"));
+    p.want_status = true;
+  }
+  p.dropout_below = dropout_below(g.p_dropout);
   if (g.p_dropout > 0) {
     const fattn_tensor& t = g.dropout_state;
     if (t.ndim == 0) invalid(text("p_dropout is ", g.p_dropout, ", and dropout_state is absent; it has the seed and the offset, two int64"));
@@ -265,7 +277,6 @@ void set_scores(const fattn_problem& g, Problem& p) {
     check_shape("dropout_state", t, {2, 0, 0, 0}, "seed and offset");
     if (t.strides[0] != 1) invalid(text("dropout_state has the stride ", t.strides[0], "; it must be 1"));
     check_lengths(p, "p_dropout", int64_t{1} << 31, "2^31");
-    p.dropout_below = static_cast<int>(std::lround(g.p_dropout * kSteps));
   }
 }
 
@@ -415,8 +426,20 @@ Problem validate(const fattn_problem& g) {
   p.device = static_cast<Device>(g.q.device_type);
   p.device_index = g.q.device_index;
   p.deterministic = g.deterministic != 0;
+  p.check_lists = (g.check == FATTN_CHECK_AUTO ? default_check.load() : g.check) == FATTN_CHECK_SYNC;
   p.cuda_level = g.cuda_level;
   return p;
+}
+
+int dropout_below(double p) {
+  constexpr double kSteps = 65536;
+  if (!(p >= 0) || !(p <= (kSteps - 1) / kSteps)) invalid(text("p_dropout is ", p, "; allowed: 0 (none) to 1 - 2^-16"));
+  return static_cast<int>(std::lround(p * kSteps));
+}
+
+void set_default_check(int32_t check) {
+  check_enum("check", check, std::initializer_list<int32_t>{FATTN_CHECK_NONE, FATTN_CHECK_SYNC}, "none (1), sync (2)");
+  default_check = check;
 }
 
 namespace {
@@ -491,6 +514,7 @@ void validate_buffers(const Problem& p, const fattn_buffers& b) {
     add_documents("document_q", b.document_q, p.document_q_stride, p.seqlen_q, p.total_q);
     add_documents("document_k", b.document_k, p.document_k_stride, p.seqlen_k, p.total_k);
   }
+  if (p.want_status) add("status", b.status, {1, {2}, {1}, 4}, true);
   if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
 
   for (size_t i = 0; i < n; ++i) {

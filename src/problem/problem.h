@@ -48,6 +48,8 @@ struct Problem {
   Device device = Device::kCpu;  // of every tensor
   int device_index = 0;
   bool deterministic = false;
+  bool check_lists = false;  // lists in device memory before anything is computed
+  bool want_status = false;
   int cuda_level = 0;
 
   bool want_lse = false, want_weights = false, has_dlse = false, has_documents = false;
@@ -84,6 +86,12 @@ Problem validate(const fattn_problem& given);
 
 // Null, misaligned and overlapping pointers. Throws Error(kInvalidArgument).
 void validate_buffers(const Problem& problem, const fattn_buffers& buffers);
+
+// Of the 65536 numbers that a weight's may be, those below drop it. Throws Error(kInvalidArgument).
+int dropout_below(double p_dropout);
+
+// FATTN_CHECK_NONE or _SYNC, for problems that leave it open. Of the process.
+void set_default_check(int32_t check);
 
 // Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
 void validate_host_values(const Problem& problem, const fattn_buffers& buffers);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/cuda/decode.h"
+#include "backend/cuda/lists.h"
 #include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
@@ -147,6 +148,7 @@ void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers
     require(b.k, "k");
     require(b.v, "v");
   }
+  if (p.want_status) require(b.status, "status");
   if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
   if (p.packed) {
     require(b.cu_seqlens_q, "cu_seqlens_q");
@@ -212,6 +214,20 @@ jit::Request sequence_rest_request(const KernelKey& key) { return cuda::sequence
 const Loaded& sequence_rest_kernel(CudaDevice& device, const Plan& plan) {
   return jit::kernel_table().get(device, jit::key_of_pod(cuda::sequence_rest_key(plan.problem, plan.algorithm, plan.cuda.arch)),
                                  sequence_rest_request);
+}
+
+jit::Request list_status_request(const KernelKey& key) { return cuda::list_status_request(jit::pod_of_key<cuda::ListStatusKey>(key)); }
+
+const Loaded& list_status_kernel(CudaDevice& device, const Plan& plan) {
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::ListStatusKey{.arch = plan.cuda.arch}), list_status_request);
+}
+
+// Ahead of all else of a pass.
+void write_list_status(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
+  const Loaded& kernel = list_status_kernel(device, plan);
+  ListStatusParams params = cuda::list_status_params(plan.problem, b);
+  void* parameters[] = {&params};
+  device.launch(kernel.function, shape_of(1, kListStatusThreads, 0), stream, parameters, kernel.name.c_str());
 }
 
 // Behind all else of a pass.
@@ -487,6 +503,7 @@ void load_cuda_kernels(const Plan& plan) {
   CudaDevice& device = cuda_device(plan.problem.device_index);
   device.require_usable();
   const CudaKernels& chosen = *plan.cuda.kernels;
+  if (plan.problem.want_status) list_status_kernel(device, plan);
   if (plan.algorithm == Algorithm::kStandard) return cuda::load_standard(device, plan.problem, chosen.standard);
   if (cuda::has_sequence_rest(plan.problem)) sequence_rest_kernel(device, plan);
   if (!plan.problem.backward) {
@@ -544,6 +561,8 @@ void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   const CudaCurrent scope = device.current();
   require_on_device(device, plan.problem, buffers, plan.workspace_bytes);
   const auto stream = static_cast<CUstream>(buffers.stream);
+  if (plan.problem.check_lists) cuda::require_good_lists(device, plan.problem, buffers, stream);
+  if (plan.problem.want_status) write_list_status(device, plan, buffers, stream);
   if (plan.algorithm == Algorithm::kStandard) return cuda::run_standard(device, plan.problem, plan.cuda.kernels->standard, buffers, stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);
   write_sequence_rest(device, plan, buffers, stream);

@@ -23,6 +23,7 @@ enum class KernelKind : uint32_t {
   kV3DocumentRanges = 17,
   kV3MaskWords = 18,
   kV3BackwardDbias = 19,
+  kListStatus = 50,
   kV3ForwardF32 = 40,
   kV3ForwardF32Split = 41,
   kV2BackwardF32Split = 42,

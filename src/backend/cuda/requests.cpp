@@ -3,6 +3,7 @@
 #include <string>
 
 #include "backend/cuda/decode.h"
+#include "backend/cuda/lists.h"
 #include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
@@ -119,6 +120,7 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
     if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
   }
+  if (problem.want_status) requests.push_back(cuda::list_status_request({.arch = arch}));
   if (cuda::has_sequence_rest(problem))
     requests.push_back(cuda::sequence_rest_request(cuda::sequence_rest_key(problem, v3 ? Algorithm::kV3 : Algorithm::kV2, arch)));
   return requests;

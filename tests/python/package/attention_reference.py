@@ -58,7 +58,7 @@ def _philox(seed: int, counters: np.ndarray) -> np.ndarray:
     return np.stack(x, axis=-1)
 
 
-def _kept(shape: tuple[int, ...], p: float, state: np.ndarray) -> np.ndarray:
+def dropout_factors(shape: tuple[int, ...], p: float, state: np.ndarray) -> np.ndarray:
     """What a weight is multiplied with, docs/NUMERICS.md."""
     batch, nheads, seqlen_q, seqlen_k = shape
     seed, offset = (int(x) % 2**64 for x in state)
@@ -97,7 +97,7 @@ def _pairs(shape: tuple[int, ...], causal: bool, window: tuple[int, int] | None,
         hidden = hidden | (scores.mask == 0)
     if scores.document_q is not None:
         hidden = hidden | (scores.document_q[:, None, :, None] != scores.document_k[:, None, None, :])
-    kept = _kept(shape, scores.dropout_p, scores.dropout_state) if scores.dropout_p else np.ones(shape)
+    kept = dropout_factors(shape, scores.dropout_p, scores.dropout_state) if scores.dropout_p else np.ones(shape)
     return np.broadcast_to(hidden, shape), added, kept
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fattn.numpy
 from attention_cases import CASES, SCORE_CASES, Case, names, prepare
-from attention_reference import NUMPY, judge
+from attention_reference import NUMPY, dropout_factors, judge
 
 
 def inputs_of(case: Case) -> list[np.ndarray]:
@@ -260,3 +260,13 @@ def test_backward_refuses_what_does_not_belong_together():
 def test_bfloat16_of_a_library_that_numpy_cannot_view():
     with pytest.raises(TypeError, match="q has the dtype uint16"):
         fattn.numpy.forward(Q.astype(ml_dtypes.bfloat16).view(np.uint16), Q, Q)
+
+
+def test_dropout_mask():
+    shape, state = (2, 3, 20, 130), np.array([-5, 2**40])
+    mask = fattn.numpy.dropout_mask(*state.tolist(), 0.3, shape)
+    assert mask.dtype == np.bool_ and (mask == (dropout_factors(shape, 0.3, state) != 0)).all()
+    assert fattn.numpy.dropout_mask(1, 2, 0.5, (2, 3, 0, 4)).shape == (2, 3, 0, 4)
+    for arguments, words in (((1, 2, 1.0, shape), "p_dropout is 1; allowed"), ((1, 2, 0.5, (2, -3, 4, 5)), "nheads is -3; allowed"), ((2**63, 2, 0.5, shape), "seed is 9223")):
+        with pytest.raises(ValueError, match=words):
+            fattn.numpy.dropout_mask(*arguments)

@@ -216,6 +216,13 @@ def test_torch_that_is_too_old():
     assert done.stderr.splitlines()[-1] == "ImportError: torch is 2.9.1+cu128; fattn.attention needs 2.10 or later"
 
 
+def test_set_check():
+    for check in ("sync", "none"):
+        fattn.set_check(check)
+    with pytest.raises(ValueError, match="check is 'always'; allowed: 'none', 'sync'"):
+        fattn.set_check("always")
+
+
 def test_names():
     there = fattn.__all__ if importlib.util.find_spec("torch.nn") else set(fattn.__all__) - set(fattn._OF_TORCH)
     assert all(callable(getattr(fattn, name)) for name in there)

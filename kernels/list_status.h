@@ -1,0 +1,39 @@
+// Before a pass whose caller asks for it: which of the lists in device memory, offsets of packed sequences and numbers of used keys, is out of range,
+// and its first sequence or batch entry that is. The pass itself asks again: a bad entry's outputs are NaN, whatever this says.
+#pragma once
+
+#include "kernels/sequence.h"
+#include "shared/list_status_params.h"
+
+namespace fattn {
+
+// 0, or as FATTN_LIST_... of fattn.h.
+__device__ __forceinline__ int list_code(const ListStatusParams& p, int n) {
+  int keys = p.seqlen_k;
+  if (p.of_q.offsets != nullptr) {
+    if (p.batch == 0) return p.of_q.offsets[0] != 0 ? 1 : p.of_k.offsets[0] != 0 ? 2 : 0;
+    if (given_rows(p.of_q.offsets, p.of_q.stride, n, p.of_q.total, p.of_q.most).count < 0) return 1;
+    keys = given_rows(p.of_k.offsets, p.of_k.stride, n, p.of_k.total, p.of_k.most).count;
+    if (keys < 0) return 2;
+  }
+  return p.lengths != nullptr && n < p.batch && used_keys(p.lengths, p.length_stride, n, keys) < 0 ? 3 : 0;
+}
+
+__device__ __forceinline__ void list_status(const ListStatusParams& p) {
+  __shared__ unsigned long long first;  // 4 times the index, and the code; of none all bits
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) first = ~0ull;
+  __syncthreads();
+  for (long long n = thread; n < max(p.batch, 1); n += kListStatusThreads) {
+    if (const int code = list_code(p, static_cast<int>(n)); code != 0) {
+      atomicMin(&first, 4 * static_cast<unsigned long long>(n) + static_cast<unsigned long long>(code));
+      break;
+    }
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  p.status[0] = first == ~0ull ? 0 : static_cast<int>(first % 4);
+  p.status[1] = first == ~0ull ? 0 : static_cast<int>(first / 4);
+}
+
+}  // namespace fattn

@@ -1,0 +1,61 @@
+#include "backend/cuda/lists.h"
+
+#include <vector>
+
+#include "shared/text.h"
+
+namespace fattn::core::cuda {
+namespace {
+
+const int* ints(const void* list) { return static_cast<const int*>(list); }
+
+// On the host, with the same stride.
+std::vector<int32_t> copy_of(CudaDevice& device, const void* list, int64_t count, int64_t stride, CUstream stream) {
+  std::vector<int32_t> copy(static_cast<size_t>(count > 0 ? (count - 1) * stride + 1 : 0));
+  if (!copy.empty())
+    device.check(cuda_driver().memcpyDtoHAsync(copy.data(), reinterpret_cast<CUdeviceptr>(list), copy.size() * sizeof copy[0], stream),
+                 "copying seqused_k or cu_seqlens to look at them (check = sync)");
+  return copy;
+}
+
+}  // namespace
+
+void require_good_lists(CudaDevice& device, const Problem& p, const fattn_buffers& b, CUstream stream) {
+  if (!p.packed && !p.has_seqused_k) return;
+  std::vector<int32_t> of_q, of_k, lengths;
+  if (p.packed) {
+    of_q = copy_of(device, b.cu_seqlens_q, p.batch + 1, p.cu_seqlens_q_stride, stream);
+    of_k = copy_of(device, b.cu_seqlens_k, p.batch + 1, p.cu_seqlens_k_stride, stream);
+  }
+  if (p.has_seqused_k) lengths = copy_of(device, b.seqused_k, p.batch, p.seqused_k_stride, stream);
+  device.check(cuda_driver().streamSynchronize(stream), "waiting for seqused_k or cu_seqlens to look at them (check = sync)");
+  fattn_buffers host = b;
+  host.cu_seqlens_q = of_q.data();
+  host.cu_seqlens_k = of_k.data();
+  host.seqused_k = lengths.data();
+  validate_host_values(p, host);
+}
+
+jit::Request list_status_request(const ListStatusKey& key) {
+  const char* const entry = "fattn_list_status";
+  return {.entry = entry,
+          .source = text("// which list is out of range\n#include \"kernels/list_status.h\"\nextern \"C\" __global__ void __launch_bounds__(",
+                         kListStatusThreads, ") ", entry, "(const __grid_constant__ fattn::ListStatusParams p) {\n  fattn::list_status(p);\n}\n"),
+          .arch = key.arch};
+}
+
+ListStatusParams list_status_params(const Problem& p, const fattn_buffers& b) {
+  ListStatusParams params{};
+  params.status = static_cast<int*>(b.status);
+  if (p.packed) {
+    params.of_q = {ints(b.cu_seqlens_q), p.cu_seqlens_q_stride, p.total_q, static_cast<int>(p.seqlen_q)};
+    params.of_k = {ints(b.cu_seqlens_k), p.cu_seqlens_k_stride, p.total_k, static_cast<int>(p.seqlen_k)};
+  }
+  params.lengths = p.has_seqused_k ? ints(b.seqused_k) : nullptr;
+  params.length_stride = p.seqused_k_stride;
+  params.batch = static_cast<int>(p.batch);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  return params;
+}
+
+}  // namespace fattn::core::cuda

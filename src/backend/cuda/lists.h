@@ -1,0 +1,31 @@
+// Lists in device memory, offsets of packed sequences and numbers of used keys, which the host does not know: looked at before a pass, by it or by a
+// kernel, where the caller asks for that.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "backend/cuda/kernel_kind.h"
+#include "device/cuda_device.h"
+#include "jit/jit.h"
+#include "problem/problem.h"
+#include "shared/list_status_params.h"
+
+namespace fattn::core::cuda {
+
+// Copies them, waits for the stream, and throws what the CPU backend would. Of problems without lists nothing is done. A captured stream cannot be
+// waited for: the driver's error says so.
+void require_good_lists(CudaDevice& device, const Problem& problem, const fattn_buffers& buffers, CUstream stream);
+
+// 64 bytes without padding.
+struct ListStatusKey {
+  KernelKind kind = KernelKind::kListStatus;
+  int32_t arch = 0;
+  std::array<int32_t, 14> reserved{};
+};
+static_assert(sizeof(ListStatusKey) == 64);
+jit::Request list_status_request(const ListStatusKey& key);
+
+ListStatusParams list_status_params(const Problem& problem, const fattn_buffers& buffers);
+
+}  // namespace fattn::core::cuda

@@ -1,0 +1,135 @@
+// Lists in device memory, and what is done where the caller wants to know that they are out of range, on stubs of driver and NVRTC.
+#include "cuda_backend.h"
+#include "fattn/plan.hpp"
+#include "shared/list_status_params.h"
+
+namespace fattn {
+namespace {
+
+using namespace test::launches;
+
+ListStatusParams last_status;
+void note_status(const void* argument) {
+  std::memcpy(&last_status, argument, sizeof last_status);
+  launched.emplace_back("status");
+}
+
+class CudaLists : public CudaBackend {
+ protected:
+  void SetUp() override {
+    CudaBackend::SetUp();
+    stub().kernel("fattn_list_status", note_status, sizeof last_status);
+    stub().kernel("fattn_sequence_rest", note_rest, sizeof last_rest);
+    stub().kernel("fattn_v3_fwd", note_pairs, sizeof last_pairs);
+    stub().kernel("fattn_v3_packed_tiles", note_pairs, sizeof last_pairs);
+  }
+  void TearDown() override { fattn_set_check(FATTN_CHECK_NONE); }
+
+  Tensor ints(int64_t offset, std::initializer_list<int32_t> values) {
+    memory_.copy_from(values.begin(), values.size() * sizeof(int32_t), nullptr, static_cast<size_t>(offset));
+    return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory_.get()) + offset);
+  }
+  static ForwardTensors packed(const OnDevice& d) {
+    ForwardTensors t = d.forward;
+    const auto rows = [](const Tensor& of) { return Tensor(nullptr, of.dtype(), {200, of.shape(2), 64}).on(Device::kCuda, 0, of.data()); };
+    for (Tensor* of : {&t.q, &t.k, &t.v, &t.o}) *of = rows(*of);
+    t.lse = {};
+    return t;
+  }
+  cuda::Buffer memory_{0, 4096};
+};
+
+TEST_F(CudaLists, OutOfRangeIsAnErrorUnderSync) {
+  OnDevice d;
+  Options options;
+  options.check = Check::kSync;
+  d.forward.scores.seqused_k = ints(0, {100, 0});
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+  launched.clear();
+  d.forward.scores.seqused_k = ints(0, {100, 101});
+  test::expect_contains(error_of([&] { forward(d.forward, options); }), "invalid_argument: seqused_k[1] is 101; allowed: 0 to seqlen_k, 100");
+  EXPECT_TRUE(launched.empty()) << "nothing is computed";
+  options.check = Check::kAuto;
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"pairs"}) << "at first nothing is looked at";
+  ASSERT_EQ(fattn_set_check(FATTN_CHECK_SYNC), FATTN_OK);
+  test::expect_contains(error_of([&] { forward(d.forward, options); }), "seqused_k[1] is 101");
+  options.check = Check::kNone;
+  forward(d.forward, options);
+}
+
+TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
+  OnDevice d;
+  ForwardTensors t = packed(d);
+  Options options;
+  options.check = Check::kSync;
+  options.max_seqlen_q = options.max_seqlen_k = 90;
+  const auto answer = [&](std::initializer_list<int32_t> of_q, std::initializer_list<int32_t> of_k, std::initializer_list<int32_t> used) {
+    t.scores.cu_seqlens_q = ints(0, of_q);
+    t.scores.cu_seqlens_k = ints(256, of_k);
+    t.scores.seqused_k = ints(512, used);
+    launched.clear();
+    const std::string error = error_of([&] { forward(t, options); });
+    EXPECT_EQ(launched.empty(), error != "no error");
+    return error;
+  };
+  EXPECT_EQ(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "no error");
+  test::expect_contains(answer({1, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[0] is 1; it must be 0");
+  test::expect_contains(answer({0, 80, 79, 160}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[2] is 79; allowed: 80");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 201}, {10, 0, 90}), "cu_seqlens_k[3] is 201");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 101, 190}, {10, 0, 90}), "a sequence of 91; allowed: up to max_seqlen_k, 90");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {11, 0, 90}), "seqused_k[0] is 11; allowed: 0 to the length of its sequence, 10");
+}
+
+// Without lists nothing is waited for; of a captured stream the driver's answer is the call's.
+TEST_F(CudaLists, ACapturedStreamCannotBeWaitedFor) {
+  OnDevice d;
+  Options options;
+  options.check = Check::kSync;
+  const cuda::Stream stream(0);
+  cuda::Buffer workspace(0, 1 << 20);
+  const Plan without(d.forward, options);
+  d.forward.scores.seqused_k = ints(0, {100, 0});
+  const Plan with(d.forward, options);
+  const ScoreTensors lengths = d.forward.scores;
+  const cuda::Graph graph(stream, [&] {
+    d.forward.scores = {};
+    without.execute(d.forward, workspace.get(), 1 << 20, stream.get());
+    d.forward.scores = lengths;
+    test::expect_contains(error_of([&] { with.execute(d.forward, workspace.get(), 1 << 20, stream.get()); }), "check = sync");
+  });
+}
+
+TEST_F(CudaLists, StatusIsWrittenByAKernelBeforeThePass) {
+  OnDevice d;
+  d.forward.scores.seqused_k = ints(0, {100, 7});
+  d.forward.scores.status = ints(1024, {-1, -1});
+  forward(d.forward, {});
+  EXPECT_EQ(launched, (std::vector<std::string>{"status", "pairs"}));
+  EXPECT_EQ(last_status.status, d.forward.scores.status.data());
+  EXPECT_EQ(last_status.of_q.offsets, nullptr);
+  EXPECT_EQ(last_status.lengths, d.forward.scores.seqused_k.data());
+  EXPECT_EQ(last_status.batch, 2);
+  EXPECT_EQ(last_status.seqlen_k, 100);
+
+  ForwardTensors t = packed(d);
+  t.scores = {};
+  t.scores.cu_seqlens_q = ints(0, {0, 80, 90, 180});
+  t.scores.cu_seqlens_k = ints(256, {0, 10, 100, 190});
+  t.scores.status = d.forward.scores.status;
+  Options options;
+  options.max_seqlen_q = 80, options.max_seqlen_k = 90;
+  launched.clear();
+  forward(t, options);
+  EXPECT_EQ(launched, (std::vector<std::string>{"status", "pairs", "pairs", "rest"}));
+  EXPECT_EQ(last_status.of_q.offsets, t.scores.cu_seqlens_q.data());
+  EXPECT_EQ(last_status.of_q.total, 200);
+  EXPECT_EQ(last_status.of_q.most, 80);
+  EXPECT_EQ(last_status.of_k.most, 90);
+  EXPECT_EQ(last_status.batch, 3);
+  EXPECT_EQ(last_status.lengths, nullptr);
+}
+
+}  // namespace
+}  // namespace fattn
