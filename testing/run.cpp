@@ -26,7 +26,6 @@ Options options_of(const Case& c, const Target& target) {
   options.cpu_isa = target.isa;
   options.num_threads = target.num_threads;
   options.deterministic = target.deterministic;
-  options.check = Check::kSync;
   options.cuda_level = target.cuda_level;
   return options;
 }

@@ -407,6 +407,7 @@ TEST_F(CudaGpu, ListsOutOfRangeAreToldOf) {
   };
   for (const DType dtype : {DType::kBF16, DType::kF32})
     for (const Lists& lists : all) {
+      SCOPED_TRACE("code " + std::to_string(lists.code) + ", index " + std::to_string(lists.index));
       const bool packed = !lists.of_q.empty();
       const Case c = shape(dtype, packed ? 1 : 4, 400, 400, 2, 1, 64, false);
       DeviceForward d(c);

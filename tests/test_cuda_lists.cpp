@@ -1,6 +1,10 @@
 // Lists in device memory, and what is done where the caller wants to know that they are out of range, on stubs of driver and NVRTC.
+#include <algorithm>
+
+#include "backend/cuda/requests.h"
 #include "cuda_backend.h"
 #include "fattn/plan.hpp"
+#include "problem/problem.h"
 #include "shared/list_status_params.h"
 
 namespace fattn {
@@ -59,6 +63,34 @@ TEST_F(CudaLists, OutOfRangeIsAnErrorUnderSync) {
   forward(d.forward, options);
 }
 
+// A plan that leaves it open asks at each call: torch keeps its plans.
+TEST_F(CudaLists, WhatTheProcessSaysIsOfPlansThatThereAre) {
+  OnDevice d;
+  d.forward.scores.seqused_k = ints(0, {100, 101});
+  const Plan plan(d.forward, {});
+  const cuda::Buffer workspace(0, plan.workspace_bytes() + 1);
+  const auto run = [&] { plan.execute(d.forward, workspace.get(), plan.workspace_bytes()); };
+  run();
+  fattn_set_check(FATTN_CHECK_SYNC);
+  test::expect_contains(error_of(run), "seqused_k[1] is 101");
+  fattn_set_check(FATTN_CHECK_NONE);
+  run();
+}
+
+// As on the CPU.
+TEST_F(CudaLists, LengthsOfNoQueriesAreNotLookedAt) {
+  OnDevice d;
+  for (Tensor* t : {&d.forward.q, &d.forward.o}) *t = Tensor(nullptr, t->dtype(), {2, 0, t->shape(2), 64}).on(Device::kCuda, 0, t->data());
+  d.forward.lse = {};
+  d.forward.scores.seqused_k = ints(0, {100, 101});
+  d.forward.scores.status = ints(1024, {-1, -1});
+  Options options;
+  options.check = Check::kSync;
+  forward(d.forward, options);
+  EXPECT_EQ(launched, std::vector<std::string>{"status"});
+  EXPECT_EQ(last_status.lengths, nullptr);
+}
+
 TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
   OnDevice d;
   ForwardTensors t = packed(d);
@@ -97,8 +129,28 @@ TEST_F(CudaLists, ACapturedStreamCannotBeWaitedFor) {
     d.forward.scores = {};
     without.execute(d.forward, workspace.get(), 1 << 20, stream.get());
     d.forward.scores = lengths;
-    test::expect_contains(error_of([&] { with.execute(d.forward, workspace.get(), 1 << 20, stream.get()); }), "check = sync");
+    test::expect_contains(error_of([&] { with.execute(d.forward, workspace.get(), 1 << 20, stream.get()); }),
+                          "check is sync, which waits for the stream, and the stream is being captured");
   });
+}
+
+// Packs and warm caches have it, whatever computes the problem.
+TEST_F(CudaLists, TheKernelOfTheStatusIsAmongThoseOfAProblem) {
+  OnDevice d;
+  d.forward.scores.status = ints(1024, {-1, -1});
+  const auto count = [&](Algorithm algorithm) {
+    Options options;
+    options.algorithm = algorithm;
+    const auto requests = core::requests_for(core::validate(describe(d.forward, options)), 90);
+    return std::count_if(requests.begin(), requests.end(), [](const auto& request) { return request.entry == "fattn_list_status"; });
+  };
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3})
+    EXPECT_EQ(count(algorithm), 1);
+  for (Tensor* t : {&d.forward.q, &d.forward.o}) *t = Tensor(nullptr, t->dtype(), {2, 1, t->shape(2), 64}).on(Device::kCuda, 0, t->data());
+  d.forward.lse = {};
+  EXPECT_EQ(count(Algorithm::kAuto), 1) << "decode";
+  d.forward.scores.status = {};
+  EXPECT_EQ(count(Algorithm::kAuto), 0);
 }
 
 TEST_F(CudaLists, StatusIsWrittenByAKernelBeforeThePass) {

@@ -47,7 +47,8 @@ class PlanCache {
                             &problem.cu_seqlens_q,
                             &problem.cu_seqlens_k,
                             &problem.document_q,
-                            &problem.document_k})
+                            &problem.document_k,
+                            &problem.status})
       t->data = nullptr;
     auto place = std::find_if(plans_.begin(), plans_.end(),
                               [&](const auto& known) { return known && std::memcmp(&known->problem, &problem, sizeof problem) == 0; });

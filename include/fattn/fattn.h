@@ -79,7 +79,7 @@ enum {
   FATTN_CHECK_AUTO = 0, /* as fattn_set_check said last, at first none */
   FATTN_CHECK_NONE = 1, /* nothing */
   FATTN_CHECK_SYNC =
-      2 /* executing waits for the stream, looks at them, and is an error before anything is computed; not while a stream is captured */
+      2 /* executing waits for the stream, looks at them, and is an error before anything is computed; refused while the stream is captured */
 };
 /* What is out of range, as fattn_problem's `status` says. */
 enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3 };
@@ -148,8 +148,9 @@ typedef struct fattn_problem {
   /* (batch, seqlen_q) and (batch, seqlen_k), of packed sequences (total_q) and (total_k), I32, rows side by side: ids of documents. A query sees the
      keys of its own id only (that masks do not hide); masks and distances are those of the whole sequences. Sorted ids cost least. Both or none. */
   fattn_tensor document_q, document_k;
-  fattn_tensor status; /* optional output, (2), I32: FATTN_LISTS_GOOD and 0, or which list is out of range, and its first batch entry or sequence
-                          that is; written before anything is computed, by a kernel of its own */
+  fattn_tensor status; /* optional output, (2), I32: FATTN_LISTS_GOOD and 0, or the first batch entry or sequence with a list out of range, behind
+                          which of its lists that is, in the order of the codes; on a GPU written by a kernel of its own ahead of the others; left as
+                          it was where the call is an error */
   int32_t check;       /* FATTN_CHECK_... */
   uint32_t reserved;   /* 0 */
 } fattn_problem;
@@ -297,12 +298,12 @@ FATTN_API uint32_t fattn_abi_version(void);                   /* of the loaded l
 FATTN_API const char* fattn_last_error(void);                 /* message of this thread's last failed call; "" if there was none */
 FATTN_API const char* fattn_status_name(fattn_status status); /* "invalid_argument", ... */
 
-/* Which weights dropout keeps, on every backend: mask, in host memory, (batch, nheads, seqlen_q, seqlen_k) side by side, gets 1 where it does, 0 where it
-   does not. `seed` and `offset` as in dropout_state, p_dropout as in fattn_problem; of packed sequences each is a batch entry. */
+/* Which weights dropout keeps, on every backend: mask, in host memory, (batch, nheads, seqlen_q, seqlen_k) side by side, gets 1 where it does, 0
+   where it does not. `seed` and `offset` as in dropout_state, p_dropout as in fattn_problem; of packed sequences each is a batch entry. */
 FATTN_API fattn_status fattn_dropout_mask(int64_t seed, int64_t offset, double p_dropout, int64_t batch, int64_t nheads, int64_t seqlen_q,
                                           int64_t seqlen_k, uint8_t* mask);
 
-/* FATTN_CHECK_NONE or FATTN_CHECK_SYNC: what FATTN_CHECK_AUTO means in the plans that this process makes from now on. */
+/* FATTN_CHECK_NONE or FATTN_CHECK_SYNC: what FATTN_CHECK_AUTO means from now on in this process, also in plans that there are already. */
 FATTN_API fattn_status fattn_set_check(int32_t check);
 
 /* FATTN_OK if the problem can run here, FATTN_ERROR_UNSUPPORTED with the reason if not; other codes for bad input.
@@ -312,9 +313,9 @@ FATTN_API fattn_status fattn_supported(const fattn_problem* problem, char* reaso
 /* Validates once and decides everything; execute any number of times, from any thread, then destroy. */
 FATTN_API fattn_status fattn_plan_create(const fattn_problem* problem, fattn_plan** plan);
 FATTN_API fattn_status fattn_plan_query(const fattn_plan* plan, fattn_plan_info* info);
-/* Allocates nothing. Executions of one plan at the same time need a workspace each. On a GPU it returns at once, and the
- * work is done in the order of the stream; a call may be captured into a graph. (Kernels are compiled when the plan is made; only
- * pointers that are not aligned to 16 bytes, although the strides would allow it, need another kernel at their first use.) */
+/* Allocates nothing, but with FATTN_CHECK_SYNC. Executions of one plan at the same time need a workspace each. On a GPU it returns at once (but with
+ * FATTN_CHECK_SYNC), and the work is done in the order of the stream; a call may be captured into a graph. (Kernels are compiled when the plan is
+ * made; only pointers that are not aligned to 16 bytes, although the strides would allow it, need another kernel at their first use.) */
 FATTN_API fattn_status fattn_plan_execute(const fattn_plan* plan, const fattn_buffers* buffers);
 FATTN_API void fattn_plan_destroy(fattn_plan* plan);
 

@@ -85,7 +85,7 @@ def attention(
             With `causal` right is 0, whatever it says. None: no window.
         softcap: scaled scores s become softcap * tanh(s / softcap) before the mask; None or 0: they stay as they are.
         seqused_k: (batch), int32 or int64: batch entry b has the keys [0, seqused_k[b]) only, and causal masks, windows and ALiBi align with the last of them.
-            On the CPU a length outside of [0, seqlen_k] is an error.
+            On the CPU a length outside of [0, seqlen_k] is an error, on a GPU it gives NaN, unless `fattn.set_check("sync")`.
         alibi_slopes: (nheads) or (batch, nheads): adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
         bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key. Its gradient
             has its shape.

@@ -56,7 +56,8 @@ def attention_varlen(
             that see nothing.
         cu_seqlens_k: the same in k and v; None: as cu_seqlens_q.
         max_seqlen_q, max_seqlen_k: the most rows of a sequence, or more. None: looked up, which waits for a GPU and is not possible in torch.compile.
-        seqused_k: (batch): sequence b has the first seqused_k[b] of its keys only.
+        seqused_k: (batch): sequence b has the first seqused_k[b] of its keys only. On a GPU lengths and offsets
+            out of range give NaN, unless `fattn.set_check("sync")`.
         alibi_slopes, bias, mask: as in `fattn.attention`, with max_seqlen_q and max_seqlen_k for seqlen_q and seqlen_k, the first element being that of a
             sequence's first query and key.
         document_q, document_k: (total_q) and (total_k), int32: as in `fattn.attention`, within each sequence; None for the latter: as document_q.

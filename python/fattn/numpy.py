@@ -281,7 +281,13 @@ def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int
     Raises:
         ValueError: dropout_p is not within 0 and 1 - 2^-16, or a length is below 0 or above 2^31 - 1.
     """
-    batch, nheads, seqlen_q, seqlen_k = (within(name, n, 64) for name, n in zip(("batch", "nheads", "seqlen_q", "seqlen_k"), shape, strict=True))
-    mask = np.empty([max(n, 0) for n in shape], np.bool_)
+    names = ("batch", "nheads", "seqlen_q", "seqlen_k")
+    if len(shape) != len(names):
+        raise ValueError(f"shape is {shape}; allowed: ({', '.join(names)})")
+    for name, n in zip(names, shape):
+        if not 0 <= n < 2**31:
+            raise ValueError(f"{name} is {n}; allowed: 0 to 2^31 - 1")
+    batch, nheads, seqlen_q, seqlen_k = shape
+    mask = np.empty(shape, np.bool_)
     _abi.check(_abi.library.fattn_dropout_mask(within("seed", seed, 64), within("offset", offset, 64), dropout_p, batch, nheads, seqlen_q, seqlen_k, mask.ctypes.data))
     return mask

@@ -76,6 +76,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.streamCreate, "cuStreamCreate");
   bind(d.streamDestroy, "cuStreamDestroy_v2");
   bind(d.streamSynchronize, "cuStreamSynchronize");
+  bind.optional(d.streamIsCapturing, "cuStreamIsCapturing");
   bind.optional(d.streamBeginCapture, "cuStreamBeginCapture_v2");
   bind.optional(d.streamEndCapture, "cuStreamEndCapture");
   bind.optional(d.graphInstantiate, "cuGraphInstantiateWithFlags");

@@ -184,6 +184,7 @@ struct CudaDriver {
   CUresult (*streamCreate)(CUstream* stream, unsigned flags) = nullptr;
   CUresult (*streamDestroy)(CUstream stream) = nullptr;
   CUresult (*streamSynchronize)(CUstream stream) = nullptr;
+  OptionalFunction<CUresult(CUstream stream, int* status)> streamIsCapturing;
   OptionalFunction<CUresult(CUstream stream, CUstreamCaptureMode mode)> streamBeginCapture;
   OptionalFunction<CUresult(CUstream stream, CUgraph* graph)> streamEndCapture;
   OptionalFunction<CUresult(CUgraphExec* executable, CUgraph graph, unsigned long long flags)> graphInstantiate;

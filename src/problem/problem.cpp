@@ -426,7 +426,7 @@ Problem validate(const fattn_problem& g) {
   p.device = static_cast<Device>(g.q.device_type);
   p.device_index = g.q.device_index;
   p.deterministic = g.deterministic != 0;
-  p.check_lists = (g.check == FATTN_CHECK_AUTO ? default_check.load() : g.check) == FATTN_CHECK_SYNC;
+  p.check = g.check;
   p.cuda_level = g.cuda_level;
   return p;
 }
@@ -441,6 +441,8 @@ void set_default_check(int32_t check) {
   check_enum("check", check, std::initializer_list<int32_t>{FATTN_CHECK_NONE, FATTN_CHECK_SYNC}, "none (1), sync (2)");
   default_check = check;
 }
+
+bool checks_lists(const Problem& p) { return (p.check == FATTN_CHECK_AUTO ? default_check.load() : p.check) == FATTN_CHECK_SYNC; }
 
 namespace {
 

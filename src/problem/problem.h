@@ -48,7 +48,7 @@ struct Problem {
   Device device = Device::kCpu;  // of every tensor
   int device_index = 0;
   bool deterministic = false;
-  bool check_lists = false;  // lists in device memory before anything is computed
+  int32_t check = FATTN_CHECK_AUTO;
   bool want_status = false;
   int cuda_level = 0;
 
@@ -90,8 +90,10 @@ void validate_buffers(const Problem& problem, const fattn_buffers& buffers);
 // Of the 65536 numbers that a weight's may be, those below drop it. Throws Error(kInvalidArgument).
 int dropout_below(double p_dropout);
 
-// FATTN_CHECK_NONE or _SYNC, for problems that leave it open. Of the process.
+// FATTN_CHECK_NONE or _SYNC, for problems that leave it open: of the process, and of plans that there are already, too.
 void set_default_check(int32_t check);
+// Whether lists in device memory are looked at before anything is computed.
+bool checks_lists(const Problem& problem);
 
 // Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
 void validate_host_values(const Problem& problem, const fattn_buffers& buffers);

@@ -49,6 +49,15 @@ def test_record(fattn, one):
             assert verdict["pass"] and verdict["error"] <= verdict["allowed"]
 
 
+def test_random_combinations(fattn):
+    """The same every time, each of another name, and each passes."""
+    all_of = names(fattn, "--random", "20")
+    assert all_of == names(fattn, "--random", "20") and len(set(all_of)) == 60 and names(fattn, "--random", "2") == all_of[:6]
+    record = fattn.json("check", "--random", "3", "--dtype", "bf16")
+    assert [case["case"] for case in record["cases"]] == [name for name in all_of[:9] if name.startswith("bf16")] and record["passed"] == 3
+    assert "--random" in fattn.refuses("check", "--random", "0")
+
+
 def test_nothing_could_run(fattn, one):
     """A check that checks nothing is no pass."""
     available = fattn.json("info")["cpu"]["isas_available"]

@@ -428,6 +428,13 @@ STUB_EXPORT Result cuStreamBeginCapture_v2(void* stream, int) {
   found->capturing = true;
   return 0;
 }
+STUB_EXPORT Result cuStreamIsCapturing(void* stream, int* status) {
+  ENTER(Needs::kContext);
+  const Stream* found = stream_of(s, stream);
+  if (!found) return kInvalidHandle;
+  *status = found->capturing ? 1 : 0;
+  return 0;
+}
 STUB_EXPORT Result cuStreamEndCapture(void* stream, Graph** graph) {
   ENTER(Needs::kContext);
   Stream* found = stream_of(s, stream);

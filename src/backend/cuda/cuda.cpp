@@ -561,7 +561,7 @@ void execute_cuda(const Plan& plan, const fattn_buffers& buffers) {
   const CudaCurrent scope = device.current();
   require_on_device(device, plan.problem, buffers, plan.workspace_bytes);
   const auto stream = static_cast<CUstream>(buffers.stream);
-  if (plan.problem.check_lists) cuda::require_good_lists(device, plan.problem, buffers, stream);
+  if (checks_lists(plan.problem)) cuda::require_good_lists(device, plan.problem, buffers, stream);
   if (plan.problem.want_status) write_list_status(device, plan, buffers, stream);
   if (plan.algorithm == Algorithm::kStandard) return cuda::run_standard(device, plan.problem, plan.cuda.kernels->standard, buffers, stream);
   plan.problem.backward ? backward(device, plan, buffers, stream) : forward(device, plan, buffers, stream);

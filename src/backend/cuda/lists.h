@@ -14,7 +14,7 @@
 namespace fattn::core::cuda {
 
 // Copies them, waits for the stream, and throws what the CPU backend would. Of problems without lists nothing is done. A captured stream cannot be
-// waited for: the driver's error says so.
+// waited for, which is an error as well.
 void require_good_lists(CudaDevice& device, const Problem& problem, const fattn_buffers& buffers, CUstream stream);
 
 // 64 bytes without padding.

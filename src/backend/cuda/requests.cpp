@@ -55,7 +55,10 @@ cuda::V2Target cuda::target_of(int arch, int level) {
 // With the L2 cache of an H100, the smallest that algorithm v3 meets.
 cuda::V3Target cuda::v3_target_of(int arch) { return {target_of(arch).shared_bytes, 50 << 20, kMultiprocessors}; }
 
-std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
+namespace {
+
+// But for the one that says what is out of range.
+std::vector<jit::Request> requests_of_pass(const Problem& problem, int arch) {
   const cuda::V2Target target = cuda::target_of(arch, problem.cuda_level);
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
   if (problem.algorithm == Algorithm::kStandard || (problem.algorithm == Algorithm::kAuto && problem.want_weights)) {
@@ -120,9 +123,16 @@ std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
     if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
   }
-  if (problem.want_status) requests.push_back(cuda::list_status_request({.arch = arch}));
   if (cuda::has_sequence_rest(problem))
     requests.push_back(cuda::sequence_rest_request(cuda::sequence_rest_key(problem, v3 ? Algorithm::kV3 : Algorithm::kV2, arch)));
+  return requests;
+}
+
+}  // namespace
+
+std::vector<jit::Request> requests_for(const Problem& problem, int arch) {
+  std::vector<jit::Request> requests = requests_of_pass(problem, arch);
+  if (problem.want_status) requests.push_back(cuda::list_status_request({.arch = arch}));
   return requests;
 }
 

@@ -267,6 +267,7 @@ def test_dropout_mask():
     mask = fattn.numpy.dropout_mask(*state.tolist(), 0.3, shape)
     assert mask.dtype == np.bool_ and (mask == (dropout_factors(shape, 0.3, state) != 0)).all()
     assert fattn.numpy.dropout_mask(1, 2, 0.5, (2, 3, 0, 4)).shape == (2, 3, 0, 4)
-    for arguments, words in (((1, 2, 1.0, shape), "p_dropout is 1; allowed"), ((1, 2, 0.5, (2, -3, 4, 5)), "nheads is -3; allowed"), ((2**63, 2, 0.5, shape), "seed is 9223")):
+    for arguments, words in (((1, 2, 1.0, shape), "p_dropout is 1; allowed"), ((1, 2, 0.5, (2, -3, 4, 5)), "nheads is -3; allowed"), ((1, 2, 0.5, (2**40, 1, 1, 1)), "batch is 1099511627776"),
+                             ((1, 2, 0.5, (2, 3, 4)), r"shape is \(2, 3, 4\); allowed: \(batch"), ((2**63, 2, 0.5, shape), "seed is 9223")):
         with pytest.raises(ValueError, match=words):
             fattn.numpy.dropout_mask(*arguments)
