@@ -68,6 +68,19 @@ struct DeviceForward {
   }
 };
 
+// Lists of numbers in device memory, each at an offset of its own.
+class DeviceLists {
+ public:
+  explicit DeviceLists(size_t bytes) : memory_(0, bytes) {}
+  Tensor put(const std::vector<int32_t>& values, size_t offset) {
+    memory_.copy_from(values.data(), 4 * values.size(), nullptr, offset);
+    return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory_.get()) + offset);
+  }
+
+ private:
+  cuda::Buffer memory_;
+};
+
 inline std::vector<uint16_t> halves(const Tensor& tensor, int64_t first, int64_t count) {
   std::vector<uint16_t> host(static_cast<size_t>(count));
   check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, host.data(), static_cast<const uint16_t*>(tensor.data()) + first, 2 * host.size(), nullptr));

@@ -412,12 +412,8 @@ TEST_F(CudaGpu, ListsOutOfRangeAreToldOf) {
       const Case c = shape(dtype, packed ? 1 : 4, 400, 400, 2, 1, 64, false);
       DeviceForward d(c);
       Options options = on_cuda(c);
-      cuda::Buffer memory(0, 8192);
-      const auto put = [&](const std::vector<int32_t>& list, size_t offset) {
-        if (list.empty()) return Tensor();
-        memory.copy_from(list.data(), list.size() * sizeof list[0], nullptr, offset);
-        return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(list.size())}).on(Device::kCuda, 0, static_cast<char*>(memory.get()) + offset);
-      };
+      test::DeviceLists memory(8192);
+      const auto put = [&](const std::vector<int32_t>& list, size_t offset) { return list.empty() ? Tensor() : memory.put(list, offset); };
       if (packed) {
         d.pack();
         options.max_seqlen_q = options.max_seqlen_k = 170;
@@ -428,7 +424,7 @@ TEST_F(CudaGpu, ListsOutOfRangeAreToldOf) {
       d.t.scores.status = put({-1, -1}, 6144);
       forward(d.t, options);
       int32_t status[2];
-      memory.copy_to(status, sizeof status, nullptr, 6144);
+      check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, status, d.t.scores.status.data(), sizeof status, nullptr));
       EXPECT_EQ(status[0], lists.code);
       EXPECT_EQ(status[1], lists.index);
       options.check = Check::kSync;

@@ -114,7 +114,7 @@ TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
   test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {11, 0, 90}), "seqused_k[0] is 11; allowed: 0 to the length of its sequence, 10");
 }
 
-// Without lists nothing is waited for; of a captured stream the driver's answer is the call's.
+// Without lists nothing is waited for.
 TEST_F(CudaLists, ACapturedStreamCannotBeWaitedFor) {
   OnDevice d;
   Options options;

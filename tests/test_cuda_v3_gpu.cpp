@@ -37,19 +37,6 @@ using testing::Case;
 
 using CudaV3Gpu = test::HopperGpu;
 
-// Lists of numbers in device memory, each at an offset of its own.
-class DeviceLists {
- public:
-  explicit DeviceLists(size_t bytes) : memory_(0, bytes) {}
-  Tensor put(const std::vector<int32_t>& values, size_t offset) {
-    memory_.copy_from(values.data(), 4 * values.size(), nullptr, offset);
-    return Tensor(nullptr, DType::kI32, {static_cast<int64_t>(values.size())}).on(Device::kCuda, 0, static_cast<char*>(memory_.get()) + offset);
-  }
-
- private:
-  cuda::Buffer memory_;
-};
-
 // The largest of the differences; NaN if there is one.
 double worst_difference(std::initializer_list<std::pair<Tensor, Tensor>> pairs) {
   double most = 0;
@@ -421,7 +408,7 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
           char* const hidden = static_cast<char*>(t.data()) + static_cast<size_t>(first_k[n] + used[n]) * row_bytes;
           check(fattn_cuda_memset(0, hidden, 0xff, static_cast<size_t>(of_k[n] - used[n]) * row_bytes, nullptr));
         }
-      DeviceLists lists(1024);
+      test::DeviceLists lists(1024);
       d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
       d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
       d.t.scores.seqused_k = lists.put(used, 512);
@@ -469,7 +456,7 @@ TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
         const Tensor dout = gradients.t.o;
         uint32_t seed = 1;
         for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
-        DeviceLists lists(1 << 16);
+        test::DeviceLists lists(1 << 16);
         d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
         d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
         if (lengths) d.t.scores.seqused_k = lists.put(used, 512);
@@ -761,7 +748,7 @@ TEST_F(CudaV3Gpu, RandomPackedSequencesAgreeWithV2) {
     for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
     const Tensor dout = gradients.t.o;
     for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, static_cast<uint32_t>(random()));
-    DeviceLists lists(1024);
+    test::DeviceLists lists(1024);
     d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
     d.t.scores.cu_seqlens_k = lists.put(first_k, 320);
     if (lengths) d.t.scores.seqused_k = lists.put(used, 640);

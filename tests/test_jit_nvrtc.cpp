@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "backend/cuda/lists.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "jit_test.h"
@@ -201,6 +202,15 @@ TEST_F(JitReal, CompilesForEveryArchitecture) {
     ++compiled;
   }
   EXPECT_GE(compiled, 4);
+}
+
+// A kernel that only those ask for who want to be told of lists out of range.
+TEST_F(JitReal, CompilesTheKernelOfTheStatus) {
+  for (const int arch : architectures_) {
+    const auto kernel = fattn::core::cuda::list_status_request({.arch = arch});
+    const Done done = run({FATTN_JIT_BUILD_PATH, kernel.entry, std::to_string(arch), kernel.source}, changes());
+    EXPECT_EQ(done.status, 0) << done.output;
+  }
 }
 
 TEST_F(JitReal, CompileErrorNamesTheLine) {

@@ -78,8 +78,7 @@ enum {
 enum {
   FATTN_CHECK_AUTO = 0, /* as fattn_set_check said last, at first none */
   FATTN_CHECK_NONE = 1, /* nothing */
-  FATTN_CHECK_SYNC =
-      2 /* executing waits for the stream, looks at them, and is an error before anything is computed; refused while the stream is captured */
+  FATTN_CHECK_SYNC = 2  /* a call waits for its stream, looks at them, and is an error before anything is computed; refused in a capture */
 };
 /* What is out of range, as fattn_problem's `status` says. */
 enum { FATTN_LISTS_GOOD = 0, FATTN_LIST_CU_SEQLENS_Q = 1, FATTN_LIST_CU_SEQLENS_K = 2, FATTN_LIST_SEQUSED_K = 3 };

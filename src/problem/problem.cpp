@@ -557,7 +557,7 @@ void validate_host_values(const Problem& p, const fattn_buffers& b) {
     check_sequence_values('q', p, b, first_query_of, p.seqlen_q, p.total_q);
     check_sequence_values('k', p, b, first_key_of, p.seqlen_k, p.total_k);
   }
-  if (!p.has_seqused_k || (p.empty() && !p.packed)) return;
+  if (!p.uses_lengths()) return;
   for (int64_t n = 0; n < p.batch; ++n)
     if (const Sequence s = sequence_of(p, b, n); s.keys < 0 || s.keys > s.seqlen_k)
       invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to ", p.packed ? "the length of its sequence, " : "seqlen_k, ", s.seqlen_k));

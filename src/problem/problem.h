@@ -78,6 +78,8 @@ struct Problem {
   // How many (batch entry, key head) are independent of each other, then.
   int64_t backward_units() const { return (shares_dbias_of_batch() ? 1 : batch) * (shares_dbias_of_heads() ? 1 : nheads_k); }
   bool windowed() const { return window_left >= 0 || window_right >= 0; }
+  // Without queries a dense batch's lengths are nobody's business.
+  bool uses_lengths() const { return has_seqused_k && (packed || !empty()); }
   bool empty() const { return packed ? total_q == 0 : batch == 0 || seqlen_q == 0; }  // no output row
 };
 

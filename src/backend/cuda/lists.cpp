@@ -10,9 +10,6 @@ namespace {
 
 const int* ints(const void* list) { return static_cast<const int*>(list); }
 
-// As validate_host_values(): without queries a dense batch's lengths are nobody's business.
-bool uses_lengths(const Problem& p) { return p.has_seqused_k && (p.packed || !p.empty()); }
-
 // On the host, with the same stride.
 std::vector<int32_t> copy_of(CudaDevice& device, const void* list, int64_t count, int64_t stride, CUstream stream) {
   std::vector<int32_t> copy(static_cast<size_t>(count > 0 ? (count - 1) * stride + 1 : 0));
@@ -25,7 +22,7 @@ std::vector<int32_t> copy_of(CudaDevice& device, const void* list, int64_t count
 }  // namespace
 
 void require_good_lists(CudaDevice& device, const Problem& p, const fattn_buffers& b, CUstream stream) {
-  if (!p.packed && !uses_lengths(p)) return;
+  if (!p.packed && !p.uses_lengths()) return;
   int captured = 0;  // CUstreamCaptureStatus
   if (cuda_driver().streamIsCapturing) device.check(cuda_driver().streamIsCapturing(stream, &captured), "asking whether the stream is captured");
   if (captured != 0)
@@ -36,7 +33,7 @@ void require_good_lists(CudaDevice& device, const Problem& p, const fattn_buffer
     of_q = copy_of(device, b.cu_seqlens_q, p.batch + 1, p.cu_seqlens_q_stride, stream);
     of_k = copy_of(device, b.cu_seqlens_k, p.batch + 1, p.cu_seqlens_k_stride, stream);
   }
-  if (uses_lengths(p)) lengths = copy_of(device, b.seqused_k, p.batch, p.seqused_k_stride, stream);
+  if (p.uses_lengths()) lengths = copy_of(device, b.seqused_k, p.batch, p.seqused_k_stride, stream);
   device.check(cuda_driver().streamSynchronize(stream), "waiting for seqused_k or cu_seqlens to look at them (check = sync)");
   fattn_buffers host = b;
   host.cu_seqlens_q = of_q.data();
@@ -60,7 +57,7 @@ ListStatusParams list_status_params(const Problem& p, const fattn_buffers& b) {
     params.of_q = {ints(b.cu_seqlens_q), p.cu_seqlens_q_stride, p.total_q, static_cast<int>(p.seqlen_q)};
     params.of_k = {ints(b.cu_seqlens_k), p.cu_seqlens_k_stride, p.total_k, static_cast<int>(p.seqlen_k)};
   }
-  params.lengths = uses_lengths(p) ? ints(b.seqused_k) : nullptr;
+  params.lengths = p.uses_lengths() ? ints(b.seqused_k) : nullptr;
   params.length_stride = p.seqused_k_stride;
   params.batch = static_cast<int>(p.batch);
   params.seqlen_k = static_cast<int>(p.seqlen_k);
