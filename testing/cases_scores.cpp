@@ -224,6 +224,12 @@ void add_pairs(Table& table) {
     c.documents = Documents::kSorted;
     table.add(c);
   }
+  for (Pairs pairs : {Pairs::kKeys, Pairs::kHeads}) {  // wide heads, whose kernels on a GPU are others
+    Case c = shape(2, 130, 190, 4, 2, pairs == Pairs::kKeys ? 160 : 256);
+    c.bias = pairs;
+    c.bias_fp32 = true;
+    table.add_both_masks(c);
+  }
   Case summed = shape(3, 64, 700, 6, 3, 32);  // several super-blocks of keys that add to one gradient, in one order
   summed.bias = Pairs::kOne;
   summed.bias_fp32 = true;

@@ -23,7 +23,7 @@ inline std::vector<int> numbers_in(const std::string& text) {
 }
 
 // Without problems as yet.
-inline nlohmann::ordered_json record_of_search(const char* command, const std::string& gpu, int rounds) {
+inline nlohmann::ordered_json record_of_search(const char* command, const std::string& gpu, int rounds, const char* dtype = "bf16") {
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
@@ -31,7 +31,7 @@ inline nlohmann::ordered_json record_of_search(const char* command, const std::s
           {"date", date},
           {"gpu", gpu},
           {"library_version", fattn_version()},
-          {"dtype", "bf16"},
+          {"dtype", dtype},
           {"rounds", rounds},
           {"problems", nlohmann::ordered_json::array()}};
 }

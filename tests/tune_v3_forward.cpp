@@ -5,14 +5,11 @@
 // For every problem (bf16, batch * seqlen = 16384, nheads * headdim = 2048) every tile that fits is compiled; those that ptxas spills or serialises
 // are left out. Each is launched and its o compared with algorithm v2's, then all take turns; the fastest take turns again, for longer, with the tile
 // that the table chooses, and under a causal mask or in a window with sections of other sizes. The record has what was measured, the fastest first.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -20,13 +17,11 @@
 
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v3_forward.h"
-#include "fattn/error.hpp"
 #include "gpu_problem.h"
 #include "jit/jit.h"
 #include "jit/kernel_table.h"
-#include "plan/plan.h"
 #include "problem/problem.h"
-#include "tune_record.h"
+#include "tune_tiles.h"
 
 namespace {
 
@@ -37,30 +32,25 @@ namespace device = fattn::cuda;
 
 using fattn::Algorithm;
 using fattn::DType;
-using fattn::Error;
 using fattn::ForwardTensors;
 using fattn::Options;
 using fattn::Tensor;
 using fattn::core::cuda_device;
 using fattn::core::CudaDevice;
-using fattn::core::CudaDeviceInfo;
 using fattn::core::CudaLaunch;
 using fattn::core::CUstream;
 using fattn::core::Problem;
 using fattn::testing::Case;
 using nlohmann::ordered_json;
+using Candidate = test::Candidate<v3::V3ForwardPlan>;
 using v3::V3ForwardPlan;
 using v3::V3ForwardTile;
 
 struct Arguments {
-  std::vector<int> headdims = {64, 96, 128, 192, 256}, seqlens = {512, 1024, 2048, 4096, 8192, 16384};
-  std::vector<bool> masks = {false, true};
-  int rounds = 15, jobs = 1;
+  test::SearchFlags common;
   std::vector<int> windows_left = {-1};
   std::vector<V3ForwardTile> tiles;  // none: all
   double softcap = 0;
-  bool compile_only = false;
-  std::string json;
 };
 
 constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
@@ -81,66 +71,24 @@ bool add_tile(const std::string& text, std::vector<V3ForwardTile>& to) {
 }
 
 bool parse(int argc, char** argv, Arguments& to) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-    bool known = true;
-    if (flag == "--compile-only") {
-      to.compile_only = true;
-      continue;
-    }
-    if (flag == "--headdim")
-      to.headdims = test::numbers_in(value);
-    else if (flag == "--seqlen")
-      to.seqlens = test::numbers_in(value);
-    else if (flag == "--mask" && (value == "full" || value == "causal"))
-      to.masks = {value == "causal"};
-    else if (flag == "--window-left")
+  return test::parse_search(argc, argv, "tune_v3_forward", to.common, [&](const std::string& flag, const std::string& value) {
+    if (flag == "--window-left")
       to.windows_left = test::numbers_in(value);
     else if (flag == "--tile")
-      known = add_tile(value, to.tiles);
+      return add_tile(value, to.tiles);
     else if (flag == "--softcap")
       to.softcap = std::max(0.0, std::atof(value.c_str()));
-    else if (flag == "--rounds")
-      to.rounds = std::clamp(std::atoi(value.c_str()), 1, 1000);
-    else if (flag == "--jobs")
-      to.jobs = std::clamp(std::atoi(value.c_str()), 1, 256);
-    else if (flag == "--json")
-      to.json = value;
     else
-      known = false;
-    const auto positive = [](const std::vector<int>& all) { return !all.empty() && *std::min_element(all.begin(), all.end()) > 0; };
-    if (!known || value.empty() || !positive(to.headdims) || !positive(to.seqlens)) {
-      std::fprintf(stderr, "tune_v3_forward: '%s' is no flag or '%s' not its value; the flags are explained in tests/tune_v3_forward.cpp\n",
-                   flag.c_str(), value.c_str());
       return false;
-    }
-    ++i;
-  }
-  return true;
+    return true;
+  });
 }
 
 Case case_of(const Arguments& arguments, int headdim, int seqlen, bool causal, int window_left) {
-  constexpr int kTokens = 16384, kWidth = 2048;
-  const int nheads = std::max(1, kWidth / headdim);
-  Case c = test::shape(DType::kBF16, std::max(1, kTokens / seqlen), seqlen, seqlen, nheads, nheads, headdim, causal);
+  Case c = test::search_case(DType::kBF16, headdim, seqlen, causal);
   c.window_left = window_left;
   c.softcap = arguments.softcap;
   return c;
-}
-
-Problem problem_of(const Case& c) {
-  Problem p;
-  p.dtype = c.dtype;
-  p.batch = c.batch, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.nheads = c.nheads, p.nheads_k = c.nheads_k;
-  p.headdim = c.headdim, p.headdim_v = c.headdim_v;
-  p.causal = c.causal;
-  p.window_left = c.window_left;
-  p.softcap = c.softcap;
-  p.softmax_scale = 1 / std::sqrt(static_cast<double>(c.headdim));
-  p.q = p.k = p.v = p.o = {c.seqlen_q * c.nheads * c.headdim, c.nheads * c.headdim, c.headdim};
-  p.lse = {c.nheads * c.seqlen_q, 1, c.seqlen_q};
-  p.want_lse = true;
-  return p;
 }
 
 // All that could be of use, or `given`: what fits into registers by count (ptxas has the last word) and into shared memory.
@@ -197,61 +145,6 @@ jit::Request request_of(const jit::KernelKey& from) {
   return v3::v3_forward_request(key, tile);
 }
 
-// Whether the tile's kernel is what it should be; compiles it if it is in no cache.
-bool compiles(const V3ForwardPlan& plan) {
-  try {
-    const jit::Resources r = jit::build(request_of(jit::key_of_pod(key_of(plan)))).resources;
-    if (r.known && !r.degraded && r.spill_store_bytes + r.spill_load_bytes + r.stack_bytes == 0 && r.registers == plan.tile.launch_registers())
-      return true;
-    std::fprintf(stderr, "%d x %d: %s%d bytes of spills, %d of stack, %d registers\n", plan.tile.groups, plan.tile.block_n,
-                 r.degraded ? "serialised, " : "", r.spill_store_bytes + r.spill_load_bytes, r.stack_bytes, r.registers);
-    return false;
-  } catch (const Error& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return false;
-  }
-}
-
-// Compiles for all problems, in processes of their own.
-int compile_all(const Arguments& arguments) {
-  std::vector<V3ForwardPlan> plans;
-  for (const int headdim : arguments.headdims)
-    for (const bool causal : arguments.masks)
-      for (const int window_left : arguments.windows_left) {
-        if (window_left >= 0 && window_left != arguments.windows_left.back()) continue;  // the same kernels
-        const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
-        const Problem problem = problem_of(case_of(arguments, headdim, arguments.seqlens.back(), causal, window_left));
-        plans.push_back(plan_v3_forward(problem, target, plan_v3_forward(problem, target).tile));
-        for (const V3ForwardTile& tile : tiles_for(headdim, causal || window_left >= 0, target.shared_bytes, arguments.tiles))
-          plans.push_back(plan_v3_forward(problem, target, tile));
-      }
-  std::printf("%zu tiles\n", plans.size());
-  std::fflush(stdout);
-  for (int job = 0; job < arguments.jobs; ++job) {
-    const pid_t child = fork();
-    if (child < 0) return 1;
-    if (child > 0) continue;
-    for (size_t i = static_cast<size_t>(job); i < plans.size(); i += static_cast<size_t>(arguments.jobs)) compiles(plans[i]);
-    _exit(0);
-  }
-  int status = 0, all = 0;
-  while (wait(&status) > 0) all |= status;
-  const auto good = std::count_if(plans.begin(), plans.end(), compiles);
-  std::printf("%td without spills\n", good);
-  return all == 0 && good > 0 ? 0 : 1;
-}
-
-struct Candidate {
-  V3ForwardPlan plan;
-  bool of_table = false;
-  std::vector<double> seconds;
-  double median() const {
-    std::vector<double> all = seconds;
-    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2), all.end());
-    return all[all.size() / 2];
-  }
-};
-
 std::string name_of(const V3ForwardPlan& plan) {
   const V3ForwardTile& t = plan.tile;
   std::ostringstream text;
@@ -265,13 +158,37 @@ std::string name_of(const V3ForwardPlan& plan) {
   return text.str();
 }
 
+test::SearchKernel kernel_of(const V3ForwardPlan& plan) {
+  return {request_of(jit::key_of_pod(key_of(plan))), plan.tile.launch_registers(), name_of(plan)};
+}
+
+int compile_all(const Arguments& arguments) {
+  std::vector<test::SearchKernel> all;
+  for (const int headdim : arguments.common.headdims)
+    for (const bool causal : arguments.common.masks)
+      for (const int window_left : arguments.windows_left) {
+        if (window_left >= 0 && window_left != arguments.windows_left.back()) continue;  // the same kernels
+        const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
+        const Problem problem = test::forward_problem_of(case_of(arguments, headdim, arguments.common.seqlens.back(), causal, window_left));
+        all.push_back(kernel_of(plan_v3_forward(problem, target, plan_v3_forward(problem, target).tile)));
+        for (const V3ForwardTile& tile : tiles_for(headdim, causal || window_left >= 0, target.shared_bytes, arguments.tiles))
+          all.push_back(kernel_of(plan_v3_forward(problem, target, tile)));
+      }
+  std::printf("%zu tiles\n", all.size());
+  std::fflush(stdout);
+  test::compile_all(all, arguments.common.jobs);
+  const auto good = std::count_if(all.begin(), all.end(), test::compiles);
+  std::printf("%td without spills\n", good);
+  return good > 0 ? 0 : 1;
+}
+
 // One problem on the GPU.
 class Search {
  public:
   Search(const Arguments& arguments, int headdim, int seqlen, bool causal, int window_left)
       : case_(case_of(arguments, headdim, seqlen, causal, window_left)),
         given_(arguments.tiles),
-        problem_(problem_of(case_)),
+        problem_(test::forward_problem_of(case_)),
         device_(cuda_device(0)),
         target_{device_.info().shared_per_block_optin, device_.info().l2_bytes, device_.info().multiprocessors},
         tensors_(case_),
@@ -295,7 +212,7 @@ class Search {
       add(all, plan_v3_forward(problem_, target_, tile), false);
     take_turns(all, 3);
     constexpr size_t kFinalists = 6;
-    keep(all, kFinalists);
+    test::keep_fastest(all, kFinalists);
     if (uneven()) {
       const V3ForwardPlan fastest = all.front().plan;
       for (const int part : {1, 2, 3, 4, 6, 11, 12, 22, 33, 66, 132}) {
@@ -310,9 +227,8 @@ class Search {
       pairs.grid = static_cast<int>((pairs.tiles + 1) / 2);
       if (fastest.tiles_per_cta == 0) add(all, pairs, false);
     }
-    for (Candidate& c : all) c.seconds.clear();
     take_turns(all, rounds);
-    keep(all, all.size());
+    test::keep_fastest(all, all.size());
     return report(all);
   }
 
@@ -334,44 +250,23 @@ class Search {
 
   // If the tile compiles and computes what v2 does.
   void add(std::vector<Candidate>& to, const V3ForwardPlan& plan, bool of_table) {
-    if (!compiles(plan)) return;
+    if (!test::compiles(kernel_of(plan))) return;
     std::fprintf(stderr, "\r%-150s", name_of(plan).c_str());  // the last word of a hang
     alarm(60);
     tensors_.memory[3].fill(0xff, stream_.get());  // o: NaN
     launch(plan);
     stream_.synchronize();
     alarm(0);
-    const int64_t size = tensors_.t.o.size(), piece = std::min<int64_t>(size, 1 << 17);
-    for (const int64_t first : {int64_t{0}, (size - piece) / 2, size - piece}) {
-      const std::vector<uint16_t> a = test::halves(tensors_.t.o, first, piece), b = test::halves(expected_.t.o, first, piece);
-      for (size_t i = 0; i < a.size(); ++i) {
-        const float x = test::float_of_bf16(a[i]), y = test::float_of_bf16(b[i]);
-        if (!(std::abs(x - y) <= 0.02f)) {  // inputs are up to 2
-          std::fprintf(stderr, "\n%s: o is %g where v2 has %g\n", name_of(plan).c_str(), static_cast<double>(x), static_cast<double>(y));
-          return;
-        }
-      }
+    const double wrong = test::difference_of_pieces(tensors_.t.o, expected_.t.o, 3);
+    if (!(wrong <= 0.02)) {
+      std::fprintf(stderr, "\n%s: o is not v2's by %g\n", name_of(plan).c_str(), wrong);
+      return;
     }
     to.push_back({plan, of_table, {}});
   }
 
   void take_turns(std::vector<Candidate>& all, int rounds) {
-    device::Event begin(0), end(0);
-    for (int round = -1; round < rounds; ++round)
-      for (Candidate& c : all) {
-        begin.record(stream_.get());
-        launch(c.plan);
-        end.record(stream_.get());
-        const double seconds = begin.seconds_to(end);
-        if (round >= 0) c.seconds.push_back(seconds);  // the first round warms up
-      }
-  }
-
-  // The fastest `count`, in order, and the table's.
-  static void keep(std::vector<Candidate>& all, size_t count) {
-    std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.median() < b.median(); });
-    for (size_t i = all.size(); i-- > count;)
-      if (!all[i].of_table) all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+    test::take_turns(all, rounds, stream_, [&](const V3ForwardPlan& plan) { launch(plan); });
   }
 
   ordered_json report(const std::vector<Candidate>& all) const {
@@ -410,21 +305,12 @@ class Search {
 };
 
 int search_all(const Arguments& arguments) {
-  std::string reason;
-  if (fattn::core::cuda_device_count(&reason) == 0) throw std::runtime_error(reason);
-  const CudaDeviceInfo& gpu = cuda_device(0).info();
-  if (gpu.capability() != v3::kV3Arch) throw std::runtime_error("algorithm v3 is for compute capability 9.0; " + gpu.name + " is another");
-  ordered_json record = test::record_of_search("tune_v3_forward", gpu.name, arguments.rounds);
-  for (const int headdim : arguments.headdims)
-    for (const bool causal : arguments.masks)
-      for (const int seqlen : arguments.seqlens)
-        for (const int window_left : arguments.windows_left) {
-          std::printf("headdim %d%s, seqlen %d, window_left %d\n", headdim, causal ? " causal" : "", seqlen, window_left);
-          record["problems"].push_back(Search(arguments, headdim, seqlen, causal, window_left).run(arguments.rounds));
-          std::fflush(stdout);
-          if (!arguments.json.empty()) test::write_whole(arguments.json, record);  // after each, so that nothing is lost
-        }
-  return 0;
+  return test::search_all("tune_v3_forward", arguments.common, DType::kBF16, [&](int headdim, bool causal, int seqlen, const auto& file) {
+    for (const int window_left : arguments.windows_left) {
+      std::printf("headdim %d%s, seqlen %d, window_left %d\n", headdim, causal ? " causal" : "", seqlen, window_left);
+      file(Search(arguments, headdim, seqlen, causal, window_left).run(arguments.common.rounds));
+    }
+  });
 }
 
 }  // namespace
@@ -433,7 +319,7 @@ int main(int argc, char** argv) {
   Arguments arguments;
   if (!parse(argc, argv, arguments)) return 2;
   try {
-    return arguments.compile_only ? compile_all(arguments) : search_all(arguments);
+    return arguments.common.compile_only ? compile_all(arguments) : search_all(arguments);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "tune_v3_forward: %s\n", e.what());
     return 2;

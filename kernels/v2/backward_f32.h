@@ -226,7 +226,9 @@ class BackwardF32 : BackwardF32Scores<Spec> {
         }
       }
       if (masked) hide(ds, first_query + row);
-      if constexpr (kPair.dbias) add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
+      if constexpr (kPair.dbias)
+        if (part == 0)  // CTAs that share their keys have the same dS^T
+          add_to_dbias(ds, head, first_query + row, masked, dropout_scale() / kGradientFactor, dout_inverse * value_inverse());
       const Fragments fragments(ds, 1.0f);
 #pragma unroll
       for (int depth = 0; depth < kDepths; ++depth)

@@ -115,7 +115,7 @@ struct BiasOfPairs {
       const float2 l = ptx::ld_shared_f32x2(from + static_cast<unsigned>(32 * step));
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[4 * step + e] = ptx::ex2(__fmaf_rn(s[4 * step + e], scale, __fmaf_rn(bias[e], kLog2e, e % 2 == 0 ? -l.x : -l.y)));
-      if constexpr (BackwardShape<Spec>::kDbias) {
+      if constexpr (BackwardShape<Spec>::kDbias || (Spec::kByRole && kBias == 2)) {  // the latter for ptxas, which spilled 4 bytes without
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (bias[e] == -kInfinity) s[4 * step + e] = BackwardShape<Spec>::kHiddenWeight;

@@ -189,14 +189,17 @@ int64_t dbias_bytes(const Problem& p) { return p.dbias.batch * p.dbias.heads * p
 
 std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }
 
+std::string dbias_order_refusal(const Problem& p) {
+  if (!p.dbias.given || !p.deterministic || dbias_alone(p)) return {};
+  return "deterministic is set, and the sums over a dimension of dbias that is 1 are atomic additions in any order on a GPU; leave deterministic at "
+         "0, give dbias the sizes of the scores, or use the CPU";
+}
+
 std::string v2_backward_refusal(const Problem& problem, const V2Target& target) {
   if (std::string why = v2_refusal(problem, target); !why.empty()) return why;
   if (target.level < 80 && heavy(pair_features(problem)))
     return "the CUDA kernels for compute capability 7.5 have no documents, ALiBi, bias, mask and dropout in a backward pass; use the CPU";
-  if (problem.dbias.given && problem.deterministic && !dbias_alone(problem))
-    return "deterministic is set, and the sums over a dimension of dbias that is 1 are atomic additions in any order on a GPU; leave deterministic "
-           "at 0, "
-           "give dbias the sizes of the scores, or use the CPU";
+  if (std::string why = dbias_order_refusal(problem); !why.empty()) return why;
   const int row = choose_row(problem, target, false);
   if (row < 0) {
     return text("no backward tile for headdim ", problem.headdim, " and headdim_v ", problem.headdim_v, " fits into ", target.shared_bytes,
@@ -326,25 +329,25 @@ BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspa
 PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
   PairParams params = pair_params(
       backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b.pairs);
-  set_dbias_params(params, problem, b, plan.dbias_offset);
+  set_dbias_params(params, problem, b.pairs.dbias, b.workspace, plan.dbias_offset);
   return params;
 }
 
-void set_dbias_params(PairParams& params, const Problem& problem, const BackwardBuffers& b, int64_t offset) {
+void set_dbias_params(PairParams& params, const Problem& problem, void* out, void* workspace, int64_t offset) {
   const PairTensor& dbias = problem.dbias;
   if (!dbias.given) return;
   params.dbias_batch = static_cast<int>(dbias.batch);
   params.dbias_heads = static_cast<int>(dbias.heads);
   params.dbias_rows = static_cast<int>(dbias.rows);
   params.dbias_alone = dbias_alone(problem) ? 1 : 0;
-  params.dbias_out = b.pairs.dbias;
+  params.dbias_out = out;
   params.dbias_out_strides = strides_of(dbias.strides);
   if (dbias_in_place(problem)) {
-    params.dbias = static_cast<float*>(b.pairs.dbias);
+    params.dbias = static_cast<float*>(out);
     params.dbias_strides = params.dbias_out_strides;
     return;
   }
-  params.dbias = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + offset);
+  params.dbias = reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
   const auto stride = [&](int64_t size, int64_t step) { return size > 1 ? step : 0; };  // 0 where all share
   const int64_t row = dbias_row(problem);
   params.dbias_strides = {stride(dbias.batch, dbias.heads * dbias.rows * row), stride(dbias.rows, row), stride(dbias.heads, dbias.rows * row)};

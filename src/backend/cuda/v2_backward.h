@@ -98,9 +98,10 @@ PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan
 // dbias, which is made 0 before a pass, and of 16 bits, summed in the workspace, written behind it: here and in algorithm v3. Whether no sum makes an
 // element of it; whether it is summed where it will be; else what it takes of the workspace, and what the kernels are told.
 bool dbias_alone(const Problem& problem);
+std::string dbias_order_refusal(const Problem& problem);  // of deterministic; empty: none
 bool dbias_in_place(const Problem& problem);
 int64_t dbias_bytes(const Problem& problem);
-void set_dbias_params(PairParams& params, const Problem& problem, const BackwardBuffers& buffers, int64_t offset);
+void set_dbias_params(PairParams& params, const Problem& problem, void* dbias, void* workspace, int64_t offset);
 
 jit::Request v2_backward_request(const V2BackwardKey& key);
 

@@ -100,11 +100,6 @@ std::string term_refusal(const Problem& p) {
   if (p.bias.dtype == DType::kF32 && p.pair_mask.given)  // spills of 4 and 8 bytes at headdim 64 and 256
     return "algorithm v3's backward pass has no registers for a bias in fp32 together with a mask of pairs; algorithm v2 does both, and so does a "
            "bias of q's dtype";
-  if (p.bias.dtype == DType::kF32 && p.causal && std::max(p.headdim, p.headdim_v) > 192)  // a spill of 4 bytes
-    return text(
-        "headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-        "; algorithm v3's backward pass has registers for a bias in fp32 under a causal mask up to 192; algorithm v2 does that, and so does a "
-        "bias of q's dtype");
   const Strides& of = p.bias.strides;
   if (p.bias.dtype != DType::kF32 && (p.seqlen_k % 2 != 0 || of.batch % 2 != 0 || of.row % 2 != 0 || of.head % 2 != 0))
     return text("seqlen_k is ", p.seqlen_k, " and the bias has strides of ", of.batch, ", ", of.row, " and ", of.head,
@@ -264,6 +259,18 @@ void divide_dbias(const Problem& p, const V3Target& target, V3BackwardPlan& plan
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) {
   const int row = choose_row(problem, target);
   if (row < 0) throw Error(ErrorCode::kInternal, "plan_v3_backward() was called for a problem that v3_backward_refusal() refuses");
+  V3BackwardPlan plan = plan_v3_backward(problem, target, kRows[row].tile);
+  for (V3BackwardKey* key : {&plan.main, &plan.finish})
+    if (key->row < 0) key->row = row;
+  return plan;
+}
+
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, const V3BackwardTile& tile) {
+  const int row_blocks = static_cast<int>(row_blocks_of(problem)), key_tiles = static_cast<int>(key_tiles_of(problem, tile.block_n()));
+  return plan_v3_backward(problem, target, tile, ring_generation(problem, tile, v3_width(problem.headdim), row_blocks, key_tiles, target));
+}
+
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, const V3BackwardTile& tile, int generation) {
   V3BackwardPlan plan;
   V3BackwardKey key;
   key.dtype = static_cast<int32_t>(problem.dtype);
@@ -272,13 +279,13 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target) 
   key.mask = v3_mask(problem);
   key.score = problem.softcap > 0 ? V3Score::kCapped : V3Score::kPlain;
   key.deterministic = problem.deterministic;
-  key.row = row;
+  key.row = -1;
   const PairFeatures pair = v3_pair_features(problem);
   key.pair = pair_bits(pair);
-  plan.tile = kRows[row].tile;
+  plan.tile = tile;
   plan.row_blocks = static_cast<int>(row_blocks_of(problem));
   plan.key_tiles = static_cast<int>(key_tiles_of(problem, plan.tile.block_n()));
-  plan.generation = ring_generation(problem, plan.tile, key.width, plan.row_blocks, plan.key_tiles, target);
+  plan.generation = generation;
   key.ring = plan.generation > 0;
   plan.main = plan.prepare = plan.finish = key;
   // The small kernels do not depend on everything; what they do not depend on is the same in all keys, so that fewer are compiled.
@@ -386,7 +393,7 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
   params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
                             problem, b.pairs);
-  set_dbias_params(params.call, problem, b, plan.dbias_offset);
+  set_dbias_params(params.call, problem, b.pairs.dbias, b.workspace, plan.dbias_offset);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   if (problem.packed || problem.has_documents || problem.pair_mask.given) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.columns = static_cast<int>(problem.headdim);
@@ -420,8 +427,9 @@ jit::Request v3_packed_key_tiles_request(const V3PackedKeyTilesKey& key) {
       .arch_specific = true};
 }
 
-jit::Request v3_backward_request(const V3BackwardKey& key) {
-  const V3BackwardTile& tile = kRows[key.row].tile;
+jit::Request v3_backward_request(const V3BackwardKey& key) { return v3_backward_request(key, kRows[key.row].tile); }
+
+jit::Request v3_backward_request(const V3BackwardKey& key, const V3BackwardTile& tile) {
   const bool prepare = key.kind == KernelKind::kV3BackwardPrepare, finish = key.kind == KernelKind::kV3BackwardFinish;
   const bool dbias = key.kind == KernelKind::kV3BackwardDbias, main = !prepare && !finish && !dbias;
   const char* const function = prepare ? "backward_prepare" : finish ? "backward_finish" : dbias ? "backward_dbias" : "backward";

@@ -32,6 +32,7 @@ struct V3BackwardTile {
   constexpr int launch_registers() const { return v3_launch_registers(threads()); }
   constexpr int moved_registers() const { return groups * main_registers + dq_registers + (own_loader ? loader_registers : 0); }
   int shared_bytes(int width, int width_v, const PairFeatures& pair) const;
+  bool operator==(const V3BackwardTile&) const = default;
 };
 
 // A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi.
@@ -103,6 +104,11 @@ bool v3_takes_bias(const Problem& problem, const void* bias);
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.
 V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target);
+// With a tile that the table need not have, as the search for tiles tries them; the row is -1 in keys of kernels that depend on the tile.
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, const V3BackwardTile& tile);
+// Also with the number of key heads in a generation of the ring of dq's accumulators, or 0: none. A ring needs two generations at least, and kernels
+// for it (other_keys_of()).
+V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, const V3BackwardTile& tile, int generation);
 
 // The kernels for the same problem with as many heads, or on a GPU of such a size, that the choice of a ring is the other; the plan's if there is
 // none.
@@ -122,5 +128,6 @@ void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaD
 inline constexpr int kV3DbiasThreads = 384;
 
 jit::Request v3_backward_request(const V3BackwardKey& key);
+jit::Request v3_backward_request(const V3BackwardKey& key, const V3BackwardTile& tile);
 
 }  // namespace fattn::core::cuda
