@@ -74,6 +74,10 @@ void print(std::FILE* out, const ProblemSpec& spec, const RaceResult& result) {
                row.bandwidth_fraction ? percent_text(*row.bandwidth_fraction) : "", bytes_text(static_cast<double>(row.memory->extra_bytes))});
   }
   table.print(out);
+  for (const Row& row : result.rows)
+    if (row.gpu.sm_clock_mhz || row.gpu.power_w)
+      fmt::print(out, "{} ran at{}{}\n", name_of(row.pass), row.gpu.sm_clock_mhz ? fmt::format(" {:.0f} MHz", *row.gpu.sm_clock_mhz) : "",
+                 row.gpu.power_w ? fmt::format("{} {:.0f} W", row.gpu.sm_clock_mhz ? "," : "", *row.gpu.power_w) : "");
   fmt::print(out,
              "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace.\n");
   print_peaks(out, result.before, result.after);

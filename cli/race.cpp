@@ -16,6 +16,7 @@
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
 #include "measure/library_plans.h"
+#include "measure/metered_sampler.h"
 #include "measure/traffic.h"
 
 namespace fattn::cli {
@@ -170,25 +171,32 @@ void check(Entry& entry, const RaceOptions& options, Standard& standard) {
                   fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
 }
 
-void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options, const TimeLeft& left) {
-  std::vector<Sampler> samplers;
+void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options, const GpuSensors* sensors,
+               const TimeLeft& left) {
+  std::vector<MeteredSampler> metered;
   std::vector<Entry*> running;
   for (Entry& entry : entries) {
     if (!entry.running) continue;
     running.push_back(&entry);
-    samplers.push_back([&entry, pass, &left](int samples, int warmup) {
-      left.measure(*entry.contestant);
-      return entry.contestant->time(pass, samples, warmup);
-    });
+    metered.emplace_back(
+        [&entry, pass, &left](int samples, int warmup) {
+          left.measure(*entry.contestant);
+          return entry.contestant->time(pass, samples, warmup);
+        },
+        sensors);
   }
+  std::vector<Sampler> samplers;
+  for (MeteredSampler& one : metered) samplers.emplace_back(std::ref(one));
   const SamplingOptions sampling = left.fitting(options.sampling, running.size() * (options.passes.size() - pass_index));
   const auto samples = sample_in_turns(
-      samplers, sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step);
+      samplers, sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step,
+      [&](size_t i, bool last) { metered[i].end_turn(last); });
   for (size_t i = 0; i < running.size(); ++i)
     if (!samples[i].seconds.empty()) {
       Statistics time = summarize(samples[i].seconds);
       time.turn_medians = samples[i].turn_medians;
       running[i]->rows[pass_index]->time = std::move(time);
+      running[i]->rows[pass_index]->gpu = metered[i].median();
     }
 }
 
@@ -241,6 +249,7 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     return result;
   }
   const TimeLeft left(options.time_limit, options.tell);
+  const std::optional<GpuSensors> sensors = options.place.device == Device::kCuda ? sensors_of(options.place.index) : std::nullopt;
   result.before = peaks_of(*problems.front(), options);
   for (Entry& entry : entries) entry.contestant->begin();
   for (const ProblemSpec* spec : problems) {
@@ -286,7 +295,7 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     for (Entry* entry : order) get_ready(*entry, entry == order.back());
     for (std::future<void>& one : compiling) one.get();
   }
-  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, left);
+  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, sensors ? &*sensors : nullptr, left);
   for (Entry& entry : entries)
     entry.guarded([&] {
       left.let_go(*entry.contestant);

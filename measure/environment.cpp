@@ -6,10 +6,12 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "fattn/device.hpp"
 #include "fattn/system.hpp"
+#include "measure/gpu_sensors.h"
 
 namespace fattn::measure {
 namespace {
@@ -63,14 +65,22 @@ ordered_json environment() {
   double load[1] = {0};
   const bool has_load = getloadavg(load, 1) == 1;
   ordered_json gpus = ordered_json::array();
-  for (const fattn_cuda_info& gpu : cuda::devices())
+  for (const fattn_cuda_info& gpu : cuda::devices()) {
+    const GpuSensors sensors(gpu);
+    const std::optional<double> limit = sensors.power_limit_w();
     gpus.push_back({{"device", "cuda:" + std::to_string(gpu.index)},
                     {"name", gpu.name},
                     {"capability", std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor)},
                     {"multiprocessors", gpu.multiprocessors},
                     {"memory_bytes", gpu.memory_bytes},
                     {"clock_khz_max", gpu.clock_khz},
-                    {"cuda_driver_version", gpu.driver_version}});
+                    {"cuda_driver_version", gpu.driver_version},
+                    {"power_limit_w", limit ? ordered_json(*limit) : ordered_json(nullptr)},
+                    {"power_reading", !sensors.problem().empty()   ? ordered_json(nullptr)
+                                      : sensors.power_is_instant() ? ordered_json("instant")
+                                                                   : ordered_json("average")},
+                    {"sensors_problem", text_or_null(sensors.problem())}});
+  }
   ordered_json environment = {
       {"date", now_utc()},
       {"library_version", fattn_version()},

@@ -48,6 +48,7 @@ void Row::fail(const Failure& failure) {
   peak_fraction.reset();
   peak_name.clear();
   bandwidth_fraction.reset();
+  gpu = {};
   speedup_over_standard.reset();
 }
 
@@ -143,6 +144,8 @@ ordered_json to_json(const Row& row) {
   json["peak_flops_per_s"] = row.peak_name.empty() ? ordered_json(nullptr) : ordered_json(row.peak_flops_per_s);
   json["peak_fraction"] = or_null(row.peak_fraction);
   json["bandwidth_fraction"] = or_null(row.bandwidth_fraction);
+  json["sm_clock_mhz"] = or_null(row.gpu.sm_clock_mhz);
+  json["power_w"] = or_null(row.gpu.power_w);
   json["extra_bytes"] = row.memory ? ordered_json(row.memory->extra_bytes) : ordered_json(nullptr);
   json["extra_bytes_method"] = row.memory ? ordered_json(row.memory->method) : ordered_json(nullptr);
   json["rss_extra_bytes"] = row.memory && row.memory->rss_measured ? ordered_json(row.memory->rss_extra_bytes) : ordered_json(nullptr);

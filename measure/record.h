@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "measure/contestant.h"
+#include "measure/gpu_sensors.h"
 #include "measure/peaks.h"
 #include "measure/statistics.h"
 
@@ -40,6 +41,7 @@ struct Row {
   // Set by a comparison.
   std::optional<double> speedup_over_standard, max_difference_to_standard;
   std::optional<double> moved_bytes;  // of the library on a GPU, by the model of measure/traffic.h
+  GpuReading gpu;                     // while it was timed: measure/metered_sampler.h says what that is
 
   bool ok() const { return status == Status::kOk; }
   // Turns the row into one of a failure: its times, rates and memory are dropped, what was checked stays.

@@ -54,7 +54,8 @@ std::vector<double> time_calls(const std::function<void()>& call, int samples, i
 }
 
 std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn) {
+                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn,
+                                     const std::function<void(size_t, bool)>& sampled) {
   const int rounds = std::max(1, std::min(options.rounds, options.repeats));
   std::vector<Samples> samples(samplers.size());
   std::vector<int> wanted(samplers.size(), 0);  // 0: failed
@@ -90,6 +91,7 @@ std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const
         const std::vector<double> now = samplers[i](now_wanted, first ? 1 : 0);
         samples[i].seconds.insert(samples[i].seconds.end(), now.begin(), now.end());
         samples[i].turn_medians.push_back(summarize(now).median);
+        if (sampled) sampled(i, round == rounds - 1);
       });
       turn();
     }

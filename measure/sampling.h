@@ -36,9 +36,11 @@ struct Samples {
 };
 
 // Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed
-// to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress.
+// to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress; before that, directly after the samples
+// of a turn, `sampled` with i and whether it was the last of sampler i, whose exceptions are as the sampler's own.
 std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn);
+                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn,
+                                     const std::function<void(size_t, bool)>& sampled = {});
 
 // The smallest step that the clock was seen to take.
 double clock_resolution_seconds();

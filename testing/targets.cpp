@@ -24,10 +24,11 @@ namespace {
 
 // Of what a score depends on beside q k, and of dropout.
 bool gpu_computes_scores(const Target& target, const Case& c) {
-  if (target.algorithm == Algorithm::kV1 || target.algorithm == Algorithm::kStandard || c.dtype == DType::kF32) return false;
   const bool dbias = c.backward && c.bias != Pairs::kNone,
              pairs = c.bias != Pairs::kNone || c.mask != Pairs::kNone || c.documents != Documents::kNone;
-  if (dbias && (c.softcap != 0 || (target.deterministic && c.bias != Pairs::kAll && c.bias != Pairs::kExpanded))) return false;
+  if (dbias && target.deterministic && c.bias != Pairs::kAll && c.bias != Pairs::kExpanded) return false;
+  if (target.algorithm == Algorithm::kStandard) return !c.varlen;
+  if (target.algorithm == Algorithm::kV1 || c.dtype == DType::kF32 || (dbias && c.softcap != 0)) return false;
   const bool lengths_alone = !pairs && c.alibi == Alibi::kNone && c.p_dropout == 0;
   if (c.varlen && target.algorithm == Algorithm::kV3 && c.backward) return false;
   return lengths_alone ? target.algorithm != Algorithm::kV3 || (!c.backward && c.softcap == 0)
@@ -38,7 +39,6 @@ bool gpu_computes_scores(const Target& target, const Case& c) {
 
 bool is_to_compute(const Target& target, const Case& c) {
   const bool scores = c.has_scores(), window = c.window_left != -1 || c.window_right != -1 || c.softcap != 0;
-  if (c.dlse && c.backward && target.backend == Backend::kCuda && target.algorithm == Algorithm::kStandard) return false;
   return (!scores && !window) || target.backend == Backend::kReference ||
          (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) ||
          (target.backend == Backend::kCuda && (scores ? gpu_computes_scores(target, c) : target.algorithm != Algorithm::kV1));

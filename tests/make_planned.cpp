@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -235,15 +236,14 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
 }
 
 // Rows that a warp and a CTA hold, and longer ones; with and without softcap.
-void add_standard(List& list, int arch, DType dtype, int seqlen, bool backward, bool softcap) {
-  Problem problem = contiguous(dtype, 64, 64, true);
+void add_standard(List& list, int arch, Problem problem, int seqlen, bool backward, Which which) {
   problem.seqlen_k = seqlen;
-  problem.softcap = softcap ? 30 : 0;
   problem.backward = backward;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   if (!cuda::standard_refusal(problem, arch).empty()) return;
   for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
-    list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()), Which::kQuick);
+    list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()),
+             key.pair != 0 && key.kind == cuda::KernelKind::kStandardFinish ? Which::kFull : which);
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -279,12 +279,24 @@ int main() {
     if (a.capability == cuda::kV3Arch) list.add(cuda::sequence_rest_request({.arch = a.capability, .lengths = 1}), 255, Which::kFull);
   }
   // They are small and alike everywhere: the oldest and the best known architecture are enough.
-  add_standard(list, 75, DType::kF16, 1024, false, false);
-  add_standard(list, 90, DType::kF16, 1024, false, false);
-  add_standard(list, 90, DType::kF16, 1024, true, true);
-  add_standard(list, 90, DType::kBF16, 16384, false, true);
-  add_standard(list, 90, DType::kBF16, 65536, true, false);
-  add_standard(list, 90, DType::kF32, 4096, false, false);
+  for (const auto& [arch, dtype, seqlen, backward, softcap] : {std::tuple{75, DType::kF16, 1024, false, false},
+                                                               {90, DType::kF16, 1024, false, false},
+                                                               {90, DType::kF16, 1024, true, true},
+                                                               {90, DType::kF32, 4096, false, false}})
+    add_standard(list, arch, with_features(contiguous(dtype, 64, 64, true), false, softcap), seqlen, backward, Which::kQuick);
+  for (const int arch : {75, 90})
+    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32})
+      for (const int seqlen : {100, 1024, 4096, 16384, 65536})
+        for (const bool backward : {false, true})
+          for (const bool softcap : {false, true}) {
+            const Problem plain = with_features(contiguous(dtype, 64, 64, true), false, softcap);
+            add_standard(list, arch, plain, seqlen, backward, Which::kFull);
+            Problem all = with_pairs(plain, true);
+            all.has_documents = all.has_dlse = true;
+            add_standard(list, arch, all, seqlen, backward, quick(arch == 90 && dtype == DType::kBF16 && seqlen == 16384 && softcap != backward));
+            for (const Alone one : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout})
+              add_standard(list, arch, with_one(plain, one), seqlen, backward, Which::kFull);
+          }
   add_v1(list, DType::kBF16, 64, true, true);
   add_v1(list, DType::kF16, 128, true, true);
   add_v1(list, DType::kBF16, 128, false, false);

@@ -21,6 +21,8 @@
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
 #include "jit_test.h"
+#include "shared/attention_params.h"
+#include "shared/dropout.h"
 #include "shared/mask.h"
 #include "shared/standard_params.h"
 #include "stub/cuda_stub.h"
@@ -53,10 +55,42 @@ int64_t blas_calls(const char* function) { return reinterpret_cast<int64_t (*)(c
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-core::Mask32 mask_of(const StandardMask& m) { return {m.seqlen_q, m.seqlen_k, m.causal != 0, m.window_left, m.window_right}; }
+core::Mask32 mask_of(const StandardMask& m, int keys) { return {m.seqlen_q, keys, m.causal != 0, m.window_left, m.window_right}; }
 int64_t place(const StandardStrides& s, int64_t batch, int64_t row, int64_t head) { return batch * s.batch + row * s.row + head * s.head; }
 
 // --- the kernels, in fp32 ---
+
+// One head: which pairs it sees, what is added to their scores and what dropout makes of a weight of 1.
+struct Head {
+  const PairParams& p;
+  int64_t batch, head;
+  int keys;  // -1: out of range
+  core::Mask32 mask;
+
+  Head(const PairParams& pairs, const StandardMask& m, int64_t n, int64_t h)
+      : p(pairs), batch(n), head(h), keys(pairs.lengths ? pairs.lengths[n * pairs.length_stride] : m.seqlen_k) {
+    if (keys < 0 || keys > m.seqlen_k) keys = -1;
+    mask = mask_of(m, std::max(keys, 0));
+  }
+  bool lost() const { return keys < 0; }
+  int64_t at(const TensorStrides& s, int64_t i, int64_t j) const { return batch * s.batch + head * s.head + i * s.row + j; }
+  float bias(int64_t i, int64_t j) const { return p.bias ? static_cast<const float*>(p.bias)[at(p.bias_strides, i, j)] : 0.0f; }
+  bool sees(int64_t i, int64_t j) const {
+    const int row = static_cast<int>(i);
+    if (j < mask.visible_begin(row) || j >= mask.visible_end(row) || bias(i, j) == -kInf) return false;
+    if (p.pair_mask && p.pair_mask[at(p.pair_mask_strides, i, j)] == 0) return false;
+    return !p.document_q || p.document_q[batch * p.document_q_stride + i] == p.document_k[batch * p.document_k_stride + j];
+  }
+  float term(int64_t i, int64_t j) const {
+    const float slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride] : 0.0f;
+    return bias(i, j) - slope * std::fabs(static_cast<float>(i + keys - mask.seqlen_q - j));
+  }
+  float kept(int64_t i, int64_t j) const {
+    if (p.dropout_below == 0) return 1;
+    const uint64_t stream = p.dropout_state[1] + static_cast<uint64_t>(batch * p.nheads + head);
+    return core::dropout_number(p.dropout_state[0], stream, i, j) < static_cast<int>(p.dropout_below) ? 0 : p.dropout_scale;
+  }
+};
 
 int softmax_launches = 0;
 
@@ -77,15 +111,19 @@ void softmax(const void* argument) {
   StandardRowsParams p;
   std::memcpy(&p, argument, sizeof p);
   ++softmax_launches;
-  const core::Mask32 mask = mask_of(p.mask);
   for_rows(p, [&](int64_t batch, int64_t head, int64_t query) {
+    const Head pairs(p.pairs, p.mask, batch, head);
     float* row = static_cast<float*>(p.weights.data) + place(p.weights.strides, batch, query, head);
-    const int begin = mask.visible_begin(static_cast<int>(query)), end = mask.visible_end(static_cast<int>(query));
     float greatest = -kInf, sum = 0;
-    for (int j = begin; j < end; ++j) greatest = std::fmax(greatest, finished(p, row[j]));
+    for (int j = 0; j < p.mask.seqlen_k; ++j) {
+      row[j] = pairs.sees(query, j) ? finished(p, row[j]) + pairs.term(query, j) : -kInf;
+      greatest = std::fmax(greatest, row[j]);
+    }
     const float reference = greatest == -kInf ? 0 : greatest;
-    for (int j = begin; j < end; ++j) sum += std::exp(finished(p, row[j]) - reference);
-    for (int j = 0; j < p.mask.seqlen_k; ++j) row[j] = j < begin || j >= end || sum == 0 ? 0 : std::exp(finished(p, row[j]) - reference) / sum;
+    for (int j = 0; j < p.mask.seqlen_k; ++j) sum += row[j] = row[j] == -kInf ? 0 : std::exp(row[j] - reference);
+    if (pairs.lost()) sum = std::numeric_limits<float>::quiet_NaN();
+    const float factor = sum == 0 ? -0.0f : 1 / sum;  // -0: an empty row, to finish()
+    for (int j = 0; j < p.mask.seqlen_k; ++j) row[j] *= factor * pairs.kept(query, j);
     if (p.lse) p.lse[place(p.lse_strides, batch, query, head)] = sum == 0 ? -kInf : reference + std::log(sum);
   });
 }
@@ -93,8 +131,8 @@ void softmax(const void* argument) {
 void gradient(const void* argument) {
   StandardRowsParams p;
   std::memcpy(&p, argument, sizeof p);
-  const core::Mask32 mask = mask_of(p.mask);
   for_rows(p, [&](int64_t batch, int64_t head, int64_t query) {
+    const Head pairs(p.pairs, p.mask, batch, head);
     float* weights = static_cast<float*>(p.weights.data) + place(p.weights.strides, batch, query, head);
     float* dscores = static_cast<float*>(p.dscores.data) + place(p.dscores.strides, batch, query, head);
     const float* o = static_cast<const float*>(p.o) + place(p.o_strides, batch, query, head);
@@ -102,14 +140,31 @@ void gradient(const void* argument) {
     const float lse = p.lse[place(p.lse_strides, batch, query, head)];
     float delta = 0;
     for (int d = 0; d < p.headdim_v; ++d) delta += o[d] * dout[d];
+    if (p.pairs.dlse && lse != -kInf)
+      delta -= p.pairs.dlse[batch * p.pairs.dlse_strides.batch + head * p.pairs.dlse_strides.head + query * p.pairs.dlse_strides.row];
+    const float none = pairs.lost() ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (int j = 0; j < p.mask.seqlen_k; ++j) {
-      const bool visible = lse != -kInf && j >= mask.visible_begin(static_cast<int>(query)) && j < mask.visible_end(static_cast<int>(query));
-      const float score = finished(p, weights[j]), weight = std::exp(score - lse);
+      if (lse == -kInf || !pairs.sees(query, j)) {
+        dscores[j] = weights[j] = none;
+        continue;
+      }
+      const float score = finished(p, weights[j]), weight = std::exp(score + pairs.term(query, j) - lse), kept = pairs.kept(query, j);
       const float cap = p.softcap > 0 ? 1 - score / p.softcap * (score / p.softcap) : 1;
-      dscores[j] = visible ? weight * (dscores[j] - delta) * cap * p.after : 0;
-      weights[j] = visible ? weight : 0;
+      const float gradient = weight * ((kept == 0 ? 0 : kept * dscores[j]) - delta);
+      if (p.pairs.dbias) p.pairs.dbias[pairs.at(p.pairs.dbias_strides, query, j)] += gradient;
+      dscores[j] = gradient * cap * p.after;
+      weights[j] = kept == 0 ? 0 : weight * kept;
     }
   });
+}
+
+void dbias_zero(const void* argument) {
+  PairParams p;
+  std::memcpy(&p, argument, sizeof p);
+  for (int64_t n = 0; n < p.dbias_batch; ++n)
+    for (int64_t h = 0; h < p.dbias_heads; ++h)
+      for (int64_t i = 0; i < p.dbias_rows; ++i)
+        std::fill_n(p.dbias + n * p.dbias_strides.batch + h * p.dbias_strides.head + i * p.dbias_strides.row, p.seqlen_k, 0.0f);
 }
 
 int finish_launches = 0;
@@ -119,7 +174,6 @@ void finish(const void* argument) {
   StandardFinishParams p;
   std::memcpy(&p, argument, sizeof p);
   ++finish_launches;
-  const core::Mask32 mask = mask_of(p.mask);
   const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
   for (int64_t number = 0; number < p.rows; ++number) {
     const int64_t index = number % seqlen, head = number / seqlen % p.heads, batch = number / seqlen / p.heads;
@@ -129,22 +183,27 @@ void finish(const void* argument) {
       if (p.sums && p.all == 0) out[column] = p.sums[((batch * seqlen + index) * p.heads + head) * p.width + column];
       nan = nan || std::isnan(out[column]);
     }
-    if (!nan || (p.all == 0 && !mask.ends() && !mask.begins())) continue;
+    const Head own(p.pairs, p.mask, batch, kQueries ? head : head * p.group);
+    const bool may_hide =
+        own.keys < p.mask.seqlen_k || own.mask.ends() || own.mask.begins() || p.pairs.bias || p.pairs.pair_mask || p.pairs.document_q;
+    if (!nan || own.lost() || (p.all == 0 && !may_hide)) continue;
     std::vector<float> sum(static_cast<size_t>(p.width));
+    bool weighed = !kQueries || p.lse;
     const auto add = [&](int64_t query_head, int64_t query, int64_t key) {
+      if (!Head(p.pairs, p.mask, batch, query_head).sees(query, key)) return;
       if (p.lse && p.lse[place(p.lse_strides, batch, query, query_head)] == -kInf) return;
-      const float pair = static_cast<const float*>(p.pairs.data)[place(p.pairs.strides, batch, query, query_head) + key];
+      const float pair = static_cast<const float*>(p.matrix.data)[place(p.matrix.strides, batch, query, query_head) + key];
+      weighed = weighed || !(pair == 0 && std::signbit(pair));
       const float* other = static_cast<const float*>(p.other) +
                            (kQueries ? place(p.other_strides, batch, key, query_head / p.group) : place(p.other_strides, batch, query, query_head));
       for (size_t d = 0; d < sum.size(); ++d) sum[d] += pair * other[d];
     };
-    const int at = static_cast<int>(index);
     if (kQueries)
-      for (int key = mask.visible_begin(at); key < mask.visible_end(at); ++key) add(head, index, key);
+      for (int key = 0; key < p.mask.seqlen_k; ++key) add(head, index, key);
     else
       for (int64_t h = head * p.group; h < (head + 1) * p.group; ++h)
-        for (int query = mask.first_row(at); query < mask.row_end(at); ++query) add(h, query, index);
-    for (size_t d = 0; d < sum.size(); ++d) out[d] = p.factor * sum[d];
+        for (int query = 0; query < p.mask.seqlen_q; ++query) add(h, query, index);
+    for (size_t d = 0; d < sum.size(); ++d) out[d] = weighed ? p.factor * sum[d] : 0;
   }
 }
 
@@ -154,6 +213,7 @@ class CudaStandard : public ::testing::Test {
     ASSERT_NE(cublaslt_stub, nullptr) << dlerror();
     stub().kernel("fattn_std_softmax", softmax, sizeof(StandardRowsParams));
     stub().kernel("fattn_std_gradient", gradient, sizeof(StandardRowsParams));
+    stub().kernel("fattn_v2_dbias_zero", dbias_zero, sizeof(PairParams));
     stub().kernel("fattn_std_finish_queries", finish<true>, sizeof(StandardFinishParams));
     stub().kernel("fattn_std_finish_keys", finish<false>, sizeof(StandardFinishParams));
     set_blas("workspace", 0);
@@ -216,7 +276,7 @@ TEST_F(CudaStandard, TableOfCases) {
     EXPECT_TRUE(result.passed()) << c.name << ": " << result.summary();
     if (result.passed()) ++passed;
   }
-  EXPECT_GT(passed, 150);
+  EXPECT_GT(passed, 350);
   EXPECT_GT(softmax_launches, 100);
   EXPECT_GT(finish_launches, 100);
 }

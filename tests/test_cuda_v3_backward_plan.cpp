@@ -97,8 +97,8 @@ TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
 
 // As the search for tiles has them: a plan follows the tile and the ring that it is given.
 TEST(V3BackwardPlanSmall, ATileNeedNotBeOfTheTable) {
-  Problem p = gradient_problem(DType::kBF16, 128, 128, true, 1024, 1024);
-  p.batch = 64, p.nheads_k = p.nheads = 8;
+  Problem p = gradient_problem(DType::kBF16, 128, 128, true, 2048, 2048);
+  p.batch = 32, p.nheads_k = p.nheads = 8;
   const V3BackwardPlan chosen = plan_v3_backward(p, kH200), same = plan_v3_backward(p, kH200, chosen.tile);
   EXPECT_GE(chosen.main.row, 0);
   EXPECT_EQ(same.main.row, -1);
@@ -110,7 +110,7 @@ TEST(V3BackwardPlanSmall, ATileNeedNotBeOfTheTable) {
   const V3BackwardPlan none = plan_v3_backward(p, kH200, chosen.tile, 0);
   EXPECT_EQ(none.main.ring, 0);
   EXPECT_EQ(none.finish_grid, none.prepare_grid);
-  EXPECT_EQ(none.lse_log2_offset, int64_t{512} * 1024 * 128 * 4);
+  EXPECT_EQ(none.lse_log2_offset, int64_t{256} * 2048 * 128 * 4);
   const V3BackwardPlan larger = plan_v3_backward(p, kH200, chosen.tile, 2 * chosen.generation);
   EXPECT_EQ(larger.ring_heads, 2 * chosen.ring_heads);
   EXPECT_EQ(larger.finish_grid, 2 * chosen.finish_grid);
@@ -118,8 +118,8 @@ TEST(V3BackwardPlanSmall, ATileNeedNotBeOfTheTable) {
   const V3BackwardTile roles{true, 2, 4, 0, true, 208, 72, 24};
   const V3BackwardPlan other = plan_v3_backward(p, kH200, roles);
   EXPECT_EQ(other.generation, 0);
-  EXPECT_EQ(other.key_tiles, 16);
-  EXPECT_EQ(other.grid, 512 * 16);
+  EXPECT_EQ(other.key_tiles, 32);
+  EXPECT_EQ(other.grid, 256 * 32);
   EXPECT_EQ(other.shared_bytes, roles.shared_bytes(128, 128, {}));
   EXPECT_NE(v3_backward_request(other.main, roles).source.find("kStages = 4"), std::string::npos);
   EXPECT_NE(v3_backward_request(other.finish, roles).source.find("kBlockN = 64"), std::string::npos);
@@ -138,10 +138,14 @@ TEST(V3BackwardPlanSmall, ManyHeadsShareARing) {
           EXPECT_EQ(plan.generation, 0) << "four generations do not stay in L2";
           continue;
         }
+        if (headdim == 128 && causal) {
+          EXPECT_EQ(plan.generation, 0) << "0.9 parts to be converted for each block of a tile";
+          continue;
+        }
         ASSERT_GT(plan.generation, 0) << headdim;
         EXPECT_GE(plan.generation * plan.key_tiles, 132 - plan.key_tiles / 2) << "all that run at once are of two generations";
         EXPECT_EQ(plan.ring_heads, 4 * plan.generation * group);
-        EXPECT_EQ(plan.heads_per_section, causal ? plan.generation : 1);
+        EXPECT_EQ(plan.heads_per_section, causal ? 8 : 1);
         EXPECT_EQ(plan.lse_log2_offset, plan.ring_heads * 1024 * width * 4);
         EXPECT_LE(plan.lse_log2_offset, kH200.l2_bytes * 3 / 4);
         EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + 4 * (1 + (512 + plan.generation - 1) / plan.generation));

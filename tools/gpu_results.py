@@ -38,6 +38,8 @@ def rates_of(record):
                     "nheads": row["nheads"],
                     "kernel": row["kernel"],
                     "version": row["version"],
+                    "sm_clock_mhz": row.get("sm_clock_mhz"),
+                    "power_w": row.get("power_w"),
                     "gpu": environment["gpus"][0]["name"],
                     "date": environment["date"],
                 }

@@ -11,6 +11,17 @@ template <class Element>
 inline constexpr bool is_wide = is_same<Element, f32>;
 
 template <class Element>
+struct BiasOf {
+  using Type = Element;
+};
+template <>
+struct BiasOf<f32> {
+  using Type = f16;  // no bias is of 16 bits there
+};
+template <class Element>
+using BiasElement = typename BiasOf<Element>::Type;
+
+template <class Element>
 struct BitsOf {
   using Type = unsigned short;
 };

@@ -1,7 +1,7 @@
 // Algorithm standard: rows of an output after its product. Sums over a group of heads get their dtype; a row with a NaN that may come from a hidden
 // pair, whose weight of 0 the product took times a NaN or Inf, is computed again from what it sees. Few rows are, so that is small rather than fast.
 //
-// Spec: Element, kAligned, kQueries (a row is a query: o, dq; else a key: dk, dv), kThreads.
+// Spec: Element, kAligned, kQueries (a row is a query: o, dq; else a key: dk, dv), kThreads, and kPair with features that hide pairs.
 #pragma once
 
 #include "kernels/constants.h"
@@ -14,6 +14,8 @@ template <class Spec>
 class FinishRows {
   using Element = typename Spec::Element;
   static constexpr int kWidth = kUnit<Element>;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  using HeadTerms = Terms<kPair, BiasElement<Element>>;
 
   struct Place {
     long long batch;
@@ -28,8 +30,8 @@ class FinishRows {
   };
 
   __device__ static float pair(const StandardFinishParams& p, long long batch, int head, int query, int key) {
-    const StandardStrides& s = p.pairs.strides;
-    return widened<Element>(static_cast<const Bits<Element>*>(p.pairs.data)[batch * s.batch + head * s.head + query * s.row + key]);
+    const StandardStrides& s = p.matrix.strides;
+    return widened<Element>(static_cast<const Bits<Element>*>(p.matrix.data)[batch * s.batch + head * s.head + query * s.row + key]);
   }
   __device__ static float other(const StandardFinishParams& p, long long batch, int head, int row, int column) {
     const StandardStrides& s = p.other_strides;
@@ -43,24 +45,38 @@ class FinishRows {
   __device__ static float column_of_query(const StandardFinishParams& p, const Place& at, int column) {
     float sum = 0;
     bool weighed = false;  // whether a pair has a weight: forward a row without, of scores of -inf, is empty
-    const core::Mask32 mask = mask_of(p.mask);
+    const int keys = EntryKeys<kPair>(p.pairs, p.mask, at.batch).count;
+    const core::Mask32 mask = mask_of(p.mask, keys);
+    const HeadTerms terms(p.pairs, static_cast<int>(at.batch), at.head, keys);
     for (int key = mask.visible_begin(at.index); key < mask.visible_end(at.index); ++key) {
+      if (kPair.hides() && !terms.sees(at.index, key)) continue;
       const float weight = pair(p, at.batch, at.head, at.index, key);
-      weighed = weighed || weight != 0;
+      weighed = weighed || (kPair.dropout ? __float_as_uint(weight) != 0x80000000u : weight != 0);
       sum += weight * other(p, at.batch, at.head / p.group, key, column);
     }
     const bool empty = p.lse ? lse_of(p, at.batch, at.head, at.index) == -kInfinity : !weighed;
     return empty ? 0.0f : sum;
   }
   __device__ static float column_of_key(const StandardFinishParams& p, const Place& at, int column) {
-    const core::Mask32 mask = mask_of(p.mask);
+    const int keys = EntryKeys<kPair>(p.pairs, p.mask, at.batch).count;
+    const core::Mask32 mask = mask_of(p.mask, keys);
     float sum = 0;
-    for (int head = at.head * p.group; head < (at.head + 1) * p.group; ++head)
+    if (at.index >= keys) return sum;
+    for (int head = at.head * p.group; head < (at.head + 1) * p.group; ++head) {
+      const HeadTerms terms(p.pairs, static_cast<int>(at.batch), head, keys);
       for (int query = mask.first_row(at.index); query < mask.row_end(at.index); ++query) {
-        if (lse_of(p, at.batch, head, query) == -kInfinity) continue;
+        if (lse_of(p, at.batch, head, query) == -kInfinity || (kPair.hides() && !terms.sees(query, at.index))) continue;
         sum += pair(p, at.batch, head, query, at.index) * other(p, at.batch, head, query, column);
       }
+    }
     return sum;
+  }
+
+  // Whether a NaN in the row may come from a pair that it does not see.
+  __device__ static bool may_hide(const StandardFinishParams& p, const Place& at) {
+    const EntryKeys<kPair> keys(p.pairs, p.mask, at.batch);
+    const core::Mask32 mask = mask_of(p.mask, keys.count);
+    return !keys.lost && (kPair.hides() || keys.count < p.mask.seqlen_k || mask.ends() || mask.begins());
   }
 
   __device__ static void compute_again(const StandardFinishParams& p, const Place& at, int lane) {
@@ -98,7 +114,7 @@ class FinishRows {
         for (int e = 0; e < kWidth; ++e) nan = nan || x[e] != x[e];
       }
     }
-    const bool again = nan && mine < p.rows && (p.all != 0 || mask_of(p.mask).ends() || mask_of(p.mask).begins());
+    const bool again = nan && mine < p.rows && (p.all != 0 || may_hide(p, Place(p, mine)));
     if (ptx::vote_all(!again)) return;
 #pragma unroll 1
     for (int row = 0; row < rows_of_warp; ++row) {

@@ -1,9 +1,11 @@
 // Which row of the matrices a thread works on, with which others, and what they sum up together.
 #pragma once
 
+#include "kernels/pair.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/standard/element_unit.h"
+#include "shared/attention_params.h"
 #include "shared/mask.h"
 #include "shared/standard_params.h"
 
@@ -38,26 +40,107 @@ struct RowThreads {
   }
 };
 
-__device__ __forceinline__ core::Mask32 mask_of(const StandardMask& m) {
-  return {m.seqlen_q, m.seqlen_k, m.causal != 0, m.window_left, m.window_right};
+// Of a batch entry that has the first `keys` of the keys.
+__device__ __forceinline__ core::Mask32 mask_of(const StandardMask& m, int keys) {
+  return {m.seqlen_q, keys, m.causal != 0, m.window_left, m.window_right};
 }
 
-// A row's place: query `query` of head `head` of batch entry `batch`, and the keys [begin, end) that it sees.
+// How many keys a batch entry has, and whether it is lost: its length is out of range, and what it gets is NaN.
+template <PairFeatures kPair>
+struct EntryKeys {
+  int count;
+  bool lost = false;
+
+  __device__ EntryKeys(const PairParams& pairs, const StandardMask& mask, [[maybe_unused]] long long batch) : count(mask.seqlen_k) {
+    if constexpr (kPair.lengths) {
+      const int given = given_length(pairs, static_cast<int>(batch));
+      lost = given < 0;
+      count = max(given, 0);
+    }
+  }
+};
+
+// A row's place: query `query` of head `head` of batch entry `batch`, and the keys [begin, end) of its entry's `keys` that mask and window leave it.
 struct RowPlace {
   long long batch;
-  int head, query, begin, end;
+  int head, query, begin, end, keys;
+  bool lost;  // as EntryKeys
 
-  __device__ RowPlace(const StandardRowsParams& p, long long row) {
-    query = static_cast<int>(row % p.mask.seqlen_q);
+  template <PairFeatures kPair>
+  __device__ static RowPlace of(const StandardRowsParams& p, long long row) {
+    RowPlace at;
+    at.query = static_cast<int>(row % p.mask.seqlen_q);
     const long long heads = row / p.mask.seqlen_q;
-    head = static_cast<int>(heads % p.nheads);
-    batch = heads / p.nheads;
-    const core::Mask32 mask = mask_of(p.mask);
-    begin = mask.visible_begin(query);
-    end = mask.visible_end(query);
+    at.head = static_cast<int>(heads % p.nheads);
+    at.batch = heads / p.nheads;
+    const EntryKeys<kPair> keys(p.pairs, p.mask, at.batch);
+    at.keys = keys.count;
+    at.lost = keys.lost;
+    const core::Mask32 mask = mask_of(p.mask, at.keys);
+    at.begin = mask.visible_begin(at.query);
+    at.end = mask.visible_end(at.query);
+    return at;
   }
   __device__ long long in(const StandardStrides& s) const { return batch * s.batch + head * s.head + query * s.row; }
 };
+
+// What the scores of a row have beside the product, and which of its weights stay. Without features of pairs: nothing.
+template <class Spec>
+class RowPairs {
+  using Element = typename Spec::Element;
+  static constexpr PairFeatures kPair = kPairOf<Spec>;
+  static constexpr int kWidth = kUnit<Element>;
+
+  Terms<kPair, BiasElement<Element>> terms_;
+  Dropout<kPair> dropout_;
+  int query_;
+
+ public:
+  __device__ RowPairs(const StandardRowsParams& p, const RowPlace& at)
+      : terms_(p.pairs, static_cast<int>(at.batch), at.head, at.keys), dropout_(p.pairs, static_cast<int>(at.batch), at.head), query_(at.query) {}
+
+  // Of a key that mask and window leave: the score with its terms, each added as a matrix of the tensors' dtype is; -inf where one hides the pair.
+  __device__ float with_terms(float score, [[maybe_unused]] int key) const {
+    if constexpr (kPair.alibi) {
+      const float distance = fabsf(static_cast<float>(query_ + terms_.shift - key));
+      score = rounded<Element>(score - rounded<Element>(terms_.natural_slope * distance));
+    }
+    if constexpr (kPair.hides()) {
+      const float term = terms_.natural(query_, key);
+      score = term == -kInfinity ? -kInfinity : rounded<Element>(score + term);
+    }
+    return score;
+  }
+  __device__ bool sees([[maybe_unused]] int key) const {
+    if constexpr (kPair.hides()) return terms_.sees(query_, key);
+    return true;
+  }
+
+  // Bit e: whether the weight of key first + e stays. Four calls of the generator are for the keys of a block; each of the lanes that have units of
+  // it makes one. All lanes of a warp together, with the units of neighbours, the first of which begins a block.
+  __device__ unsigned kept([[maybe_unused]] int first) const {
+    if constexpr (!kPair.dropout) return ~0u;
+    constexpr int kLanes = core::kDropoutBlock / kWidth;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const unsigned own =
+        dropout_.kept(static_cast<int>(core::dropout_query(static_cast<unsigned>(query_))), first / core::kDropoutBlock, lane % core::kDropoutCalls);
+    const int bit = core::dropout_bit(query_, first);
+    unsigned bits = 0;
+#pragma unroll
+    for (int call = 0; call < core::kDropoutCalls; ++call) {  // the keys 2 call and 2 call + 1 of eight
+      const unsigned word = ptx::shfl(own, lane / kLanes * kLanes + call) >> bit, two = (word & 1u) | (word >> 15 & 2u);
+      if (kWidth == 8 || call / 2 == first % 8 / 4) bits |= two << 2 * call % kWidth;
+    }
+    return bits;
+  }
+};
+
+// Whether a unit's element stays, and what its weight is multiplied by.
+template <class Spec>
+__device__ __forceinline__ float kept_scale(const StandardRowsParams& p, [[maybe_unused]] unsigned kept, [[maybe_unused]] int e) {
+  if constexpr (kPairOf<Spec>.dropout) return (kept >> e & 1u) != 0 ? p.pairs.dropout_scale : 0.0f;
+  return 1.0f;
+}
 
 // e^x. In fp32 to its last places; for 16 bits those of ex2 are more than enough.
 template <class Element>

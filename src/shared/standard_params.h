@@ -3,6 +3,8 @@
 
 namespace fattn {
 
+struct PairParams;  // shared/attention_params.h, which comes with these
+
 // Elements between neighbours; those of a row are neighbours.
 struct StandardStrides {
   long long batch, row, head;
@@ -20,7 +22,8 @@ struct PairMatrix {
 };
 
 // The passes over the matrices: softmax forward, its gradient backward. One row is one query of one head.
-struct StandardRowsParams {
+template <class Pairs>
+struct StandardRowsParamsWith {
   PairMatrix weights;  // scores, which become weights
   PairMatrix dscores;  // backward: dP, which becomes dS
   float* lse;          // forward: null if not wanted
@@ -33,16 +36,19 @@ struct StandardRowsParams {
   StandardMask mask;
   float after;    // what is left of softmax_scale after the product q k^T: 1, or 0
   float softcap;  // 0: none
+  Pairs pairs;    // of specialisations with features of pairs
 };
+using StandardRowsParams = StandardRowsParamsWith<PairParams>;
 
 // Rows of an output after its product: sums over a group of heads get their dtype, and a row with a NaN that may come from a hidden pair (0 * NaN) is
 // computed again from what it sees.
-struct StandardFinishParams {
+template <class Pairs>
+struct StandardFinishParamsWith {
   void* out;  // o, dq: a row is a query; dk, dv: a key
   StandardStrides out_strides;
   const float* sums;  // (batch, rows, heads, width); null: out is there already
-  PairMatrix pairs;   // weights or dS
-  const void* other;  // what the pairs are multiplied with
+  PairMatrix matrix;  // weights or dS
+  const void* other;  // what it is multiplied with
   StandardStrides other_strides;
   const float* lse;  // backward: rows of -inf take no part; forward: null
   StandardStrides lse_strides;
@@ -54,7 +60,9 @@ struct StandardFinishParams {
   int lanes;  // of a warp that look at one row, a power of 2
   StandardMask mask;
   float factor;
-  int all;  // 1: every row is computed again (there was nothing to multiply)
+  int all;      // 1: every row is computed again (there was nothing to multiply)
+  Pairs pairs;  // as above
 };
+using StandardFinishParams = StandardFinishParamsWith<PairParams>;
 
 }  // namespace fattn

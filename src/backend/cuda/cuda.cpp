@@ -194,21 +194,6 @@ void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstre
   if (chosen.combine_grid > 0) launch(chosen.combine_key(), shape_of(chosen.combine_grid, kDecodeCombineThreads, 0));
 }
 
-cuda::PairBuffers pair_buffers(const fattn_buffers& b) {
-  const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
-  return {ints(b.seqused_k),
-          static_cast<const float*>(b.alibi_slopes),
-          b.bias,
-          b.mask,
-          b.dropout_state,
-          b.dbias,
-          ints(b.cu_seqlens_q),
-          ints(b.cu_seqlens_k),
-          ints(b.document_q),
-          ints(b.document_k),
-          static_cast<const float*>(b.dlse)};
-}
-
 jit::Request sequence_rest_request(const KernelKey& key) { return cuda::sequence_rest_request(jit::pod_of_key<cuda::SequenceRestKey>(key)); }
 
 const Loaded& sequence_rest_kernel(CudaDevice& device, const Plan& plan) {
@@ -236,7 +221,7 @@ void write_sequence_rest(CudaDevice& device, const Plan& plan, const fattn_buffe
   if (!cuda::has_sequence_rest(p)) return;
   const Loaded& kernel = sequence_rest_kernel(device, plan);
   float* const lse = p.want_lse && !p.backward ? static_cast<float*>(b.lse) : nullptr;
-  const cuda::PairBuffers pairs = pair_buffers(b);
+  const cuda::PairBuffers pairs = cuda::pair_buffers(b);
   SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k, pairs.seqused_k});
   void* parameters[] = {&params};
   CudaLaunch shape = shape_of(cuda::kRestCtas, kRestThreads, 0);
@@ -250,7 +235,7 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   const Loaded& kernel = v3_forward_kernel(device, chosen);
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
-  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, pair_buffers(b), b.workspace);
+  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, cuda::pair_buffers(b), b.workspace);
   const auto launch_before = [&](const Loaded& before, int64_t grid, int threads, bool early) {
     void* parameters[] = {&params.call};
     CudaLaunch shape = shape_of(grid, threads, 0);
@@ -311,13 +296,13 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   if (chosen.grid == 0) return;
   const Loaded& kernel = forward_kernel(device, cuda::v2_forward_key(chosen, b.q, b.k, b.v, b.o));
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
-  PairParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, pair_buffers(b));
+  PairParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, cuda::pair_buffers(b));
   void* parameters[] = {&params};
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
 
 cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
-  return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, pair_buffers(b)};
+  return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, cuda::pair_buffers(b)};
 }
 
 // Three kernels, in v2 (where fp32 may be split by one more before) as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In

@@ -63,9 +63,7 @@ std::vector<jit::Request> requests_of_pass(const Problem& problem, int arch) {
   if (target.level > arch) unsupported(text("cuda_level is ", target.level, ", which architecture ", arch, " cannot run; leave it at 0"));
   if (problem.algorithm == Algorithm::kStandard || (problem.algorithm == Algorithm::kAuto && problem.want_weights)) {
     if (const std::string why = cuda::standard_refusal(problem, arch); !why.empty()) unsupported(why);
-    std::vector<jit::Request> requests;
-    for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch)) requests.push_back(cuda::standard_request(key));
-    return requests;
+    return cuda::standard_requests(problem, arch);
   }
   if (problem.algorithm == Algorithm::kV1) {
     std::string why = cuda::v1_refusal(problem, target);

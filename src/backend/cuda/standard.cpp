@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "backend/cuda/v2_backward.h"
 #include "backend/cuda/v2_common.h"
 #include "jit/kernel_table.h"
 #include "plan/features.h"
@@ -33,6 +34,7 @@ StandardKey key_of(KernelKind kind, const Problem& p, int arch) {
 StandardKey softmax_key(const Problem& p, int arch) {
   StandardKey key = key_of(KernelKind::kStandardSoftmax, p, arch);
   key.capped = p.softcap > 0;
+  key.pair = pair_bits(pair_features(p));
   key.row_threads = kWarp;
   while (key.row_threads < kMostThreads && int64_t{key.row_threads} * kElementsHeld < p.seqlen_k) key.row_threads *= 2;
   const bool held = int64_t{key.row_threads} * kElementsHeld >= p.seqlen_k;
@@ -44,6 +46,9 @@ StandardKey softmax_key(const Problem& p, int arch) {
 StandardKey gradient_key(const Problem& p, int arch) {
   StandardKey key = key_of(KernelKind::kStandardGradient, p, arch);
   key.capped = p.softcap > 0;
+  PairFeatures pair = pair_features(p);
+  pair.dlse = p.has_dlse;
+  key.pair = pair_bits(pair);
   key.row_threads = p.seqlen_k <= 2048 ? kWarp : p.seqlen_k <= 16384 ? 128 : 512;
   return key;
 }
@@ -52,10 +57,13 @@ StandardKey finish_key(const Problem& p, int arch, bool queries) {
   StandardKey key = key_of(KernelKind::kStandardFinish, p, arch);
   key.row_threads = kWarp;
   key.queries = queries;
+  const PairFeatures pair = pair_features(p);  // what hides pairs; forward, dropout, whose weights of 0 are of pairs that are seen
+  key.pair =
+      pair_bits({.lengths = pair.lengths, .bias = pair.bias, .mask = pair.mask, .dropout = pair.dropout && !p.backward, .documents = pair.documents});
   return key;
 }
 
-bool masked(const Problem& p) { return p.mask().ends() || p.mask().begins(); }
+bool masked(const Problem& p) { return p.mask().ends() || p.mask().begins() || p.has_seqused_k || pair_features(p).hides(); }
 
 // Whether rows are written again after their product: because a mask may have spoilt them, because there was no product, or to get their dtype.
 bool finishes_queries(const Problem& p) { return !p.empty() && (masked(p) || p.seqlen_k == 0); }
@@ -134,6 +142,21 @@ void launch(CudaDevice& device, const StandardKey& key, int64_t grid, Params& pa
 
 int64_t grid_of_rows(const StandardKey& key, int64_t rows) { return ceil_div(rows, key.threads() / key.row_threads); }
 
+// The kernels before and behind a backward pass with dbias, and their CTAs, one a row of dbias.
+int64_t dbias_ctas(const Problem& p) { return p.backward && p.dbias.given && p.seqlen_k > 0 ? p.dbias.batch * p.dbias.heads * p.dbias.rows : 0; }
+V2BackwardKey dbias_key(const Problem& p, int arch, KernelKind kind) {
+  return {.kind = kind, .arch = arch, .level = arch < 80 ? 75 : 80, .dtype = static_cast<int32_t>(p.dtype), .aligned = 1};
+}
+const jit::Loaded& dbias_kernel_of(CudaDevice& device, const Problem& p, int arch, KernelKind kind) {
+  return jit::kernel_table().get(device, jit::key_of_pod(dbias_key(p, arch, kind)),
+                                 [](const jit::KernelKey& key) { return v2_backward_request(jit::pod_of_key<V2BackwardKey>(key)); });
+}
+std::vector<KernelKind> dbias_kernels(const Problem& p) {
+  if (dbias_ctas(p) == 0) return {};
+  if (dbias_in_place(p)) return {KernelKind::kV2DbiasZero};
+  return {KernelKind::kV2DbiasZero, KernelKind::kV2DbiasFinish};
+}
+
 // Lanes that look at one row of an output, and the CTAs for all.
 int lanes_of(const Problem& p, int64_t width) {
   int lanes = 1;
@@ -146,7 +169,9 @@ int64_t finish_grid(const Problem& p, int64_t rows, int64_t width) { return ceil
 class Call {
  public:
   Call(CudaDevice& device, const Problem& p, const StandardPlan& plan, const fattn_buffers& b, CUstream stream)
-      : device_(device), p_(p), plan_(plan), b_(b), stream_(stream) {}
+      : device_(device), p_(p), plan_(plan), b_(b), stream_(stream), pairs_(pair_params(v2_params(p, 1), p, pair_buffers(b))) {
+    set_dbias_params(pairs_, p, b.dbias, b.workspace, plan.dbias_offset);
+  }
 
   void forward() const {
     if (p_.empty()) return;
@@ -160,13 +185,20 @@ class Call {
   }
 
   void backward() const {
+    beside_dbias(KernelKind::kV2DbiasZero);
+    gradients();
+    if (!dbias_in_place(p_)) beside_dbias(KernelKind::kV2DbiasFinish);
+  }
+
+ private:
+  void gradients() const {
     if (p_.batch == 0) return;
     void *const weights = matrix(plan_.weights), *const dscores = matrix(plan_.dscores);
     if (plan_.scores) {
       multiply(*plan_.scores, b_.q, b_.k, weights);
       multiply(*plan_.dweights, b_.dout, b_.v, dscores);
       StandardRowsParams params = rows();
-      params.dscores = pairs(plan_.dscores);
+      params.dscores = pairs_of(plan_.dscores);
       params.lse = static_cast<float*>(b_.lse);  // read only, here
       params.o = b_.o;
       params.dout = b_.dout;
@@ -184,17 +216,27 @@ class Call {
     finish_keys(b_.dv, p_.dv, p_.headdim_v, plan_.weights, b_.dout, p_.dout, 1.0f, plan_.sums_v_offset);
   }
 
- private:
+  void beside_dbias(KernelKind kind) const {
+    const int64_t grid = dbias_ctas(p_);
+    if (grid == 0) return;
+    const jit::Loaded& kernel = dbias_kernel_of(device_, p_, plan_.arch, kind);
+    CudaLaunch shape;
+    shape.grid_x = static_cast<unsigned>(grid);
+    shape.block_x = kDbiasThreads;
+    void* parameters[] = {const_cast<PairParams*>(&pairs_)};
+    device_.launch(kernel.function, shape, stream_, parameters, kernel.name.c_str());
+  }
+
   void* at(int64_t offset) const { return static_cast<char*>(b_.workspace) + offset; }
   void* matrix(const StandardMatrix& m) const { return m.given ? b_.weights : at(m.offset); }
-  PairMatrix pairs(const StandardMatrix& m) const { return {matrix(m), strides_in(m.strides)}; }
+  PairMatrix pairs_of(const StandardMatrix& m) const { return {matrix(m), strides_in(m.strides)}; }
   void* sums(int64_t offset) const { return at(offset); }
 
   void multiply(const Matmul& product, const void* a, const void* b, void* d) const { product.run(a, b, d, at(plan_.blas_offset), stream_); }
 
   StandardRowsParams rows() const {
     StandardRowsParams params{};
-    params.weights = pairs(plan_.weights);
+    params.weights = pairs_of(plan_.weights);
     params.lse_strides = strides_in(p_.lse);
     params.rows = rows_of(p_);
     params.nheads = static_cast<int>(p_.nheads);
@@ -202,6 +244,7 @@ class Call {
     params.mask = mask_of(p_);
     params.after = scale_of(p_) == 0 ? 0.0f : 1.0f;
     params.softcap = static_cast<float>(p_.softcap);
+    params.pairs = pairs_;
     return params;
   }
   void rows_pass(StandardKey key, StandardRowsParams& params) const {
@@ -214,7 +257,7 @@ class Call {
     StandardFinishParams params{};
     params.out = out;
     params.out_strides = strides_in(out_strides);
-    params.pairs = pairs(m);
+    params.matrix = pairs_of(m);
     params.other = other;
     params.other_strides = strides_in(other_strides);
     params.lse_strides = strides_in(p_.lse);
@@ -224,6 +267,7 @@ class Call {
     params.mask = mask_of(p_);
     params.factor = factor;
     params.all = plan_.scores ? 0 : 1;
+    params.pairs = pairs_;
     return params;
   }
   void finish_pass(StandardFinishParams& params, const Strides& out_strides, bool queries) const {
@@ -254,6 +298,7 @@ class Call {
   const StandardPlan& plan_;
   const fattn_buffers& b_;
   CUstream stream_;
+  PairParams pairs_;
 };
 
 }  // namespace
@@ -280,7 +325,8 @@ std::string standard_refusal(const Problem& p, int arch) {
     return text("batch ", p.batch, " * nheads ", p.nheads, " * seqlen_q ", p.seqlen_q, " is more rows than a grid has; split the batch");
   if (p.batch > 0 && p.seqlen_k > 0 && p.nheads_k > kMaxGrid / p.seqlen_k / p.batch)
     return text("batch ", p.batch, " * nheads_k ", p.nheads_k, " * seqlen_k ", p.seqlen_k, " is more rows than a grid has; split the batch");
-  return {};
+  if (dbias_ctas(p) > kMaxGrid) return text("dbias has ", dbias_ctas(p), " rows, more than a grid of ", kMaxGrid, "; split the batch");
+  return dbias_order_refusal(p);
 }
 
 std::vector<StandardKey> standard_keys(const Problem& p, int arch) {
@@ -289,6 +335,13 @@ std::vector<StandardKey> standard_keys(const Problem& p, int arch) {
   if (finishes_queries(p)) keys.push_back(finish_key(p, arch, true));
   if (finishes_keys(p)) keys.push_back(finish_key(p, arch, false));
   return keys;
+}
+
+std::vector<jit::Request> standard_requests(const Problem& p, int arch) {
+  std::vector<jit::Request> requests;
+  for (const StandardKey& key : standard_keys(p, arch)) requests.push_back(standard_request(key));
+  for (const KernelKind kind : dbias_kernels(p)) requests.push_back(v2_backward_request(dbias_key(p, arch, kind)));
+  return requests;
 }
 
 jit::Request standard_request(const StandardKey& key) {
@@ -306,6 +359,7 @@ jit::Request standard_request(const StandardKey& key) {
   std::string comment = text("// ", name_of(dtype));
   if (!finish) comment += text(", ", key.row_threads, " threads a row");
   if (key.capped != 0) comment += ", softcap";
+  comment += names_of_pair(key.pair);
   if (key.aligned == 0) comment += ", unaligned";
   jit::Request request;
   request.entry = kernel.entry;
@@ -313,8 +367,8 @@ jit::Request standard_request(const StandardKey& key) {
   request.source =
       text(comment, "\n#include \"kernels/standard/", kernel.file, ".h\"\n\nstruct Spec {\n  using Element = ", element,
            ";\n  static constexpr bool kAligned = ", flag(key.aligned), ", kCapped = ", flag(key.capped), ", kQueries = ", flag(key.queries),
-           ";\n  static constexpr int kThreads = ", key.threads(), ", kRowThreads = ", key.row_threads, ", kUnits = ", key.units,
-           ";\n};\n\nextern \"C\" __global__ void __launch_bounds__(Spec::kThreads, ", key.ctas(), ") ", kernel.entry,
+           ";\n  static constexpr int kThreads = ", key.threads(), ", kRowThreads = ", key.row_threads, ", kUnits = ", key.units, ";\n",
+           pair_line(key.pair), "};\n\nextern \"C\" __global__ void __launch_bounds__(Spec::kThreads, ", key.ctas(), ") ", kernel.entry,
            "(const __grid_constant__ fattn::", kernel.params, " p) {\n  fattn::standard::", kernel.function, "<Spec>(p);\n}\n");
   return request;
 }
@@ -343,6 +397,7 @@ StandardPlan lay_out_standard(const Problem& p, int arch) {
     plan.weights = matrix();
   }
   if (!p.backward) return plan;
+  if (dbias_ctas(p) > 0 && !dbias_in_place(p)) plan.dbias_offset = take(bytes.of({dbias_bytes(p)}));
   plan.dscores = matrix();
   if (p.group() == 1 || p.empty()) return plan;
   plan.sums_k_offset = take(bytes.of({p.batch, p.seqlen_k, p.nheads_k, p.headdim, 4}));
@@ -381,6 +436,7 @@ StandardPlan plan_standard(const Problem& p, CudaDevice& device, int arch) {
 
 void load_standard(CudaDevice& device, const Problem& p, const StandardPlan& plan) {
   for (const StandardKey& key : standard_keys(p, plan.arch)) kernel_of(device, key);
+  for (const KernelKind kind : dbias_kernels(p)) dbias_kernel_of(device, p, plan.arch, kind);
 }
 
 void run_standard(CudaDevice& device, const Problem& p, const StandardPlan& plan, const fattn_buffers& b, CUstream stream) {

@@ -104,6 +104,21 @@ std::string names_of_pair(int32_t bits) {
   return names;
 }
 
+PairBuffers pair_buffers(const fattn_buffers& b) {
+  const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
+  return {ints(b.seqused_k),
+          static_cast<const float*>(b.alibi_slopes),
+          b.bias,
+          b.mask,
+          b.dropout_state,
+          b.dbias,
+          ints(b.cu_seqlens_q),
+          ints(b.cu_seqlens_k),
+          ints(b.document_q),
+          ints(b.document_k),
+          static_cast<const float*>(b.dlse)};
+}
+
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& b) {
   PairParams pairs{};
   static_cast<FeatureParams&>(pairs) = params;

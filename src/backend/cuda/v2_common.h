@@ -89,6 +89,7 @@ struct PairBuffers {
   const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *document_q = nullptr, *document_k = nullptr;
   const float* dlse = nullptr;
 };
+PairBuffers pair_buffers(const fattn_buffers& buffers);
 // `params` with what a problem's features of pairs need; dbias itself is the backward pass's business.
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& buffers);
 

@@ -14,15 +14,16 @@
 namespace fattn::core::cuda {
 namespace {
 
-// Up to 128 the tiles of a prototype that was tuned on an NVIDIA H200 (64 and 128: 1.00 to 1.02 times the best of FlashAttention-3, FlashAttention-4
-// and cuDNN, geometric means). Headdim 256, 2026-11-22, one H200, bf16, batch * seqlen 16384, 8 heads, seqlen 512, 2048 and 8192, in TFLOP/s:
-// 299, 445 and 499, causal 198, 369 and 480; with dq through one staging buffer (and dK after dP) 279, 384 and 396, causal 192, 329 and 397. The
-// additions to global memory are the limit (the way into the L2 is busy for 88 % of the time; without them 396, 625 and 674). 192: the same tile,
-// 0.80 to 0.90 of the mean of 128 and 256; with three stages, or two places for P, 0.98 to 1.01 of that.
+// What build/tests/tune_v3_backward finds fastest (docs/results/h100-v3-backward-tune.json), but where less than 1 % is between them. Headdim 256,
+// 2026-11-22, one H200, bf16, batch * seqlen 16384, 8 heads, seqlen 512, 2048 and 8192, in TFLOP/s: 299, 445 and 499, causal 198, 369 and 480; with
+// dq through one staging buffer (and dK after dP) 279, 384 and 396, causal 192, 329 and 397. The additions to global memory are the limit (the way
+// into the L2 is busy for 88 % of the time; without them 396, 625 and 674). 192: the same tile, 0.80 to 0.90 of the mean of 128 and 256; with three
+// stages, or two places for P, 0.98 to 1.01 of that.
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi, causal
     {64, {false, 3, 3, 2, false, 144, 80, 0}},
+    {96, {false, 2, 3, 2, true, 200, 88, 24}, false, false, true},  // without a mask 3 to 7 % slower than the next
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
     {192, {true, 2, 2, 0, true, 208, 72, 24}},
     {256, {true, 2, 2, 0, true, 208, 72, 24}},
@@ -44,7 +45,8 @@ static_assert([] {
 int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
-    if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) && kRows[i].width >= std::max(width, width_v))
+    if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) &&
+        !(kRows[i].causal && v3_mask(problem) != V3Mask::kCausal) && kRows[i].width >= std::max(width, width_v))
       return kRows[i].tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
@@ -65,7 +67,8 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
                 "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
   if (p.softcap > 0 && v3_lengths(p) && p.has_alibi && row.width == 128)  // spills of 4 bytes
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-                "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 and above 128");
+                "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 (under a causal mask 96) "
+                "and above 128");
   if (p.packed && p.has_alibi && p.dropout_below > 0)  // spills of 4 bytes at headdim 128
     return "algorithm v3's backward pass has no registers for packed sequences, ALiBi and dropout together; algorithm v2 does all";
   if (p.packed && p.has_alibi && row.width == 128 && !p.causal)  // likewise
@@ -134,12 +137,14 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
   return std::min<int64_t>(most_packed_tiles(p.total_k, last_ones, block_n), p.batch * of_longest);
 }
 
-// Key heads whose tiles run side by side. Under a causal mask, where the longest tiles should come first: as many as have their queries' q, dout and
-// dq in half of the L2 together. In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side
-// by side these come last and even out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else
-// one by one. Deterministic: all, because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as
-// many heads of the longest as under a causal one.
-int heads_per_section(const Problem& problem, int width, int block_n, const V3Target& target) {
+// Key heads whose tiles run side by side; that a few do evens out what multiprocessors have, under a causal mask because the longest tiles of all
+// come first. As measured (docs/results/h100-v3-backward-tune.json): up to 128 eight, however long, but where dq has a ring and no mask one; above,
+// where additions to dq are the limit, no more than 4, and than have their queries' q, dout and dq in a part of the L2. Sections are of a size. In a
+// window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even out
+// what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else one by one. Deterministic: all,
+// because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of
+// the longest in half of the L2.
+int heads_per_section(const Problem& problem, int width, int block_n, int generation, const V3Target& target) {
   const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
   if (problem.deterministic) return static_cast<int>(heads);
   const int64_t row_bytes = 2 * (problem.headdim + problem.headdim_v) + 4 * width, l2_bytes = target.l2_bytes;
@@ -150,9 +155,12 @@ int heads_per_section(const Problem& problem, int width, int block_n, const V3Ta
     const int64_t most = std::clamp<int64_t>((l2_bytes * 3 / 4 - apart) / (problem.group() * rows * row_bytes), 1, heads);
     return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
   }
-  if (!problem.packed && !last_rows_longest(problem)) return 1;
-  const int64_t head_bytes = problem.group() * problem.seqlen_q * row_bytes;
-  return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(1, head_bytes), 1, heads));
+  const int64_t head_bytes = std::max<int64_t>(1, problem.group() * problem.seqlen_q * row_bytes);
+  if (problem.packed) return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, heads));
+  const bool uneven = last_rows_longest(problem);
+  if (generation > 0) return uneven ? std::min(generation, 8) : 1;
+  const int64_t in_l2 = (uneven ? 4 * l2_bytes : l2_bytes) / 3 / head_bytes, most = width <= 128 ? 8 : std::clamp<int64_t>(in_l2, 1, 4);
+  return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
 }
 
 // Tiles may have nothing to do, or add in the order of the keys, or the kernel has no registers for it, or is limited by its additions to dq.
@@ -163,9 +171,8 @@ bool has_ring_kernels(const Problem& problem, const V3BackwardTile& tile, int wi
 
 // Key heads of a generation of the ring of dq's accumulators (kernels/v3/backward_ring.h): as many as have the tiles that run at once. 0: there is no
 // ring, because tiles may have nothing to do or add in the order of the keys, the kernel has no registers for it or is limited by its additions to
-// dq, four generations are all heads or so, or do not stay in L2, or a tile would convert more parts than it has blocks of queries. Backward with a
-// ring, one H200, 2026-11-23, bf16, 16384 tokens, nheads * headdim 2048, seqlen 512 to 8192, time without over time with: headdim 64 1.01 to 1.07,
-// 128 1.00 to 1.04, causal 1.02 to 1.07 and 1.01 to 1.09 (but 0.97 at 512, where a tile has 1.6 parts for each of its blocks).
+// dq, four generations are all heads or so, or do not stay in L2, or a tile would convert more than 0.7 parts for each of its blocks of queries, or
+// (rows are so long that) a generation is of fewer heads than pay. Measured with tune_v3_backward: the ring and where it ends at each seqlen.
 int ring_generation(const Problem& problem, const V3BackwardTile& tile, int width, int row_blocks, int key_tiles, const V3Target& target) {
   if (!has_ring_kernels(problem, tile, width) || key_tiles < 3) return 0;
   const int64_t heads = problem.batch * problem.nheads_k, block_n = tile.block_n(), parts = row_blocks * int64_t{width / 32};
@@ -176,13 +183,15 @@ int ring_generation(const Problem& problem, const V3BackwardTile& tile, int widt
   else if (problem.causal)
     blocks = ceil_div(blocks * (key_tiles + 1), 2 * key_tiles);
   constexpr int64_t kMostParts = 1 << 24;  // of a key head: counted in fp32
-  if (10 * parts > 13 * blocks * key_tiles || problem.group() * parts > kMostParts) return 0;
+  const bool windowed = problem.mask().begins();
+  if (10 * parts > (windowed ? 13 : 7) * blocks * key_tiles || problem.group() * parts > kMostParts) return 0;
   const int64_t least = std::max<int64_t>(1, (target.multiprocessors + key_tiles / 2) / key_tiles);
   const int64_t head_bytes = problem.group() * row_blocks * kV3BackwardRows * width * 4, most = target.l2_bytes * 3 / 4 / (4 * head_bytes);
-  if (heads < 5 * least || most < least) return 0;
-  // Where tiles are uneven, a generation is a section of the grid (heads_per_section): better if the last one is a whole one.
+  const int64_t fewest = windowed ? 1 : width == 128 && !problem.causal ? 3 : 2;
+  if (heads < 5 * least || most < std::max(least, fewest)) return 0;
+  // Where tiles are uneven: better if the last generation is a whole one.
   int64_t best = least;
-  if (last_rows_longest(problem) || problem.mask().begins())
+  if (last_rows_longest(problem) || windowed)
     for (int64_t generation = least; generation <= std::min({most, least * 7 / 5, heads / 5}); ++generation)
       if (ceil_div(heads, generation) * generation < ceil_div(heads, best) * best) best = generation;
   return static_cast<int>(best);
@@ -317,8 +326,8 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   if (problem.packed && problem.has_seqused_k)  // the list of tiles says so to the main kernel; this one has none
     plan.finish.pair = pair_bits(pair_features(problem));
 
-  plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), target);
-  if (plan.generation > 0 && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;
+  plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), plan.generation, target);
+  if (plan.generation > 0 && problem.mask().begins() && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;
   const int64_t all_heads = problem.dense_batch() * problem.nheads, ring_generations = 4, left_over = 2;  // generations
   plan.ring_heads = static_cast<int>(plan.generation > 0 ? ring_generations * plan.generation * problem.group() : all_heads);
   plan.grid = problem.dense_batch() * problem.nheads_k * plan.key_tiles;

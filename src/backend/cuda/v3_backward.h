@@ -35,11 +35,12 @@ struct V3BackwardTile {
   bool operator==(const V3BackwardTile&) const = default;
 };
 
-// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi.
+// A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi; causal: only
+// under a causal mask.
 struct V3BackwardRow {
   int width;
   V3BackwardTile tile;
-  bool dropout = false, no_alibi = false;
+  bool dropout = false, no_alibi = false, causal = false;
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
