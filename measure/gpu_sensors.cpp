@@ -164,11 +164,7 @@ bool GpuWatch::found() {
 }
 
 std::vector<GpuReading> GpuWatch::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
-  }
-  ends_.notify_one();
+  ended_ = true;
   if (thread_.joinable()) thread_.join();
   return std::move(kept_);
 }
@@ -176,15 +172,14 @@ std::vector<GpuReading> GpuWatch::stop() {
 void GpuWatch::watch() {
   GpuReading last = sensors_.read();
   Clock::time_point since = Clock::now();
-  std::unique_lock lock(mutex_);
-  while (!ends_.wait_for(lock, kEvery, [this] { return ended_; })) {
-    lock.unlock();
+  for (;;) {
+    std::this_thread::sleep_for(kEvery);
     const GpuReading now = sensors_.read();
     const auto time = Clock::now();
-    lock.lock();
     if (ended_) break;
     const bool measured = now != last;
     if ((measured && time - busy_since_ >= kSettle) || time - since >= kSurelyMeasured) {
+      const std::lock_guard lock(mutex_);
       kept_.push_back(now);
       since = time;
     }

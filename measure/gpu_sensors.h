@@ -1,8 +1,8 @@
 // The SM clock and the power draw of a CUDA device, read through NVML, which is opened at run time.
 #pragma once
 
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -91,9 +91,8 @@ class GpuWatch {
 
   const GpuSensors& sensors_;
   const Clock::time_point busy_since_;
-  std::mutex mutex_;
-  std::condition_variable ends_;
-  bool ended_ = false;
+  std::atomic<bool> ended_{false};  // looked at every kEvery; a condition variable's timed wait is none of older C libraries
+  std::mutex mutex_;                // of kept_
   std::vector<GpuReading> kept_;
   std::thread thread_;
 };

@@ -129,6 +129,21 @@ TEST(InvalidSmall, HugeDimensionsArePlannedOrRefused) {
       }
 }
 
+// Without rows no tensor is too large for them.
+TEST(InvalidSmall, HeadsBeyond64Bits) {
+  const auto ask = [](int64_t nheads) {
+    const Tensor q(nullptr, DType::kF32, {2, 0, nheads, 4}, {0, 0, 4, 1}), k(nullptr, DType::kF32, {2, 3, 1, 4});
+    try {
+      supported(describe(ForwardTensors{q, k, k, q, {}, {}}, Options{}));
+      return std::string();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_EQ(ask(int64_t{1} << 61), "");
+  EXPECT_NE(ask(int64_t{1} << 62).find("together they must be at most 2^63 - 1"), std::string::npos);
+}
+
 TEST(InvalidSmall, HeadsThatDoNotDivide) {
   Good g;
   g.problem.k.shape[2] = g.problem.v.shape[2] = 3;

@@ -40,6 +40,7 @@ def stages(fattn, tests, sanitizer):
         Stage("cases", check, count_check, 1200),
         Stage("deterministic", f"{check} --deterministic", count_check, 1200),
         Stage("random", f"{check} --random 200", count_check, 1200),
+        Stage("standardrandom", f"{check} --algorithm standard --random 200", count_check, 1200),
         # Where the GPU has kernels of its own, these are not what the planner takes.
         Stage("v2", f"{check} --algorithm v2", count_check, 1200),
         Stage("v2deterministic", f"{check} --algorithm v2 --deterministic", count_check, 1200),

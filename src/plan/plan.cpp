@@ -1,6 +1,8 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <limits>
 #include <string>
 
 #include "plan/architectures.h"
@@ -46,7 +48,14 @@ int choose_threads(const Problem& p, const CpuInfo& cpu) {
   return p.executor ? p.executor->concurrency : cpu.usable_threads;
 }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+// Sizes of tensors whose strides are 0 may be any: no more than 64 bits hold.
+int64_t product(std::initializer_list<int64_t> factors) {
+  int64_t n = 1;
+  for (const int64_t f : factors)
+    if (__builtin_mul_overflow(n, f, &n)) return std::numeric_limits<int64_t>::max();
+  return n;
+}
 constexpr int64_t kTile = 64;  // query rows of a tile of the CPU kernels
 
 // Enough tasks to keep many cores busy; a constant, so that the split does not depend on the machine.
@@ -58,10 +67,10 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   const int64_t tiles = ceil_div(p.seqlen_q, kTile);
   const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
   const int64_t most = amx ? 8 : 4;  // AMX packs V anew for every task
-  const int64_t all_tiles = p.packed ? p.nheads * ceil_div(p.total_q, kTile) : p.batch * p.nheads * tiles;
+  const int64_t all_tiles = p.packed ? product({p.nheads, ceil_div(p.total_q, kTile)}) : product({tiles, p.batch, p.nheads});
   const int64_t per_task = std::clamp<int64_t>(all_tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
-  plan.block_k = amx ? std::clamp<int64_t>(ceil_div(p.seqlen_k, 128) * 128, 128, 1024) : 96;
+  plan.block_k = amx ? std::clamp<int64_t>(ceil_div(std::min<int64_t>(p.seqlen_k, 1024), 128) * 128, 128, 1024) : 96;
 }
 
 constexpr int64_t kTasksOfWorker = 4;  // so that none waits long for the last
@@ -74,8 +83,8 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   // A shorter batch entry may begin deeper in a block of random numbers, and go through more of what it does not see.
   if (p.dropout_below > 0 && p.mask().begins() && (p.packed || p.has_seqused_k)) keys = std::min(p.seqlen_k, keys + kDropoutBlock - 1);
   const int64_t entries = p.packed && p.seqlen_k > 0 ? std::clamp<int64_t>(p.total_k / p.seqlen_k, 1, std::max<int64_t>(p.batch, 1)) : p.batch;
-  const int64_t wanted = ceil_div(entries * p.nheads_k * keys, 2 * kTasksWanted);
-  plan.task_k = std::clamp<int64_t>(ceil_div(wanted, 64) * 64, 256, 2048);
+  const int64_t wanted = ceil_div(product({entries, p.nheads_k, keys}), 2 * kTasksWanted);
+  plan.task_k = std::clamp<int64_t>(ceil_div(std::min<int64_t>(wanted, 2048), 64) * 64, 256, 2048);
   plan.splits = std::max<int64_t>(1, ceil_div(keys, plan.task_k));
   plan.block_k = 32;
   // Where the heads of a key lie side by side, a task that takes all of them reads memory from front to back, as processors
@@ -83,7 +92,7 @@ void split_decode(const Problem& p, CpuPlan& plan) {
   constexpr int64_t kMostRows = 4096;  // what a task sums up for all its heads stays in the L2 cache
   const bool side_by_side = p.k.head < p.k.row && p.v.head < p.v.row;
   plan.heads = side_by_side ? std::clamp<int64_t>(p.nheads_k, 1, std::max<int64_t>(1, kMostRows / std::max<int64_t>(1, plan.rows))) : 1;
-  while (plan.heads > 1 && p.batch * plan.splits * ceil_div(p.nheads_k, plan.heads) < kTasksOfWorker * plan.threads)
+  while (plan.heads > 1 && product({p.batch, plan.splits, ceil_div(p.nheads_k, plan.heads)}) < kTasksOfWorker * plan.threads)
     plan.heads = ceil_div(plan.heads, 2);
 }
 

@@ -361,6 +361,8 @@ Problem validate(const fattn_problem& g) {
   if (p.nheads < 1) invalid(text("nheads is ", p.nheads, " (q has the shape ", shape_text(g.q), "); it must be at least 1"));
   if (p.nheads_k < 1 || p.nheads % p.nheads_k != 0)
     invalid(text("nheads is ", p.nheads, " and nheads_k is ", p.nheads_k, "; nheads must be a multiple of nheads_k (GQA, MQA)"));
+  if (int64_t heads = 0; __builtin_mul_overflow(p.batch, p.nheads, &heads))  // without rows no tensor has too many elements
+    invalid(text("batch is ", p.batch, " and nheads ", p.nheads, "; together they must be at most 2^63 - 1; split the batch"));
   if (p.headdim < 1 || p.headdim > kMaxHeaddim) invalid(text("headdim of q is ", p.headdim, "; allowed: 1 to ", kMaxHeaddim));
   if (p.headdim_v < 1 || p.headdim_v > kMaxHeaddim) invalid(text("headdim of v is ", p.headdim_v, "; allowed: 1 to ", kMaxHeaddim));
   check_shape("k", g.k, rows_shape(p.seqlen_k, p.total_k, p.nheads_k, p.headdim), p.packed ? "from q's headdim" : "from q's batch and headdim");

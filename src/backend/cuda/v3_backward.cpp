@@ -141,8 +141,8 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
 // come first. As measured (docs/results/h100-v3-backward-tune.json): up to 128 eight, however long, but where dq has a ring and no mask one; above,
 // where additions to dq are the limit, no more than 4, and than have their queries' q, dout and dq in a part of the L2. Sections are of a size. In a
 // window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even out
-// what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Else one by one. Deterministic: all,
-// because the CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of
+// what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Deterministic: all, because the
+// CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of
 // the longest in half of the L2.
 int heads_per_section(const Problem& problem, int width, int block_n, int generation, const V3Target& target) {
   const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
