@@ -322,7 +322,8 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   };
   const auto launch_dbias = [&](cuda::KernelKind kind) {
     if (chosen.dbias_grid > 0)
-      launch_kernel(backward_kernel(device, cuda::v3_dbias_key(plan.problem, kind)), shape_of(chosen.dbias_grid, kDbiasThreads, 0), false);
+      launch_kernel(backward_kernel(device, cuda::dbias_key(plan.problem, cuda::kV3Arch, kind)), shape_of(chosen.dbias_grid, kDbiasThreads, 0),
+                    false);
   };
   launch_dbias(cuda::KernelKind::kV2DbiasZero);
   const bool lists = plan.problem.packed && chosen.grid > 0;
@@ -522,8 +523,9 @@ void load_cuda_kernels(const Plan& plan) {
     if (plan.problem.has_documents) v3_document_ranges_kernel(device, chosen.v3_backward);
     if (plan.problem.pair_mask.given) v3_mask_words_kernel(device, plan);
     if (chosen.v3_backward.dbias_grid > 0) {
-      backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasZero));
-      if (!cuda::dbias_in_place(plan.problem)) backward_kernel(device, cuda::v3_dbias_key(plan.problem, cuda::KernelKind::kV2DbiasFinish));
+      backward_kernel(device, cuda::dbias_key(plan.problem, cuda::kV3Arch, cuda::KernelKind::kV2DbiasZero));
+      if (!cuda::dbias_in_place(plan.problem))
+        backward_kernel(device, cuda::dbias_key(plan.problem, cuda::kV3Arch, cuda::KernelKind::kV2DbiasFinish));
     }
     v3_backward_kernel(device, chosen.v3_backward.prepare, 0);
     v3_backward_kernel(device, chosen.v3_backward.main, chosen.v3_backward.tile.launch_registers());

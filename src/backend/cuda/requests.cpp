@@ -93,9 +93,9 @@ std::vector<jit::Request> requests_of_pass(const Problem& problem, int arch) {
     if (problem.has_documents) requests.push_back(cuda::v3_document_ranges_request(cuda::v3_document_ranges_key(plan)));
     if (problem.pair_mask.given) requests.push_back(cuda::v3_mask_words_request(cuda::v3_mask_words_key(problem)));
     if (problem.dbias.given) {  // whether they are launched follows from lengths, on which no other kernel depends
-      requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasZero)));
+      requests.push_back(cuda::v2_backward_request(cuda::dbias_key(problem, cuda::kV3Arch, cuda::KernelKind::kV2DbiasZero)));
       if (!cuda::dbias_in_place(problem))
-        requests.push_back(cuda::v2_backward_request(cuda::v3_dbias_key(problem, cuda::KernelKind::kV2DbiasFinish)));
+        requests.push_back(cuda::v2_backward_request(cuda::dbias_key(problem, cuda::kV3Arch, cuda::KernelKind::kV2DbiasFinish)));
     }
     for (const cuda::V3BackwardKey& key : {plan.prepare, plan.main, plan.finish}) requests.push_back(cuda::v3_backward_request(key));
     if (plan.dbias_tiles > 0) requests.push_back(cuda::v3_backward_request(plan.dbias));

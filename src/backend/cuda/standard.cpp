@@ -144,9 +144,6 @@ int64_t grid_of_rows(const StandardKey& key, int64_t rows) { return ceil_div(row
 
 // The kernels before and behind a backward pass with dbias, and their CTAs, one a row of dbias.
 int64_t dbias_ctas(const Problem& p) { return p.backward && p.dbias.given && p.seqlen_k > 0 ? p.dbias.batch * p.dbias.heads * p.dbias.rows : 0; }
-V2BackwardKey dbias_key(const Problem& p, int arch, KernelKind kind) {
-  return {.kind = kind, .arch = arch, .level = arch < 80 ? 75 : 80, .dtype = static_cast<int32_t>(p.dtype), .aligned = 1};
-}
 const jit::Loaded& dbias_kernel_of(CudaDevice& device, const Problem& p, int arch, KernelKind kind) {
   return jit::kernel_table().get(device, jit::key_of_pod(dbias_key(p, arch, kind)),
                                  [](const jit::KernelKey& key) { return v2_backward_request(jit::pod_of_key<V2BackwardKey>(key)); });

@@ -185,6 +185,9 @@ int64_t dbias_row(const Problem& p) { return ceil_div(p.seqlen_k, 4) * 4; }
 
 bool dbias_alone(const Problem& p) { return p.dbias.batch == p.batch && p.dbias.heads == p.nheads && p.dbias.rows == p.seqlen_q; }
 bool dbias_in_place(const Problem& p) { return p.dbias.dtype == DType::kF32; }
+V2BackwardKey dbias_key(const Problem& p, int arch, KernelKind kind) {
+  return {.kind = kind, .arch = arch, .level = arch < 80 ? 75 : 80, .dtype = static_cast<int32_t>(p.dtype), .aligned = 1};
+}
 int64_t dbias_bytes(const Problem& p) { return p.dbias.batch * p.dbias.heads * p.dbias.rows * dbias_row(p) * 4; }
 
 std::span<const V2BackwardRow> v2_backward_rows() { return kRows; }

@@ -101,6 +101,8 @@ bool dbias_alone(const Problem& problem);
 std::string dbias_order_refusal(const Problem& problem);  // of deterministic; empty: none
 bool dbias_in_place(const Problem& problem);
 int64_t dbias_bytes(const Problem& problem);
+// Of the kernel before a pass with dbias, or behind it (kV2DbiasZero, kV2DbiasFinish), of whatever algorithm the pass is.
+V2BackwardKey dbias_key(const Problem& problem, int arch, KernelKind kind);
 void set_dbias_params(PairParams& params, const Problem& problem, void* dbias, void* workspace, int64_t offset);
 
 jit::Request v2_backward_request(const V2BackwardKey& key);

@@ -378,10 +378,6 @@ void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaD
   encode_tensor_map(params.v, device, tiled_v(problem, kDbiasKeys), b.v);
 }
 
-V2BackwardKey v3_dbias_key(const Problem& problem, KernelKind kind) {
-  return {.kind = kind, .arch = kV3Arch, .level = 80, .dtype = static_cast<int32_t>(problem.dtype), .aligned = 1};
-}
-
 bool v3_takes_bias(const Problem& problem, const void* bias) { return !problem.bias.given || reinterpret_cast<uintptr_t>(bias) % 4 == 0; }
 
 std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3BackwardPlan& plan) {

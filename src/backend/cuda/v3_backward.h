@@ -97,8 +97,6 @@ struct V3BackwardPlan {
 };
 // Of a plan for packed sequences.
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan);
-// Of the kernel before a pass with dbias, or behind it (kV2DbiasZero, kV2DbiasFinish).
-V2BackwardKey v3_dbias_key(const Problem& problem, KernelKind kind);
 // Whether a bias can be read where it is.
 bool v3_takes_bias(const Problem& problem, const void* bias);
 // Of a plan for documents.
