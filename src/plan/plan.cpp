@@ -49,7 +49,7 @@ int choose_threads(const Problem& p, const CpuInfo& cpu) {
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
-// Sizes of tensors whose strides are 0 may be any: no more than 64 bits hold.
+// No more than 64 bits hold: k and v, whose strides may be 0, may have any sizes.
 int64_t product(std::initializer_list<int64_t> factors) {
   int64_t n = 1;
   for (const int64_t f : factors)
@@ -67,7 +67,7 @@ void split_forward(const Problem& p, CpuPlan& plan) {
   const int64_t tiles = ceil_div(p.seqlen_q, kTile);
   const bool amx = plan.isa == Isa::kAmx && p.dtype == DType::kBF16;
   const int64_t most = amx ? 8 : 4;  // AMX packs V anew for every task
-  const int64_t all_tiles = p.packed ? product({p.nheads, ceil_div(p.total_q, kTile)}) : product({tiles, p.batch, p.nheads});
+  const int64_t all_tiles = p.packed ? p.nheads * ceil_div(p.total_q, kTile) : p.batch * p.nheads * tiles;
   const int64_t per_task = std::clamp<int64_t>(all_tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1)));
   plan.rows = kTile * per_task;
   plan.block_k = amx ? std::clamp<int64_t>(ceil_div(std::min<int64_t>(p.seqlen_k, 1024), 128) * 128, 128, 1024) : 96;
