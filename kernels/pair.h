@@ -10,6 +10,7 @@
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
 #include "shared/dropout.h"
+#include "shared/lowest.h"
 
 namespace fattn {
 
@@ -57,9 +58,9 @@ __device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) 
 
 // ---- The gradient of lse ---------------------------------------------------------------------------------------------
 
-// That of a row; 0 where it sees no key, whatever is there.
+// That of a row; 0 where it has no gradient, whatever is there.
 __device__ __forceinline__ float dlse_of_row(const AttentionParams& p, int batch, int head, long long row) {
-  if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity) return 0;
+  if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] < kLowestLse) return 0;
   const TensorStrides& s = pairs_of(p).dlse_strides;
   return pairs_of(p).dlse[batch * s.batch + head * s.head + row * s.row];
 }
@@ -101,7 +102,11 @@ struct Terms {
   __device__ __forceinline__ float operator()(int query, int key) const {
     float term = 0;
     if constexpr (kPair.alibi) term = -slope * fabsf(static_cast<float>(query + shift - key));
-    if constexpr (kPair.bias != 0) term = kPair.alibi ? fmaf(bias_of(query, key), kLog2e, term) : bias_of(query, key) * kLog2e;
+    if constexpr (kPair.bias != 0) {
+      const float bias = bias_of(query, key);
+      term = kPair.alibi ? fmaf(bias, kLog2e, term) : bias * kLog2e;
+      if (bias <= kLowestBias) term = bias == -kInfinity ? bias : kLowestBias * kLog2e;
+    }
     if constexpr (kPair.mask) term = mask[query * mask_row + key] == 0 ? -kInfinity : term;
     if constexpr (kPair.documents) term = document_q[query] != document_k[key] ? -kInfinity : term;
     return term;
@@ -133,11 +138,16 @@ struct Terms {
   }
 };
 
-// A score in units of log2 with its term; `hides`: the term may be -Inf.
+// A score in units of log2 with its term; kHides: the term may be -Inf, or so low that it takes the score's place.
 template <bool kHides>
 __device__ __forceinline__ float with_term(float score, float scale, float term) {
   const float sum = fmaf(score, scale, term);
-  return kHides && term == -kInfinity ? -kInfinity : sum;
+  return kHides && term <= kLowestBias * kLog2e ? term : sum;
+}
+
+// A term in units of scores, in the place of the score that has it, where it is so low; else `score`.
+__device__ __forceinline__ float or_lowest(float score, float term) {
+  return term <= kLowestBias ? (term == -kInfinity ? term : kLowestBias) : score;
 }
 
 // ---- Dropout --------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ struct Case {
   Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
   bool mask_blocks = false;                        // or all, some or none of the pairs of 128 rows and 192 keys
   bool bias_fp32 = false;                          // else of dtype
+  bool bias_lowest = false;                        // a third of the bias, and whole rows of it, are its dtype's lowest finite number; not with varlen
   double p_dropout = 0;
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;

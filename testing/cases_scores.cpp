@@ -230,6 +230,24 @@ void add_pairs(Table& table) {
     c.bias_fp32 = true;
     table.add_both_masks(c);
   }
+  // Finite biases that are meant to hide: what torch.finfo(dtype).min makes of a mask, whole rows of it, too.
+  for (Pairs pairs : {Pairs::kAll, Pairs::kHeads, Pairs::kKeys})
+    for (const int headdim : {64, 128, 256}) {
+      if (headdim == 256 && pairs == Pairs::kKeys) continue;
+      for (const bool fp32 : {false, true}) {
+        Case c = shape(2, 130, 200, 4, 2, headdim);
+        c.bias = pairs;
+        c.bias_fp32 = fp32;
+        c.bias_lowest = true;
+        table.add_both_masks(c);
+        if (headdim == 256) continue;
+        c = decoding(2, 700, 4, 2, headdim);
+        c.bias = pairs;
+        c.bias_fp32 = fp32;
+        c.bias_lowest = true;
+        table.add(c);
+      }
+    }
   Case summed = shape(3, 64, 700, 6, 3, 32);  // several super-blocks of keys that add to one gradient, in one order
   summed.bias = Pairs::kOne;
   summed.bias_fp32 = true;

@@ -29,6 +29,13 @@ float rounded<float>(DType dtype, float x) {
   return std::fabs(y) > 65504.0f ? std::copysign(std::numeric_limits<float>::infinity(), x) : y;
 }
 
+// What is added to a score makes no Inf of a finite one: that would hide the pair.
+template <class Real>
+Real rounded_sum(DType dtype, Real x) {
+  const Real y = rounded<Real>(dtype, x);
+  return std::isfinite(x) && !std::isfinite(y) ? std::copysign(dtype == DType::kF16 ? Real{65504} : Real(0x1.fep127), x) : y;
+}
+
 template <class Real>
 using Matrix = std::vector<Real>;  // row-major, one head
 
@@ -105,16 +112,19 @@ void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
     if (t.alibi_slopes) {
       const int64_t at = t.alibi_slopes.ndim() == 2 ? b * t.alibi_slopes.stride(0) + h * t.alibi_slopes.stride(1) : h * t.alibi_slopes.stride(0);
       const double away = static_cast<double>(std::abs(i + s.keys(b) - s.seqlen_q - j));
-      x = rounded<Real>(s.dtype, x - rounded<Real>(s.dtype, static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
+      x = rounded_sum<Real>(s.dtype, x - rounded_sum<Real>(s.dtype, static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
     }
     const double bias = t.bias ? load(t.bias.dtype(), t.bias.data(), pair_index(t.bias, b, h, i, j)) : 0;
     const bool seen = (!t.mask || load(DType::kU8, t.mask.data(), pair_index(t.mask, b, h, i, j)) != 0) &&
                       (!t.document_q || id_of(t.document_q, i) == id_of(t.document_k, j));
-    x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded<Real>(s.dtype, x + static_cast<Real>(bias));
+    x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded_sum<Real>(s.dtype, x + static_cast<Real>(bias));
   }
 }
 
-// The largest of what is added to a row's scores: the rounding of a score is relative to that too.
+constexpr double kLowestLse = -33554432;  // a row whose lse is lower has no gradient (docs/NUMERICS.md)
+
+// The largest of what is added to a row's scores: the rounding of a score is relative to that too. Not what swallows any score, without error.
+constexpr double kSwallows = 1e30;
 double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible) {
   std::vector<double> terms(static_cast<size_t>(visible), 0);
   ModelShape exact = s;
@@ -122,7 +132,7 @@ double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
   add_terms_to_row(exact, b, h, i, first, terms);
   double largest = 0;
   for (double x : terms)
-    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+    if (std::fabs(x) < kSwallows) largest = std::max(largest, std::fabs(x));
   return largest;
 }
 
@@ -245,7 +255,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           const Real* o_row = o_rows.data() + i * s.headdim_v;
           const Real* dout_row = dout_rows.data() + i * s.headdim_v;
           const auto row_lse = static_cast<Real>(lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
-          if (row_lse == -std::numeric_limits<Real>::infinity()) continue;
+          if (row_lse < static_cast<Real>(kLowestLse)) continue;
           score_row(s, q_row, k_columns.data() + first, visible, p);
           scores = p;
           add_terms_to_row(s, b, h, i, first, p);
@@ -289,7 +299,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           out.k_terms = std::max(out.k_terms, largest_of(k_sums));
           const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data() + first, s.seqlen_k);
           out.score_terms = std::max({out.score_terms, score_terms, largest_addend(s, b, h, i, first, visible),
-                                      std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
+                                      std::fabs(row_lse) < kSwallows ? std::fabs(static_cast<double>(row_lse)) : 0.0});
           out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k),
                                    std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }

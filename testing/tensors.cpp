@@ -130,6 +130,13 @@ Tensor place_pairs(std::vector<TensorBlock>& blocks, const Case& c, Pairs pairs,
   return blocks.emplace_back(dtype, c.batch * batch, guard, fill).place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {batch, head, row, 1});
 }
 
+// The rows of a bias with bias_lowest, in the order of its elements, that are so whole.
+bool is_lowest_row(int64_t row) { return row % 5 == 1; }
+double lowest(DType dtype) {
+  const double digits = dtype == DType::kF16 ? 11 : dtype == DType::kBF16 ? 8 : 24;  // fp64 gets fp32's: beyond it a pair is as good as hidden
+  return -(2 - std::exp2(1 - digits)) * std::exp2(dtype == DType::kF16 ? 15 : 127);
+}
+
 // The gradient of lse, whose strides need not be those of lse: heads lie beside each other in kBhsd, and kPadded has gaps.
 Tensor place_dlse(std::vector<TensorBlock>& blocks, const Case& c) {
   const DType dtype = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -194,6 +201,8 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     Dense bias = normal(c.seed, 6, s.bias.size(), 0, 1);
     for (size_t i = 0; i < bias.size(); ++i)
       if (numbers(7).uniform(i) < 0.05) bias[i] = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < bias.size() && c.bias_lowest; ++i)
+      if (numbers(14).uniform(i) < 0.33 || is_lowest_row(static_cast<int64_t>(i) / c.seqlen_k)) bias[i] = lowest(s.bias.dtype());
     write(s.bias, bias);
   }
   if (c.mask != Pairs::kNone) {

@@ -245,16 +245,29 @@ TEST_F(CudaGpu, FirstCallsCompileQuicklyAndLoadAtOnce) {
 
 // In device memory nobody can refuse them: nothing is read by them, and what such a batch entry gets is NaN.
 TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
-  for (const auto& [dtype, algorithm] :
-       {std::pair{DType::kBF16, Algorithm::kV2}, {DType::kBF16, Algorithm::kAuto}, {DType::kF32, Algorithm::kAuto}}) {
-    const Case c = shape(dtype, 4, 130, 200, 2, 1, 64, false);
+  struct Of {
+    DType dtype;
+    Algorithm algorithm;
+    int64_t seqlen_k = 200;
+    double p_dropout = 0;
+  };
+  for (const auto& [dtype, algorithm, seqlen_k, p_dropout] :
+       {Of{DType::kBF16, Algorithm::kV2}, Of{DType::kBF16, Algorithm::kAuto}, Of{DType::kF32, Algorithm::kAuto},
+        Of{DType::kBF16, Algorithm::kStandard}, Of{DType::kF32, Algorithm::kStandard}, Of{DType::kF16, Algorithm::kStandard, 200, 0.3},
+        Of{DType::kBF16, Algorithm::kStandard, 0}, Of{DType::kBF16, Algorithm::kV2, 0}, Of{DType::kBF16, Algorithm::kAuto, 0}}) {
+    const Case c = shape(dtype, 4, 130, seqlen_k, 2, 1, 64, false);
     DeviceForward d(c), dout(c), gradients(c);
-    const int32_t lengths[] = {200, -1, 201, 0};
-    cuda::Buffer memory(0, sizeof lengths);
+    const int32_t lengths[] = {static_cast<int32_t>(seqlen_k), -1, static_cast<int32_t>(seqlen_k) + 1, 0};
+    const int64_t state[] = {7, 0};
+    cuda::Buffer memory(0, sizeof lengths), of_dropout(0, sizeof state);
     memory.copy_from(lengths, sizeof lengths);
+    of_dropout.copy_from(state, sizeof state);
     d.t.scores.seqused_k = Tensor(nullptr, DType::kI32, {4}).on(Device::kCuda, 0, memory.get());
     Options options = on_cuda(c);
     options.algorithm = algorithm;
+    options.p_dropout = p_dropout;
+    if (p_dropout > 0) d.t.scores.dropout_state = Tensor(nullptr, DType::kI64, {2}).on(Device::kCuda, 0, of_dropout.get());
+    SCOPED_TRACE(std::string(name_of(dtype)) + " " + name_of(algorithm) + " seqlen_k " + std::to_string(seqlen_k));
     forward(d.t, options);
     backward({d.t.q, d.t.k, d.t.v, d.t.o, d.t.lse, dout.t.o, gradients.t.q, gradients.t.k, gradients.t.v, d.t.scores, {}}, options);
     const auto expect = [&](const Tensor& tensor, const char* name) {

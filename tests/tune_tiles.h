@@ -26,7 +26,7 @@ namespace fattn::test {
 struct SearchFlags {
   std::vector<int> headdims = {64, 96, 128, 192, 256}, seqlens = {512, 1024, 2048, 4096, 8192, 16384};
   std::vector<bool> masks = {false, true};
-  int rounds = 15, jobs = 1;
+  int rounds = 5, jobs = 1;
   bool compile_only = false;
   std::string json;
 };
@@ -157,17 +157,28 @@ struct Candidate {
   }
 };
 
-// Forgets what was measured before.
+constexpr double kTurnSeconds = 0.2;  // of the fastest
+
+// Forgets what was measured before. A turn is one launch, or as many as take `turn_seconds`, of which the second half counts: where a GPU is at its
+// limit of power its clock follows who runs for as long as that, and candidates that take turns launch by launch would share one clock.
 template <class Plan, class Launch>
-void take_turns(std::vector<Candidate<Plan>>& all, int rounds, const cuda::Stream& stream, const Launch& launch) {
+void take_turns(std::vector<Candidate<Plan>>& all, int rounds, const cuda::Stream& stream, const Launch& launch, double turn_seconds = 0) {
   cuda::Event begin(0), end(0);
+  const auto seconds_of = [&](const Plan& plan, int launches) {
+    begin.record(stream.get());
+    for (int i = 0; i < launches; ++i) launch(plan);
+    end.record(stream.get());
+    return begin.seconds_to(end) / launches;
+  };
   for (Candidate<Plan>& c : all) c.seconds.clear();
   for (int round = -1; round < rounds; ++round)
     for (Candidate<Plan>& c : all) {
-      begin.record(stream.get());
-      launch(c.plan);
-      end.record(stream.get());
-      const double seconds = begin.seconds_to(end);
+      double seconds = seconds_of(c.plan, 1);
+      const int half = round < 0 ? 0 : static_cast<int>(turn_seconds / 2 / seconds);
+      if (half > 0) {
+        seconds_of(c.plan, half);
+        seconds = seconds_of(c.plan, half);
+      }
       if (round >= 0) c.seconds.push_back(seconds);  // the first round warms up
     }
 }

@@ -103,11 +103,11 @@ bool fits(const V3BackwardTile& t, int headdim, int64_t shared_bytes) {
                                : 1 <= t.groups && t.groups <= 3 && t.stages == 3 && (t.stagings == 1 || t.stagings == 2);
   if (!shape) return false;
   constexpr int kFewest = 64;  // of a thread besides the sums: scores and operands
-  const int sums = t.by_role ? headdim / 2 : headdim, at_launch = t.launch_registers();
+  const int width = v3::v3_width(headdim), sums = t.by_role ? width / 2 : width, at_launch = t.launch_registers();
   const auto possible = [](int registers) { return registers % 8 == 0 && 24 <= registers && registers <= 240; };
   return possible(t.main_registers) && possible(t.dq_registers) && (!t.own_loader || possible(t.loader_registers)) && at_launch <= t.main_registers &&
          t.dq_registers <= at_launch && t.loader_registers <= at_launch && t.moved_registers() <= at_launch * (t.threads() / 128) &&
-         sums + kFewest <= t.main_registers && t.shared_bytes(headdim, headdim, {}) <= shared_bytes;
+         sums + kFewest <= t.main_registers && t.shared_bytes(width, width, {}) <= shared_bytes;
 }
 
 // All that could be of use, or `given`.
@@ -234,13 +234,13 @@ class Search {
       if (tile != chosen.tile) add(all, plan_v3_backward(problem_, target_, tile), false);
     if (all.empty()) return report(all);
     constexpr int kFewRounds = 3;
-    constexpr size_t kTiles = 4, kFinalists = 8;
+    constexpr size_t kTiles = 4, kFinalists = 12;
     take_turns(all, kFewRounds);
     test::keep_fastest(all, kTiles);
     for (const V3BackwardPlan& plan : other_orders(all.front().plan)) add(all, plan, false);
     take_turns(all, kFewRounds);
     test::keep_fastest(all, kFinalists);
-    take_turns(all, rounds);
+    take_turns(all, rounds, test::kTurnSeconds);
     test::keep_fastest(all, all.size());
     return report(all);
   }
@@ -322,8 +322,9 @@ class Search {
     to.push_back({plan, of_table, {}});
   }
 
-  void take_turns(std::vector<Candidate>& all, int rounds) {
-    test::take_turns(all, rounds, stream_, [&](const V3BackwardPlan& plan) { launch(plan); });
+  void take_turns(std::vector<Candidate>& all, int rounds, double turn_seconds = 0) {
+    test::take_turns(
+        all, rounds, stream_, [&](const V3BackwardPlan& plan) { launch(plan); }, turn_seconds);
   }
 
   ordered_json report(const std::vector<Candidate>& all) const {

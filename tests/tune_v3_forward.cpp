@@ -211,7 +211,7 @@ class Search {
     for (const V3ForwardTile& tile : tiles_for(static_cast<int>(case_.headdim), uneven(), target_.shared_bytes, given_))
       add(all, plan_v3_forward(problem_, target_, tile), false);
     take_turns(all, 3);
-    constexpr size_t kFinalists = 6;
+    constexpr size_t kFinalists = 8;
     test::keep_fastest(all, kFinalists);
     if (uneven()) {
       const V3ForwardPlan fastest = all.front().plan;
@@ -227,7 +227,7 @@ class Search {
       pairs.grid = static_cast<int>((pairs.tiles + 1) / 2);
       if (fastest.tiles_per_cta == 0) add(all, pairs, false);
     }
-    take_turns(all, rounds);
+    take_turns(all, rounds, test::kTurnSeconds);
     test::keep_fastest(all, all.size());
     return report(all);
   }
@@ -265,8 +265,9 @@ class Search {
     to.push_back({plan, of_table, {}});
   }
 
-  void take_turns(std::vector<Candidate>& all, int rounds) {
-    test::take_turns(all, rounds, stream_, [&](const V3ForwardPlan& plan) { launch(plan); });
+  void take_turns(std::vector<Candidate>& all, int rounds, double turn_seconds = 0) {
+    test::take_turns(
+        all, rounds, stream_, [&](const V3ForwardPlan& plan) { launch(plan); }, turn_seconds);
   }
 
   ordered_json report(const std::vector<Candidate>& all) const {

@@ -57,6 +57,13 @@ __device__ __forceinline__ float rounded(float x) {
 }
 
 template <class Element>
+__device__ __forceinline__ float greatest_finite() {
+  if constexpr (is_wide<Element>) return __uint_as_float(0x7f7fffffu);
+  if constexpr (is_same<Element, f16>) return 65504.0f;
+  return __uint_as_float(0x7f7f0000u);
+}
+
+template <class Element>
 __device__ __forceinline__ void unpack(const uint4& from, float (&x)[kUnit<Element>]) {
   const unsigned words[4] = {from.x, from.y, from.z, from.w};
 #pragma unroll

@@ -7,6 +7,7 @@
 #include "kernels/constants.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/standard/row.h"
+#include "shared/lowest.h"
 
 namespace fattn::standard {
 
@@ -45,7 +46,9 @@ class FinishRows {
   __device__ static float column_of_query(const StandardFinishParams& p, const Place& at, int column) {
     float sum = 0;
     bool weighed = false;  // whether a pair has a weight: forward a row without, of scores of -inf, is empty
-    const int keys = EntryKeys<kPair>(p.pairs, p.mask, at.batch).count;
+    const EntryKeys<kPair> entry(p.pairs, p.mask, at.batch);
+    if (entry.lost) return __uint_as_float(0x7fffffffu);
+    const int keys = entry.count;
     const core::Mask32 mask = mask_of(p.mask, keys);
     const HeadTerms terms(p.pairs, static_cast<int>(at.batch), at.head, keys);
     for (int key = mask.visible_begin(at.index); key < mask.visible_end(at.index); ++key) {
@@ -65,7 +68,7 @@ class FinishRows {
     for (int head = at.head * p.group; head < (at.head + 1) * p.group; ++head) {
       const HeadTerms terms(p.pairs, static_cast<int>(at.batch), head, keys);
       for (int query = mask.first_row(at.index); query < mask.row_end(at.index); ++query) {
-        if (lse_of(p, at.batch, head, query) == -kInfinity || (kPair.hides() && !terms.sees(query, at.index))) continue;
+        if (lse_of(p, at.batch, head, query) < kLowestLse || (kPair.hides() && !terms.sees(query, at.index))) continue;
         sum += pair(p, at.batch, head, query, at.index) * other(p, at.batch, head, query, column);
       }
     }

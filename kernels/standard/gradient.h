@@ -7,6 +7,7 @@
 #include "kernels/constants.h"
 #include "kernels/ptx/reduce.h"
 #include "kernels/standard/row.h"
+#include "shared/lowest.h"
 
 namespace fattn::standard {
 
@@ -48,9 +49,9 @@ class GradientRows {
     float delta = row_sum(p, at, thread, shared);
     if constexpr (kPair.dlse) {
       const TensorStrides& s = p.pairs.dlse_strides;
-      if (lse != -kInfinity) delta -= p.pairs.dlse[at.batch * s.batch + at.head * s.head + at.query * s.row];
+      if (!(lse < kLowestLse)) delta -= p.pairs.dlse[at.batch * s.batch + at.head * s.head + at.query * s.row];
     }
-    const int end = lse == -kInfinity ? 0 : at.end;  // of an empty row nothing counts
+    const int end = lse < kLowestLse ? 0 : at.end;  // of a row without a gradient nothing counts
     const float none = at.lost ? __uint_as_float(0x7fffffffu) : 0.0f;
 #pragma unroll(kPair.any() ? 1 : 4)
     for (int unit = 0; unit < p.mask.seqlen_k; unit += kRowThreads * kWidth) {

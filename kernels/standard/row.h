@@ -99,15 +99,22 @@ class RowPairs {
   __device__ RowPairs(const StandardRowsParams& p, const RowPlace& at)
       : terms_(p.pairs, static_cast<int>(at.batch), at.head, at.keys), dropout_(p.pairs, static_cast<int>(at.batch), at.head), query_(at.query) {}
 
+  // A sum as a matrix of the tensors' dtype keeps it, but one that is beyond its finite numbers and no Inf is the last of them: a finite bias that is
+  // meant to hide leaves a row of such keys its weights.
+  __device__ static float kept_sum(float sum) {
+    const float x = rounded<Element>(sum), most = greatest_finite<Element>();
+    return fabsf(sum) < kInfinity ? fminf(fmaxf(x, -most), most) : x;
+  }
+
   // Of a key that mask and window leave: the score with its terms, each added as a matrix of the tensors' dtype is; -inf where one hides the pair.
   __device__ float with_terms(float score, [[maybe_unused]] int key) const {
     if constexpr (kPair.alibi) {
       const float distance = fabsf(static_cast<float>(query_ + terms_.shift - key));
-      score = rounded<Element>(score - rounded<Element>(terms_.natural_slope * distance));
+      score = kept_sum(score - kept_sum(terms_.natural_slope * distance));
     }
     if constexpr (kPair.hides()) {
       const float term = terms_.natural(query_, key);
-      score = term == -kInfinity ? -kInfinity : rounded<Element>(score + term);
+      score = term == -kInfinity ? -kInfinity : kept_sum(score + term);
     }
     return score;
   }

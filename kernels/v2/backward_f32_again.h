@@ -8,6 +8,7 @@
 #include "kernels/score.h"
 #include "kernels/v2/global_row.h"
 #include "kernels/v2/workspace.h"
+#include "shared/lowest.h"
 #include "shared/mask.h"
 
 namespace fattn::v2 {
@@ -39,7 +40,7 @@ struct HeadPairs {
         terms(p, batch, head, seqlen_k),
         dropout(p, batch, head) {}
 
-  __device__ __forceinline__ bool empty(int row) const { return lse[row * lse_stride] == -kInfinity; }
+  __device__ __forceinline__ bool empty(int row) const { return lse[row * lse_stride] < kLowestLse; }
   // Of a pair that the mask does not hide.
   __device__ __forceinline__ bool sees(int row, int key) const { return !kPair.hides() || terms.sees(row, key); }
 

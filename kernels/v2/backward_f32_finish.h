@@ -1,7 +1,8 @@
 // Backward in fp32, last kernel: dq = softmax_scale * dq_accum, with the strides of dq.
 //
-// A warp takes 16 queries x 32 columns. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN. Other
-// rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kWindow, kCapped, kAligned, kTile, kPair, as in backward_f32.h.
+// A warp takes 16 queries x 32 columns. A row without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf,
+// is NaN. Other rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kWindow, kCapped, kAligned, kTile, kPair, as in
+// backward_f32.h.
 #pragma once
 
 #include "kernels/constants.h"
@@ -15,6 +16,7 @@
 #include "shared/attention_params.h"
 #include "shared/backward_f32_layout.h"
 #include "shared/backward_layout.h"
+#include "shared/lowest.h"
 #include "shared/mask.h"
 
 namespace fattn::v2 {
@@ -46,7 +48,7 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& call)
     const int row = first_row + lane / 4 + 8 * half;
     const bool exists = row < p.seqlen_q;
     const bool empty =
-        exists && !wrong_length && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity;
+        exists && !wrong_length && p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] < kLowestLse;
     bool good = true;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -11,6 +11,7 @@
 #include "kernels/v2/backward_f32_again.h"
 #include "kernels/v2/backward_f32_place.h"
 #include "shared/attention_params.h"
+#include "shared/lowest.h"
 
 namespace fattn::v2 {
 
@@ -56,8 +57,8 @@ struct BackwardF32Scores : BackwardF32Place<Spec> {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      // An empty row has lse = -inf; its weights are 0.
-      const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
+      // A row without a gradient: its weights are 0.
+      const float reference[2] = {lse.x < kLowestLse ? kInfinity : lse.x, lse.y < kLowestLse ? kInfinity : lse.y};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
@@ -84,7 +85,7 @@ struct BackwardF32Scores : BackwardF32Place<Spec> {
       if constexpr (kPair.dropout)
         if (j % 2 == 0) kept = dropout.kept_transposed(query + 8 * j, group_key / core::kDropoutBlock, lane) >> group_key % core::kDropoutBlock / 8;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      const float reference[2] = {lse.x == -kInfinity ? kInfinity : lse.x, lse.y == -kInfinity ? kInfinity : lse.y};
+      const float reference[2] = {lse.x < kLowestLse ? kInfinity : lse.x, lse.y < kLowestLse ? kInfinity : lse.y};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // Backward, algorithm v2, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
 //
-// A warp takes 16 queries x 32 columns. An empty row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
-// Spec: as in backward.h.
+// A warp takes 16 queries x 32 columns. A row without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf,
+// is NaN. Spec: as in backward.h.
 #pragma once
 
 #include "kernels/constants.h"
@@ -12,6 +12,7 @@
 #include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
+#include "shared/lowest.h"
 
 namespace fattn::v2 {
 
@@ -66,7 +67,7 @@ class BackwardFinish {
       transpose(rows[half], lane);
       const long long row = first_row + lane / 4 + 8 * half;
       if (row >= p.seqlen_q || column >= kHeaddim) continue;
-      if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] == -kInfinity) {
+      if (p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row] < kLowestLse) {
 #pragma unroll
         for (unsigned& pair : rows[half]) pair = 0;
       }

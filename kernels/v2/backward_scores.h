@@ -13,6 +13,7 @@
 #include "kernels/v2/backward_place.h"
 #include "kernels/v2/term_tile.h"
 #include "shared/attention_params.h"
+#include "shared/lowest.h"
 
 namespace fattn::v2 {
 
@@ -63,8 +64,8 @@ struct BackwardScores : BackwardPlace<Spec> {
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      // An empty row has lse = -inf; its weights are 0.
-      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
+      // A row without a gradient: its weights are 0.
+      const float lse_log2[2] = {lse.x < kLowestLse ? kInfinity : lse.x * kLog2e, lse.y < kLowestLse ? kInfinity : lse.y * kLog2e};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
         float w[4];
@@ -116,7 +117,7 @@ struct BackwardScores : BackwardPlace<Spec> {
     const auto weigh = [&](auto may_hide, int j) {
       constexpr bool kMayHide = decltype(may_hide)::value != 0;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
-      const float lse_log2[2] = {lse.x == -kInfinity ? kInfinity : lse.x * kLog2e, lse.y == -kInfinity ? kInfinity : lse.y * kLog2e};
+      const float lse_log2[2] = {lse.x < kLowestLse ? kInfinity : lse.x * kLog2e, lse.y < kLowestLse ? kInfinity : lse.y * kLog2e};
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll

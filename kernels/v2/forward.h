@@ -74,11 +74,14 @@ struct WarpState {
   // With dropout: which pairs stay, of block kept_of of its random numbers, which may be several steps.
   unsigned kept[kRowTiles];
   int kept_of;
+  // With terms from shared memory: a row has no reference yet, or that of the lowest biases, beside which scores and terms are made exactly.
+  bool low;
 
   __device__ __forceinline__ void start(const AttentionParams& p) {
     scale = p.softmax_scale_log2;
     if constexpr (Spec::kCapped) score_factor = features_of(p).score_factor;
     if constexpr (kPairOf<Spec>.dropout) kept_of = -1;
+    if constexpr (kPairOf<Spec>.hides()) low = true;
     softmax.start();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -236,6 +239,12 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
   // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
   constexpr bool kHidesLate = Shape::kStaged && !kExact;
+  [[maybe_unused]] const auto look_for_low = [&] {
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) good = good && w.softmax.shift[i][0] < -kLowestLse && w.softmax.shift[i][1] < -kLowestLse;
+    w.low = !ptx::vote_all(good);
+  };
   [[maybe_unused]] const auto add_terms = [&](int chunk) {
     constexpr PairFeatures kPair = kPairOf<Spec>;
     const float natural = w.scale * kLn2;
@@ -255,7 +264,8 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
           float& x = s[i][2 * chunk + n][e];
           float its = kPair.hides() ? term[n][e] : 0.0f;
           if constexpr (kPair.alibi) its = fmaf(slope, fabsf(distance + static_cast<float>(16 * i + e / 2 * 8 - 16 * chunk - 8 * n - e % 2)), its);
-          x = kPair.hides() && !kHidesLate && its == -kInfinity ? -kInfinity : fmaf(x, natural, its);
+          x = fmaf(x, natural, its);
+          if constexpr (kPair.hides() && !kHidesLate) x = or_lowest(x, its);
         }
       }
     }
@@ -274,6 +284,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
       }
     }
     w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
+    if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
   // Drops weights of 16 keys, once their sums are taken. Random numbers are those of a block of 64 keys, made when a step begins that is not of the
@@ -302,7 +313,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   // Where the reference is too low for these weights it is raised, and they are computed again.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
-      if (!weights[chunk % 2].template within_limit<Element>()) [[unlikely]] {
+      if (!weights[chunk % 2].template within_limit<Element>() || (kTerms && kHidesLate && w.low)) [[unlikely]] {
         if constexpr (kTerms && kHidesLate) {
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
@@ -311,13 +322,14 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
 #pragma unroll
-              for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = term[n][e] == -kInfinity ? -kInfinity : s[i][2 * chunk + n][e];
+              for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = or_lowest(s[i][2 * chunk + n][e], term[n][e]);
             }
           }
         }
         if constexpr (kSloped) add_terms(chunk);
         const float its_scale = kTerms ? kLog2e : w.scale;
         w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
+        if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
           weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale);

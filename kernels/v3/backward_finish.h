@@ -14,6 +14,7 @@
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/operand_tile.h"
+#include "shared/lowest.h"
 
 namespace fattn::v3 {
 
@@ -105,7 +106,7 @@ struct BackwardFinish {
         call.lse + at.entry.in_tensor() * call.lse_strides.batch + at.head * call.lse_strides.head + at.entry.first_query() * call.lse_strides.row;
     for_each_octet(p, at, shared, [&](unsigned from, int row, int column) {
       uint4 x = ptx::ld_shared_16(from);
-      if (lse[row * call.lse_strides.row] == -kInfinity) x = uint4{0, 0, 0, 0};
+      if (lse[row * call.lse_strides.row] < kLowestLse) x = uint4{0, 0, 0, 0};
       *reinterpret_cast<uint4*>(dq + row * call.dq_strides.row + column) = x;
     });
   }

@@ -11,6 +11,7 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/backward_schedule.h"
 #include "shared/attention_params.h"
+#include "shared/lowest.h"
 #include "shared/v3_backward_work.h"
 
 namespace fattn::v3 {
@@ -81,7 +82,7 @@ struct BackwardPrepare {
       if (thread < rows)
         lse = call.lse[at.entry.in_tensor() * call.lse_strides.batch + at.head * call.lse_strides.head +
                        (at.entry.first_query() + at.row + thread) * call.lse_strides.row];
-      work.lse_log2[first + thread] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+      work.lse_log2[first + thread] = lse < kLowestLse ? kInfinity : lse * kLog2e;
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {

@@ -20,6 +20,7 @@
 #include "kernels/v3/softmax.h"
 #include "kernels/v3/store_row.h"
 #include "kernels/v3/tiles_of_cta.h"
+#include "shared/lowest.h"
 
 namespace fattn::v3 {
 
@@ -277,7 +278,7 @@ struct Consumer {
   __device__ __forceinline__ bool update(int of, [[maybe_unused]] bool link = false) {
     if constexpr (kStaged) {
       const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
-      seen = ptx::vote_all(softmax.reference[0] != -kInfinity && softmax.reference[1] != -kInfinity);
+      seen = ptx::vote_all(softmax.reference[0] > kLowestLse && softmax.reference[1] > kLowestLse);
       return moved;
     } else if constexpr (kAlibi) {
       float distance[2];

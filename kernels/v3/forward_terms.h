@@ -129,14 +129,14 @@ struct PairTerms<Spec, true> {
   }
 
   // To the scores: bias, after which they have the scale `natural`, and -Inf where it hides them. Unless kExact, a score that is not finite may be
-  // NaN there.
+  // NaN there, and a bias as low as kLowestBias be any low number, which is enough where rows have seen keys with others.
   template <bool kExact>
   __device__ __forceinline__ void apply(float (&s)[kScores], float natural) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const float term = term_of(i);
       const float sum = fmaf(s[i], natural, term);
-      s[i] = kExact && term == -kInfinity ? -kInfinity : sum;
+      s[i] = kExact ? or_lowest(sum, term) : sum;
     }
   }
 

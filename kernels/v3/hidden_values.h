@@ -91,8 +91,10 @@ __device__ __forceinline__ float whole_score_of(const ForwardCall& p, const Plac
     const int away = key - aligned_key(p.call, keys_of<Spec>(p.call, place), row);
     return fmaf(-Slope<true>::of(p.call, place).value, fabsf(static_cast<float>(away)), score);
   }
-  if constexpr (kPairOf<Spec>.bias != 0)
-    return fmaf(Terms<kPairOf<Spec>, typename Spec::Element>(p.call, place.batch, place.head, 0).natural(row, key), kLog2e, score);
+  if constexpr (kPairOf<Spec>.bias != 0) {
+    const float term = Terms<kPairOf<Spec>, typename Spec::Element>(p.call, place.batch, place.head, 0).natural(row, key);
+    return term <= kLowestBias ? or_lowest(score, term) * kLog2e : fmaf(term, kLog2e, score);
+  }
   return score;
 }
 

@@ -12,6 +12,7 @@
 #include "backend/cpu/amx_exp.h"
 #include "backend/cpu/amx_pack.h"
 #include "shared/half.h"
+#include "shared/lowest.h"
 
 namespace fattn::core::amx {
 
@@ -125,7 +126,7 @@ class Backward {
     const float* lse = t_.lse + head_ * t_.lse_head_stride + row_ * t_.lse_stride;
     const float* delta = t_.delta + head_ * t_.delta_head_stride + row_ * t_.delta_stride;
     for (int64_t i = 0; i < kBackwardRows; ++i) {
-      const bool empty = i >= rows_ || lse[i * t_.lse_stride] == -__builtin_inff();
+      const bool empty = i >= rows_ || lse[i * t_.lse_stride] < kLowestLse;
       lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * kLog2E * kFixed;
       delta_[i] = empty ? 0.0f : delta[i * t_.delta_stride];
       visible_[i] = empty ? 0 : static_cast<int32_t>(max_of(0, limit(row_ + i) - t_.key_begin));

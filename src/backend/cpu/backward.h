@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "shared/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -345,11 +346,11 @@ void backward_task(const BackwardTask& task) {
       pack_columns(Ops{}, q, task.q_stride, rows, task.headdim, scratch.q_columns);
       pack_columns(Ops{}, dout, task.dout_stride, rows, task.headdim_v, scratch.dout_columns);
       for (int64_t i = 0; i < static_cast<int64_t>(task.headdim) * kTile; i += kLanes) store(scratch.dq + i, zero());
-      // Rows that see nothing and lanes beyond the tensor get lse = +inf, so that P is 0.
+      // Rows without a gradient and lanes beyond the tensor get lse = +inf, so that P is 0.
       float lse[kTile], delta[kTile];
       for (int64_t i = 0; i < kTile; ++i) {
         const float l = i < rows ? task.lse[head * task.lse_head_stride + (row0 + i) * task.lse_stride] : minus_infinity();
-        lse[i] = l == minus_infinity() ? __builtin_inff() : l;
+        lse[i] = l < kLowestLse ? __builtin_inff() : l;
         delta[i] = i < rows ? task.delta[head * task.delta_head_stride + (row0 + i) * task.delta_stride] : 0.0f;
       }
 

@@ -11,6 +11,7 @@
 #include "backend/cpu/entries.h"
 #include "backend/cpu/executor.h"
 #include "backend/cpu/kernels.h"
+#include "shared/lowest.h"
 #include "shared/text.h"
 
 namespace fattn::core {
@@ -358,7 +359,7 @@ void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_
   const auto* dlse = static_cast<const float*>(call.b.dlse) + n * p.dlse.batch + h * p.dlse.head;
   const auto* lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
   for (int64_t row = begin; row < end; ++row)
-    if (lse[row * p.lse.row] != -std::numeric_limits<float>::infinity()) delta[row] -= dlse[row * p.dlse.row];
+    if (!(lse[row * p.lse.row] < kLowestLse)) delta[row] -= dlse[row * p.dlse.row];
 }
 
 // The end of the super-block of keys at `begin`: with documents in its second half where one begins, so that its rows meet few other super-blocks.

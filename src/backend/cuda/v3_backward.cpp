@@ -138,12 +138,13 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
 }
 
 // Key heads whose tiles run side by side; that a few do evens out what multiprocessors have, under a causal mask because the longest tiles of all
-// come first. As measured (docs/results/h100-v3-backward-tune.json): up to 128 eight, however long, but where dq has a ring and no mask one; above,
-// where additions to dq are the limit, no more than 4, and than have their queries' q, dout and dq in a part of the L2. Sections are of a size. In a
-// window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even out
-// what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Deterministic: all, because the
-// CTAs of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of
-// the longest in half of the L2.
+// come first. As measured (docs/results/h200-v3-backward-tune.json): up to 128 as many as have 16384 rows, 4 to 16; more lose 5 to 15 % where rows
+// are long, all of it to the limit of power: HBM is read more often. Above, where additions to dq are the limit, no more than 4, and than have their
+// queries' q, dout and dq in a part of the L2. Sections are of a size, but with a ring: there it is one head or, under a causal mask, up to 16, and
+// never more than a generation, whose tiles would come up together with those that wait for it, and wait for ever. In a window that has a beginning
+// the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even out what multiprocessors have;
+// as many as have the rows that tiles see at once in L2, in sections of a size. Deterministic: all, because the CTAs of one head wait for each other.
+// Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of the longest in half of the L2.
 int heads_per_section(const Problem& problem, int width, int block_n, int generation, const V3Target& target) {
   const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
   if (problem.deterministic) return static_cast<int>(heads);
@@ -158,8 +159,9 @@ int heads_per_section(const Problem& problem, int width, int block_n, int genera
   const int64_t head_bytes = std::max<int64_t>(1, problem.group() * problem.seqlen_q * row_bytes);
   if (problem.packed) return static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, heads));
   const bool uneven = last_rows_longest(problem);
-  if (generation > 0) return uneven ? std::min(generation, 8) : 1;
-  const int64_t in_l2 = (uneven ? 4 * l2_bytes : l2_bytes) / 3 / head_bytes, most = width <= 128 ? 8 : std::clamp<int64_t>(in_l2, 1, 4);
+  if (generation > 0) return uneven ? std::min(generation, 16) : 1;
+  const int64_t in_l2 = (uneven ? 4 * l2_bytes : l2_bytes) / 3 / head_bytes, rows = std::max<int64_t>(1, problem.group() * problem.seqlen_q);
+  const int64_t most = width <= 128 ? std::clamp<int64_t>(16384 / rows, 4, 16) : std::clamp<int64_t>(in_l2, 1, 4);
   return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
 }
 
@@ -171,8 +173,9 @@ bool has_ring_kernels(const Problem& problem, const V3BackwardTile& tile, int wi
 
 // Key heads of a generation of the ring of dq's accumulators (kernels/v3/backward_ring.h): as many as have the tiles that run at once. 0: there is no
 // ring, because tiles may have nothing to do or add in the order of the keys, the kernel has no registers for it or is limited by its additions to
-// dq, four generations are all heads or so, or do not stay in L2, or a tile would convert more than 0.7 parts for each of its blocks of queries, or
-// (rows are so long that) a generation is of fewer heads than pay. Measured with tune_v3_backward: the ring and where it ends at each seqlen.
+// dq, four generations are all heads or so, or do not stay in L2, or a tile would convert more than 1 part (in windows 1.3) for each of its blocks of
+// queries, or (rows are so long that) a generation is of fewer heads than pay. Measured with tune_v3_backward: the ring and where it ends at each
+// seqlen.
 int ring_generation(const Problem& problem, const V3BackwardTile& tile, int width, int row_blocks, int key_tiles, const V3Target& target) {
   if (!has_ring_kernels(problem, tile, width) || key_tiles < 3) return 0;
   const int64_t heads = problem.batch * problem.nheads_k, block_n = tile.block_n(), parts = row_blocks * int64_t{width / 32};
@@ -184,10 +187,10 @@ int ring_generation(const Problem& problem, const V3BackwardTile& tile, int widt
     blocks = ceil_div(blocks * (key_tiles + 1), 2 * key_tiles);
   constexpr int64_t kMostParts = 1 << 24;  // of a key head: counted in fp32
   const bool windowed = problem.mask().begins();
-  if (10 * parts > (windowed ? 13 : 7) * blocks * key_tiles || problem.group() * parts > kMostParts) return 0;
+  if (10 * parts > (windowed ? 13 : 10) * blocks * key_tiles || problem.group() * parts > kMostParts) return 0;
   const int64_t least = std::max<int64_t>(1, (target.multiprocessors + key_tiles / 2) / key_tiles);
   const int64_t head_bytes = problem.group() * row_blocks * kV3BackwardRows * width * 4, most = target.l2_bytes * 3 / 4 / (4 * head_bytes);
-  const int64_t fewest = windowed ? 1 : width == 128 && !problem.causal ? 3 : 2;
+  const int64_t fewest = last_rows_longest(problem) ? 2 : 1;
   if (heads < 5 * least || most < std::max(least, fewest)) return 0;
   // Where tiles are uneven: better if the last generation is a whole one.
   int64_t best = least;
@@ -328,6 +331,9 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
 
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), plan.generation, target);
   if (plan.generation > 0 && problem.mask().begins() && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;
+  if (plan.generation > 0 && plan.heads_per_section > plan.generation)
+    throw Error(ErrorCode::kInternal, text("a section of ", plan.heads_per_section, " heads is more than a generation of ", plan.generation,
+                                           " of the ring of dq: its tiles would wait for each other for ever"));
   const int64_t all_heads = problem.dense_batch() * problem.nheads, ring_generations = 4, left_over = 2;  // generations
   plan.ring_heads = static_cast<int>(plan.generation > 0 ? ring_generations * plan.generation * problem.group() : all_heads);
   plan.grid = problem.dense_batch() * problem.nheads_k * plan.key_tiles;

@@ -7,6 +7,7 @@
 
 #include "shared/dropout.h"
 #include "shared/half.h"
+#include "shared/lowest.h"
 
 namespace fattn::core {
 namespace {
@@ -129,16 +130,21 @@ class Head {
   Sequence at_;
 };
 
-// log(sum(exp(s))): -inf for an empty row, NaN if a score is NaN.
-double log_sum_exp(const std::vector<Seen>& seen) {
-  double largest = -std::numeric_limits<double>::infinity();
-  for (const Seen& s : seen)
-    if (!(s.score <= largest)) largest = s.score;  // keeps NaN
-  if (seen.empty() || largest == -std::numeric_limits<double>::infinity()) return largest;
-  double sum = 0;
-  for (const Seen& s : seen) sum += std::exp(s.score - largest);
-  return largest + std::log(sum);
-}
+// The weights of a row are exp(s - largest) / sum, and lse is largest + log(sum): of weights by lse nothing would be left where scores are so large
+// that they swallow log(sum), as biases of a dtype's lowest finite number are. Empty: largest is -inf, sum 0. NaN if a score is NaN.
+struct RowSum {
+  double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+
+  explicit RowSum(const std::vector<Seen>& seen) {
+    for (const Seen& s : seen)
+      if (!(s.score <= largest)) largest = s.score;  // keeps NaN
+    for (const Seen& s : seen)
+      if (!empty()) sum += std::exp(s.score - largest);
+  }
+  bool empty() const { return largest == -std::numeric_limits<double>::infinity(); }
+  double lse() const { return empty() ? largest : largest + std::log(sum); }
+  double weight(double score) const { return std::exp(score - largest) / sum; }
+};
 
 void forward(const Problem& p, const fattn_buffers& b) {
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -153,13 +159,12 @@ void forward(const Problem& p, const fattn_buffers& b) {
       const Head head(p, b, n, h);
       for (int64_t i = 0; i < at.seqlen_q; ++i) {
         const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, at.q_begin + i, h, p.headdim), k, i);
-        const double lse = log_sum_exp(seen);
-        // A row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf.
-        const bool empty = lse == -std::numeric_limits<double>::infinity();
+        const RowSum row_sum(seen);  // a row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf
+        const double lse = row_sum.lse();
         Vector o(static_cast<size_t>(p.headdim_v), 0.0), weights(p.want_weights ? k.size() : 0, 0.0);
         for (const Seen& s : seen) {
-          if (empty) break;
-          const double weight = kept_of(s, std::exp(s.score - lse));
+          if (row_sum.empty()) break;
+          const double weight = kept_of(s, row_sum.weight(s.score));
           for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[s.key][d];
           if (p.want_weights) weights[s.key] = weight;
         }
@@ -225,9 +230,9 @@ void backward(const Problem& p, const fattn_buffers& b) {
           const double dlse = p.has_dlse ? load(b.dlse, lse_dtype, n * p.dlse.batch + in_q * p.dlse.row + h * p.dlse.head) : 0.0;
           const double delta = dot(o, dout) - dlse;  // dlse_i p_ij is what lse adds to ds_ij
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
-          const bool empty = lse == -std::numeric_limits<double>::infinity();
+          const bool without = lse < kLowestLse;
           for (const Seen& s : head.seen(q, k, i)) {
-            if (empty) break;
+            if (without) break;
             const size_t j = s.key;
             const double weight = std::exp(s.score - lse), slope = score_slope(p, s.capped) * p.softmax_scale;
             const double gradient = weight * (kept_of(s, dot(dout, v[j])) - delta), ds = gradient * slope;

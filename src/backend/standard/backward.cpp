@@ -1,13 +1,10 @@
 // Backward pass of algorithm standard (Dao 2022, appendix B, with the matrices in memory).
-#include <limits>
-
 #include "backend/standard/matrices.h"
 #include "backend/standard/passes.h"
+#include "shared/lowest.h"
 
 namespace fattn::core {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // delta = rowsum(o dout) - dlse; of an empty row, which has no gradient, dlse (null: absent) is not looked at.
 template <class E>
@@ -17,7 +14,7 @@ void delta_rows(const Problem& p, const E* o, Matrix dout, const float* lse, con
     const float* dout_row = dout.data + r * dout.ld;
     double sum = 0;
     for (int64_t d = 0; d < p.headdim_v; ++d) sum += static_cast<double>(line[d]) * static_cast<double>(dout_row[d]);
-    if (dlse && lse[r * p.lse.row] != -kInf) sum -= static_cast<double>(dlse[r * p.dlse.row]);
+    if (dlse && !(lse[r * p.lse.row] < kLowestLse)) sum -= static_cast<double>(dlse[r * p.dlse.row]);
     delta[r] = static_cast<float>(sum);
   }
 }
@@ -74,7 +71,7 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
   // As in the forward pass: a NaN may come from a key that the row does not see.
   for (int64_t r = 0; r < rows; ++r) {
     if (!out.has_nan(r)) continue;
-    const int64_t visible = lse[r * p.lse.row] == -kInf ? 0 : p.mask().visible_end(row + r);
+    const int64_t visible = lse[r * p.lse.row] < kLowestLse ? 0 : p.mask().visible_end(row + r);
     if (visible == p.seqlen_k) continue;
     std::fill_n(out.row(r), p.headdim, 0.0f);
     for (int64_t j = 0; j < visible; ++j) add_scaled(dscores[r * p.seqlen_k + j], scale.product, k + j * p.k.row, p.headdim, line, out.row(r));
@@ -128,7 +125,7 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
     if (again_v) std::fill_n(dv.row(j), p.headdim_v, 0.0f);
     for (int64_t h = first_head; h < end_head; ++h)
       for (int64_t row = p.mask().first_row(key + j); row < p.seqlen_q; ++row) {
-        if (lse_batch[h * p.lse.head + row * p.lse.row] == -kInf) continue;
+        if (lse_batch[h * p.lse.head + row * p.lse.row] < kLowestLse) continue;
         const int64_t at_pair = row * p.seqlen_k + key + j;
         if (again_k)
           add_scaled(call.head_matrix<E>(at.dscores, b, h)[at_pair], scale.product, q_batch + h * p.q.head + row * p.q.row, p.headdim, line,

@@ -6,6 +6,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "shared/lowest.h"
+
 #define FATTN_INLINE __attribute__((always_inline)) inline
 
 namespace fattn::core {
@@ -148,7 +150,7 @@ FATTN_INLINE void round_row(float* row, E* to, int64_t n) {
 
 template <class E>
 FATTN_INLINE void gradient(float* score, float* dweight, E* weights, E* dscore, int64_t visible, int64_t n, float lse, float delta, float factor) {
-  const int64_t end = lse == -kInf ? 0 : visible;
+  const int64_t end = lse < kLowestLse ? 0 : visible;
   round_row(score, weights, end);
   round_row(dweight, dscore, end);
   for (int64_t j = 0; j < end; ++j) score[j] = exponential(score[j] - lse);
