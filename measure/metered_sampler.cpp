@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <optional>
 
 #include "measure/statistics.h"
@@ -32,11 +33,15 @@ void MeteredSampler::end_turn(bool last) {
   readings_.insert(readings_.end(), of_turn_.begin(), of_turn_.end());
   of_turn_.clear();
   if (!last || !readings_.empty()) return;
-  const auto start = GpuWatch::Clock::now();
-  GpuWatch watch(*sensors_, busy_since_);
-  const int calls = static_cast<int>(std::clamp(kPartSeconds / std::max(period_seconds_, 1e-6), 1.0, 1000.0));
-  while (!watch.found() && seconds_since(start) < kMostSeconds) sampler_(calls, 0);
-  readings_ = watch.stop();
+  try {
+    const auto start = GpuWatch::Clock::now();
+    GpuWatch watch(*sensors_, busy_since_);
+    const int calls = static_cast<int>(std::clamp(kPartSeconds / std::max(period_seconds_, 1e-6), 1.0, 1000.0));
+    while (!watch.found() && seconds_since(start) < kMostSeconds) sampler_(calls, 0);
+    readings_ = watch.stop();
+  } catch (const std::exception&) {
+    readings_.clear();  // the samples are there: what was to be said of them besides is not worth them
+  }
 }
 
 }  // namespace fattn::measure

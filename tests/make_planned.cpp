@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -165,7 +166,8 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     key.score = score;
     key.row = static_cast<int32_t>(row);
     key.pair = cuda::pair_bits(pair);
-    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), which);
+    const bool for_any_length = its.most_keys == std::numeric_limits<int>::max();
+    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), pair.any() && !for_any_length ? Which::kFull : which);
   }
 }
 
@@ -244,6 +246,8 @@ void add_standard(List& list, int arch, Problem problem, int seqlen, bool backwa
   for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
     list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()),
              key.pair != 0 && key.kind == cuda::KernelKind::kStandardFinish ? Which::kFull : which);
+  const std::vector<jit::Request> all = cuda::standard_requests(problem, arch);  // behind those: what makes dbias
+  for (size_t i = cuda::standard_keys(problem, arch).size(); i < all.size(); ++i) list.add(all[i], 255, Which::kFull);
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -292,7 +296,7 @@ int main() {
             const Problem plain = with_features(contiguous(dtype, 64, 64, true), false, softcap);
             add_standard(list, arch, plain, seqlen, backward, Which::kFull);
             Problem all = with_pairs(plain, true);
-            all.has_documents = all.has_dlse = true;
+            all.has_documents = all.has_dlse = all.dbias.given = true;  // this algorithm has dbias of capped scores
             add_standard(list, arch, all, seqlen, backward, quick(arch == 90 && dtype == DType::kBF16 && seqlen == 16384 && softcap != backward));
             for (const Alone one : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout})
               add_standard(list, arch, with_one(plain, one), seqlen, backward, Which::kFull);

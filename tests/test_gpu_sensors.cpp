@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -126,9 +127,10 @@ TEST(GpuWatch, KeepsWhatIsMeasuredWhileItLastsAndNothingElse) {
 // A contestant whose calls last so long.
 struct Fake {
   double call;
-  int calls = 0;
+  int calls = 0, most_calls = 1 << 30;  // then it fails
   std::vector<double> operator()(int samples, int warmup) {
     calls += samples + warmup;
+    if (calls > most_calls) throw std::runtime_error("no more");
     std::this_thread::sleep_for(std::chrono::duration<double>(call * (samples + warmup)));
     return std::vector<double>(static_cast<size_t>(samples), call);
   }
@@ -167,6 +169,17 @@ TEST(MeteredSampler, LongCallsAreNotRepeated) {
   in_turns(metered);
   EXPECT_EQ(fake.calls, kCallsInTurns);
   EXPECT_EQ(metered.median().sm_clock_mhz, 1500);
+}
+
+TEST(MeteredSampler, WhatFailsWhileItIsWatchedKeepsItsSamples) {
+  stub().every_ms = 1000;
+  const GpuSensors sensors(kGpu, stubbed());
+  Fake fake{1e-4};
+  fake.most_calls = kCallsInTurns;
+  MeteredSampler metered(std::ref(fake), &sensors);
+  EXPECT_EQ(in_turns(metered)[0].seconds.size(), 10u);
+  EXPECT_GT(fake.calls, kCallsInTurns);
+  EXPECT_EQ(metered.median(), GpuReading());
 }
 
 TEST(MeteredSampler, IsThePlainSamplerWithoutSensors) {

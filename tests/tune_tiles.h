@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -171,8 +173,13 @@ void take_turns(std::vector<Candidate<Plan>>& all, int rounds, const cuda::Strea
     return begin.seconds_to(end) / launches;
   };
   for (Candidate<Plan>& c : all) c.seconds.clear();
-  for (int round = -1; round < rounds; ++round)
-    for (Candidate<Plan>& c : all) {
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::mt19937 random(1);
+  for (int round = -1; round < rounds; ++round) {
+    std::shuffle(order.begin(), order.end(), random);  // who ran before leaves its heat: up to 2 %
+    for (const size_t next : order) {
+      Candidate<Plan>& c = all[next];
       double seconds = seconds_of(c.plan, 1);
       const int half = round < 0 ? 0 : static_cast<int>(turn_seconds / 2 / seconds);
       if (half > 0) {
@@ -181,6 +188,7 @@ void take_turns(std::vector<Candidate<Plan>>& all, int rounds, const cuda::Strea
       }
       if (round >= 0) c.seconds.push_back(seconds);  // the first round warms up
     }
+  }
 }
 
 // The fastest `count`, in order, and the table's.

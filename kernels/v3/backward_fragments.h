@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply(unsigned (&rest)[4][4], const unsigned 
       high = __uint_as_float(__byte_perm(to, pair, 0x7632) - 0x8000u);
     } else {
       low = ptx::low_float<Element>(pair) + ptx::low_float<bf16>(to);
-      high = ptx::high_float<Element>(pair) + ptx::high_float<bf16>(to);
+      high = ptx::high_float<Element>(pair) + __uint_as_float(to);  // with the other's bits below its own, less than an ulp of a rest
     }
     to = ptx::pack2<Element>(low * dp[2 * i], high * dp[2 * i + 1]);
   }

@@ -53,7 +53,7 @@ struct PairFeatures {
   bool dbias = false;      // backward
   bool packed = false;     // sequences of lengths of their own, one behind the other
   bool documents = false;  // a query sees the keys of its own id
-  bool dlse = false;       // of the kernels that prepare a backward pass alone: the others know row sums only
+  bool dlse = false;       // of the kernels that make row sums alone: those that prepare a backward pass, and algorithm standard's
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores

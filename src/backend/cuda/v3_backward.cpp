@@ -14,7 +14,7 @@
 namespace fattn::core::cuda {
 namespace {
 
-// What build/tests/tune_v3_backward finds fastest (docs/results/h100-v3-backward-tune.json), but where less than 1 % is between them. Headdim 256,
+// What build/tests/tune_v3_backward finds fastest (docs/results/h200-v3-backward-tune.json), but where less than 1.5 % is between them. Headdim 256,
 // 2026-11-22, one H200, bf16, batch * seqlen 16384, 8 heads, seqlen 512, 2048 and 8192, in TFLOP/s: 299, 445 and 499, causal 198, 369 and 480; with
 // dq through one staging buffer (and dK after dP) 279, 384 and 396, causal 192, 329 and 397. The additions to global memory are the limit (the way
 // into the L2 is busy for 88 % of the time; without them 396, 625 and 674). 192: the same tile, 0.80 to 0.90 of the mean of 128 and 256; with three
@@ -25,7 +25,7 @@ constexpr V3BackwardRow kRows[] = {
     {64, {false, 3, 3, 2, false, 144, 80, 0}},
     {96, {false, 2, 3, 2, true, 200, 88, 24}, false, false, true},  // without a mask 3 to 7 % slower than the next
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
-    {192, {true, 2, 2, 0, true, 208, 72, 24}},
+    {192, {true, 2, 2, 0, true, 192, 104, 24}},
     {256, {true, 2, 2, 0, true, 208, 72, 24}},
     // with dropout, whose bits are made by the loader's idle warps or, at 64, by warps of dq; not tuned
     {64, {false, 3, 3, 2, false, 144, 80, 0}, true, true},  // ALiBi besides spills
@@ -138,13 +138,14 @@ int64_t key_tiles_of(const Problem& p, int block_n) {
 }
 
 // Key heads whose tiles run side by side; that a few do evens out what multiprocessors have, under a causal mask because the longest tiles of all
-// come first. As measured (docs/results/h200-v3-backward-tune.json): up to 128 as many as have 16384 rows, 4 to 16; more lose 5 to 15 % where rows
-// are long, all of it to the limit of power: HBM is read more often. Above, where additions to dq are the limit, no more than 4, and than have their
-// queries' q, dout and dq in a part of the L2. Sections are of a size, but with a ring: there it is one head or, under a causal mask, up to 16, and
-// never more than a generation, whose tiles would come up together with those that wait for it, and wait for ever. In a window that has a beginning
-// the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even out what multiprocessors have;
-// as many as have the rows that tiles see at once in L2, in sections of a size. Deterministic: all, because the CTAs of one head wait for each other.
-// Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of the longest in half of the L2.
+// come first. As measured (docs/results/h200-v3-backward-tune.json): up to 128 under a causal mask as many as have 16384 rows, 4 to 16, without one
+// 2048; more lose 5 to 15 % where rows are long, all of it to the limit of power: HBM is read more often. Above, where additions to dq are the limit,
+// no more than 4, and than have their queries' q, dout and dq in a part of the L2. Sections are of a size, but with a ring: there it is one head or,
+// under a causal mask, up to 16, and never more than a generation, whose tiles would come up together with those that wait for it, and wait for ever.
+// In a window that has a beginning the tiles are alike but for those of the last keys, which fewer queries see: side by side these come last and even
+// out what multiprocessors have; as many as have the rows that tiles see at once in L2, in sections of a size. Deterministic: all, because the CTAs
+// of one head wait for each other. Of packed sequences, whose tiles are uneven in whatever mask, as many heads as have the rows of the longest in
+// half of the L2.
 int heads_per_section(const Problem& problem, int width, int block_n, int generation, const V3Target& target) {
   const int64_t heads = problem.packed ? problem.nheads_k : problem.batch * problem.nheads_k;
   if (problem.deterministic) return static_cast<int>(heads);
@@ -161,7 +162,9 @@ int heads_per_section(const Problem& problem, int width, int block_n, int genera
   const bool uneven = last_rows_longest(problem);
   if (generation > 0) return uneven ? std::min(generation, 16) : 1;
   const int64_t in_l2 = (uneven ? 4 * l2_bytes : l2_bytes) / 3 / head_bytes, rows = std::max<int64_t>(1, problem.group() * problem.seqlen_q);
-  const int64_t most = width <= 128 ? std::clamp<int64_t>(16384 / rows, 4, 16) : std::clamp<int64_t>(in_l2, 1, 4);
+  const int64_t most = width > 128 ? std::clamp<int64_t>(in_l2, 1, 4)
+                       : uneven    ? std::clamp<int64_t>(16384 / rows, 4, 16)
+                                   : std::clamp<int64_t>(2048 / rows, 1, 16);
   return static_cast<int>(ceil_div(heads, ceil_div(heads, most)));
 }
 

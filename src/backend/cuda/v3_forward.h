@@ -45,7 +45,8 @@ struct V3ForwardTile {
 // Documents in windows or beside other features want more.
 // Biases want registers too, and room for their tiles.
 // A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask, kDropout };
+// Plain scores are of a product alone: no feature of a pair.
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask, kDropout, kPlain };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -80,7 +81,10 @@ struct V3ForwardRow {
     const int groups = more ? 2 : mask == V3Mask::kFull && tile.block_n == 64 ? 4 : tile.block_n == 64 ? 3 : 2;
     return tile.block_n % 64 == 0 && tile.groups <= groups && !special();
   }
-  constexpr bool takes(bool capped) const { return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped); }
+  constexpr bool takes(bool capped) const {
+    if (scores == V3RowScores::kPlain) return !capped;
+    return scores == V3RowScores::kAny || (!special() && (scores == V3RowScores::kCapped) == capped);
+  }
   constexpr bool takes_terms() const { return scores == V3RowScores::kTerms; }
   // A mask of pairs alone: its words are of 64 keys. At headdim 64 it has tiles of its own; at 128, without another mask, two
   // warpgroups are faster.
@@ -91,7 +95,8 @@ struct V3ForwardRow {
   }
   // For problems of one kind alone.
   constexpr bool special() const {
-    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask || scores == V3RowScores::kDropout;
+    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask || scores == V3RowScores::kDropout ||
+           scores == V3RowScores::kPlain;
   }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
