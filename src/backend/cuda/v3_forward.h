@@ -45,7 +45,7 @@ struct V3ForwardTile {
 // Documents in windows or beside other features want more.
 // Biases want registers too, and room for their tiles.
 // A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
-// Plain scores are of a product alone: no feature of a pair.
+// Plain ones have no feature of a pair but ALiBi, and no softcap.
 enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask, kDropout, kPlain };
 
 // A row of the table of tiles.
