@@ -24,7 +24,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 bool amx_usable() {
-#if defined(__x86_64__)
+#if defined(FATTN_EMULATE_AMX)
+  return kernels_amx() && __builtin_cpu_supports("avx512bf16");
+#elif defined(__x86_64__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return kernels_amx() && __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else

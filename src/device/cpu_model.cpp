@@ -1,6 +1,5 @@
 #include "device/cpu_model.h"
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,27 +55,6 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
   Registers r;
   __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
   return r;
-}
-
-uint64_t read_xcr0() {
-  uint32_t low, high;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // the intrinsic would need -mxsave
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
-
-X86Features x86_features() {
-  X86Features f;
-  f.leaf1_ecx = cpuid(1, 0).ecx;
-  const Registers leaf7 = cpuid(7, 0);
-  f.leaf7_ebx = leaf7.ebx;
-  f.leaf7_edx = leaf7.edx;
-  if (leaf7.eax >= 1) f.leaf7_1_eax = cpuid(7, 1).eax;
-  if (has(f.leaf1_ecx, {27})) f.xcr0 = read_xcr0();  // OSXSAVE
-  if (has(f.leaf7_edx, {22, 24}) && has(f.xcr0, {17, 18})) {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA (Linux, asm/prctl.h)
-    f.tile_permission = ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }
-  return f;
 }
 
 std::string x86_vendor() {

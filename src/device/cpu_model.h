@@ -19,6 +19,8 @@ struct X86Features {
   bool tile_permission = false;  // the kernel lets this process use the AMX tiles
 };
 uint32_t isas_of(const X86Features& features);
+// Of this processor; nothing on others than x86. Asks the kernel for the AMX tiles, which it grants to the whole process.
+X86Features x86_features();
 
 // The instruction set to use where nobody asks for one. AMX comes first. VDPBF16PS has twice the rate of fp32 FMA on AMD
 // (Zen 4, Zen 5), but half of it on Intel (Granite Rapids: 118 against 236 GFLOP/s a core), where converting bf16 to fp32 is faster.
@@ -28,7 +30,6 @@ struct CpuModel {
   std::string vendor, name;
   uint32_t isas = 0;  // isa_bit of each that can run
 };
-// On x86 this asks the kernel for the AMX tiles, which it grants to the whole process.
 CpuModel detect_cpu_model();
 
 struct CpuCaches {

@@ -119,10 +119,6 @@ constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: al
 
 void plan_cpu(const Problem& p, Plan& plan) {
   CpuPlan& c = plan.cpu;
-  // The AMX kernels have masks that end, but none that begin, and no other scores than scaled ones. (Decode has no AMX kernel of its own.)
-  const bool inputs = p.softcap > 0 || p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents;
-  const bool beyond_amx = c.isa == Isa::kAmx && p.dtype == DType::kBF16 && (p.mask().begins() || inputs);
-  if (beyond_amx) c.isa = Isa::kAvx512Bf16;
   if (p.backward)
     split_backward(p, c);
   else if (p.seqlen_q <= kDecodeRows && p.group() <= kMostGroup)
@@ -143,7 +139,6 @@ void plan_cpu(const Problem& p, Plan& plan) {
       plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
       break;
   }
-  if (beyond_amx) plan.why += "; amx has no kernels for window_left, softcap, ALiBi, bias, mask, documents and dropout";
 }
 
 Backend choose_backend(const Problem& p) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "backend/cpu/amx_exp.h"
+#include "backend/cpu/amx_options.h"
 #include "backend/cpu/amx_pack.h"
 #include "shared/half.h"
 #include "shared/lowest.h"
@@ -21,11 +22,13 @@ constexpr int64_t kSide = 32;           // rows and keys of a square: what a pro
 
 struct BackwardLayout {
   int64_t keys, panel, depth, depth_v;  // squares of keys of the task and of a panel; d tiles of Q and K, of V and dO
-  int64_t k, v, kt, dk, dv, q, q_pairs, dout, dout_pairs, dq, s, dp, p, ds, ds_keys, finite_k, bytes;  // offsets
+  int64_t k, v, kt, dk, dv, q, q_pairs, dout, dout_pairs, dq, s, dp, p, ds, ds_keys, terms, gradient, mask_words, dropout_words, finite_k,
+      bytes;  // offsets
 
-  BackwardLayout(int64_t task_k, int64_t block_k, int headdim, int headdim_v) {
+  // inputs: scores depend on more than q k, weights are dropped, or the gradient of a bias is wanted.
+  BackwardLayout(int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     keys = ceil_div(max_of(task_k, 1), kSide);
-    panel = min_of(keys, ceil_div(max_of(block_k, 1), kSide));
+    panel = min_of(min_of(keys, kMostPanel), ceil_div(max_of(block_k, 1), kSide));
     depth = ceil_div(headdim, kTileDepth);
     depth_v = ceil_div(headdim_v, kTileDepth);
     bytes = 0;
@@ -44,11 +47,16 @@ struct BackwardLayout {
     p = take(panel * kSquares * 2);
     ds = take(panel * kSquares * 2);
     ds_keys = take(panel * kSquares * 2);
+    terms = take(inputs ? 4 : 0);
+    gradient = take(inputs ? 4 : 0);
+    mask_words = take(inputs ? 1 : 0);
+    dropout_words = take(inputs ? 1 : 0);
     finite_k = bytes;
     bytes += ceil_div(keys, 64) * 64;
   }
 
   static constexpr int64_t kSquares = kBackwardRows / kSide;
+  static constexpr int64_t kMostPanel = 64;
 
  private:
   int64_t take(int64_t tiles) {
@@ -58,11 +66,17 @@ struct BackwardLayout {
   }
 };
 
+template <bool kOptions>
 class Backward {
  public:
   explicit Backward(const BackwardTask& task)
-      : t_(task), at_(task.key_end - task.key_begin, task.block_k, task.headdim, task.headdim_v), scratch_(static_cast<char*>(task.scratch)) {
-    log2_scale_ = (task.scale < 0 ? -task.scale : task.scale) * kLog2E;  // a negative scale flips the signs of Q instead
+      : t_(task),
+        options_(task),
+        hides_(kOptions && (vec::hides(task.inputs) || options_.documents)),
+        at_(task.key_end - task.key_begin, task.block_k, task.headdim, task.headdim_v,
+            kOptions && (!vec::is_plain(task.inputs) || options_.documents || task.has_dbias)),
+        scratch_(static_cast<char*>(task.scratch)) {
+    log2_scale_ = options_.scale * kLog2E;  // a negative scale flips the signs of Q instead
   }
 
   void run() {
@@ -71,11 +85,17 @@ class Backward {
     for (head_ = 0; head_ < t_.group; ++head_)
       for (row_ = 0; row_ < t_.seqlen_q; row_ += kBackwardRows) {
         rows_ = min_of(kBackwardRows, t_.seqlen_q - row_);
-        const int64_t visible = limit(row_ + rows_ - 1) - t_.key_begin;
-        if (visible <= 0) continue;
+        const int64_t keys = t_.key_end - t_.key_begin;
+        const int64_t begin = (first_key(row_) - t_.key_begin) / kSide * kSide, end = limit(row_ + rows_ - 1) - t_.key_begin;
+        if (begin >= end || !meets_documents(row_, rows_, 0, keys)) {
+          pass_over(row_, rows_, 0, keys);
+          continue;
+        }
         load_rows();
-        for (int64_t square = 0; square * kSide < visible; square += at_.panel)
-          add_panel(square, min_of(at_.panel, ceil_div(visible, kSide) - square));
+        pass_over(row_, rows_, 0, begin);
+        for (int64_t square = begin / kSide; square * kSide < end; square += at_.panel)
+          add_panel(square, min_of(at_.panel, ceil_div(end, kSide) - square));
+        pass_over(row_, rows_, ceil_div(end, kSide) * kSide, keys);
         store_dq();
       }
     store_gradient(at_.dk, at_.depth, t_.headdim, t_.scale, static_cast<uint16_t*>(t_.dk), t_.dk_stride);
@@ -85,10 +105,36 @@ class Backward {
  private:
   static constexpr int64_t kSquares = BackwardLayout::kSquares;
 
-  int64_t limit(int64_t row) const { return max_of(0, min_of(t_.key_end, row + t_.diagonal)); }  // of the keys up to key_end that a row sees
+  // Of the task's keys a row sees [first_key, limit).
+  int64_t limit(int64_t row) const { return max_of(0, min_of(t_.key_end, row + t_.diagonal)); }
+  int64_t first_key(int64_t row) const { return kOptions ? max_of(t_.key_begin, row + t_.left_diagonal) : t_.key_begin; }
   char* tile(int64_t offset, int64_t index) const { return scratch_ + offset + index * kTileBytes; }
   float* values(int64_t offset, int64_t index) const { return reinterpret_cast<float*>(tile(offset, index)); }
   char& finite_keys(int64_t square) const { return scratch_[at_.finite_k + square]; }
+
+  // Rows, keys of the task: may some be of the same document?
+  bool meets_documents(int64_t row, int64_t rows, int64_t key, int64_t end_key) const {
+    if (!kOptions || !options_.documents) return true;
+    return vec::may_meet(ids_of_rows(row, rows), ids_of_keys(key, end_key));
+  }
+  vec::IdRange ids_of_rows(int64_t row, int64_t rows) const { return vec::ids_of(t_.inputs.document_q, row, row + rows); }
+  vec::IdRange ids_of_keys(int64_t key, int64_t end_key) const {
+    return vec::ids_of(t_.inputs.document_k, t_.key_begin + key, t_.key_begin + end_key);
+  }
+
+  vec::BiasGradient<vec::bf16> bias_gradient() const {
+    const bool own = t_.dbias_head_stride > 0;
+    return {t_.dbias_sums ? t_.dbias_sums + head_ * t_.dbias_head_stride : nullptr,
+            t_.dbias_stride,
+            t_.dbias ? static_cast<vec::bf16*>(t_.dbias) + head_ * t_.dbias_out_head_stride : nullptr,
+            t_.dbias_out_stride,
+            t_.first_of_dbias && (head_ == 0 || own),
+            t_.last_of_dbias && (head_ == t_.group - 1 || own)};
+  }
+  // Nothing comes to the gradient of the bias from these rows and keys of the task.
+  void pass_over(int64_t row, int64_t rows, int64_t key, int64_t end_key) const {
+    if (kOptions && t_.has_dbias && key < end_key) bias_gradient().pass_over(row, row + rows, t_.key_begin + key, t_.key_begin + end_key);
+  }
 
   static bool all_finite(const uint16_t* x, int64_t stride, int64_t rows, int headdim) {
     __m512i largest = _mm512_setzero_si512();
@@ -127,9 +173,10 @@ class Backward {
     const float* delta = t_.delta + head_ * t_.delta_head_stride + row_ * t_.delta_stride;
     for (int64_t i = 0; i < kBackwardRows; ++i) {
       const bool empty = i >= rows_ || lse[i * t_.lse_stride] < kLowestLse;
-      lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * kLog2E * kFixed;
+      lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * (kOptions ? 1.0f : kLog2E * kFixed);
       delta_[i] = empty ? 0.0f : delta[i * t_.delta_stride];
-      visible_[i] = empty ? 0 : static_cast<int32_t>(max_of(0, limit(row_ + i) - t_.key_begin));
+      begin_[i] = empty ? 0 : static_cast<int32_t>(min_of(first_key(row_ + i), t_.key_end) - t_.key_begin);
+      visible_[i] = empty ? 0 : static_cast<int32_t>(max_of(begin_[i], limit(row_ + i) - t_.key_begin));
     }
     for (int64_t square = 0; square * kSide < rows_; ++square) {
       const uint16_t *qs = q + square * kSide * t_.q_stride, *ds = dout + square * kSide * t_.dout_stride;
@@ -148,16 +195,20 @@ class Backward {
     memory_barrier();
   }
 
-  // Keys of the task that the rows of a square see: the fewest and the most.
-  int64_t least_visible(int64_t row_square) const {
-    int64_t n = visible_[row_square * kSide];
-    for (int64_t i = 1; i < kSide; ++i) n = min_of(n, visible_[row_square * kSide + i]);
-    return n;
-  }
-  int64_t most_visible(int64_t row_square) const {
-    int64_t n = 0;
-    for (int64_t i = 0; i < kSide; ++i) n = max_of(n, visible_[row_square * kSide + i]);
-    return n;
+  // Of the task's keys: those that some row of a square sees lie in [seen_begin, seen_end), those that all see are [whole_begin, whole_end).
+  struct SquareRows {
+    int64_t seen_begin, seen_end, whole_begin, whole_end;
+  };
+  SquareRows rows_of_square(int64_t r) const {
+    SquareRows rows{t_.key_end - t_.key_begin, 0, 0, t_.key_end - t_.key_begin};
+    for (int64_t i = r * kSide; i < (r + 1) * kSide; ++i) {
+      rows.whole_begin = max_of(rows.whole_begin, begin_[i]);
+      rows.whole_end = min_of(rows.whole_end, visible_[i]);
+      if (begin_[i] >= visible_[i]) continue;
+      rows.seen_begin = min_of(rows.seen_begin, begin_[i]);
+      rows.seen_end = max_of(rows.seen_end, visible_[i]);
+    }
+    return rows;
   }
 
   // Everything that `squares` squares of keys from `first` on give with the block of rows at hand.
@@ -165,67 +216,120 @@ class Backward {
     const int64_t row_squares = ceil_div(rows_, kSide);
     bool finite = finite_rows_;
     for (int64_t square = first; square < first + squares; ++square) finite &= finite_keys(square) != 0;
-    int64_t seen[kSquares];  // squares of the panel that each square of rows sees
-    bool masked = false;
+    SquareRows rows[kSquares];
+    bool masked = hides_;
     for (int64_t r = 0; r < row_squares; ++r) {
-      seen[r] = max_of(0, min_of(squares, ceil_div(most_visible(r), kSide) - first));
-      masked |= least_visible(r) < (first + squares) * kSide;
+      rows[r] = rows_of_square(r);
+      masked |= rows[r].whole_end < (first + squares) * kSide || rows[r].whole_begin > first * kSide;
     }
-    if (masked && !finite) return add_visible(first * kSide, min_of((first + squares) * kSide, t_.key_end - t_.key_begin));
+    const bool element_wise = masked && !finite;
 
-    for (int64_t r = 0; r < row_squares; ++r)
-      for (int64_t c = 0; c < seen[r]; ++c) {
-        multiply_square(tile(at_.k, (first + c) * 2 * at_.depth), tile(at_.q, r * 2 * at_.depth), at_.depth, tile(at_.s, 0));
-        multiply_square(tile(at_.v, (first + c) * 2 * at_.depth_v), tile(at_.dout, r * 2 * at_.depth_v), at_.depth_v, tile(at_.dp, 0));
-        memory_barrier();
-        if (least_visible(r) >= (first + c + 1) * kSide)
-          weigh_square<false>(first + c, c, r);
-        else
-          weigh_square<true>(first + c, c, r);
-        memory_barrier();
-      }
-
-    for (int64_t c = 0; c < squares; ++c) {
-      int64_t begin = row_squares, end = 0;  // squares of rows that see these keys; those between that do not are computed as zeros
-      for (int64_t r = 0; r < row_squares; ++r)
-        if (seen[r] > c) {
-          begin = min_of(begin, r);
-          end = r + 1;
+    uint64_t computed[kSquares] = {};  // bit c: the rows' square with square c of the panel
+    for (int64_t r = 0; r < row_squares; ++r) {
+      dropout_key_ = -1;
+      for (int64_t c = 0; c < squares; ++c) {
+        const int64_t begin = (first + c) * kSide, end = begin + kSide;
+        if (rows[r].seen_end > begin && rows[r].seen_begin < end &&
+            compute_square(first + c, c, r, rows[r].whole_end >= end && rows[r].whole_begin <= begin, element_wise)) {
+          computed[r] |= uint64_t{1} << c;
+        } else {
+          pass_over(row_ + r * kSide, min_of(kSide, rows_ - r * kSide), begin, min_of(end, t_.key_end - t_.key_begin));
         }
-      for (int64_t r = begin; r < end; ++r)
-        if (seen[r] <= c) clear_square(c, r);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): all r < row_squares are set above
-      memory_barrier();
+      }
+    }
+    if (element_wise)
+      add_visible(first, squares, computed);
+    else
+      add_products_of_panel(first, squares, row_squares, computed);
+    memory_barrier();
+  }
+
+  // The panel's three products. Each takes the squares from its first to its last one that was computed; others between are zeros.
+  void add_products_of_panel(int64_t first, int64_t squares, int64_t row_squares, const uint64_t (&computed)[kSquares]) {
+    const auto has = [&](int64_t r, int64_t c) { return (computed[r] >> c & 1) != 0; };
+    struct Range {
+      int64_t begin, end;
+    };
+    Range of_keys[BackwardLayout::kMostPanel], of_rows[kSquares];
+    for (int64_t c = 0; c < squares; ++c) {
+      of_keys[c] = {row_squares, 0};
+      for (int64_t r = 0; r < row_squares; ++r)
+        if (has(r, c)) of_keys[c] = {min_of(of_keys[c].begin, r), r + 1};
+    }
+    for (int64_t r = 0; r < row_squares; ++r) {
+      of_rows[r] = {squares, 0};
+      for (int64_t c = 0; c < squares; ++c)
+        if (has(r, c)) of_rows[r] = {min_of(of_rows[r].begin, c), c + 1};
+      for (int64_t c = 0; c < squares; ++c)
+        if (!has(r, c) && ((of_keys[c].begin < r && r < of_keys[c].end) || (of_rows[r].begin < c && c < of_rows[r].end))) clear_square(c, r);
+    }
+    memory_barrier();
+    for (int64_t c = 0; c < squares; ++c) {
+      const auto [begin, end] = of_keys[c];
       add_products(tile(at_.p, (c * kSquares + begin) * 2), tile(at_.dout_pairs, begin * 2 * at_.depth_v), end - begin, 2, kTileBytes,
                    2 * at_.depth_v, kTileBytes, at_.depth_v, tile(at_.dv, (first + c) * 4 * at_.depth_v), 2 * at_.depth_v, true);
       add_products(tile(at_.ds, (c * kSquares + begin) * 2), tile(at_.q_pairs, begin * 2 * at_.depth), end - begin, 2, kTileBytes, 2 * at_.depth,
                    kTileBytes, at_.depth, tile(at_.dk, (first + c) * 4 * at_.depth), 2 * at_.depth, true);
     }
-    for (int64_t r = 0; r < row_squares; ++r)
-      add_products(tile(at_.kt, first * 2 * at_.depth), tile(at_.ds_keys, r * 2), seen[r], 2 * at_.depth, kTileBytes, 2 * kSquares, kTileBytes,
-                   at_.depth, tile(at_.dq, r * 4 * at_.depth), 2 * at_.depth, false);
-    memory_barrier();
+    for (int64_t r = 0; r < row_squares; ++r) {
+      const auto [begin, end] = of_rows[r];
+      add_products(tile(at_.kt, (first + begin) * 2 * at_.depth), tile(at_.ds_keys, (begin * kSquares + r) * 2), end - begin, 2 * at_.depth,
+                   kTileBytes, 2 * kSquares, kTileBytes, at_.depth, tile(at_.dq, r * 4 * at_.depth), 2 * at_.depth, false);
+    }
   }
 
-  // to (2 x 2 tiles) = a (2 rows of `depth` tiles) times b (2 columns of `depth` tiles).
-  static void multiply_square(const char* a, const char* b, int64_t depth, char* to) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t d = 0; d < depth; ++d, a += kTileBytes, b += kTileBytes) {
-      _tile_loadd(4, a, kTileRow);
-      _tile_loadd(6, b, kTileRow);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + depth * kTileBytes, kTileRow);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + depth * kTileBytes, kTileRow);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+  // P and dS of square `keys` of the task's keys (`c` of the panel) and square r of the rows, and the bias's gradient. False if a mask or documents
+  // hide all of it. `whole`: all rows see all keys, as far as their places go.
+  bool compute_square(int64_t keys, int64_t c, int64_t r, bool whole, bool element_wise) {
+    SquareOptions with{};
+    const vec::TilePlace at{row_ + r * kSide, min_of(kSide, rows_ - r * kSide), t_.key_begin + keys * kSide,
+                            min_of(kSide, t_.key_end - t_.key_begin - keys * kSide)};
+    if constexpr (kOptions) {
+      if (options_.masked) {
+        const vec::Seen seen = vec::make_mask_words<2>(t_.inputs, head_, at, mask_words());
+        if (seen == vec::Seen::kNone) return false;
+        with.masked = seen == vec::Seen::kSome;
+      }
+      if (options_.documents) {
+        const vec::IdRange of_rows = ids_of_rows(at.row, at.rows), of_keys = ids_of_keys(keys * kSide, keys * kSide + at.keys);
+        if (!vec::may_meet(of_rows, of_keys)) return false;
+        with.mixed = !vec::are_one(of_rows, of_keys);
+      }
+      with.element_wise = element_wise;
     }
-    _tile_stored(0, to, kTileRow);
-    _tile_stored(1, to + kTileBytes, kTileRow);
-    _tile_stored(2, to + 2 * kTileBytes, kTileRow);
-    _tile_stored(3, to + 3 * kTileBytes, kTileRow);
+    multiply_square(tile(at_.k, keys * 2 * at_.depth), tile(at_.q, r * 2 * at_.depth), at_.depth, tile(at_.s, 0));
+    multiply_square(tile(at_.v, keys * 2 * at_.depth_v), tile(at_.dout, r * 2 * at_.depth_v), at_.depth_v, tile(at_.dp, 0));
+    memory_barrier();
+    if constexpr (kOptions)
+      weigh_with_options(at, keys, c, r, with);
+    else if (whole)
+      weigh_square<false>(keys, c, r);
+    else
+      weigh_square<true>(keys, c, r);
+    memory_barrier();
+    return true;
+  }
+
+  // to[32][32] = a (2 rows of `depth` tiles) times b (2 columns of `depth` tiles).
+  static void multiply_square(const char* a, const char* b, int64_t depth, char* to) {
+    FATTN_TILE_ZERO(0);
+    FATTN_TILE_ZERO(1);
+    FATTN_TILE_ZERO(2);
+    FATTN_TILE_ZERO(3);
+    for (int64_t d = 0; d < depth; ++d, a += kTileBytes, b += kTileBytes) {
+      FATTN_TILE_LOAD(4, a, kTileRow);
+      FATTN_TILE_LOAD(6, b, kTileRow);
+      FATTN_TILE_DOT(0, 4, 6);
+      FATTN_TILE_LOAD(7, b + depth * kTileBytes, kTileRow);
+      FATTN_TILE_DOT(1, 4, 7);
+      FATTN_TILE_LOAD(5, a + depth * kTileBytes, kTileRow);
+      FATTN_TILE_DOT(2, 5, 6);
+      FATTN_TILE_DOT(3, 5, 7);
+    }
+    FATTN_TILE_STORE(0, to, 2 * kTileRow);
+    FATTN_TILE_STORE(1, to + kTileRow, 2 * kTileRow);
+    FATTN_TILE_STORE(2, to + 2 * kTileBytes, 2 * kTileRow);
+    FATTN_TILE_STORE(3, to + 2 * kTileBytes + kTileRow, 2 * kTileRow);
   }
 
   // Contracts n squares and adds to d-pairs of accumulators. Squares of a and b are a_step and b_step tiles apart.
@@ -238,39 +342,39 @@ class Backward {
       char* c = acc + d * 2 * kTileBytes;
       char* c2 = c + acc_row * kTileBytes;
       // c[0], c[1]: the two d tiles of the first 16 keys or rows; c2: of the second.
-      _tile_loadd(0, c, kTileRow);
-      _tile_loadd(1, c + kTileBytes, kTileRow);
-      _tile_loadd(2, c2, kTileRow);
-      _tile_loadd(3, c2 + kTileBytes, kTileRow);
+      FATTN_TILE_LOAD(0, c, kTileRow);
+      FATTN_TILE_LOAD(1, c + kTileBytes, kTileRow);
+      FATTN_TILE_LOAD(2, c2, kTileRow);
+      FATTN_TILE_LOAD(3, c2 + kTileBytes, kTileRow);
       const char* x = walk_b ? a : a + d * 2 * kTileBytes;
       const char* y = walk_b ? b + d * 2 * kTileBytes : b;
       if (walk_b) {
         for (int64_t i = 0; i < n; ++i, x += a_step * kTileBytes, y += b_step * kTileBytes) {
-          _tile_loadd(4, x, kTileRow);
-          _tile_loadd(6, y, kTileRow);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_loadd(7, y + b_pair, kTileRow);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_loadd(5, x + a_pair, kTileRow);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
+          FATTN_TILE_LOAD(4, x, kTileRow);
+          FATTN_TILE_LOAD(6, y, kTileRow);
+          FATTN_TILE_DOT(0, 4, 6);
+          FATTN_TILE_LOAD(7, y + b_pair, kTileRow);
+          FATTN_TILE_DOT(1, 4, 7);
+          FATTN_TILE_LOAD(5, x + a_pair, kTileRow);
+          FATTN_TILE_DOT(2, 5, 6);
+          FATTN_TILE_DOT(3, 5, 7);
         }
       } else {
         for (int64_t i = 0; i < n; ++i, x += a_step * kTileBytes, y += b_step * kTileBytes) {
-          _tile_loadd(4, x, kTileRow);
-          _tile_loadd(6, y, kTileRow);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_loadd(5, x + a_pair, kTileRow);
-          _tile_dpbf16ps(1, 5, 6);
-          _tile_loadd(7, y + b_pair, kTileRow);
-          _tile_dpbf16ps(2, 4, 7);
-          _tile_dpbf16ps(3, 5, 7);
+          FATTN_TILE_LOAD(4, x, kTileRow);
+          FATTN_TILE_LOAD(6, y, kTileRow);
+          FATTN_TILE_DOT(0, 4, 6);
+          FATTN_TILE_LOAD(5, x + a_pair, kTileRow);
+          FATTN_TILE_DOT(1, 5, 6);
+          FATTN_TILE_LOAD(7, y + b_pair, kTileRow);
+          FATTN_TILE_DOT(2, 4, 7);
+          FATTN_TILE_DOT(3, 5, 7);
         }
       }
-      _tile_stored(0, c, kTileRow);
-      _tile_stored(1, c + kTileBytes, kTileRow);
-      _tile_stored(2, c2, kTileRow);
-      _tile_stored(3, c2 + kTileBytes, kTileRow);
+      FATTN_TILE_STORE(0, c, kTileRow);
+      FATTN_TILE_STORE(1, c + kTileBytes, kTileRow);
+      FATTN_TILE_STORE(2, c2, kTileRow);
+      FATTN_TILE_STORE(3, c2 + kTileBytes, kTileRow);
     }
   }
 
@@ -290,7 +394,7 @@ class Backward {
       for (int key = 0; key < 2; ++key) {
         __m512 w[2];
         for (int q = 0; q < 2; ++q) {
-          const int at = (key * 2 + q) * 256 + row * 16;
+          const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 u = _mm512_fmsub_ps(_mm512_load_ps(s + at), scale, lse[q]);
           w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
           __m512 x = _mm512_mul_ps(w[q], _mm512_sub_ps(_mm512_load_ps(dp + at), delta[q]));
@@ -309,34 +413,126 @@ class Backward {
     }
   }
 
-  void clear_square(int64_t c, int64_t r) const {
-    for (int64_t row = 0; row < 32; ++row) {
-      store_row(tile(at_.p, (c * kSquares + r) * 2), row, _mm512_setzero_si512());
-      store_row(tile(at_.ds, (c * kSquares + r) * 2), row, _mm512_setzero_si512());
+  // What options make of a square beside products.
+  struct SquareOptions {
+    bool masked, mixed;  // pairs are hidden by the mask, by documents
+    bool element_wise;   // pairs are looked at one by one afterwards
+  };
+  float* terms() const { return values(at_.terms, 0); }         // [32 keys][32 rows]: what is added to capped scores
+  float* gradients() const { return values(at_.gradient, 0); }  // likewise, of whole scores
+  uint32_t* mask_words() const { return reinterpret_cast<uint32_t*>(tile(at_.mask_words, 0)); }
+  uint32_t* dropout_words() const { return reinterpret_cast<uint32_t*>(tile(at_.dropout_words, 0)); }
+
+  // P and dS with options.
+  void weigh_with_options(const vec::TilePlace& at, int64_t keys, int64_t c, int64_t r, const SquareOptions& with) {
+    const bool apart = options_.capped && (options_.added || with.masked || with.mixed);  // from the scores, which are capped
+    float* const scores = apart ? terms() : values(at_.s, 0);
+    __m512 unused[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (apart)
+      for (int64_t i = 0; i < kSide * kSide; i += kLanes) _mm512_store_ps(scores + i, _mm512_setzero_ps());
+    if (options_.added) vec::add_terms<2, vec::bf16>(t_.inputs, head_, at, options_.capped ? 1.0f : options_.scale, scores, unused);
+    if (with.masked) vec::hide_masked<2>(mask_words(), at.keys, scores, unused);
+    if (with.mixed) vec::hide_documents<2>(t_.inputs, at, scores, unused);
+    if (options_.drops && dropout_key_ != at.key / kDropoutBlock) {
+      dropout_key_ = at.key / kDropoutBlock;
+      vec::make_dropout_words<2>(t_.inputs, head_, {at.row, at.rows, dropout_key_ * kDropoutBlock, kDropoutBlock}, dropout_words());
+    }
+    if (options_.capped)
+      options_.drops ? weigh_square_with<true, true>(keys, c, r, with, apart) : weigh_square_with<true, false>(keys, c, r, with, apart);
+    else
+      options_.drops ? weigh_square_with<false, true>(keys, c, r, with, apart) : weigh_square_with<false, false>(keys, c, r, with, apart);
+    if (!t_.has_dbias) return;
+    if (with.element_wise)
+      for (int64_t key = 0; key < at.keys; ++key)
+        for (int64_t row = 0; row < at.rows; ++row)
+          if (vec::is_hidden<vec::bf16>(t_.inputs, head_, at.row + row, at.key + key)) gradients()[key * kSide + row] = 0;
+    bias_gradient().template add<2>(gradients(), at);
+  }
+
+  // As weigh_square, with the score's functions of the vector kernels.
+  template <bool kCapped, bool kDrops>
+  __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const SquareOptions& with, bool apart) {
+    const float *s = values(at_.s, 0), *dp = values(at_.dp, 0);
+    char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
+    const vec::CappedScore cap(static_cast<double>(options_.scale), kCapped ? t_.softcap : 1.0f);
+    const __m512 left = _mm512_set1_ps(options_.left()), to_fixed = _mm512_set1_ps(kLog2E * kFixed);
+    const __m512 drop_scale = _mm512_set1_ps(t_.inputs.dropout_scale);
+    const __m512 hidden = _mm512_set1_ps(with.element_wise ? __builtin_nanf("") : kMinusInfinity);
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    __m512 lse[2], delta[2];
+    SeenKeys seen[2];
+    for (int q = 0; q < 2; ++q) {
+      const int64_t row = r * kSide + q * 16;
+      lse[q] = _mm512_load_ps(lse_ + row);
+      delta[q] = _mm512_load_ps(delta_ + row);
+      const __m512i begin = _mm512_load_si512(begin_ + row);
+      seen[q] = SeenKeys{begin, _mm512_sub_epi32(_mm512_load_si512(visible_ + row), begin)}.further(keys * kSide);
+    }
+    for (int row = 0; row < 16; ++row) {
+      __m512i rounded[2][2];  // dS of the keys row, row + 16 and of the two halves of the rows
+      for (int key = 0; key < 2; ++key) {
+        __m512 w[2];
+        for (int q = 0; q < 2; ++q) {
+          const int at = (key * 16 + row) * 32 + q * 16;
+          const __m512 x = _mm512_load_ps(s + at), t = kCapped ? vec::shaped(cap, x) : x;
+          const __m512 term = kCapped && apart ? _mm512_load_ps(terms() + at) : _mm512_setzero_ps();
+          const __m512 score = kCapped ? vec::plus(cap, t, term) : _mm512_mul_ps(x, left);
+          const __m512 u = _mm512_mul_ps(_mm512_sub_ps(score, lse[q]), to_fixed);
+          w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+          __m512 of_weight = _mm512_load_ps(dp + at), kept = w[q];
+          if (kDrops) {
+            const int64_t of_block = t_.key_begin + keys * kSide + key * 16 + row - dropout_key_ * kDropoutBlock;
+            const __m512i word = _mm512_loadu_si512(dropout_words() + vec::dropout_word(0, of_block) * kSide + q * 16);
+            const __mmask16 stays = _mm512_test_epi32_mask(word, _mm512_set1_epi32(static_cast<int>(1u << dropout_bit(0, of_block))));
+            of_weight = _mm512_maskz_mul_ps(stays, of_weight, drop_scale);
+            kept = _mm512_maskz_mul_ps(stays, kept, drop_scale);
+          }
+          const __mmask16 counts =
+              static_cast<__mmask16>(seen[q].sees(key * 16 + row) & ~_mm512_cmp_ps_mask(kCapped && apart ? term : t, hidden, _CMP_EQ_OQ));
+          const __m512 of_score = _mm512_mul_ps(w[q], _mm512_sub_ps(of_weight, delta[q]));
+          if (t_.has_dbias) _mm512_store_ps(gradients() + at, _mm512_maskz_mov_ps(counts, of_score));
+          const __m512 of_product = _mm512_maskz_mov_ps(counts, kCapped ? vec::through(cap, t, of_score) : of_score);
+          w[q] = _mm512_maskz_mov_ps(counts, kept);
+          rounded[key][q] = _mm512_add_epi32(_mm512_castps_si512(of_product), half);
+        }
+        store_row(p + key * kTileBytes, row, pair_bf16(w[0], w[1]));
+        store_row(ds + key * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[key][0], 16), rounded[key][1]));
+      }
+      for (int q = 0; q < 2; ++q)
+        store_row(ds_keys + q * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[0][q], 16), rounded[1][q]));
     }
   }
 
-  static float dot(const uint16_t* a, const uint16_t* b, int n) {
-    float sum = 0;
-    for (int d = 0; d < n; ++d) sum += bf16_to_float(a[d]) * bf16_to_float(b[d]);
-    return sum;
+  void clear_square(int64_t c, int64_t r) const {
+    const int64_t offset = (c * kSquares + r) * 2 * kTileBytes;
+    clear(at_.p + offset, 2);
+    clear(at_.ds + offset, 2);
+    clear(at_.ds_keys + offset, 2);
   }
 
-  // The keys [begin, end) of the task, element by element over visible pairs only: 0 * inf is NaN, so inputs that are not
-  // finite must not meet the zero weights of pairs that are masked.
-  void add_visible(int64_t begin, int64_t end) {
+  // The products of a panel, element by element over visible pairs only: 0 * inf is NaN, so inputs that are not finite must not meet the zero weights
+  // of pairs that are hidden.
+  void add_visible(int64_t first, int64_t squares, const uint64_t (&computed)[kSquares]) {
     for (int64_t i = 0; i < rows_; ++i)
-      for (int64_t j = begin; j < min_of(end, visible_[i]); ++j) {
+      for (int64_t c = 0; c < squares; ++c) {
+        const int64_t r = i / kSide, begin = (first + c) * kSide;
+        if ((computed[r] >> c & 1) == 0) continue;
         const uint16_t* q = static_cast<const uint16_t*>(t_.q) + head_ * t_.q_head_stride + (row_ + i) * t_.q_stride;
         const uint16_t* dout = static_cast<const uint16_t*>(t_.dout) + head_ * t_.dout_head_stride + (row_ + i) * t_.dout_stride;
-        const uint16_t* k = static_cast<const uint16_t*>(t_.k) + (t_.key_begin + j) * t_.k_stride;
-        const uint16_t* v = static_cast<const uint16_t*>(t_.v) + (t_.key_begin + j) * t_.v_stride;
-        const float w = _mm512_cvtss_f32(exp2_accurate(_mm512_set1_ps(dot(q, k, t_.headdim) * t_.scale * kLog2E - lse_[i] / kFixed)));
-        const float ds = w * (dot(dout, v, t_.headdim_v) - delta_[i]);
-        for (int d = 0; d < t_.headdim_v; ++d) values(at_.dv, j / 16 * 2 * at_.depth_v + d / 16)[j % 16 * 16 + d % 16] += w * bf16_to_float(dout[d]);
-        for (int d = 0; d < t_.headdim; ++d) {
-          values(at_.dk, j / 16 * 2 * at_.depth + d / 16)[j % 16 * 16 + d % 16] += ds * bf16_to_float(q[d]);
-          values(at_.dq, i / 16 * 2 * at_.depth + d / 16)[d % 16 * 16 + i % 16] += ds * bf16_to_float(k[d]);
+        for (int64_t j = max_of(begin, begin_[i]); j < min_of(begin + kSide, visible_[i]); ++j) {
+          if (hides_ && vec::is_hidden<vec::bf16>(t_.inputs, head_, row_ + i, t_.key_begin + j)) continue;
+          const uint16_t* k = static_cast<const uint16_t*>(t_.k) + (t_.key_begin + j) * t_.k_stride;
+          const auto of_pair = [&](int64_t offset) {
+            const char* half = tile(offset, (c * kSquares + r) * 2 + j % kSide / 16);
+            return bf16_to_float(reinterpret_cast<const uint16_t*>(half)[(j % 16 * 16 + i % 16) * 2 + i % kSide / 16]);
+          };
+          const float w = of_pair(at_.p), ds = of_pair(at_.ds);
+          for (int d = 0; d < t_.headdim_v; ++d)
+            values(at_.dv, j / 16 * 2 * at_.depth_v + d / 16)[j % 16 * 16 + d % 16] += w * bf16_to_float(dout[d]);
+          for (int d = 0; d < t_.headdim; ++d) {
+            values(at_.dk, j / 16 * 2 * at_.depth + d / 16)[j % 16 * 16 + d % 16] += ds * bf16_to_float(q[d]);
+            values(at_.dq, i / 16 * 2 * at_.depth + d / 16)[d % 16 * 16 + i % 16] += ds * bf16_to_float(k[d]);
+          }
         }
       }
     memory_barrier();
@@ -370,23 +566,31 @@ class Backward {
   }
 
   const BackwardTask& t_;
+  const TaskOptions options_;
+  const bool hides_;  // may a pair be hidden by more than its place?
   const BackwardLayout at_;
   char* const scratch_;
   float log2_scale_;
   // Of the block of rows at hand:
   int64_t head_ = 0, row_ = 0, rows_ = 0;
   bool finite_rows_ = true;
-  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units
+  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units; with options as it is
   alignas(64) float delta_[kBackwardRows];
-  alignas(64) int32_t visible_[kBackwardRows];  // keys of the task that a row sees
+  alignas(64) int32_t begin_[kBackwardRows];  // of the task's keys a row sees [begin_, visible_)
+  alignas(64) int32_t visible_[kBackwardRows];
+  int64_t dropout_key_ = -1;  // the block of random numbers whose words are there, for the square of rows at hand
 };
 
 static size_t backward_scratch_bytes(const KernelShape& shape) {
-  return static_cast<size_t>(BackwardLayout(shape.task_k, shape.block_k, shape.headdim, shape.headdim_v).bytes);
+  return static_cast<size_t>(BackwardLayout(shape.task_k, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs).bytes);
 }
 
 static void backward_bf16(const BackwardTask& task) {
-  if (task.key_begin < task.key_end) Backward(task).run();
+  if (task.key_begin >= task.key_end) return;
+  if (has_options(task) || task.has_dbias)
+    Backward<true>(task).run();
+  else
+    Backward<false>(task).run();
 }
 
 }  // namespace fattn::core::amx

@@ -12,9 +12,12 @@
 // Without a bound on the scores a running maximum is needed (Milakov and Gimelshein 2018). |s| <= |q| |k| (Cauchy and
 // Schwarz) often proves that exp2 can neither overflow nor lose a weight; then the shift is 0, which softmax permits,
 // and the maximum and all rescaling vanish.
+//
+// Options change a step's scores in place before its weights are taken, while AMX has the product of the step before to do.
 #pragma once
 
 #include "backend/cpu/amx_exp.h"
+#include "backend/cpu/amx_options.h"
 #include "backend/cpu/amx_pack.h"
 #include "shared/half.h"
 
@@ -30,13 +33,21 @@ enum class Softmax {
   kBounded,    // shift 0
   kOnline,     // running maximum
   kPropagate,  // running maximum, scores may be infinite or NaN
+  kWhole,      // the same, and pairs may be hidden, by -inf; the maximum is one of scores, not in fixed point, which a bias of -3e38 would leave
+};
+
+// Of a block of keys, what a query tile computes.
+struct TileKeys {
+  int64_t begin, end;  // units
+  bool hidden, mixed;  // does the mask hide any of these pairs, are they of several documents?
 };
 
 struct ForwardLayout {
   int64_t tiles, units, depth, groups, values;  // query tiles; units of a block; d tiles of Q and K; groups of 4 d tiles of V, d tiles in them
-  int64_t q, k, v, s, p, acc, sum, max, norm, softmax, bytes;  // offsets
+  int64_t q, k, v, s, p, acc, sum, max, norm, softmax, keys, mask_words, dropout_words, bytes;  // offsets
 
-  ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v) {
+  // inputs: scores depend on more than q k, or weights are dropped.
+  ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     tiles = ceil_div(max_of(rows, 1), kLanes);
     units = ceil_div(max_of(block_k, 1), kUnit);
     depth = ceil_div(headdim, kTileDepth);
@@ -53,6 +64,9 @@ struct ForwardLayout {
     max = take(tiles * kTileRow);
     norm = take(tiles * static_cast<int64_t>(sizeof(float)));
     softmax = take(tiles * static_cast<int64_t>(sizeof(Softmax)));
+    keys = take(tiles * static_cast<int64_t>(sizeof(TileKeys)));
+    mask_words = take(inputs ? tiles * units * kTileRow : 0);
+    dropout_words = take(inputs ? vec::dropout_rows(step() * kUnit) * kTileRow : 0);
   }
 
   int64_t step() const { return groups == 1 ? 2 : 4; }  // units of a step: accumulators that do not stay in tiles want longer ones
@@ -77,19 +91,19 @@ struct ScoreStream {
   // d tiles [begin, end) of the next unit.
   FATTN_AMX_INLINE_MEMBER void portion(int64_t begin, int64_t end) {
     if (begin == 0) {
-      _tile_zero(4);
-      _tile_zero(5);
+      FATTN_TILE_ZERO(4);
+      FATTN_TILE_ZERO(5);
     }
     for (int64_t i = begin; i < end; ++i) {
-      _tile_loadd(6, q + i * kTileBytes, kTileRow);
-      _tile_loadd(7, k + i * kTileBytes, kTileRow);
-      _tile_dpbf16ps(4, 7, 6);
-      _tile_loadd(7, k + (depth() + i) * kTileBytes, kTileRow);
-      _tile_dpbf16ps(5, 7, 6);
+      FATTN_TILE_LOAD(6, q + i * kTileBytes, kTileRow);
+      FATTN_TILE_LOAD(7, k + i * kTileBytes, kTileRow);
+      FATTN_TILE_DOT(4, 7, 6);
+      FATTN_TILE_LOAD(7, k + (depth() + i) * kTileBytes, kTileRow);
+      FATTN_TILE_DOT(5, 7, 6);
     }
     if (end < depth()) return;
-    _tile_stored(4, s, kTileRow);
-    _tile_stored(5, s + kTileBytes, kTileRow);
+    FATTN_TILE_STORE(4, s, kTileRow);
+    FATTN_TILE_STORE(5, s + kTileBytes, kTileRow);
     k += 2 * depth() * kTileBytes;
     s += 2 * kTileBytes;
     --units;
@@ -111,30 +125,30 @@ struct ProductStream {
     if (groups == 0) return;
     left = units;
     if (!load) return;
-    _tile_loadd(0, acc, kTileRow);
-    _tile_loadd(1, acc + kTileBytes, kTileRow);
-    _tile_loadd(2, acc + 2 * kTileBytes, kTileRow);
-    _tile_loadd(3, acc + 3 * kTileBytes, kTileRow);
+    FATTN_TILE_LOAD(0, acc, kTileRow);
+    FATTN_TILE_LOAD(1, acc + kTileBytes, kTileRow);
+    FATTN_TILE_LOAD(2, acc + 2 * kTileBytes, kTileRow);
+    FATTN_TILE_LOAD(3, acc + 3 * kTileBytes, kTileRow);
   }
   FATTN_AMX_INLINE_MEMBER void portion() {
     if (groups == 0) return;
-    _tile_loadd(6, p, kTileRow);
-    _tile_loadd(7, v, kTileRow);
-    _tile_dpbf16ps(0, 7, 6);
-    _tile_loadd(7, v + kTileBytes, kTileRow);
-    _tile_dpbf16ps(1, 7, 6);
-    _tile_loadd(7, v + 2 * kTileBytes, kTileRow);
-    _tile_dpbf16ps(2, 7, 6);
-    _tile_loadd(7, v + 3 * kTileBytes, kTileRow);
-    _tile_dpbf16ps(3, 7, 6);
+    FATTN_TILE_LOAD(6, p, kTileRow);
+    FATTN_TILE_LOAD(7, v, kTileRow);
+    FATTN_TILE_DOT(0, 7, 6);
+    FATTN_TILE_LOAD(7, v + kTileBytes, kTileRow);
+    FATTN_TILE_DOT(1, 7, 6);
+    FATTN_TILE_LOAD(7, v + 2 * kTileBytes, kTileRow);
+    FATTN_TILE_DOT(2, 7, 6);
+    FATTN_TILE_LOAD(7, v + 3 * kTileBytes, kTileRow);
+    FATTN_TILE_DOT(3, 7, 6);
     p += kTileBytes;
     v += value_stride;
     if (--left > 0) return;
     if (store) {
-      _tile_stored(0, acc, kTileRow);
-      _tile_stored(1, acc + kTileBytes, kTileRow);
-      _tile_stored(2, acc + 2 * kTileBytes, kTileRow);
-      _tile_stored(3, acc + 3 * kTileBytes, kTileRow);
+      FATTN_TILE_STORE(0, acc, kTileRow);
+      FATTN_TILE_STORE(1, acc + kTileBytes, kTileRow);
+      FATTN_TILE_STORE(2, acc + 2 * kTileBytes, kTileRow);
+      FATTN_TILE_STORE(3, acc + 3 * kTileBytes, kTileRow);
     }
     p -= units * kTileBytes;
     v += 4 * kTileBytes - units * value_stride;
@@ -147,50 +161,77 @@ struct ProductStream {
   }
 };
 
+template <bool kOptions>
 class Forward {
  public:
   explicit Forward(const ForwardTask& task)
-      : t_(task), at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v), scratch_(static_cast<char*>(task.scratch)) {
-    const float scale = task.scale < 0 ? -task.scale : task.scale;  // a negative scale flips the signs of Q instead
-    log2_scale_ = scale * kLog2E;
-    fixed_scale_ = _mm512_set1_ps(log2_scale_ * kFixed);
+      : t_(task),
+        options_(task),
+        hides_(kOptions && (vec::hides(task.inputs) || options_.documents)),
+        at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v,
+            kOptions && (!vec::is_plain(task.inputs) || options_.documents)),
+        scratch_(static_cast<char*>(task.scratch)) {
+    log2_scale_ = options_.scale * kLog2E;  // a negative scale flips the signs of Q instead
+    exponent_ = (kOptions ? options_.left() : options_.scale) * kLog2E;
+    fixed_scale_ = _mm512_set1_ps(exponent_ * kFixed);
   }
 
   void run() {
     const TileScope tiles;
     load_queries();
-    const int64_t visible = limit(t_.row_end - 1), block = at_.units * kUnit;
-    for (int64_t key = 0; key < visible; key += block) {
-      load_keys(key, min_of(key + block, visible));
-      int64_t first = 0;
-      while (limit(last_row(first)) <= key) ++first;
+    int64_t begin = 0, end = limit(t_.row_end - 1);
+    if (kOptions) {
+      begin = first_key(t_.row_begin);
+      const ScoreInputs& in = t_.inputs;
+      if (options_.documents) {
+        const vec::KeyRange some = vec::keys_of(vec::ids_of(in.document_q, t_.row_begin, t_.row_end), in.document_k, begin, end);
+        begin = some.begin;
+        end = some.end;
+      }
+      begin -= begin % kDropoutBlock;
+    }
+    const int64_t block = at_.units * kUnit;
+    for (int64_t key = begin; key < end; key += block) {
+      block_keys_ = min_of(block, end - key);
+      const TileKeys all = place_tiles(key);
+      if (all.begin >= all.end) continue;
+      load_keys(key, all);
       if (at_.depth == 2 && at_.groups == 1)
-        attend<2, 1>(key, first);
+        attend<2, 1>(key);
       else if (at_.depth == 4 && at_.groups == 2)
-        attend<4, 2>(key, first);
+        attend<4, 2>(key);
       else
-        attend<0, 0>(key, first);
+        attend<0, 0>(key);
     }
     memory_barrier();
     for (int64_t tile = 0; tile < at_.tiles; ++tile) store_tile(tile);
   }
 
  private:
-  int64_t limit(int64_t row) const { return max_of(0, min_of(t_.seqlen_k, row + t_.diagonal)); }  // keys that a row sees
+  // A row sees the keys [first_key, limit).
+  int64_t limit(int64_t row) const { return max_of(0, min_of(t_.seqlen_k, row + t_.diagonal)); }
+  int64_t first_key(int64_t row) const { return kOptions ? max_of(0, row + t_.left_diagonal) : 0; }
   int64_t first_row(int64_t tile) const { return t_.row_begin + tile * kLanes; }
   int64_t last_row(int64_t tile) const { return min_of(first_row(tile) + kLanes, t_.row_end) - 1; }
   float* sum(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.sum) + tile * kLanes; }
   float* max(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.max) + tile * kLanes; }
   float& norm(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.norm)[tile]; }
   Softmax& softmax(int64_t tile) const { return reinterpret_cast<Softmax*>(scratch_ + at_.softmax)[tile]; }
+  TileKeys& tile_keys(int64_t tile) const { return reinterpret_cast<TileKeys*>(scratch_ + at_.keys)[tile]; }
+  uint32_t* mask_words(int64_t tile) const { return reinterpret_cast<uint32_t*>(scratch_ + at_.mask_words) + tile * at_.units * kLanes; }
+  uint32_t* dropout_words() const { return reinterpret_cast<uint32_t*>(scratch_ + at_.dropout_words); }
   char* acc(int64_t tile) const { return scratch_ + at_.acc + tile * at_.values * kTileBytes; }
   char* scores(int64_t parity) const { return scratch_ + at_.s + parity * at_.step() * 2 * kTileBytes; }
   char* weights(int64_t parity) const { return scratch_ + at_.p + parity * at_.step() * kTileBytes; }
   int64_t value_stride() const { return at_.values * kTileBytes; }
 
-  // Keys of the block at `key` that the last, or the first, row of a tile sees.
-  int64_t most_keys(int64_t tile, int64_t key) const { return max_of(0, min_of(limit(last_row(tile)) - key, block_keys_)); }
-  int64_t least_keys(int64_t tile, int64_t key) const { return max_of(0, min_of(limit(first_row(tile)) - key, block_keys_)); }
+  // A key counted from the block at `key`, within it.
+  int64_t in_block(int64_t of_all, int64_t key) const { return max_of(0, min_of(of_all - key, block_keys_)); }
+  // Keys of the block at `key` that some row of a tile sees, and that all of them do.
+  int64_t seen_begin(int64_t tile, int64_t key) const { return in_block(first_key(first_row(tile)), key); }
+  int64_t seen_end(int64_t tile, int64_t key) const { return in_block(limit(last_row(tile)), key); }
+  int64_t whole_begin(int64_t tile, int64_t key) const { return in_block(first_key(last_row(tile)), key); }
+  int64_t whole_end(int64_t tile, int64_t key) const { return in_block(limit(first_row(tile)), key); }
 
   void load_queries() {
     const uint16_t* q = static_cast<const uint16_t*>(t_.q);
@@ -199,9 +240,9 @@ class Forward {
       const __m512 squares = pack_transposed(q + row * t_.q_stride, t_.q_stride, min_of(kLanes, t_.row_end - row), t_.headdim,
                                              t_.scale < 0 ? 0x80008000u : 0u, scratch_ + at_.q + tile * at_.depth * kTileBytes);
       norm(tile) = largest_norm(squares);
-      softmax(tile) = Softmax::kBounded;
+      softmax(tile) = hides_ ? Softmax::kWhole : Softmax::kBounded;
       _mm512_store_ps(sum(tile), _mm512_setzero_ps());
-      _mm512_store_ps(max(tile), _mm512_setzero_ps());
+      _mm512_store_ps(max(tile), _mm512_set1_ps(hides_ ? kMinusInfinity : 0.0f));
       for (int64_t r = 0; r < at_.values * 16; ++r) store_row(acc(tile), r, _mm512_setzero_si512());
     }
     const int64_t packed = ceil_div(t_.headdim_v, 32) * 2;  // the d tiles of V that load_keys writes; the rest of a group stays zero
@@ -215,23 +256,67 @@ class Forward {
     return 1.001f * _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(_mm512_reduce_max_ps(squares))));
   }
 
-  void load_keys(int64_t begin, int64_t end) {
-    const uint16_t* k = static_cast<const uint16_t*>(t_.k) + begin * t_.k_stride;
-    const uint16_t* v = static_cast<const uint16_t*>(t_.v) + begin * t_.v_stride;
-    block_keys_ = end - begin;
+  // What each tile computes of the block at `key`; the hull of that.
+  TileKeys place_tiles(int64_t key) {
+    TileKeys all{at_.units, 0, false, false};
+    for (int64_t tile = 0; tile < at_.tiles; ++tile) {
+      int64_t begin = seen_begin(tile, key), end = seen_end(tile, key);
+      TileKeys keys{0, 0, false, false};
+      if (kOptions && options_.documents && begin < end) keys.mixed = narrow_to_documents(tile, key, begin, end);
+      if (begin < end) {
+        keys.begin = begin / kUnit;
+        keys.end = ceil_div(end, kUnit);
+      }
+      if (kOptions && options_.masked && keys.begin < keys.end) narrow_to_mask(tile, key, keys);
+      if (keys.begin < keys.end) {
+        all.begin = min_of(all.begin, keys.begin);
+        all.end = max_of(all.end, keys.end);
+      }
+      tile_keys(tile) = keys;
+    }
+    return all;
+  }
+
+  vec::TilePlace place_of(int64_t tile, int64_t key, int64_t begin_unit, int64_t end_unit) const {
+    const int64_t begin = begin_unit * kUnit;
+    return {first_row(tile), last_row(tile) + 1 - first_row(tile), key + begin, min_of(end_unit * kUnit, block_keys_) - begin};
+  }
+
+  // From the first to the last key of the block that may be of a tile's documents. Are they of several?
+  bool narrow_to_documents(int64_t tile, int64_t key, int64_t& begin, int64_t& end) const {
+    const int32_t* ids = t_.inputs.document_k + key;
+    const vec::IdRange rows = vec::ids_of(t_.inputs.document_q, first_row(tile), last_row(tile) + 1);
+    const vec::KeyRange some = vec::keys_of(rows, ids, begin, end);
+    begin = some.begin;
+    end = some.end;
+    return begin < end && !vec::are_one(rows, vec::ids_of(ids, begin / kUnit * kUnit, min_of(ceil_div(end, kUnit) * kUnit, block_keys_)));
+  }
+
+  // Without the units at either end that the mask hides from all rows.
+  void narrow_to_mask(int64_t tile, int64_t key, TileKeys& keys) const {
+    uint32_t* words = mask_words(tile);
+    keys.hidden = vec::make_mask_words<1>(t_.inputs, 0, place_of(tile, key, keys.begin, keys.end), words + keys.begin * kLanes) != vec::Seen::kAll;
+    while (keys.begin < keys.end && is_dead(words + keys.begin * kLanes)) ++keys.begin;
+    while (keys.begin < keys.end && is_dead(words + (keys.end - 1) * kLanes)) --keys.end;
+  }
+
+  // Of the block at `key` what tiles compute.
+  void load_keys(int64_t key, const TileKeys& all) {
+    const uint16_t* k = static_cast<const uint16_t*>(t_.k) + key * t_.k_stride;
+    const uint16_t* v = static_cast<const uint16_t*>(t_.v) + key * t_.v_stride;
     __m512 squares = _mm512_setzero_ps();
     bool finite = true;
     __m512i magnitude = _mm512_setzero_si512();
-    for (int64_t unit = 0; unit * kUnit < block_keys_; ++unit) {
+    for (int64_t unit = all.begin; unit < all.end; ++unit) {
       for (int64_t half = 0; half < 2; ++half) {
-        const int64_t key = unit * kUnit + half * kLanes;
-        const __m512 x = pack_rows(k + key * t_.k_stride, t_.k_stride, block_keys_ - key, t_.headdim,
-                                   scratch_ + at_.k + (unit * 2 + half) * at_.depth * kTileBytes);
+        const int64_t at = unit * kUnit + half * kLanes;
+        const __m512 x =
+            pack_rows(k + at * t_.k_stride, t_.k_stride, block_keys_ - at, t_.headdim, scratch_ + at_.k + (unit * 2 + half) * at_.depth * kTileBytes);
         finite &= _mm512_cmp_ps_mask(x, _mm512_set1_ps(1e36f), _CMP_NLE_UQ) == 0;
         squares = _mm512_max_ps(squares, x);
       }
-      const int64_t key = unit * kUnit;
-      magnitude = _mm512_max_epu16(magnitude, pack_transposed_rows(v + key * t_.v_stride, t_.v_stride, block_keys_ - key, t_.headdim_v,
+      const int64_t at = unit * kUnit;
+      magnitude = _mm512_max_epu16(magnitude, pack_transposed_rows(v + at * t_.v_stride, t_.v_stride, block_keys_ - at, t_.headdim_v,
                                                                    scratch_ + at_.v + unit * value_stride()));
     }
     key_norm_ = finite ? largest_norm(squares) : __builtin_inff();
@@ -241,28 +326,45 @@ class Forward {
 
   // The softmax that this block needs for a tile; a tile never returns to a simpler one.
   Softmax choose(int64_t tile) const {
-    const float bound = norm(tile) * key_norm_ * log2_scale_;  // NaN if infinite times 0
+    if (hides_) return Softmax::kWhole;
+    const float of_products = norm(tile) * key_norm_ * log2_scale_;  // NaN if infinite times 0
+    float bound = of_products;
+    if (kOptions && options_.capped && bound > t_.softcap * kLog2E) bound = t_.softcap * kLog2E;
+    if (kOptions && t_.inputs.alibi_slopes) bound += largest_slope_term();
     Softmax wanted = Softmax::kPropagate;
     if (bound <= kBoundedScore && value_bits_ < kBoundedValue)
       wanted = Softmax::kBounded;
     else if (bound <= kFiniteScore)
       wanted = Softmax::kOnline;
+    if (!(of_products <= kFiniteScore)) wanted = Softmax::kPropagate;
     return wanted < softmax(tile) ? softmax(tile) : wanted;
+  }
+
+  // A bound of what ALiBi takes from the task's scores, in log2 units.
+  float largest_slope_term() const {
+    const int64_t shift = t_.inputs.shift < 0 ? -t_.inputs.shift : t_.inputs.shift;
+    return __builtin_fabsf(t_.inputs.alibi_slopes[0]) * static_cast<float>(t_.row_end + shift + t_.seqlen_k) * kLog2E;
   }
 
   // One step of a query tile: units [unit, unit + units) of the block at `key`. Buffers alternate.
   struct Step {
     int64_t tile, key, unit, units, parity;
-    bool last;  // of this tile in this block
+    bool first, last;  // of this tile in this block
   };
 
   Step step_at(int64_t tile, int64_t key, int64_t unit, int64_t parity) const {
-    if (tile >= at_.tiles) return {tile, key, 0, 0, parity, true};
-    const int64_t end = ceil_div(most_keys(tile, key), kUnit), units = min_of(at_.step(), end - unit);
-    return {tile, key, unit, units, parity, unit + units == end};
+    const TileKeys& keys = tile_keys(tile);
+    const int64_t units = min_of(at_.step(), keys.end - unit);
+    return {tile, key, unit, units, parity, unit == keys.begin, unit + units == keys.end};
+  }
+  // The first step of the first tile from `tile` on that has any; without units if none has.
+  Step first_step(int64_t tile, int64_t key, int64_t parity) const {
+    while (tile < at_.tiles && tile_keys(tile).begin >= tile_keys(tile).end) ++tile;
+    if (tile == at_.tiles) return {tile, key, 0, 0, parity, true, true};
+    return step_at(tile, key, tile_keys(tile).begin, parity);
   }
   Step step_after(const Step& s) const {
-    return s.last ? step_at(s.tile + 1, s.key, 0, 1 - s.parity) : step_at(s.tile, s.key, s.unit + s.units, 1 - s.parity);
+    return s.last ? first_step(s.tile + 1, s.key, 1 - s.parity) : step_at(s.tile, s.key, s.unit + s.units, 1 - s.parity);
   }
 
   template <int kDepth>
@@ -278,19 +380,19 @@ class Forward {
             s.units,
             value_stride(),
             at_.groups,
-            !stay || s.unit == 0,
+            !stay || s.first,
             !stay || s.last};
   }
 
-  // The block of keys at `key` against the tiles from `first` on: the three stages, one step apart.
+  // The block of keys at `key` against the tiles: the three stages, one step apart.
   template <int kDepth, int kGroups>
-  void attend(int64_t key, int64_t first) {
-    Step step = step_at(first, key, 0, 0);
+  void attend(int64_t key) {
+    Step step = first_step(0, key, 0);
     score_stream<kDepth>(step).finish();
     ProductStream product{};
     while (step.units > 0) {
       const Step next = step_after(step);
-      if (step.unit == 0) {
+      if (step.first) {
         const Softmax kind = choose(step.tile);
         if (kind != Softmax::kBounded && softmax(step.tile) == Softmax::kBounded) leave_bounded(step.tile);
         softmax(step.tile) = kind;
@@ -299,6 +401,9 @@ class Forward {
         case Softmax::kBounded: weigh<Softmax::kBounded, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
         case Softmax::kOnline: weigh<Softmax::kOnline, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
         case Softmax::kPropagate: weigh<Softmax::kPropagate, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
+        case Softmax::kWhole:
+          if constexpr (kOptions) weigh<Softmax::kWhole, kDepth, kGroups>(step, score_stream<kDepth>(next), product);
+          break;
       }
       product = product_stream(step);
       if (element_wise(step.tile, key)) {
@@ -312,113 +417,208 @@ class Forward {
   }
 
   // 0 * inf is NaN: values that are not finite must not meet the zero weights of keys that a row does not see.
-  bool element_wise(int64_t tile, int64_t key) const { return value_bits_ >= kInfinityBits && least_keys(tile, key) < most_keys(tile, key); }
+  bool element_wise(int64_t tile, int64_t key) const {
+    if (value_bits_ < kInfinityBits) return false;
+    return hides_ || whole_end(tile, key) < seen_end(tile, key) || whole_begin(tile, key) > seen_begin(tile, key);
+  }
 
   // Rows that have seen a key are shifted by 0, the others by nothing yet.
   void leave_bounded(int64_t tile) {
     const __mmask16 seen = _mm512_cmp_ps_mask(_mm512_load_ps(sum(tile)), _mm512_setzero_ps(), _CMP_GT_OQ);
-    _mm512_store_ps(max(tile), _mm512_mask_blend_ps(seen, _mm512_set1_ps(-__builtin_inff()), _mm512_setzero_ps()));
+    _mm512_store_ps(max(tile), _mm512_mask_blend_ps(seen, _mm512_set1_ps(kMinusInfinity), _mm512_setzero_ps()));
   }
 
-  // Keys of the block, less `skipped` ones, that each row of a tile sees.
-  __m512i visible_keys(int64_t tile, int64_t key, int64_t skipped) const {
-    alignas(64) int32_t n[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i)
-      n[i] = static_cast<int32_t>(max_of(0, min_of(limit(min_of(first_row(tile) + i, t_.row_end - 1)) - key, block_keys_) - skipped));
-    return _mm512_load_si512(n);
+  // Keys of a step that each row of its tile sees, and those that all see: [begin, end).
+  SeenKeys seen_keys(const Step& step) const {
+    alignas(64) int32_t begins[kLanes], lengths[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t row = min_of(first_row(step.tile) + i, t_.row_end - 1), skipped = step.unit * kUnit;
+      const int64_t begin = in_block(first_key(row), step.key), end = in_block(limit(row), step.key);
+      begins[i] = static_cast<int32_t>(begin - skipped);
+      lengths[i] = static_cast<int32_t>(max_of(0, end - begin));
+    }
+    return {_mm512_load_si512(begins), _mm512_load_si512(lengths)};
+  }
+  int64_t whole_begin(const Step& step) const {
+    return kOptions ? max_of(0, min_of(whole_begin(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)) : 0;
+  }
+  int64_t whole_end(const Step& step) const { return max_of(0, min_of(whole_end(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)); }
+
+  // The options' scores of a step, in place; the largest of each row. Pairs that are hidden become -inf.
+  __attribute__((noinline)) __m512 reshape(const Step& step) const {
+    const TileKeys& keys = tile_keys(step.tile);
+    const vec::TilePlace at = place_of(step.tile, step.key, step.unit, step.unit + step.units);
+    float* s = reinterpret_cast<float*>(scores(step.parity));
+    __m512 largest;
+    const __m512 none = _mm512_set1_ps(kMinusInfinity);
+    bool known = false;  // is the largest that of the scores as they are?
+    const auto restart = [&] {
+      largest = none;
+      known = true;
+    };
+    if (options_.capped) {
+      restart();
+      vec::cap_scores<1>(vec::CappedScore(static_cast<double>(options_.scale), t_.softcap), s, at.keys, &largest);
+    }
+    if (options_.added) {
+      restart();
+      vec::add_terms<1, vec::bf16>(t_.inputs, 0, at, options_.capped ? 1.0f : options_.scale, s, &largest);
+    }
+    if (keys.hidden) {
+      restart();
+      vec::hide_masked<1>(mask_words(step.tile) + step.unit * kLanes, at.keys, s, &largest);
+    }
+    if (keys.mixed) {
+      restart();
+      vec::hide_documents<1>(t_.inputs, at, s, &largest);
+    }
+    const int64_t begin = whole_begin(step), end = whole_end(step), all = step.units * kUnit;
+    if (known && begin == 0 && end == all) return largest;
+    largest = none;
+    const SeenKeys seen = seen_keys(step);
+    for (int64_t r = 0; r < all; ++r) {
+      __m512 x = _mm512_load_ps(s + r * kLanes);
+      if (hides_ && (r < begin || r >= end)) {
+        x = _mm512_mask_mov_ps(none, seen.sees(static_cast<int>(r)), x);
+        _mm512_store_ps(s + r * kLanes, x);
+      }
+      largest = _mm512_max_ps(x, largest);
+    }
+    return largest;
+  }
+
+  // The largest product of each row of a step among the keys that it sees.
+  __m512 largest_of(const Step& step) const {
+    const float* s = reinterpret_cast<const float*>(scores(step.parity));
+    const __m512 none = _mm512_set1_ps(kMinusInfinity);
+    const int64_t begin = whole_begin(step), end = whole_end(step);
+    __m512 a = none, b = none;
+    if (begin == 0 && end == step.units * kUnit) {
+      for (int64_t r = 0; r < end; r += 2) {
+        a = _mm512_max_ps(_mm512_load_ps(s + r * kLanes), a);
+        b = _mm512_max_ps(_mm512_load_ps(s + (r + 1) * kLanes), b);
+      }
+      return _mm512_max_ps(a, b);
+    }
+    const SeenKeys seen = seen_keys(step);
+    for (int64_t r = 0; r < step.units * kUnit; ++r) a = _mm512_mask_max_ps(a, seen.sees(static_cast<int>(r)), _mm512_load_ps(s + r * kLanes), a);
+    return a;
   }
 
   // Raises the maximum of a tile if the step's scores exceed it by much, and rescales what was summed so far: all earlier
-  // products must be in memory, so they are finished first.
-  void raise_max(const Step& step, ProductStream& product) {
-    const int64_t tile = step.tile, begin = step.unit * kUnit;
-    const float* s = reinterpret_cast<const float*>(scores(step.parity));
-    const int64_t full = max_of(0, min_of(least_keys(tile, step.key) - begin, step.units * kUnit));
-    const int64_t most = min_of(most_keys(tile, step.key) - begin, step.units * kUnit);
-    const __m512 none = _mm512_set1_ps(-__builtin_inff());
-    __m512 a = none, b = none;
-    const int64_t full_pairs = full / 32 * 32;
-    for (int64_t r = 0; r < full_pairs; r += 2) {
-      a = _mm512_max_ps(_mm512_load_ps(s + r * kLanes), a);
-      b = _mm512_max_ps(_mm512_load_ps(s + (r + 1) * kLanes), b);
-    }
-    const __m512i visible = visible_keys(tile, step.key, begin);
-    for (int64_t r = full_pairs; r < most; ++r)
-      a = _mm512_mask_max_ps(a, _mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(static_cast<int>(r))), _mm512_load_ps(s + r * kLanes), a);
-    const __m512 block = _mm512_mul_ps(_mm512_max_ps(a, b), fixed_scale_), old = _mm512_load_ps(max(tile));
-    if (!_mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(kLazy)), _CMP_GT_OQ)) return;
+  // products must be in memory, so they are finished first. `largest`: of kWhole.
+  template <Softmax kind>
+  void raise_max(const Step& step, __m512 largest, ProductStream& product) {
+    const int64_t tile = step.tile;
+    const __m512 none = _mm512_set1_ps(kMinusInfinity), old = _mm512_load_ps(max(tile));
+    const float to_log2 = kind == Softmax::kWhole ? exponent_ : 1.0f / kFixed;
+    const float lazy = kind == Softmax::kWhole ? lazy_score() : kLazy;
+    const __m512 block = kind == Softmax::kWhole ? largest : _mm512_mul_ps(largest_of(step), fixed_scale_);
+    if (!_mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(lazy)), _CMP_GT_OQ)) return;
     product.finish();
     const __m512 raised = _mm512_max_ps(block, old);
     _mm512_store_ps(max(tile), raised);
     // Rows without a key so far have nothing to scale, and -inf - -inf would be NaN.
     const __mmask16 seen = _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ);
-    const __m512 factor = exp2_accurate(_mm512_mul_ps(_mm512_maskz_sub_ps(seen, old, raised), _mm512_set1_ps(1.0f / kFixed)));
+    const __m512 factor = exp2_accurate(_mm512_mul_ps(_mm512_maskz_sub_ps(seen, old, raised), _mm512_set1_ps(to_log2)));
     _mm512_store_ps(sum(tile), _mm512_mul_ps(_mm512_load_ps(sum(tile)), factor));
     float* o = reinterpret_cast<float*>(acc(tile));
     for (int64_t i = 0; i < at_.values * 16; ++i) _mm512_store_ps(o + i * kLanes, _mm512_mul_ps(_mm512_load_ps(o + i * kLanes), factor));
     memory_barrier();
   }
+  // kLazy as a score. (Of a scale of 0, any number: a sum with -inf is to be -inf.)
+  float lazy_score() const { return exponent_ > 1e-30f ? 8.0f / exponent_ : 1e30f; }
 
   // Weight of a vector of scores.
   template <Softmax kind>
   FATTN_AMX_INLINE __m512 weight(__m512 s, __m512 scale, __m512 shift) {
     if (kind == Softmax::kBounded) return exp2_of_magic(_mm512_fmadd_ps(s, scale, _mm512_set1_ps(kMagic)));
-    const __m512 u = _mm512_fmsub_ps(s, scale, shift);
-    const __m512 w = exp2_fixed(_mm512_max_ps(u, _mm512_set1_ps(kSmallestExponent)));
+    const __m512 u = kind == Softmax::kWhole ? _mm512_mul_ps(_mm512_sub_ps(s, shift), scale) : _mm512_fmsub_ps(s, scale, shift);
+    const __m512 w = exp2_fixed(u);
     if (kind == Softmax::kOnline) return w;
-    const __m512 visible = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(u, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ), w);
-    return _mm512_mask_mov_ps(visible, _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+    const __m512 or_nan = _mm512_mask_mov_ps(w, _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+    // (With a scale of 0, u of a hidden score is NaN.)
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kind == Softmax::kWhole ? s : u, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), or_nan);
   }
 
-  // Weights of one unit, rows [begin, begin + 4) of both accumulators; `visible` is relative to the unit.
-  template <Softmax kind, bool masked>
-  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, __m512i visible, __m512& sum0, __m512& sum1) {
+  // Weights of one unit, rows [begin, begin + 4) of both accumulators. `seen` is relative to the unit, `words` are those of its first key's block of
+  // random numbers, turned so that bit 0 is that key's.
+  template <Softmax kind, bool masked, bool drops>
+  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const SeenKeys& seen, const __m512i (&words)[4],
+                                   __m512& sum0, __m512& sum1) {
     for (int r = begin; r < begin + 4; ++r) {
       __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift), b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift);
       if (masked) {
-        a = _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(r)), a);
-        b = _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(16 + r)), b);
+        a = _mm512_maskz_mov_ps(seen.sees(r), a);
+        b = _mm512_maskz_mov_ps(seen.sees(16 + r), b);
       }
       sum0 = _mm512_add_ps(sum0, a);
       sum1 = _mm512_add_ps(sum1, b);
+      if (drops) {
+        a = _mm512_maskz_mov_ps(_mm512_test_epi32_mask(words[r % 8 / 2], _mm512_set1_epi32(1 << dropout_bit(0, r))), a);
+        b = _mm512_maskz_mov_ps(_mm512_test_epi32_mask(words[r % 8 / 2], _mm512_set1_epi32(1 << dropout_bit(0, 16 + r))), b);
+      }
       store_row(p, r, pair_bf16(a, b));
     }
   }
 
   // One unit of weights with portions of AMX work between its quarters.
-  template <Softmax kind, bool masked, int kDepth, int kGroups>
-  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, __m512i visible, __m512& sum0, __m512& sum1,
-                                          ScoreStream<kDepth>& next, ProductStream& product) const {
+  template <Softmax kind, bool masked, bool drops, int kDepth, int kGroups>
+  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, const SeenKeys& seen, const __m512i (&words)[4],
+                                          __m512& sum0, __m512& sum1, ScoreStream<kDepth>& next, ProductStream& product) const {
     const int64_t depth = next.depth(), groups = kGroups ? kGroups : at_.groups;
 #pragma GCC unroll 4
     for (int quarter = 0; quarter < 4; ++quarter) {
       for (int64_t i = (quarter * groups + 3) / 4; i < ((quarter + 1) * groups + 3) / 4; ++i) product.portion();
-      weigh_rows<kind, masked>(s, p, quarter * 4, scale, shift, visible, sum0, sum1);
+      weigh_rows<kind, masked, drops>(s, p, quarter * 4, scale, shift, seen, words, sum0, sum1);
       if (next.units > 0 && quarter * depth / 4 < (quarter + 1) * depth / 4) next.portion(quarter * depth / 4, (quarter + 1) * depth / 4);
     }
   }
 
-  // Weights and sums of a tile in the block at `key`, with the scores of the next and the product of the previous tile.
   template <Softmax kind, int kDepth, int kGroups>
+  void weigh(const Step& step, const ScoreStream<kDepth>& next, const ProductStream& product) {
+    if constexpr (kOptions) {
+      if (options_.drops) return weigh<kind, true, kDepth, kGroups>(step, next, product);
+    }
+    weigh<kind, false, kDepth, kGroups>(step, next, product);
+  }
+
+  // Weights and sums of a tile in the block at `key`, with the scores of the next and the product of the previous tile.
+  template <Softmax kind, bool drops, int kDepth, int kGroups>
   __attribute__((noinline)) void weigh(const Step& step, ScoreStream<kDepth> next, ProductStream product) {
     const int64_t tile = step.tile;
     product.start();
-    if (kind != Softmax::kBounded) raise_max(step, product);
+    __m512 largest = _mm512_setzero_ps();
+    if constexpr (kOptions) {
+      if (options_.reshapes() || drops) product.finish();  // which AMX goes on with meanwhile
+      if (options_.reshapes()) largest = reshape(step);
+      if (drops) vec::make_dropout_words<1>(t_.inputs, 0, place_of(tile, step.key, step.unit, step.unit + step.units), dropout_words());
+    }
+    if (kind != Softmax::kBounded) raise_max<kind>(step, largest, product);
     const float* s = reinterpret_cast<const float*>(scores(step.parity));
     char* p = weights(step.parity);
     __m512 shift = _mm512_load_ps(max(tile));
     if (kind != Softmax::kBounded)  // a row without a key has no maximum: its scores are all -inf or not visible
-      shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(shift, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ), shift);
+      shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(shift, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), shift);
     const __m512 scale = fixed_scale_;
     __m512 sum0 = _mm512_load_ps(sum(tile)), sum1 = _mm512_setzero_ps();
-    const int64_t full = max_of(0, min_of(least_keys(tile, step.key) / kUnit - step.unit, step.units));
-    for (int64_t unit = 0; unit < full; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
-      weigh_unit<kind, false, kDepth, kGroups>(s, p, scale, shift, _mm512_setzero_si512(), sum0, sum1, next, product);
-    if (full < step.units) {
-      const __m512i visible = visible_keys(tile, step.key, step.unit * kUnit);
-      for (int64_t unit = full; unit < step.units; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes)
-        weigh_unit<kind, true, kDepth, kGroups>(s, p, scale, shift, _mm512_sub_epi32(visible, _mm512_set1_epi32(static_cast<int>(unit * kUnit))),
-                                                sum0, sum1, next, product);
+    // Units that all rows see whole. (kWhole has hidden what they do not.)
+    const int64_t begin = kind == Softmax::kWhole ? 0 : ceil_div(whole_begin(step), kUnit);
+    const int64_t end = kind == Softmax::kWhole ? step.units : whole_end(step) / kUnit;
+    SeenKeys seen{};
+    if (begin > 0 || end < step.units) seen = seen_keys(step);
+    __m512i words[4] = {};
+    for (int64_t unit = 0; unit < step.units; ++unit, s += 2 * kTileBytes / 4, p += kTileBytes) {
+      if constexpr (drops) {
+        const int64_t first = step.key + step.unit * kUnit, key = first + unit * kUnit;
+        const uint32_t* of_unit = dropout_words() + vec::dropout_word(first, key) * kLanes;
+        for (int i = 0; i < 4; ++i)
+          words[i] = _mm512_srli_epi32(_mm512_loadu_si512(of_unit + i * kLanes), static_cast<unsigned>(dropout_bit(0, key)));
+      }
+      if (unit >= begin && unit < end)
+        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, seen, words, sum0, sum1, next, product);
+      else
+        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, seen.further(unit * kUnit), words, sum0, sum1, next, product);
     }
     _mm512_store_ps(sum(tile), _mm512_add_ps(sum0, sum1));
     next.finish();
@@ -433,8 +633,10 @@ class Forward {
     const uint16_t* v = reinterpret_cast<const uint16_t*>(scratch_ + at_.v + step.unit * value_stride());
     float* o = reinterpret_cast<float*>(acc(tile));
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t n = min_of(limit(min_of(first_row(tile) + lane, t_.row_end - 1)) - key, step.units * kUnit);
-      for (int64_t j = 0; j < n; ++j) {
+      const int64_t row = min_of(first_row(tile) + lane, t_.row_end - 1);
+      const int64_t n = min_of(limit(row) - key, min_of(step.units * kUnit, block_keys_ - step.unit * kUnit));
+      for (int64_t j = max_of(0, first_key(row) - key); j < n; ++j) {
+        if (hides_ && vec::is_hidden<vec::bf16>(t_.inputs, 0, row, key + j)) continue;
         const int64_t unit = j / kUnit, r = j % 16, half = j % kUnit / 16;
         const float w = bf16_to_float(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);
         for (int64_t d = 0; d < t_.headdim_v; ++d) o[d * kLanes + lane] += w * bf16_to_float(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
@@ -448,7 +650,7 @@ class Forward {
     const int64_t row = first_row(tile), rows = min_of(kLanes, t_.row_end - row);
     const __m512 total = _mm512_load_ps(sum(tile));
     const __mmask16 seen = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-    const __m512 inverse = _mm512_maskz_div_ps(seen, _mm512_set1_ps(1.0f), total);
+    const __m512 inverse = _mm512_maskz_div_ps(seen, _mm512_set1_ps(kOptions ? t_.inputs.dropout_scale : 1.0f), total);
     uint16_t* o = static_cast<uint16_t*>(t_.o) + row * t_.o_stride;
     const float* from = reinterpret_cast<const float*>(acc(tile));
     for (int64_t d = 0; d < t_.headdim_v; d += 16, from += 16 * kLanes) {
@@ -459,7 +661,7 @@ class Forward {
       for (int64_t r = 0; r < rows; ++r) _mm256_mask_storeu_epi16(o + r * t_.o_stride + d, lanes, to_bf16(_mm512_castsi512_ps(x[r])));
     }
     if (!t_.lse) return;
-    __m512 shift = _mm512_mul_ps(_mm512_load_ps(max(tile)), _mm512_set1_ps(kLn2 / kFixed));
+    __m512 shift = _mm512_mul_ps(_mm512_load_ps(max(tile)), _mm512_set1_ps(softmax(tile) == Softmax::kWhole ? options_.left() : kLn2 / kFixed));
     shift = _mm512_maskz_mov_ps(seen, shift);  // the logarithm of 0 says -inf already
     alignas(64) float lse[kLanes];
     _mm512_store_ps(lse, _mm512_add_ps(shift, log_accurate(total)));
@@ -467,9 +669,11 @@ class Forward {
   }
 
   const ForwardTask& t_;
+  const TaskOptions options_;
+  const bool hides_;  // may a pair be hidden by more than its place?
   const ForwardLayout at_;
   char* const scratch_;
-  float log2_scale_;
+  float log2_scale_, exponent_;  // of products; of scores as they are when weights are taken
   __m512 fixed_scale_;
   // Of the block of keys at hand:
   int64_t block_keys_ = 0;
@@ -478,11 +682,15 @@ class Forward {
 };
 
 static size_t forward_scratch_bytes(const KernelShape& shape) {
-  return static_cast<size_t>(ForwardLayout(shape.rows, shape.block_k, shape.headdim, shape.headdim_v).bytes);
+  return static_cast<size_t>(ForwardLayout(shape.rows, shape.block_k, shape.headdim, shape.headdim_v, shape.inputs).bytes);
 }
 
 static void forward_bf16(const ForwardTask& task) {
-  if (task.row_begin < task.row_end) Forward(task).run();
+  if (task.row_begin >= task.row_end) return;
+  if (has_options(task))
+    Forward<true>(task).run();
+  else
+    Forward<false>(task).run();
 }
 
 }  // namespace fattn::core::amx

@@ -8,6 +8,22 @@
 #include <immintrin.h>
 
 #include "backend/cpu/kernels.h"
+#ifdef FATTN_EMULATE_AMX
+#include "backend/cpu/amx_emulated.h"
+#endif
+
+// The tile instructions. The number of a tile is part of the instruction, hence macros.
+#ifdef FATTN_EMULATE_AMX
+#define FATTN_TILE_ZERO(tile) emulated_zero(tile)
+#define FATTN_TILE_LOAD(tile, from, stride) emulated_load(tile, from, stride)
+#define FATTN_TILE_STORE(tile, to, stride) emulated_store(tile, to, stride)
+#define FATTN_TILE_DOT(c, a, b) emulated_dot(c, a, b)
+#else
+#define FATTN_TILE_ZERO(tile) _tile_zero(tile)
+#define FATTN_TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
+#define FATTN_TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define FATTN_TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#endif
 
 namespace fattn::core::amx {
 
@@ -37,11 +53,16 @@ struct alignas(64) TileConfig {
 // Tiles are configured while an object of this type lives.
 class TileScope {
  public:
+#ifdef FATTN_EMULATE_AMX
+  TileScope() { emulated_configured = true; }
+  ~TileScope() { emulated_configured = false; }
+#else
   TileScope() {
     const TileConfig config;
     _tile_loadconfig(&config);
   }
   ~TileScope() { _tile_release(); }
+#endif
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
 };

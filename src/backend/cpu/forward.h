@@ -109,23 +109,6 @@ void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename O
   }
 }
 
-// Capped scores of products, in place; largest[w] = max(largest[w], them).
-template <int kVecs>
-__attribute__((noinline)) void cap_scores(const CappedScore& function, float* scores, int64_t n, F32* largest) {
-  F32 top[kVecs];
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
-  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) {
-    float* at = scores + (key * kVecs + w) * kLanes;
-    const F32 s = plus(function, shaped(function, load(at)), zero());
-    top[w] = max(top[w], s);
-    store(at, s);
-  }
-  FATTN_UNROLL
-  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
-}
-
 // largest[w] = max(largest[w], scores of the keys [begin, end)).
 template <int kVecs>
 FATTN_INLINE void take_largest(const float* scores, int64_t begin, int64_t end, F32* largest) {

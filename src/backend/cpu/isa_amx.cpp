@@ -9,6 +9,20 @@
 
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)  // clang before 16 has the second name
 
+// The options of scores, as the vector kernels have them.
+#define FATTN_ISA amx_vectors
+#include "backend/cpu/vec_avx512.h"
+//
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/rows.h"
+//
+#include "backend/cpu/operands.h"
+#include "backend/cpu/score.h"
+//
+#include "backend/cpu/score_inputs.h"
+//
+#include "backend/cpu/documents.h"
+//
 #include "backend/cpu/amx_backward.h"
 #include "backend/cpu/amx_forward.h"
 

@@ -52,6 +52,23 @@ FATTN_INLINE F32 with_term(F32 score, F32 scale, F32 term) {
 
 // Each of the following goes over the scores of a tile once, in place, and leaves in largest[w] the largest of what was there and they are.
 
+// score = softcap tanh(product ...), of products.
+template <int kVecs>
+__attribute__((noinline)) void cap_scores(const CappedScore& function, float* scores, int64_t n, F32* largest) {
+  F32 top[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) top[w] = largest[w];
+  for (int64_t key = 0; key < n; ++key) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    float* at = scores + (key * kVecs + w) * kLanes;
+    const F32 s = plus(function, shaped(function, load(at)), zero());
+    top[w] = max(top[w], s);
+    store(at, s);
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
+}
+
 // score = scale score - slope |row + shift - key|. Distances below 2^24 are exact.
 template <int kVecs>
 __attribute__((noinline)) void add_alibi(F32 scale, float slope, int64_t shift, const TilePlace& at, float* scores, F32* largest) {
