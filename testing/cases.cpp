@@ -85,7 +85,8 @@ std::string name_of(const Case& c) {
   if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
   if (c.documents != Documents::kNone)
     name << (c.documents == Documents::kSorted ? "-documents" : c.documents == Documents::kAny ? "-documents_any" : "-documents_long");
-  if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "") << (c.bias_lowest ? "_lowest" : "");
+  if (c.bias != Pairs::kNone) name << "-bias_" << name_of(c.bias) << (c.bias_fp32 ? "_fp32" : "");
+  if (c.low_bias != LowBias::kNone) name << (c.low_bias == LowBias::kLowest ? "_lowest" : "_billion");
   if (c.mask != Pairs::kNone) name << "-mask_" << name_of(c.mask) << (c.mask_blocks ? "_blocks" : "");
   if (c.p_dropout > 0) name << "-dropout" << c.p_dropout;
   if (c.softmax_scale) name << "-scale" << *c.softmax_scale;

@@ -47,6 +47,9 @@ enum class Pairs {
 
 enum class Alibi { kNone, kHeads, kBatchHeads };  // slopes of (nheads), of (batch, nheads)
 
+// A finite bias that is meant to hide, in a third of the bias and in whole rows of it: none; its dtype's lowest number; -1e9, of fp32 alone.
+enum class LowBias { kNone, kLowest, kBillion };
+
 // Ids of documents: none; runs of rows, as packed documents have them; any, of a few; long runs, of which some blocks of keys are one document's.
 enum class Documents { kNone, kSorted, kAny, kLong };
 
@@ -64,13 +67,13 @@ struct Case {
   Pairs bias = Pairs::kNone, mask = Pairs::kNone;  // some of the bias is -Inf; the mask hides all keys of one row
   bool mask_blocks = false;                        // or all, some or none of the pairs of 128 rows and 192 keys
   bool bias_fp32 = false;                          // else of dtype
-  bool bias_lowest = false;                        // a third of the bias, and whole rows of it, are its dtype's lowest finite number; not with varlen
+  LowBias low_bias = LowBias::kNone;               // not with varlen
   double p_dropout = 0;
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;
   Inputs inputs = Inputs::kNormal;
   bool want_lse = true;
-  bool dlse = false;     // backward with a gradient of lse; NaN in rows without keys
+  bool dlse = false;     // backward with a gradient of lse; NaN in rows that have none
   bool backward = true;  // false: forward only
   uint64_t seed = 1;
 

@@ -238,16 +238,52 @@ void add_pairs(Table& table) {
         Case c = shape(2, 130, 200, 4, 2, headdim);
         c.bias = pairs;
         c.bias_fp32 = fp32;
-        c.bias_lowest = true;
+        c.low_bias = LowBias::kLowest;
         table.add_both_masks(c);
         if (headdim == 256) continue;
         c = decoding(2, 700, 4, 2, headdim);
         c.bias = pairs;
         c.bias_fp32 = fp32;
-        c.bias_lowest = true;
+        c.low_bias = LowBias::kLowest;
         table.add(c);
       }
     }
+  // The same beside all else that scores depend on, and with a NaN in dlse, or in dout of the middle row, where rows have no gradient.
+  Case low = shape(1, 132, 200, 2, 1, 64);
+  low.bias = Pairs::kHeads;
+  low.bias_fp32 = true;
+  low.low_bias = LowBias::kLowest;
+  const auto add_low = [&](const auto& change) {
+    Case c = low;
+    change(c);
+    table.add(c);
+  };
+  add_low([](Case& c) { c.window_left = 60, c.window_right = 20; });
+  add_low([](Case& c) { c.alibi = Alibi::kHeads; });
+  add_low([](Case& c) { c.p_dropout = 0.2; });
+  add_low([](Case& c) { c.documents = Documents::kSorted; });
+  add_low([](Case& c) { c.mask = Pairs::kOne; });
+  add_low([](Case& c) { c.causal = true, c.window_left = 77, c.alibi = Alibi::kHeads, c.mask = Pairs::kKeys, c.p_dropout = 0.2; });
+  Case nan = low;
+  nan.dlse = true;
+  table.add_both_masks(nan);
+  nan.dlse = false;
+  nan.inputs = Inputs::kNanGradient;
+  table.add_both_masks(nan);
+  nan.bias_fp32 = false;
+  table.add(nan);
+  // -1e9, beside which float64 has digits left for scores: these are alike.
+  for (const int headdim : {64, 128}) {
+    Case c = shape(1, 132, 200, 2, 1, headdim);
+    c.bias = Pairs::kHeads;
+    c.bias_fp32 = true;
+    c.low_bias = LowBias::kBillion;
+    c.inputs = Inputs::kConstant;
+    table.add_both_masks(c);
+    c.seqlen_q = 2;
+    c.backward = false;
+    table.add(c);
+  }
   Case summed = shape(3, 64, 700, 6, 3, 32);  // several super-blocks of keys that add to one gradient, in one order
   summed.bias = Pairs::kOne;
   summed.bias_fp32 = true;

@@ -24,6 +24,7 @@ struct Expected {
   std::string name;
   Dense values;
   double allowed = 0;
+  double low_lse = kLowestLse;  // of lse: what is below passes for whatever is below kLowestLse
 };
 
 // The distance that counts: infinity where only one is finite. A tiny weight times Inf is Inf where the weight does not
@@ -33,17 +34,17 @@ double distance(double a, double b) {
   const double d = std::fabs(a - b);
   return std::isfinite(d) ? d : kInfinity;
 }
-// Of lse: -inf says that a row is empty, and nothing else passes for it. Where all of a row has a bias below -2^26, lse says only that: the lowest of
-// fp16 passes for it.
-constexpr double kLowestLse = -33554432, kLowOfHalf = -6e4;
-double lse_distance(double a, double b) {
+// Of lse: -inf says that a row is empty, and nothing else passes for it. Where all of a row has a bias that is meant to hide, lse says only that.
+double lse_distance(double a, double b, double low) {
   if (std::isnan(a) && std::isnan(b)) return 0;
-  if (std::isfinite(a) && std::isfinite(b) && a < kLowOfHalf && b < kLowestLse) return 0;
+  if (std::isfinite(a) && std::isfinite(b) && a < low && b < kLowestLse) return 0;
   return a == b ? 0 : std::isfinite(a) && std::isfinite(b) ? distance(a, b) : kInfinity;
 }
+// Algorithm standard has no lower scores in fp16 than -65504.
+double low_lse(DType dtype) { return dtype == DType::kF16 ? -6e4 : kLowestLse; }
 
 // Of an element of the tensor.
-double distance_in(const std::string& tensor, double a, double b) { return tensor == "lse" ? lse_distance(a, b) : distance(a, b); }
+double distance_in(const Expected& tensor, double a, double b) { return tensor.name == "lse" ? lse_distance(a, b, tensor.low_lse) : distance(a, b); }
 
 double largest_finite(const Dense& x, double below = kInfinity) {
   double largest = 0;
@@ -52,14 +53,17 @@ double largest_finite(const Dense& x, double below = kInfinity) {
   return largest;
 }
 
-Expected expected(const char* name, const Dense& oracle, const Dense& standard, double factor, DType dtype, double least_floor = 0) {
+Expected expected(const char* name, const Dense& oracle, const Dense& standard, double factor, DType dtype, double least_floor = 0,
+                  double low = kLowestLse) {
+  Expected wanted{name, oracle, 0, low};
   double yardstick = 0;  // of the finite elements: a bound must be a number
   for (size_t i = 0; i < oracle.size(); ++i) {
-    const double d = distance_in(name, standard[i], oracle[i]);
+    const double d = distance_in(wanted, standard[i], oracle[i]);
     if (std::isfinite(d)) yardstick = std::max(yardstick, d);
   }
-  const double largest = largest_finite(oracle, name == std::string("lse") ? -kLowestLse : kInfinity);
-  return {name, oracle, factor * yardstick + std::max(least_floor, ulp(dtype, largest))};
+  const double largest = largest_finite(oracle, wanted.name == "lse" ? -kLowestLse : kInfinity);
+  wanted.allowed = factor * yardstick + std::max(least_floor, ulp(dtype, largest));
+  return wanted;
 }
 
 std::string place_of(const Tensor& t, int64_t index) {
@@ -79,7 +83,7 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
   const Dense got = read(tensor);
   size_t bad = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    const double d = distance_in(wanted.name, got[i], wanted.values[i]);
+    const double d = distance_in(wanted, got[i], wanted.values[i]);
     verdict.error = std::max(verdict.error, d);
     if (d <= wanted.allowed) continue;
     if (bad++ == 0) verdict.first_bad = static_cast<int64_t>(i);
@@ -136,7 +140,7 @@ void put_rows(Dense& to, const Dense& from, int64_t begin, int64_t row) {
 std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
   const int64_t total = q.shape(0), nheads = q.shape(1), width = nheads * v.shape(2);
   std::vector<Expected> all{{"o", Dense(static_cast<size_t>(total * width), 0.0), 0},
-                            {"lse", Dense(static_cast<size_t>(total * nheads), -kInfinity), 0}};
+                            {"lse", Dense(static_cast<size_t>(total * nheads), -kInfinity), 0, low_lse(q.dtype())}};
   for (const OneSequence& one : sequences_of(scores)) {
     int64_t state[2];
     const std::vector<Expected> alone =
@@ -206,7 +210,8 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   // Weights that dropout leaves need not sum to 1: what fp32 makes of each stays in o.
   const double weights = options.p_dropout > 0 && lse_dtype == DType::kF32 ? 2 * ulp(DType::kF32, 1.0) * largest_finite(o) : 0;
   return {expected("o", o, standard.o, kForwardFactor, q.dtype(), weights),
-          expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())))};
+          expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())),
+                   low_lse(q.dtype()))};
 }
 
 // Of the backward pass: dq, dk, dv and, if it is there, dbias. The oracle is given the same o and lse as the pass that is judged.
@@ -321,10 +326,10 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   d.saved = make_forward(c);
   write(d.saved.o, d.forward[0].values);
   write(d.saved.lse, d.forward[1].values);
-  if (c.dlse) {  // of a row without keys it is never looked at
+  if (c.dlse) {  // in a row without a gradient it is never looked at
     Dense dlse = read(d.inputs.dlse);
     for (size_t i = 0; i < dlse.size(); ++i)
-      if (d.forward[1].values[i] == -kInfinity) dlse[i] = std::numeric_limits<double>::quiet_NaN();
+      if (d.forward[1].values[i] < kLowestLse) dlse[i] = std::numeric_limits<double>::quiet_NaN();
     write(d.inputs.dlse, dlse);
   }
   CaseGradients shapes = make_gradients(c);

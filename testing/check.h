@@ -10,7 +10,8 @@
 //     lse: one unit of a score, and in the 16-bit dtypes an eighth of a unit of a weight    dv: one unit of a score (and of lse), times sum p |dout|
 //     dq, dk: one unit of dP and one of rowsum(o dout) - dlse, times softmax_scale and sum p |k| or sum p |q|; dbias: times sum p
 // (With one key dP - rowsum(o dout) is exactly 0 in the oracle, and no order of summation can promise that in fp32.)
-// An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf; NaN passes nowhere else.
+// An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
+// passes nowhere else.
 #pragma once
 
 #include <cstdint>

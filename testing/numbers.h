@@ -11,6 +11,9 @@ namespace fattn::testing {
 // `x` rounded once to the format, to nearest even; beyond the largest finite number: infinity. NaN stays NaN.
 double round_to(DType dtype, double x);
 
+// Rows whose lse is lower have no gradient (docs/NUMERICS.md).
+inline constexpr double kLowestLse = -33554432;  // -2^25
+
 // One unit in the last place of the format at |x|; the smallest subnormal at 0.
 double ulp(DType dtype, double x);
 

@@ -121,10 +121,8 @@ void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
   }
 }
 
-constexpr double kLowestLse = -33554432;  // a row whose lse is lower has no gradient (docs/NUMERICS.md)
-
-// The largest of what is added to a row's scores: the rounding of a score is relative to that too. Not what swallows any score, without error.
-constexpr double kSwallows = 1e30;
+// The largest of what is added to a row's scores: the rounding of a score is relative to that too. Not what is so low that it swallows any score,
+// without error.
 double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible) {
   std::vector<double> terms(static_cast<size_t>(visible), 0);
   ModelShape exact = s;
@@ -132,7 +130,7 @@ double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
   add_terms_to_row(exact, b, h, i, first, terms);
   double largest = 0;
   for (double x : terms)
-    if (std::fabs(x) < kSwallows) largest = std::max(largest, std::fabs(x));
+    if (std::isfinite(x) && x > kLowestLse) largest = std::max(largest, std::fabs(x));
   return largest;
 }
 
@@ -299,7 +297,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           out.k_terms = std::max(out.k_terms, largest_of(k_sums));
           const double score_terms = std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns.data() + first, s.seqlen_k);
           out.score_terms = std::max({out.score_terms, score_terms, largest_addend(s, b, h, i, first, visible),
-                                      std::fabs(row_lse) < kSwallows ? std::fabs(static_cast<double>(row_lse)) : 0.0});
+                                      std::isfinite(row_lse) ? std::fabs(static_cast<double>(row_lse)) : 0.0});
           out.dp_terms = std::max({out.dp_terms, largest_terms(visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k),
                                    std::isfinite(delta_terms) ? static_cast<double>(delta_terms) : 0.0});
         }

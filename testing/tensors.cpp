@@ -130,9 +130,10 @@ Tensor place_pairs(std::vector<TensorBlock>& blocks, const Case& c, Pairs pairs,
   return blocks.emplace_back(dtype, c.batch * batch, guard, fill).place(0, {c.batch, c.nheads, c.seqlen_q, c.seqlen_k}, {batch, head, row, 1});
 }
 
-// The rows of a bias with bias_lowest, in the order of its elements, that are so whole.
-bool is_lowest_row(int64_t row) { return row % 5 == 1; }
-double lowest(DType dtype) {
+// The rows of a bias with low_bias, in the order of its elements, that are so whole.
+bool is_low_row(int64_t row) { return row % 5 == 1; }
+double low(LowBias kind, DType dtype) {
+  if (kind == LowBias::kBillion) return -1e9;
   const double digits = dtype == DType::kF16 ? 11 : dtype == DType::kBF16 ? 8 : 24;  // fp64 gets fp32's: beyond it a pair is as good as hidden
   return -(2 - std::exp2(1 - digits)) * std::exp2(dtype == DType::kF16 ? 15 : 127);
 }
@@ -201,8 +202,8 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     Dense bias = normal(c.seed, 6, s.bias.size(), 0, 1);
     for (size_t i = 0; i < bias.size(); ++i)
       if (numbers(7).uniform(i) < 0.05) bias[i] = -std::numeric_limits<double>::infinity();
-    for (size_t i = 0; i < bias.size() && c.bias_lowest; ++i)
-      if (numbers(14).uniform(i) < 0.33 || is_lowest_row(static_cast<int64_t>(i) / c.seqlen_k)) bias[i] = lowest(s.bias.dtype());
+    for (size_t i = 0; i < bias.size() && c.low_bias != LowBias::kNone; ++i)
+      if (numbers(14).uniform(i) < 0.33 || is_low_row(static_cast<int64_t>(i) / c.seqlen_k)) bias[i] = low(c.low_bias, s.bias.dtype());
     write(s.bias, bias);
   }
   if (c.mask != Pairs::kNone) {

@@ -23,6 +23,7 @@
 #include "jit_test.h"
 #include "shared/attention_params.h"
 #include "shared/dropout.h"
+#include "shared/lowest.h"
 #include "shared/mask.h"
 #include "shared/standard_params.h"
 #include "stub/cuda_stub.h"
@@ -140,11 +141,11 @@ void gradient(const void* argument) {
     const float lse = p.lse[place(p.lse_strides, batch, query, head)];
     float delta = 0;
     for (int d = 0; d < p.headdim_v; ++d) delta += o[d] * dout[d];
-    if (p.pairs.dlse && lse != -kInf)
+    if (p.pairs.dlse && !(lse < kLowestLse))
       delta -= p.pairs.dlse[batch * p.pairs.dlse_strides.batch + head * p.pairs.dlse_strides.head + query * p.pairs.dlse_strides.row];
     const float none = pairs.lost() ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (int j = 0; j < p.mask.seqlen_k; ++j) {
-      if (lse == -kInf || !pairs.sees(query, j)) {
+      if (lse < kLowestLse || !pairs.sees(query, j)) {
         dscores[j] = weights[j] = none;
         continue;
       }
@@ -191,7 +192,7 @@ void finish(const void* argument) {
     bool weighed = !kQueries || p.lse;
     const auto add = [&](int64_t query_head, int64_t query, int64_t key) {
       if (!Head(p.pairs, p.mask, batch, query_head).sees(query, key)) return;
-      if (p.lse && p.lse[place(p.lse_strides, batch, query, query_head)] == -kInf) return;
+      if (p.lse && p.lse[place(p.lse_strides, batch, query, query_head)] < kLowestLse) return;
       const float pair = static_cast<const float*>(p.matrix.data)[place(p.matrix.strides, batch, query, query_head) + key];
       weighed = weighed || !(pair == 0 && std::signbit(pair));
       const float* other = static_cast<const float*>(p.other) +

@@ -111,9 +111,9 @@ TEST(V3ForwardPlanSmall, SectionsAreBalancedAndFitIntoL2) {
   EXPECT_EQ(plan_of(256, 16, 1024, 8).heads_per_section, 33);
   EXPECT_EQ(plan_of(128, 8, 2048, 16).tiles_per_cta, 0);
   const V3ForwardPlan few = plan_of(128, 1, 16384, 16);
-  EXPECT_EQ(few.tiles_per_cta, 2);  // five heads fill L2
+  EXPECT_EQ(few.tiles_per_cta, 2);  // five heads fill L2, too few for turns
   EXPECT_EQ(few.grid, 16 * 86 / 2);
-  EXPECT_EQ(few.heads_per_section, 8);
+  EXPECT_EQ(few.heads_per_section, 8);                         // up to twice as many, for the balance
   EXPECT_EQ(plan_of(192, 1, 16384, 10).heads_per_section, 5);  // three at a time would leave a section of one head for the end
 }
 

@@ -159,7 +159,7 @@ struct Candidate {
   }
 };
 
-constexpr double kTurnSeconds = 0.2;  // of the fastest
+constexpr double kTurnSeconds = 0.2;  // how long a turn lasts
 
 // Forgets what was measured before. A turn is one launch, or as many as take `turn_seconds`, of which the second half counts: where a GPU is at its
 // limit of power its clock follows who runs for as long as that, and candidates that take turns launch by launch would share one clock.

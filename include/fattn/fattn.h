@@ -133,13 +133,15 @@ typedef struct fattn_problem {
   /* Inputs of both passes that may be absent. */
   fattn_tensor seqused_k;    /* (batch), I32: batch entry b has the keys [0, seqused_k[b]) only, 0 to seqlen_k, and its masks align with them */
   fattn_tensor alibi_slopes; /* (nheads) or (batch, nheads), F32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j */
-  fattn_tensor bias; /* (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores; -Inf hides the key as mask does */
-  fattn_tensor mask; /* the same shape, U8: a query sees the keys where it is not 0 */
+  /* (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores; -Inf hides the key as mask does. A row whose keys all have
+     a finite one that is meant to hide (-1e9; its lse is below -2^25) has no gradient, though its o depends on v. */
+  fattn_tensor bias;
+  fattn_tensor mask;          /* the same shape, U8: a query sees the keys where it is not 0 */
   fattn_tensor dropout_state; /* with p_dropout: (2), I64: seed and offset of the random numbers; the same give the same weights on every backend */
   fattn_tensor dbias; /* backward: optional output, bias's gradient, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype, summed
                          over every dimension of 1; it needs not bias's shape, and is there without bias too */
   fattn_tensor dlse;  /* backward: optional input, the gradient of lse, of lse's shape and dtype, any strides; absent: 0. Not looked at in rows
-                         that see no key */
+                         that have no gradient: they see no key, or their lse is below -2^25 */
   /* (batch + 1), I32: the first rows of the packed sequences, 0 first, ascending; rows behind the last one belong to none: they are as rows that see
      nothing, and keys that no query sees. Both or none. What they hold may change from call to call of a plan. */
   fattn_tensor cu_seqlens_q, cu_seqlens_k;

@@ -27,9 +27,11 @@ struct Options {
 
 // What a score depends on beside q and k; every tensor may be absent. fattn.h (fattn_problem) has their shapes.
 struct ScoreTensors {
-  Tensor seqused_k;      // (batch) of kI32: keys that each batch entry has
-  Tensor alibi_slopes;   // (nheads) or (batch, nheads) of kF32
-  Tensor bias;           // added to scores, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); -Inf hides
+  Tensor seqused_k;     // (batch) of kI32: keys that each batch entry has
+  Tensor alibi_slopes;  // (nheads) or (batch, nheads) of kF32
+  // Added to scores, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); -Inf hides. A row whose keys all have a finite one that is meant to hide (an
+  // lse below -2^25) has no gradient, though its o depends on v.
+  Tensor bias;
   Tensor mask;           // the same shape, kU8: 0 hides
   Tensor dropout_state;  // (2) of kI64: seed and offset; with Options::p_dropout
   // (batch + 1) of kI32: where each of the packed sequences begins; with Options::max_seqlen_q and max_seqlen_k. q is (total_q, nheads, headdim)

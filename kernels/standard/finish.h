@@ -57,11 +57,13 @@ class FinishRows {
       weighed = weighed || (kPair.dropout ? __float_as_uint(weight) != 0x80000000u : weight != 0);
       sum += weight * other(p, at.batch, at.head / p.group, key, column);
     }
-    const bool empty = p.lse ? lse_of(p, at.batch, at.head, at.index) == -kInfinity : !weighed;
+    const bool empty = p.lse ? lse_of(p, at.batch, at.head, at.index) < kLowestLse : !weighed;
     return empty ? 0.0f : sum;
   }
   __device__ static float column_of_key(const StandardFinishParams& p, const Place& at, int column) {
-    const int keys = EntryKeys<kPair>(p.pairs, p.mask, at.batch).count;
+    const EntryKeys<kPair> entry(p.pairs, p.mask, at.batch);
+    if (entry.lost) return __uint_as_float(0x7fffffffu);
+    const int keys = entry.count;
     const core::Mask32 mask = mask_of(p.mask, keys);
     float sum = 0;
     if (at.index >= keys) return sum;

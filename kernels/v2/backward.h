@@ -14,7 +14,7 @@
 // the second role in place of P^T.
 //
 // With features of pairs (kernels/pair.h) what goes to the second role is marked by its sign, which weights do not need: of a dropped pair it takes
-// nothing of dP^T, and of -0, a pair that bias or mask hides, nothing at all.
+// nothing of dP^T, and of -0, a pair that bias or mask hides or that is of a row without a gradient, nothing at all.
 //
 // Spec: Element; kLevel (75, 80); kHeaddim, kHeaddimV; kCausal; kWindow (kCausal is then false); kCapped; kAligned (16-byte copies); kDeterministic;
 // kTile (a BackwardTile); kPair, none if it is left out; kStaged: bias and mask of pairs come through shared memory (kernels/v2/term_tile.h), false
@@ -43,6 +43,7 @@
 #include "kernels/v2/workspace.h"
 #include "shared/attention_params.h"
 #include "shared/backward_layout.h"
+#include "shared/lowest.h"
 
 namespace fattn::v2 {
 
@@ -60,7 +61,7 @@ class Backward : BackwardScores<Spec> {
   using typename Place::Step, Place::after, Place::before, Place::seqlen_k, Place::blocks_end, Place::take_tile, Place::narrow;
   using Place::of_one_document, Place::nth_key_block, Place::at, Place::load_keys, Place::load_queries, Place::commit, Place::wait_for_loads;
   using Place::kAllThreads, Place::kRoleThreads, Place::weights_barrier, Place::role_barrier, Place::q_tile, Place::dout_tile, Place::ds_tile;
-  using Place::p_tile;
+  using Place::p_tile, Place::lse_rows;
   using Scores::hide, Scores::weights, Scores::pair_weights, Scores::copy, Scores::score_gradients, Scores::pair_score_gradients;
   using Scores::add_to_dbias;
   // clang-format on
@@ -164,10 +165,10 @@ class Backward : BackwardScores<Spec> {
       for (int i = 0; i < kKeyTiles; ++i) store.store(tile, 16 * i, row / 16 + j, bits[j][i]);
   }
 
-  // sum += A B for all queries of a block that an edge of the mask crosses and whose B holds Inf or NaN.
+  // sum += A B for all queries of a block that an edge of the mask crosses and whose B holds Inf or NaN. Rows without a gradient take no part.
   template <int kSpan, int kInner>
   __device__ void accumulate_careful(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
-                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, int first_query, float factor,
+                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, unsigned lse_at, int first_query, float factor,
                                      int head) const {
     if constexpr (kExchange)
       ptx::bar_sync(role_barrier(), kRoleThreads);
@@ -195,6 +196,7 @@ class Backward : BackwardScores<Spec> {
     [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
     [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
     add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor, [&](int i, int half, int query) {
+      if (ptx::ld_shared_f32(lse_at + 4 * query) < kLowestLse) return false;
       if constexpr (kWindow)
         if (16 * i + 8 * half < lead + query) return false;
       if constexpr (kPair.lengths || kHides) {
@@ -229,7 +231,7 @@ class Backward : BackwardScores<Spec> {
         multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
         if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
-        const unsigned lse_at = shared + kTile.lse_offset() + stage * kTile.row_bytes() + 4 * query;
+        const unsigned lse_at = lse_rows(stage) + 4 * query;
         if constexpr (kByDocument) {
           if (plain) {
             weights(s, lse_at, p_bits, sloped);
@@ -256,7 +258,7 @@ class Backward : BackwardScores<Spec> {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumnsV, kWidthV>(dv, p_bits[j], own_dout, dout_columns, row + 16 * j);  // dV += P^T dO
     }
     if (careful)
-      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, first_query, 1.0f, head);
+      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, lse_rows(stage), first_query, 1.0f, head);
     else if constexpr (kExchange)
       accumulate_others<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns);
   }
@@ -270,10 +272,10 @@ class Backward : BackwardScores<Spec> {
     const BlockAddress<kBlockM, kQueries, LaneOrder::kColumnMajor> p_read(lane, key_group * kKeys, member * kQueries);
     const FragmentStore<kBlockM, kQueries> ds_store(lane, key_group * kKeys, member * kQueries);
     const unsigned own_q = q_tile(stage) + 2 * member * kQueries * kWidth;
-    // An Inf or NaN in a row of Q makes its lse one, unless scores are capped.
-    const bool careful = (((kMasked || kPair.lengths) && masked) || kHides) &&
-                         (kCapped ? !ptx::vote_all(!share_nonfinite<Element>(q_tile(stage), kTile.q_bytes(), lane, 32))
-                                  : any_nonfinite(shared + kTile.lse_offset() + stage * kTile.row_bytes(), kBlockM, lane));
+    // An Inf or NaN in a row of Q makes its lse one, unless scores are capped, or biases in the place of all of them leave it low.
+    bool careful = ((kMasked || kPair.lengths) && masked) || kHides;
+    if (!kCapped) careful = careful && any_nonfinite(lse_rows(stage), kBlockM, lane, kPair.bias != 0 ? kLowestLse : -kInfinity);
+    if (kCapped || kPair.bias != 0) careful = careful && !ptx::vote_all(!share_nonfinite<Element>(q_tile(stage), kTile.q_bytes(), lane, 32));
 #pragma unroll 1
     for (int row = 0; row < kQueries; row += kChunk) {
       const int query = member * kQueries + row;
@@ -302,7 +304,7 @@ class Backward : BackwardScores<Spec> {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumns, kWidth>(dk, ds_bits[j], own_q, q_columns, row + 16 * j);  // dK += dS^T Q
     }
     if (careful)
-      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, first_query, 0.0f, head);
+      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, lse_rows(stage), first_query, 0.0f, head);
     else if constexpr (kExchange)
       accumulate_others<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns);
   }

@@ -232,6 +232,7 @@ struct BackwardPlace {
   __device__ unsigned ds_tile(int stage) const { return shared + kTile.ds_offset() + stage * kTile.ds_bytes(); }
   __device__ unsigned term_tile_at(int stage) const { return shared + kTile.shared_bytes() + stage * kTerms.bytes(); }
   __device__ unsigned p_tile() const { return shared + kTile.p_offset(); }
+  __device__ unsigned lse_rows(int stage) const { return shared + kTile.lse_offset() + stage * kTile.row_bytes(); }
 
   // `number`: which tile of keys, as take_tile() deals them.
   __device__ BackwardPlace(CallParams<kPair>& params, unsigned shared_address, int number) : p(params), shared(shared_address), number_(number) {}

@@ -113,7 +113,7 @@ struct BackwardScores : BackwardPlace<Spec> {
         }
       }
     };
-    // Score tiles j of 8 queries; may_hide: some of their pairs may be hidden.
+    // Score tiles j of 8 queries; may_hide: some of their pairs may be hidden. Those of a row without a gradient are marked likewise.
     const auto weigh = [&](auto may_hide, int j) {
       constexpr bool kMayHide = decltype(may_hide)::value != 0;
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
@@ -139,7 +139,7 @@ struct BackwardScores : BackwardPlace<Spec> {
               } else {
                 term = terms.natural(query_here, key_here);
               }
-              if (kMayHide && term == -kInfinity) marks |= 0x8000u << 16 * e;
+              if (kMayHide && (term == -kInfinity || lse_log2[e] == kInfinity)) marks |= 0x8000u << 16 * e;
               if constexpr (kPair.alibi) term = fmaf(slope, fabsf(distance + step), term);
               w[e] = ptx::ex2(fmaf(fmaf(score, scale, term), kLog2e, -lse_log2[e]));
             } else if constexpr (kPair.alibi && Spec::kCausal) {  // no key that is seen is behind its query

@@ -2,6 +2,7 @@
 // The operand is multiplied with 0 in place of Inf and NaN; those are then added to what sees them. Seldom used, so small rather than fast.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
@@ -13,11 +14,14 @@ namespace fattn::v2 {
 
 __device__ __forceinline__ bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Whether one of `count` floats in shared memory is Inf or NaN; all lanes of a warp together.
-__device__ __forceinline__ bool any_nonfinite(unsigned address, int count, int lane) {
+// Whether one of `count` floats in shared memory is Inf or NaN, or below `least`; all lanes of a warp together.
+__device__ __forceinline__ bool any_nonfinite(unsigned address, int count, int lane, float least = -kInfinity) {
   bool good = true;
 #pragma unroll 1
-  for (int i = lane; i < count; i += 32) good = good && finite(ptx::ld_shared_f32(address + 4 * i));
+  for (int i = lane; i < count; i += 32) {
+    const float x = ptx::ld_shared_f32(address + 4 * i);
+    good = good && finite(x) && x >= least;
+  }
   return !ptx::vote_all(good);
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/warp.h"
+#include "shared/lowest.h"
 #include "shared/term_tile.h"
 
 namespace fattn::v2 {
@@ -163,7 +164,8 @@ struct TransposedTermReader {
       for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4_trans(pairs[i], bias_at + 8 * j * bias_pitch + i * 32);
     }
   }
-  // Whether that tells more cheaply than pair by pair that next() has read nothing that hides: there is a 16-bit bias alone.
+  // Whether that tells more cheaply than pair by pair that next() has read nothing that hides, or is so low that its row may have no gradient: there
+  // is a 16-bit bias alone.
   static constexpr bool kTells = kTile.bias_bytes == 2 && !kTile.mask && !kPair.documents;
   // All lanes of a warp together.
   __device__ __forceinline__ bool hides() const {
@@ -172,7 +174,8 @@ struct TransposedTermReader {
     for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) least = ptx::min2<Element>(least, pairs[i][e]);
-    return !ptx::vote_all(ptx::low_float<Element>(least) != -kInfinity && ptx::high_float<Element>(least) != -kInfinity);
+    constexpr float kLow = kLowestLse / 2;  // the rest may be the score
+    return !ptx::vote_all(ptx::low_float<Element>(least) > kLow && ptx::high_float<Element>(least) > kLow);
   }
   // Of key lane / 4 + 8 half and query 2 (lane % 4) + e of score tile (i, j), without ALiBi; -Inf hides the pair.
   __device__ __forceinline__ float term(int i, int half, int j, int e) const {

@@ -76,6 +76,8 @@ struct HeadPairs {
     }
   }
 
+  // A row without a gradient.
+  __device__ __forceinline__ bool empty(int row) const { return lse_log2[row] == kInfinity; }
   __device__ __forceinline__ float score(int row, int key, int lane) const {
     float score[1] = {dot(q, row, k, key, columns, lane)};
     Score::apply(score, call);
@@ -187,7 +189,7 @@ __device__ __forceinline__ void keys_again(const BackwardCall& p, TilePlace tile
       const Pairs pairs(p, tile.entry<kPacked>(), head, keys);
 #pragma unroll 1
       for (int row = seen_from; row < row_end<Mask>(p.call, keys, key) && !gradient.lost(columns, lane); ++row) {
-        if (!pairs.sees(row, key)) continue;
+        if (pairs.empty(row) || !pairs.sees(row, key)) continue;
         if constexpr (kIsDk)
           gradient.add(pairs.gradient(row, key, lane), pairs.q, row, columns, lane);
         else

@@ -179,7 +179,7 @@ struct DbiasSums {
   using Mask = typename Spec::Mask;
   static constexpr bool kMask = kPairOf<Spec>.mask, kF32 = kPairOf<Spec>.bias == 2;
   static_assert(kPairOf<Spec>.bias != 0);
-  static constexpr float kHidden = -0.0f;  // in place of a weight: dS is 0 whatever dP is
+  static constexpr float kHidden = -0.0f;  // in place of a weight, of rows without a gradient too: dS is 0 whatever dP is
 
   const BackwardCall& p;
   const unsigned shared;
@@ -273,10 +273,10 @@ struct DbiasSums {
       const float2 l = ptx::ld_shared_f32x2(lse + static_cast<unsigned>(32 * step));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float of = bias[kBlock][4 * step + e];
+        const float of = bias[kBlock][4 * step + e], its_lse = e % 2 == 0 ? l.x : l.y;
         float& x = s[4 * step + e];
-        x = ptx::ex2(__fmaf_rn(x, scale, of - (e % 2 == 0 ? l.x : l.y)));
-        if (of == -kInfinity) x = kHidden;
+        x = ptx::ex2(__fmaf_rn(x, scale, of - its_lse));
+        if (of == -kInfinity || its_lse == kInfinity) x = kHidden;
       }
     }
     if (hides<Mask>(p, Keys<false>{}, key(), row)) for_each_hidden<Mask>(p, Keys<false>{}, key(), row, [&](int i) { s[i] = kHidden; });

@@ -1,8 +1,8 @@
 // Backward on Hopper, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides, of the heads that the main kernel has
 // not converted itself (v3/backward_ring.h).
 //
-// A CTA takes one block of queries of one head; if the main kernel met Inf or NaN, it looks through some of what that has converted, too. An empty
-// row (lse = -inf) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
+// A CTA takes one block of queries of one head; if the main kernel met Inf or NaN, it looks through some of what that has converted, too. A row
+// without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
 // Spec: Element, Mask, Score, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
 #pragma once
 

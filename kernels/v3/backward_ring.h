@@ -111,7 +111,7 @@ struct EarlierHead {
 #pragma unroll
     for (int i = 0; i < 4; ++i) zero = fmaf(x[i].x, 0.0f, fmaf(x[i].y, 0.0f, fmaf(x[i].z, 0.0f, fmaf(x[i].w, 0.0f, zero))));
     if (!(zero == 0.0f)) [[unlikely]]
-      p.work.finished[0] = 1;  // the last kernel looks for empty rows, and for those that hidden keys have spoilt
+      p.work.finished[0] = 1;  // the last kernel looks for rows without a gradient, and for those that hidden keys have spoilt
     const float factor = gradient_factor<kPairOf<Spec>>(p.call, true);
     const int first_row = row + in_block_row();
     const bool exists = 32 * part + own_column() < p.work.columns;

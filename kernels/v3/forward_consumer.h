@@ -86,7 +86,7 @@ struct Consumer {
   DropoutBits bits;   // of the block whose weights are computed
   Terms terms;        // likewise
   Visible visible;    // likewise
-  bool seen = false;  // with kStaged: each of the warp's rows has a reference
+  bool seen = false;  // with kStaged: each of the warp's rows has seen a key whose score is not that of a bias meant to hide (shared/lowest.h)
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots. Three warpgroups
   // with blocks of 128 keys have none left beside a mask.

@@ -88,7 +88,7 @@ def attention(
             On the CPU a length outside of [0, seqlen_k] is an error, on a GPU it gives NaN, unless `fattn.set_check("sync")`.
         alibi_slopes: (nheads) or (batch, nheads): adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
         bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key. Its gradient
-            has its shape.
+            has its shape. A row whose keys all have a finite one that is meant to hide (an lse below -2^25) has no gradient, though its o depends on v.
         mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p. There is no training mode: 0 is none.
         dropout_state: (2), int64, on q's device: seed and offset of the random numbers, from which dropout follows on every backend. None: from torch's

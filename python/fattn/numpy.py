@@ -149,6 +149,7 @@ def forward(
         seqused_k: (batch), int32 or int64: batch entry b has the keys [0, seqused_k[b]) only, and causal masks, windows and ALiBi align with the last of them.
         alibi_slopes: (nheads) or (batch, nheads), float32: adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j (Press et al. 2022).
         bias: what broadcasts to (batch, nheads, seqlen_q, seqlen_k) in every layout, in float32 or q's dtype: added to scores; -inf hides the key.
+            A row whose keys all have a finite one that is meant to hide (an lse below -2^25) has no gradient, though its o depends on v.
         mask: the same shapes, bool or uint8: a query sees the keys where it is not 0.
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p.
         dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.

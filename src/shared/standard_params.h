@@ -50,7 +50,7 @@ struct StandardFinishParamsWith {
   PairMatrix matrix;  // weights or dS
   const void* other;  // what it is multiplied with
   StandardStrides other_strides;
-  const float* lse;  // backward: rows of -inf take no part; forward: null
+  const float* lse;  // backward: rows without a gradient (shared/lowest.h) take no part; forward: null
   StandardStrides lse_strides;
 
   long long rows;  // batch * heads * seqlen

@@ -250,15 +250,19 @@ __attribute__((noinline)) void gradients_of_block(const BackwardTask& task, cons
     softmax_gradient_of(CappedScore(magnitude, task.softcap), Flag<false>{});
 }
 
-// The three products of a block with pairs that a mask hides where an operand holds an Inf or NaN: pairs that the mask hides
-// must not meet it. Rare, hence scalar.
+// Of lse in a tile, where rows without a gradient and lanes beyond the tensor have +inf, so that P is 0.
+FATTN_INLINE bool has_gradient(float lse) { return lse != __builtin_inff(); }
+
+// The three products of a block with pairs that a mask hides, or with rows that have no gradient, where an operand holds an Inf or NaN, which these
+// must not meet. Rare, hence scalar.
 template <class T, class Element>
 void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, const BlockMask& mask,
-                        int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
+                        const float* lse, int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
   const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
   for (int64_t key = 0; key < at.keys; ++key)
     for (int64_t row = 0; row < at.rows; ++row) {
-      if (key < mask.first_seen + row || key >= mask.first_hidden + row || is_hidden<T>(task.inputs, head, at.row + row, at.key + key)) continue;
+      if (!has_gradient(lse[row]) || key < mask.first_seen + row || key >= mask.first_hidden + row) continue;
+      if (is_hidden<T>(task.inputs, head, at.row + row, at.key + key)) continue;
       const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
       for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
       for (int64_t d = 0; d < task.headdim; ++d) {
@@ -268,12 +272,12 @@ void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, con
     }
 }
 
-// The gradient of hidden pairs is 0 whatever the inputs hold. Rare, hence scalar.
+// The gradient of hidden pairs, and in rows without one, is 0 whatever the inputs hold. Rare, hence scalar.
 template <class T>
-void clear_hidden(const ScoreInputs& in, int64_t head, const TilePlace& at, float* gradient) {
+void clear_hidden(const ScoreInputs& in, const float* lse, int64_t head, const TilePlace& at, float* gradient) {
   for (int64_t key = 0; key < at.keys; ++key)
     for (int64_t row = 0; row < at.rows; ++row)
-      if (is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
+      if (!has_gradient(lse[row]) || is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
 }
 
 template <class T, class Ops>
@@ -346,12 +350,13 @@ void backward_task(const BackwardTask& task) {
       pack_columns(Ops{}, q, task.q_stride, rows, task.headdim, scratch.q_columns);
       pack_columns(Ops{}, dout, task.dout_stride, rows, task.headdim_v, scratch.dout_columns);
       for (int64_t i = 0; i < static_cast<int64_t>(task.headdim) * kTile; i += kLanes) store(scratch.dq + i, zero());
-      // Rows without a gradient and lanes beyond the tensor get lse = +inf, so that P is 0.
       float lse[kTile], delta[kTile];
+      bool some_without = false;  // a gradient
       for (int64_t i = 0; i < kTile; ++i) {
         const float l = i < rows ? task.lse[head * task.lse_head_stride + (row0 + i) * task.lse_stride] : minus_infinity();
         lse[i] = l < kLowestLse ? __builtin_inff() : l;
         delta[i] = i < rows ? task.delta[head * task.delta_head_stride + (row0 + i) * task.delta_stride] : 0.0f;
+        some_without = some_without || (i < rows && !has_gradient(lse[i]));
       }
 
       int nonfinite = -1;
@@ -420,7 +425,7 @@ void backward_task(const BackwardTask& task) {
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
         const bool hidden = in.bias || visible == Seen::kSome || mixed, masked = mask.whole_begin > 0 || mask.whole_end < keys || hidden;
-        const bool element_wise = masked && (rows_nonfinite() || keys_nonfinite(key0, keys));
+        const bool element_wise = (masked || some_without) && (rows_nonfinite() || keys_nonfinite(key0, keys));
 
         const bool terms = capped && (added || hidden);
         float* const scores = terms ? scratch.terms : scratch.s;  // or what is added to them
@@ -435,14 +440,14 @@ void backward_task(const BackwardTask& task) {
 
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        if (element_wise && task.has_dbias) clear_hidden<T>(in, head, at, keeps ? scratch.score_gradient : scratch.ds);
+        if (element_wise && task.has_dbias) clear_hidden<T>(in, lse, head, at, keeps ? scratch.score_gradient : scratch.ds);
         if (task.has_dbias) {
           pass_over(row0, row0 + rows, dbias_end, key0);
           dbias.template add<kTileVecs>(bias_gradient, at);
           dbias_end = key0 + keys;
         }
         if (element_wise) {
-          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, head, at, scratch.dq, dk, dv);
+          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, lse, head, at, scratch.dq, dk, dv);
           continue;
         }
         const int64_t p_stride = elements<Ops>(kTile) * 4;
@@ -462,7 +467,7 @@ void backward_task(const BackwardTask& task) {
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
-        if (lse[row] == __builtin_inff()) return;  // an empty row: 0 * -inf, where k holds -inf, is NaN
+        if (!has_gradient(lse[row])) return;  // 0 * -inf, where k holds -inf, is NaN
         float* at = dq + row * task.dq_stride + d;
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });

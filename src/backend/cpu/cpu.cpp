@@ -352,8 +352,8 @@ void decode(const Call& call) {
   if (p.packed) finish_packed_rows(call);
 }
 
-// Of the rows [begin, end) of (dense) batch entry n. An empty row has no gradient, whatever dlse says: its P is 0, and 0 times a NaN of dlse would be
-// NaN.
+// Of the rows [begin, end) of (dense) batch entry n. A row without a gradient has none whatever dlse says: its P is 0, and 0 times a NaN of dlse
+// would be NaN.
 void subtract_dlse(const Call& call, int64_t n, int64_t h, int64_t begin, int64_t end, float* delta) {
   const Problem& p = call.p;
   const auto* dlse = static_cast<const float*>(call.b.dlse) + n * p.dlse.batch + h * p.dlse.head;

@@ -30,7 +30,8 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 // and at seqlen 1024, 8192 of 96 498 610 (2 x 128: 485 605); causal, found by tune_v3_forward, seqlen 512 to 16384: 298 371 521 556 573 552 (2 x 128:
 // 265 372 477 501 528 475); 192 665 794 (2 x 96: 622 785), causal 461 650 (2 x 96: 418 661); 192 with 128 610 811, causal 412 750.
 //   Long ones at the limit of power, 2026-11-26, turns of 0.2 s (docs/results/h200-v3-forward-tune.json), causal: 64, seqlen 8192 and 16384, 535
-// 564 and 3 x 128 504 530; 128, seqlen 16384, 692 and 2 x 128 663, which at 8192 is ahead, 647 and below 612.
+// 564 and 3 x 128 504 530; 128, seqlen 16384, 692 and 2 x 128 663 (in the suite, whose calls are apart, 0.99 of 2 x 128), which at 8192 is ahead, 647
+// and below 612.
 //   Windows of 1024 keys, causal, 2026-11-22 as above, seqlen 16384, against what there was before (head after head; now side by side):
 //   64   4 x 64, skipping, 6 + 6 stages 457, 8 + 8 454, 4 + 4 450; 3 x 64 413; in turns 3 x 128 396
 //   96   3 x 64, skipping 531, with one buffer of queries and 6 + 5 stages 500; in turns 2 x 128 446

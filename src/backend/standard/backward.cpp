@@ -6,7 +6,7 @@
 namespace fattn::core {
 namespace {
 
-// delta = rowsum(o dout) - dlse; of an empty row, which has no gradient, dlse (null: absent) is not looked at.
+// delta = rowsum(o dout) - dlse; of a row without a gradient dlse (null: absent) is not looked at.
 template <class E>
 void delta_rows(const Problem& p, const E* o, Matrix dout, const float* lse, const float* dlse, int64_t rows, float* line, float* delta) {
   for (int64_t r = 0; r < rows; ++r) {
