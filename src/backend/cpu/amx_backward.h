@@ -173,7 +173,7 @@ class Backward {
     const float* delta = t_.delta + head_ * t_.delta_head_stride + row_ * t_.delta_stride;
     for (int64_t i = 0; i < kBackwardRows; ++i) {
       const bool empty = i >= rows_ || lse[i * t_.lse_stride] < kLowestLse;
-      lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * (kOptions ? 1.0f : kLog2E * kFixed);
+      lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * kLog2E * kFixed;
       delta_[i] = empty ? 0.0f : delta[i * t_.delta_stride];
       begin_[i] = empty ? 0 : static_cast<int32_t>(min_of(first_key(row_ + i), t_.key_end) - t_.key_begin);
       visible_[i] = empty ? 0 : static_cast<int32_t>(max_of(begin_[i], limit(row_ + i) - t_.key_begin));
@@ -278,6 +278,15 @@ class Backward {
     }
   }
 
+  // Fetches what options read and write of the square of rows after square r, in the next panel after the last one.
+  void prefetch_inputs(int64_t keys, int64_t r) const {
+    const bool below = (r + 1) * kSide < rows_;
+    const int64_t row = below ? r + 1 : 0, key = t_.key_begin + (keys + (below ? 0 : at_.panel)) * kSide;
+    const vec::TilePlace next{row_ + row * kSide, min_of(kSide, rows_ - row * kSide), key, min_of(kSide, t_.key_end - key)};
+    if (vec::has_pairs(t_.inputs)) vec::prefetch_terms<vec::bf16>(t_.inputs, head_, next, 0, 1);
+    if (t_.has_dbias) bias_gradient().prefetch(next, 0, 1);
+  }
+
   // P and dS of square `keys` of the task's keys (`c` of the panel) and square r of the rows, and the bias's gradient. False if a mask or documents
   // hide all of it. `whole`: all rows see all keys, as far as their places go.
   bool compute_square(int64_t keys, int64_t c, int64_t r, bool whole, bool element_wise) {
@@ -295,7 +304,9 @@ class Backward {
         if (!vec::may_meet(of_rows, of_keys)) return false;
         with.mixed = !vec::are_one(of_rows, of_keys);
       }
+      with.whole = whole;
       with.element_wise = element_wise;
+      prefetch_inputs(keys, r);
     }
     multiply_square(tile(at_.k, keys * 2 * at_.depth), tile(at_.q, r * 2 * at_.depth), at_.depth, tile(at_.s, 0));
     multiply_square(tile(at_.v, keys * 2 * at_.depth_v), tile(at_.dout, r * 2 * at_.depth_v), at_.depth_v, tile(at_.dp, 0));
@@ -391,8 +402,10 @@ class Backward {
                                 _mm512_sub_epi32(_mm512_load_si512(visible_ + r * kSide + 16), skipped)};
     for (int row = 0; row < 16; ++row) {
       __m512i rounded[2][2];  // dS of the keys row, row + 16 and of the two halves of the rows
+#pragma GCC unroll 2
       for (int key = 0; key < 2; ++key) {
         __m512 w[2];
+#pragma GCC unroll 2
         for (int q = 0; q < 2; ++q) {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 u = _mm512_fmsub_ps(_mm512_load_ps(s + at), scale, lse[q]);
@@ -415,8 +428,13 @@ class Backward {
 
   // What options make of a square beside products.
   struct SquareOptions {
+    bool whole;          // all rows see all keys, as far as their places go
     bool masked, mixed;  // pairs are hidden by the mask, by documents
     bool element_wise;   // pairs are looked at one by one afterwards
+  };
+  template <bool kValue>
+  struct Flag {
+    static constexpr bool value = kValue;
   };
   float* terms() const { return values(at_.terms, 0); }         // [32 keys][32 rows]: what is added to capped scores
   float* gradients() const { return values(at_.gradient, 0); }  // likewise, of whole scores
@@ -437,10 +455,18 @@ class Backward {
       dropout_key_ = at.key / kDropoutBlock;
       vec::make_dropout_words<2>(t_.inputs, head_, {at.row, at.rows, dropout_key_ * kDropoutBlock, kDropoutBlock}, dropout_words());
     }
+    const bool counts = !with.whole || with.masked || with.mixed || t_.inputs.bias;
+    const auto weigh = [&](auto capped, auto drops, auto keeps) __attribute__((always_inline)) {
+      counts ? weigh_square_with<capped.value, drops.value, true, keeps.value>(keys, c, r, with, apart)
+             : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, with, apart);
+    };
+    const auto weigh_as = [&](auto capped, auto keeps) __attribute__((always_inline)) {
+      options_.drops ? weigh(capped, Flag<true>{}, keeps) : weigh(capped, Flag<false>{}, keeps);
+    };
     if (options_.capped)
-      options_.drops ? weigh_square_with<true, true>(keys, c, r, with, apart) : weigh_square_with<true, false>(keys, c, r, with, apart);
+      t_.has_dbias ? weigh_as(Flag<true>{}, Flag<true>{}) : weigh_as(Flag<true>{}, Flag<false>{});
     else
-      options_.drops ? weigh_square_with<false, true>(keys, c, r, with, apart) : weigh_square_with<false, false>(keys, c, r, with, apart);
+      t_.has_dbias ? weigh_as(Flag<false>{}, Flag<true>{}) : weigh_as(Flag<false>{}, Flag<false>{});
     if (!t_.has_dbias) return;
     if (with.element_wise)
       for (int64_t key = 0; key < at.keys; ++key)
@@ -449,13 +475,14 @@ class Backward {
     bias_gradient().template add<2>(gradients(), at);
   }
 
-  // As weigh_square, with the score's functions of the vector kernels.
-  template <bool kCapped, bool kDrops>
+  // As weigh_square, with the score's functions of the vector kernels. kCounts: not all pairs count, kKeeps: the gradient of whole scores is wanted.
+  template <bool kCapped, bool kDrops, bool kCounts, bool kKeeps>
   __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const SquareOptions& with, bool apart) {
-    const float *s = values(at_.s, 0), *dp = values(at_.dp, 0);
+    const float *s = values(at_.s, 0), *dp = values(at_.dp, 0), *added = apart ? terms() : nullptr;
+    float* const to_gradient = gradients();
     char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
     const vec::CappedScore cap(static_cast<double>(options_.scale), kCapped ? t_.softcap : 1.0f);
-    const __m512 left = _mm512_set1_ps(options_.left()), to_fixed = _mm512_set1_ps(kLog2E * kFixed);
+    const __m512 scale = _mm512_set1_ps((kCapped ? t_.softcap : options_.left()) * kLog2E * kFixed), of_term = _mm512_set1_ps(kLog2E * kFixed);
     const __m512 drop_scale = _mm512_set1_ps(t_.inputs.dropout_scale);
     const __m512 hidden = _mm512_set1_ps(with.element_wise ? __builtin_nanf("") : kMinusInfinity);
     const __m512i half = _mm512_set1_epi32(0x8000);
@@ -468,31 +495,41 @@ class Backward {
       const __m512i begin = _mm512_load_si512(begin_ + row);
       seen[q] = SeenKeys{begin, _mm512_sub_epi32(_mm512_load_si512(visible_ + row), begin)}.further(keys * kSide);
     }
+    // Of the square's first key, in its block of random numbers. A block has four words of a row.
+    const int64_t of_block = kDrops ? (t_.key_begin + keys * kSide) % kDropoutBlock : 0;
+    const uint32_t* words = dropout_words();
     for (int row = 0; row < 16; ++row) {
       __m512i rounded[2][2];  // dS of the keys row, row + 16 and of the two halves of the rows
+#pragma GCC unroll 2
       for (int key = 0; key < 2; ++key) {
         __m512 w[2];
+#pragma GCC unroll 2
         for (int q = 0; q < 2; ++q) {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 x = _mm512_load_ps(s + at), t = kCapped ? vec::shaped(cap, x) : x;
-          const __m512 term = kCapped && apart ? _mm512_load_ps(terms() + at) : _mm512_setzero_ps();
-          const __m512 score = kCapped ? vec::plus(cap, t, term) : _mm512_mul_ps(x, left);
-          const __m512 u = _mm512_mul_ps(_mm512_sub_ps(score, lse[q]), to_fixed);
+          const __m512 term = kCapped && added ? _mm512_load_ps(added + at) : _mm512_setzero_ps();
+          __m512 u = _mm512_fmsub_ps(t, scale, lse[q]);
+          if (kCapped && added) u = _mm512_fmadd_ps(term, of_term, u);
           w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
           __m512 of_weight = _mm512_load_ps(dp + at), kept = w[q];
           if (kDrops) {
-            const int64_t of_block = t_.key_begin + keys * kSide + key * 16 + row - dropout_key_ * kDropoutBlock;
-            const __m512i word = _mm512_loadu_si512(dropout_words() + vec::dropout_word(0, of_block) * kSide + q * 16);
-            const __mmask16 stays = _mm512_test_epi32_mask(word, _mm512_set1_epi32(static_cast<int>(1u << dropout_bit(0, of_block))));
+            const int64_t of_key = of_block + key * 16 + row;
+            const __m512i word = _mm512_load_si512(words + vec::dropout_word(0, of_key) * kSide + q * 16);
+            const __mmask16 stays = _mm512_test_epi32_mask(word, _mm512_set1_epi32(static_cast<int>(1u << dropout_bit(0, of_key))));
             of_weight = _mm512_maskz_mul_ps(stays, of_weight, drop_scale);
             kept = _mm512_maskz_mul_ps(stays, kept, drop_scale);
           }
-          const __mmask16 counts =
-              static_cast<__mmask16>(seen[q].sees(key * 16 + row) & ~_mm512_cmp_ps_mask(kCapped && apart ? term : t, hidden, _CMP_EQ_OQ));
-          const __m512 of_score = _mm512_mul_ps(w[q], _mm512_sub_ps(of_weight, delta[q]));
-          if (t_.has_dbias) _mm512_store_ps(gradients() + at, _mm512_maskz_mov_ps(counts, of_score));
-          const __m512 of_product = _mm512_maskz_mov_ps(counts, kCapped ? vec::through(cap, t, of_score) : of_score);
-          w[q] = _mm512_maskz_mov_ps(counts, kept);
+          __m512 of_score = _mm512_mul_ps(w[q], _mm512_sub_ps(of_weight, delta[q]));
+          __m512 of_product = kCapped ? vec::through(cap, t, of_score) : of_score;
+          if (kCounts) {
+            const __mmask16 hides = _mm512_cmp_ps_mask(kCapped && added ? term : t, hidden, _CMP_EQ_OQ);
+            const auto counts = static_cast<__mmask16>(seen[q].sees(key * 16 + row) & ~hides);
+            of_score = _mm512_maskz_mov_ps(counts, of_score);
+            of_product = _mm512_maskz_mov_ps(counts, of_product);
+            kept = _mm512_maskz_mov_ps(counts, kept);
+          }
+          if (kKeeps) _mm512_store_ps(to_gradient + at, of_score);
+          w[q] = kept;
           rounded[key][q] = _mm512_add_epi32(_mm512_castps_si512(of_product), half);
         }
         store_row(p + key * kTileBytes, row, pair_bf16(w[0], w[1]));
@@ -574,7 +611,7 @@ class Backward {
   // Of the block of rows at hand:
   int64_t head_ = 0, row_ = 0, rows_ = 0;
   bool finite_rows_ = true;
-  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units; with options as it is
+  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units
   alignas(64) float delta_[kBackwardRows];
   alignas(64) int32_t begin_[kBackwardRows];  // of the task's keys a row sees [begin_, visible_)
   alignas(64) int32_t visible_[kBackwardRows];

@@ -506,14 +506,14 @@ class Forward {
   }
 
   // Raises the maximum of a tile if the step's scores exceed it by much, and rescales what was summed so far: all earlier
-  // products must be in memory, so they are finished first. `largest`: of kWhole.
+  // products must be in memory, so they are finished first. known: `largest` has the largest scores already.
   template <Softmax kind>
-  void raise_max(const Step& step, __m512 largest, ProductStream& product) {
+  void raise_max(const Step& step, bool known, __m512 largest, ProductStream& product) {
     const int64_t tile = step.tile;
     const __m512 none = _mm512_set1_ps(kMinusInfinity), old = _mm512_load_ps(max(tile));
     const float to_log2 = kind == Softmax::kWhole ? exponent_ : 1.0f / kFixed;
     const float lazy = kind == Softmax::kWhole ? lazy_score() : kLazy;
-    const __m512 block = kind == Softmax::kWhole ? largest : _mm512_mul_ps(largest_of(step), fixed_scale_);
+    const __m512 block = kind == Softmax::kWhole ? largest : _mm512_mul_ps(known ? largest : largest_of(step), fixed_scale_);
     if (!_mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(lazy)), _CMP_GT_OQ)) return;
     product.finish();
     const __m512 raised = _mm512_max_ps(block, old);
@@ -546,6 +546,7 @@ class Forward {
   template <Softmax kind, bool masked, bool drops>
   FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const SeenKeys& seen, const __m512i (&words)[4],
                                    __m512& sum0, __m512& sum1) {
+#pragma GCC unroll 4
     for (int r = begin; r < begin + 4; ++r) {
       __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift), b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift);
       if (masked) {
@@ -589,12 +590,16 @@ class Forward {
     const int64_t tile = step.tile;
     product.start();
     __m512 largest = _mm512_setzero_ps();
+    bool known = false;
     if constexpr (kOptions) {
       if (options_.reshapes() || drops) product.finish();  // which AMX goes on with meanwhile
-      if (options_.reshapes()) largest = reshape(step);
+      if (options_.reshapes()) {
+        largest = reshape(step);
+        known = whole_begin(step) == 0 && whole_end(step) == step.units * kUnit;
+      }
       if (drops) vec::make_dropout_words<1>(t_.inputs, 0, place_of(tile, step.key, step.unit, step.unit + step.units), dropout_words());
     }
-    if (kind != Softmax::kBounded) raise_max<kind>(step, largest, product);
+    if (kind != Softmax::kBounded) raise_max<kind>(step, known, largest, product);
     const float* s = reinterpret_cast<const float*>(scores(step.parity));
     char* p = weights(step.parity);
     __m512 shift = _mm512_load_ps(max(tile));
