@@ -97,8 +97,9 @@ cublasLtHandle cublaslt_handle(CudaDevice& device) {
   if (!handle) {
     const cublasStatus status = cublaslt().create(&handle);
     if (status == kCublasNotInitialized)
-      throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor,
-                                                " does not start on the device: its CUDA runtime and the driver do not go together; use algorithm v2"));
+      throw Error(ErrorCode::kUnsupported,
+                  text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor,
+                       " does not start on the device: its CUDA runtime and the driver do not go together; use algorithm v2"));
     cublas_check(status, "creating its state for the device");
   }
   return handle;

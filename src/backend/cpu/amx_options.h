@@ -1,11 +1,9 @@
-// What options add to the AMX kernels, by the functions of the vector kernels: a tile of scores is [key][row] in both.
+// What options add to the AMX kernels, by the functions of the vector kernels (namespace vec): a tile of scores is [key][row] in both.
 #pragma once
 
 #include "backend/cpu/amx_tile.h"
 
 namespace fattn::core::amx {
-
-namespace vec = amx_vectors;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 

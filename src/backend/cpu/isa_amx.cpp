@@ -10,7 +10,7 @@
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)  // clang before 16 has the second name
 
 // The options of scores, as the vector kernels have them.
-#define FATTN_ISA amx_vectors
+#define FATTN_ISA amx::vec
 #include "backend/cpu/vec_avx512.h"
 //
 #include "backend/cpu/gemm.h"
