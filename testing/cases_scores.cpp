@@ -59,6 +59,11 @@ void add_windows(Table& table) {
     c.backward = false;
     table.add(c);
   }
+  // A last tile of one row: what its unit of keys has before the window is seen by none of its rows.
+  c = shape(1, 145, 210, 2, 1, 64);
+  c.window_left = 100;
+  c.inputs = Inputs::kNanValue;
+  table.add(c);
 }
 
 // Caps far above, around and far below the scores, which reach about 5, and in decode.

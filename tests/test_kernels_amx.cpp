@@ -34,6 +34,12 @@ bool amx_usable() {
 #endif
 }
 
+float bits_to_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 // Rows of bf16 that end at an unreadable page, so that reading past the last element faults.
 class Rows {
  public:
@@ -400,6 +406,89 @@ TEST_F(AmxKernels, SameBitsEveryTime) {
   EXPECT_EQ(std::memcmp(a.dv.data(), b.dv.data(), bytes), 0);
   EXPECT_EQ(lse_first, lse_second);
   EXPECT_EQ(a.dq, b.dq);
+}
+
+// With all options at once, from scratch of the promised size; and a NaN whose low half is all ones, as CUDA writes it and as rounding by an addition
+// would lose it, reaches all that it should.
+TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
+  const Case c{70, 150, 64, 64, false, 1, 128, 128};
+  const Inputs in(c);
+  const auto pairs = static_cast<size_t>(c.seqlen_q * c.seqlen_k);
+  std::vector<float> bias(pairs, 0.5f), sums(pairs, 0.0f), lse(static_cast<size_t>(c.seqlen_q)), delta(lse.size(), 0.25f);
+  constexpr int64_t kRow = 3, kKey = 5;
+  bias[kRow * static_cast<size_t>(c.seqlen_k) + kKey] = bits_to_float(0x7fffffffu);
+  const std::vector<uint8_t> mask(pairs, 1);
+  const std::vector<int32_t> row_ids(lse.size(), 0), key_ids(static_cast<size_t>(c.seqlen_k), 0);
+  const float slope = 0.01f;
+  ScoreInputs inputs{};
+  inputs.alibi_slopes = &slope;
+  inputs.bias = bias.data();
+  inputs.bias_fp32 = true;
+  inputs.mask = mask.data();
+  inputs.bias_stride = inputs.mask_stride = c.seqlen_k;
+  inputs.document_q = row_ids.data();
+  inputs.document_k = key_ids.data();
+  inputs.dropout_below = 1000;
+  inputs.dropout_scale = 1.015f;
+
+  Rows o(c.seqlen_q, c.headdim_v, c.headdim_v);
+  {
+    const KernelShape shape{c.task, 0, c.block_k, c.headdim, c.headdim_v, 1, true};
+    Scratch scratch(kernels_amx()->forward_scratch(kKernelBF16, shape));
+    ForwardTask t{};
+    t.q = in.q.data(), t.k = in.k.data(), t.v = in.v.data(), t.o = o.data(), t.lse = lse.data();
+    t.q_stride = t.k_stride = t.v_stride = t.o_stride = c.headdim;
+    t.lse_stride = 1;
+    t.row_end = c.seqlen_q;
+    t.seqlen_k = t.diagonal = c.seqlen_k;
+    t.left_diagonal = kNoBegin;
+    t.block_k = c.block_k;
+    t.headdim = t.headdim_v = c.headdim;
+    t.scale = c.softmax_scale();
+    t.softcap = 30;
+    t.inputs = inputs;
+    t.scratch = scratch.data();
+    kernels_amx()->forward(kKernelBF16, t);
+  }
+  for (int64_t row = 0; row < c.seqlen_q; ++row) {
+    EXPECT_EQ(std::isnan(o.at(row, 0)), row == kRow) << row;
+    EXPECT_EQ(std::isnan(lse[static_cast<size_t>(row)]), row == kRow) << row;
+  }
+
+  lse[kRow] = bits_to_float(0x7fffffffu);
+  std::vector<float> dq(static_cast<size_t>(c.seqlen_q * c.headdim), 0.0f);
+  Rows dk(c.seqlen_k, c.headdim, c.headdim), dv(c.seqlen_k, c.headdim, c.headdim);
+  const KernelShape shape{c.seqlen_q, c.task, c.block_k, c.headdim, c.headdim_v, 1, true};
+  Scratch scratch(kernels_amx()->backward_scratch(kKernelBF16, shape));
+  for (int64_t key = 0; key < c.seqlen_k; key += c.task) {
+    BackwardTask t{};
+    t.q = in.q.data(), t.k = in.k.data(), t.v = in.v.data(), t.dout = in.dout.data(), t.lse = lse.data(), t.delta = delta.data();
+    t.dq = dq.data(), t.dk = dk.data(), t.dv = dv.data();
+    t.q_stride = t.k_stride = t.v_stride = t.dout_stride = t.dq_stride = t.dk_stride = t.dv_stride = c.headdim;
+    t.lse_stride = t.delta_stride = 1;
+    t.group = 1;
+    t.seqlen_q = c.seqlen_q;
+    t.seqlen_k = t.diagonal = c.seqlen_k;
+    t.key_begin = key;
+    t.key_end = std::min(c.seqlen_k, key + c.task);
+    t.left_diagonal = kNoBegin;
+    t.block_k = c.block_k;
+    t.headdim = t.headdim_v = c.headdim;
+    t.scale = c.softmax_scale();
+    t.softcap = 30;
+    t.inputs = inputs;
+    t.has_dbias = true;
+    t.dbias_sums = sums.data();
+    t.dbias_stride = c.seqlen_k;
+    t.scratch = scratch.data();
+    kernels_amx()->backward(kKernelBF16, t);
+  }
+  for (int64_t key = 0; key < c.seqlen_k; ++key) {
+    EXPECT_TRUE(std::isnan(dk.at(key, 0))) << key;
+    EXPECT_TRUE(std::isnan(sums[kRow * static_cast<size_t>(c.seqlen_k) + static_cast<size_t>(key)])) << key;
+    EXPECT_FALSE(std::isnan(sums[static_cast<size_t>(key)])) << key;
+  }
+  for (int64_t row = 0; row < c.seqlen_q; ++row) EXPECT_EQ(std::isnan(dq[static_cast<size_t>(row * c.headdim)]), row == kRow) << row;
 }
 
 // dq is added to, so that tasks over parts of the keys sum up.

@@ -166,6 +166,9 @@ class Backward {
     memory_barrier();
   }
 
+  // Rounding to bf16 by an integer addition would make a number of a NaN with ones in its low half.
+  static float plain_nan(float x) { return x == x ? x : __builtin_nanf(""); }
+
   void load_rows() {
     const uint16_t* q = static_cast<const uint16_t*>(t_.q) + head_ * t_.q_head_stride + row_ * t_.q_stride;
     const uint16_t* dout = static_cast<const uint16_t*>(t_.dout) + head_ * t_.dout_head_stride + row_ * t_.dout_stride;
@@ -173,8 +176,8 @@ class Backward {
     const float* delta = t_.delta + head_ * t_.delta_head_stride + row_ * t_.delta_stride;
     for (int64_t i = 0; i < kBackwardRows; ++i) {
       const bool empty = i >= rows_ || lse[i * t_.lse_stride] < kLowestLse;
-      lse_[i] = empty ? 0.0f : lse[i * t_.lse_stride] * kLog2E * kFixed;
-      delta_[i] = empty ? 0.0f : delta[i * t_.delta_stride];
+      lse_[i] = empty ? 0.0f : plain_nan(lse[i * t_.lse_stride] * (kOptions ? 1.0f : kLog2E * kFixed));
+      delta_[i] = empty ? 0.0f : plain_nan(delta[i * t_.delta_stride]);
       begin_[i] = empty ? 0 : static_cast<int32_t>(min_of(first_key(row_ + i), t_.key_end) - t_.key_begin);
       visible_[i] = empty ? 0 : static_cast<int32_t>(max_of(begin_[i], limit(row_ + i) - t_.key_begin));
     }
@@ -394,7 +397,7 @@ class Backward {
   void weigh_square(int64_t keys, int64_t c, int64_t r) {
     const float *s = values(at_.s, 0), *dp = values(at_.dp, 0);
     char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
-    const __m512 scale = _mm512_set1_ps(log2_scale_ * kFixed);
+    const __m512 scale = _mm512_set1_ps(log2_scale_ * kFixed), nan = _mm512_set1_ps(__builtin_nanf(""));
     const __m512 lse[2] = {_mm512_load_ps(lse_ + r * kSide), _mm512_load_ps(lse_ + r * kSide + 16)};
     const __m512 delta[2] = {_mm512_load_ps(delta_ + r * kSide), _mm512_load_ps(delta_ + r * kSide + 16)};
     const __m512i skipped = _mm512_set1_epi32(static_cast<int>(keys * kSide)), half = _mm512_set1_epi32(0x8000);
@@ -409,7 +412,7 @@ class Backward {
         for (int q = 0; q < 2; ++q) {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 u = _mm512_fmsub_ps(_mm512_load_ps(s + at), scale, lse[q]);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+          w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 x = _mm512_mul_ps(w[q], _mm512_sub_ps(_mm512_load_ps(dp + at), delta[q]));
           if (masked) {
             const __mmask16 sees = _mm512_cmpgt_epi32_mask(visible[q], _mm512_set1_epi32(key * 16 + row));
@@ -482,7 +485,8 @@ class Backward {
     float* const to_gradient = gradients();
     char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
     const vec::CappedScore cap(static_cast<double>(options_.scale), kCapped ? t_.softcap : 1.0f);
-    const __m512 scale = _mm512_set1_ps((kCapped ? t_.softcap : options_.left()) * kLog2E * kFixed), of_term = _mm512_set1_ps(kLog2E * kFixed);
+    const __m512 scale = _mm512_set1_ps(kCapped ? t_.softcap : options_.left()), to_fixed = _mm512_set1_ps(kLog2E * kFixed);
+    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
     const __m512 drop_scale = _mm512_set1_ps(t_.inputs.dropout_scale);
     const __m512 hidden = _mm512_set1_ps(with.element_wise ? __builtin_nanf("") : kMinusInfinity);
     const __m512i half = _mm512_set1_epi32(0x8000);
@@ -508,9 +512,10 @@ class Backward {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 x = _mm512_load_ps(s + at), t = kCapped ? vec::shaped(cap, x) : x;
           const __m512 term = kCapped && added ? _mm512_load_ps(added + at) : _mm512_setzero_ps();
-          __m512 u = _mm512_fmsub_ps(t, scale, lse[q]);
-          if (kCapped && added) u = _mm512_fmadd_ps(term, of_term, u);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+          // A difference first: scores and lse may be larger than fixed point is.
+          const __m512 difference = kCapped && added ? _mm512_fmadd_ps(t, scale, _mm512_sub_ps(term, lse[q])) : _mm512_fmsub_ps(t, scale, lse[q]);
+          const __m512 u = _mm512_mul_ps(difference, to_fixed);
+          w[q] = _mm512_mask_mov_ps(exp2_fixed(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 of_weight = _mm512_load_ps(dp + at), kept = w[q];
           if (kDrops) {
             const int64_t of_key = of_block + key * 16 + row;
@@ -611,7 +616,7 @@ class Backward {
   // Of the block of rows at hand:
   int64_t head_ = 0, row_ = 0, rows_ = 0;
   bool finite_rows_ = true;
-  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units
+  alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units; with options as it is
   alignas(64) float delta_[kBackwardRows];
   alignas(64) int32_t begin_[kBackwardRows];  // of the task's keys a row sees [begin_, visible_)
   alignas(64) int32_t visible_[kBackwardRows];

@@ -419,7 +419,7 @@ class Forward {
   // 0 * inf is NaN: values that are not finite must not meet the zero weights of keys that a row does not see.
   bool element_wise(int64_t tile, int64_t key) const {
     if (value_bits_ < kInfinityBits) return false;
-    return hides_ || whole_end(tile, key) < seen_end(tile, key) || whole_begin(tile, key) > seen_begin(tile, key);
+    return hides_ || whole_end(tile, key) < seen_end(tile, key) || whole_begin(tile, key) > tile_keys(tile).begin * kUnit;
   }
 
   // Rows that have seen a key are shifted by 0, the others by nothing yet.
@@ -444,7 +444,8 @@ class Forward {
   }
   int64_t whole_end(const Step& step) const { return max_of(0, min_of(whole_end(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)); }
 
-  // The options' scores of a step, in place; the largest of each row. Pairs that are hidden become -inf.
+  // The options' scores of a step, in place. Pairs that are hidden become -inf, where options may hide pairs; then, or where all rows see the whole
+  // step, the result is the largest of each row.
   __attribute__((noinline)) __m512 reshape(const Step& step) const {
     const TileKeys& keys = tile_keys(step.tile);
     const vec::TilePlace at = place_of(step.tile, step.key, step.unit, step.unit + step.units);
@@ -473,12 +474,12 @@ class Forward {
       vec::hide_documents<1>(t_.inputs, at, s, &largest);
     }
     const int64_t begin = whole_begin(step), end = whole_end(step), all = step.units * kUnit;
-    if (known && begin == 0 && end == all) return largest;
+    if (!hides_ || (known && begin == 0 && end == all)) return largest;
     largest = none;
     const SeenKeys seen = seen_keys(step);
     for (int64_t r = 0; r < all; ++r) {
       __m512 x = _mm512_load_ps(s + r * kLanes);
-      if (hides_ && (r < begin || r >= end)) {
+      if (r < begin || r >= end) {
         x = _mm512_mask_mov_ps(none, seen.sees(static_cast<int>(r)), x);
         _mm512_store_ps(s + r * kLanes, x);
       }
