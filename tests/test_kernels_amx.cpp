@@ -431,15 +431,10 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
   inputs.dropout_below = 1000;
   inputs.dropout_scale = 1.015f;
 
-  Rows o(c.seqlen_q, c.headdim_v, c.headdim_v);
-  {
-    const KernelShape shape{c.task, 0, c.block_k, c.headdim, c.headdim_v, 1, true};
-    Scratch scratch(kernels_amx()->forward_scratch(kKernelBF16, shape));
-    ForwardTask t{};
-    t.q = in.q.data(), t.k = in.k.data(), t.v = in.v.data(), t.o = o.data(), t.lse = lse.data();
-    t.q_stride = t.k_stride = t.v_stride = t.o_stride = c.headdim;
+  const auto fill = [&](auto& t) {  // what both passes have
+    t.q = in.q.data(), t.k = in.k.data(), t.v = in.v.data();
+    t.q_stride = t.k_stride = t.v_stride = c.headdim;
     t.lse_stride = 1;
-    t.row_end = c.seqlen_q;
     t.seqlen_k = t.diagonal = c.seqlen_k;
     t.left_diagonal = kNoBegin;
     t.block_k = c.block_k;
@@ -447,6 +442,17 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
     t.scale = c.softmax_scale();
     t.softcap = 30;
     t.inputs = inputs;
+  };
+
+  Rows o(c.seqlen_q, c.headdim_v, c.headdim_v);
+  {
+    const KernelShape shape{c.task, 0, c.block_k, c.headdim, c.headdim_v, 1, true};
+    Scratch scratch(kernels_amx()->forward_scratch(kKernelBF16, shape));
+    ForwardTask t{};
+    fill(t);
+    t.o = o.data(), t.lse = lse.data();
+    t.o_stride = c.headdim;
+    t.row_end = c.seqlen_q;
     t.scratch = scratch.data();
     kernels_amx()->forward(kKernelBF16, t);
   }
@@ -462,21 +468,15 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
   Scratch scratch(kernels_amx()->backward_scratch(kKernelBF16, shape));
   for (int64_t key = 0; key < c.seqlen_k; key += c.task) {
     BackwardTask t{};
-    t.q = in.q.data(), t.k = in.k.data(), t.v = in.v.data(), t.dout = in.dout.data(), t.lse = lse.data(), t.delta = delta.data();
+    fill(t);
+    t.dout = in.dout.data(), t.lse = lse.data(), t.delta = delta.data();
     t.dq = dq.data(), t.dk = dk.data(), t.dv = dv.data();
-    t.q_stride = t.k_stride = t.v_stride = t.dout_stride = t.dq_stride = t.dk_stride = t.dv_stride = c.headdim;
-    t.lse_stride = t.delta_stride = 1;
+    t.dout_stride = t.dq_stride = t.dk_stride = t.dv_stride = c.headdim;
+    t.delta_stride = 1;
     t.group = 1;
     t.seqlen_q = c.seqlen_q;
-    t.seqlen_k = t.diagonal = c.seqlen_k;
     t.key_begin = key;
     t.key_end = std::min(c.seqlen_k, key + c.task);
-    t.left_diagonal = kNoBegin;
-    t.block_k = c.block_k;
-    t.headdim = t.headdim_v = c.headdim;
-    t.scale = c.softmax_scale();
-    t.softcap = 30;
-    t.inputs = inputs;
     t.has_dbias = true;
     t.dbias_sums = sums.data();
     t.dbias_stride = c.seqlen_k;

@@ -72,9 +72,8 @@ class Backward {
   explicit Backward(const BackwardTask& task)
       : t_(task),
         options_(task),
-        hides_(kOptions && (vec::hides(task.inputs) || options_.documents)),
-        at_(task.key_end - task.key_begin, task.block_k, task.headdim, task.headdim_v,
-            kOptions && (!vec::is_plain(task.inputs) || options_.documents || task.has_dbias)),
+        hides_(kOptions && options_.hides),
+        at_(task.key_end - task.key_begin, task.block_k, task.headdim, task.headdim_v, kOptions && (options_.has_inputs() || task.has_dbias)),
         scratch_(static_cast<char*>(task.scratch)) {
     log2_scale_ = options_.scale * kLog2E;  // a negative scale flips the signs of Q instead
   }
@@ -87,7 +86,7 @@ class Backward {
         rows_ = min_of(kBackwardRows, t_.seqlen_q - row_);
         const int64_t keys = t_.key_end - t_.key_begin;
         const int64_t begin = (first_key(row_) - t_.key_begin) / kSide * kSide, end = limit(row_ + rows_ - 1) - t_.key_begin;
-        if (begin >= end || !meets_documents(row_, rows_, 0, keys)) {
+        if (begin >= end || !meets_documents(keys)) {
           pass_over(row_, rows_, 0, keys);
           continue;
         }
@@ -112,25 +111,16 @@ class Backward {
   float* values(int64_t offset, int64_t index) const { return reinterpret_cast<float*>(tile(offset, index)); }
   char& finite_keys(int64_t square) const { return scratch_[at_.finite_k + square]; }
 
-  // Rows, keys of the task: may some be of the same document?
-  bool meets_documents(int64_t row, int64_t rows, int64_t key, int64_t end_key) const {
-    if (!kOptions || !options_.documents) return true;
-    return vec::may_meet(ids_of_rows(row, rows), ids_of_keys(key, end_key));
+  // May some of the block's rows and of the task's keys be of the same document?
+  bool meets_documents(int64_t keys) const {
+    return !kOptions || !options_.documents || vec::may_meet(ids_of_rows(row_, rows_), ids_of_keys(0, keys));
   }
   vec::IdRange ids_of_rows(int64_t row, int64_t rows) const { return vec::ids_of(t_.inputs.document_q, row, row + rows); }
   vec::IdRange ids_of_keys(int64_t key, int64_t end_key) const {
     return vec::ids_of(t_.inputs.document_k, t_.key_begin + key, t_.key_begin + end_key);
   }
 
-  vec::BiasGradient<vec::bf16> bias_gradient() const {
-    const bool own = t_.dbias_head_stride > 0;
-    return {t_.dbias_sums ? t_.dbias_sums + head_ * t_.dbias_head_stride : nullptr,
-            t_.dbias_stride,
-            t_.dbias ? static_cast<vec::bf16*>(t_.dbias) + head_ * t_.dbias_out_head_stride : nullptr,
-            t_.dbias_out_stride,
-            t_.first_of_dbias && (head_ == 0 || own),
-            t_.last_of_dbias && (head_ == t_.group - 1 || own)};
-  }
+  vec::BiasGradient<vec::bf16> bias_gradient() const { return vec::bias_gradient_of<vec::bf16>(t_, head_); }
   // Nothing comes to the gradient of the bias from these rows and keys of the task.
   void pass_over(int64_t row, int64_t rows, int64_t key, int64_t end_key) const {
     if (kOptions && t_.has_dbias && key < end_key) bias_gradient().pass_over(row, row + rows, t_.key_begin + key, t_.key_begin + end_key);
@@ -392,6 +382,14 @@ class Backward {
     }
   }
 
+  // dS of the keys row, row + 16 and of the two halves of the rows, to be cut to bf16: in pairs of rows, and in pairs of keys.
+  FATTN_AMX_INLINE void store_gradients(char* ds, char* ds_keys, int row, const __m512i (&rounded)[2][2]) {
+    for (int i = 0; i < 2; ++i) {
+      store_row(ds + i * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[i][0], 16), rounded[i][1]));
+      store_row(ds_keys + i * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[0][i], 16), rounded[1][i]));
+    }
+  }
+
   // P and dS of 32 keys (square `keys` of the task, `c` of the panel) and 32 rows (square r of the block).
   template <bool masked>
   void weigh_square(int64_t keys, int64_t c, int64_t r) {
@@ -422,10 +420,8 @@ class Backward {
           rounded[key][q] = _mm512_add_epi32(_mm512_castps_si512(x), half);
         }
         store_row(p + key * kTileBytes, row, pair_bf16(w[0], w[1]));
-        store_row(ds + key * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[key][0], 16), rounded[key][1]));
       }
-      for (int q = 0; q < 2; ++q)
-        store_row(ds_keys + q * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[0][q], 16), rounded[1][q]));
+      store_gradients(ds, ds_keys, row, rounded);
     }
   }
 
@@ -434,10 +430,6 @@ class Backward {
     bool whole;          // all rows see all keys, as far as their places go
     bool masked, mixed;  // pairs are hidden by the mask, by documents
     bool element_wise;   // pairs are looked at one by one afterwards
-  };
-  template <bool kValue>
-  struct Flag {
-    static constexpr bool value = kValue;
   };
   float* terms() const { return values(at_.terms, 0); }         // [32 keys][32 rows]: what is added to capped scores
   float* gradients() const { return values(at_.gradient, 0); }  // likewise, of whole scores
@@ -464,12 +456,12 @@ class Backward {
              : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, with, apart);
     };
     const auto weigh_as = [&](auto capped, auto keeps) __attribute__((always_inline)) {
-      options_.drops ? weigh(capped, Flag<true>{}, keeps) : weigh(capped, Flag<false>{}, keeps);
+      options_.drops ? weigh(capped, vec::Flag<true>{}, keeps) : weigh(capped, vec::Flag<false>{}, keeps);
     };
     if (options_.capped)
-      t_.has_dbias ? weigh_as(Flag<true>{}, Flag<true>{}) : weigh_as(Flag<true>{}, Flag<false>{});
+      t_.has_dbias ? weigh_as(vec::Flag<true>{}, vec::Flag<true>{}) : weigh_as(vec::Flag<true>{}, vec::Flag<false>{});
     else
-      t_.has_dbias ? weigh_as(Flag<false>{}, Flag<true>{}) : weigh_as(Flag<false>{}, Flag<false>{});
+      t_.has_dbias ? weigh_as(vec::Flag<false>{}, vec::Flag<true>{}) : weigh_as(vec::Flag<false>{}, vec::Flag<false>{});
     if (!t_.has_dbias) return;
     if (with.element_wise)
       for (int64_t key = 0; key < at.keys; ++key)
@@ -538,10 +530,8 @@ class Backward {
           rounded[key][q] = _mm512_add_epi32(_mm512_castps_si512(of_product), half);
         }
         store_row(p + key * kTileBytes, row, pair_bf16(w[0], w[1]));
-        store_row(ds + key * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[key][0], 16), rounded[key][1]));
       }
-      for (int q = 0; q < 2; ++q)
-        store_row(ds_keys + q * kTileBytes, row, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(rounded[0][q], 16), rounded[1][q]));
+      store_gradients(ds, ds_keys, row, rounded);
     }
   }
 
@@ -609,7 +599,7 @@ class Backward {
 
   const BackwardTask& t_;
   const TaskOptions options_;
-  const bool hides_;  // may a pair be hidden by more than its place?
+  const bool hides_;  // options_.hides, false without options
   const BackwardLayout at_;
   char* const scratch_;
   float log2_scale_;

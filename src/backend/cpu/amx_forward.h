@@ -167,9 +167,8 @@ class Forward {
   explicit Forward(const ForwardTask& task)
       : t_(task),
         options_(task),
-        hides_(kOptions && (vec::hides(task.inputs) || options_.documents)),
-        at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v,
-            kOptions && (!vec::is_plain(task.inputs) || options_.documents)),
+        hides_(kOptions && options_.hides),
+        at_(task.row_end - task.row_begin, task.block_k, task.headdim, task.headdim_v, kOptions && options_.has_inputs()),
         scratch_(static_cast<char*>(task.scratch)) {
     log2_scale_ = options_.scale * kLog2E;  // a negative scale flips the signs of Q instead
     exponent_ = (kOptions ? options_.left() : options_.scale) * kLog2E;
@@ -443,6 +442,7 @@ class Forward {
     return kOptions ? max_of(0, min_of(whole_begin(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)) : 0;
   }
   int64_t whole_end(const Step& step) const { return max_of(0, min_of(whole_end(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)); }
+  bool is_whole(const Step& step) const { return whole_begin(step) == 0 && whole_end(step) == step.units * kUnit; }
 
   // The options' scores of a step, in place. Pairs that are hidden become -inf, where options may hide pairs; then, or where all rows see the whole
   // step, the result is the largest of each row.
@@ -473,11 +473,11 @@ class Forward {
       restart();
       vec::hide_documents<1>(t_.inputs, at, s, &largest);
     }
-    const int64_t begin = whole_begin(step), end = whole_end(step), all = step.units * kUnit;
-    if (!hides_ || (known && begin == 0 && end == all)) return largest;
+    if (!hides_ || (known && is_whole(step))) return largest;
     largest = none;
     const SeenKeys seen = seen_keys(step);
-    for (int64_t r = 0; r < all; ++r) {
+    const int64_t begin = whole_begin(step), end = whole_end(step);
+    for (int64_t r = 0; r < step.units * kUnit; ++r) {
       __m512 x = _mm512_load_ps(s + r * kLanes);
       if (r < begin || r >= end) {
         x = _mm512_mask_mov_ps(none, seen.sees(static_cast<int>(r)), x);
@@ -492,10 +492,9 @@ class Forward {
   __m512 largest_of(const Step& step) const {
     const float* s = reinterpret_cast<const float*>(scores(step.parity));
     const __m512 none = _mm512_set1_ps(kMinusInfinity);
-    const int64_t begin = whole_begin(step), end = whole_end(step);
     __m512 a = none, b = none;
-    if (begin == 0 && end == step.units * kUnit) {
-      for (int64_t r = 0; r < end; r += 2) {
+    if (is_whole(step)) {
+      for (int64_t r = 0; r < step.units * kUnit; r += 2) {
         a = _mm512_max_ps(_mm512_load_ps(s + r * kLanes), a);
         b = _mm512_max_ps(_mm512_load_ps(s + (r + 1) * kLanes), b);
       }
@@ -596,7 +595,7 @@ class Forward {
       if (options_.reshapes() || drops) product.finish();  // which AMX goes on with meanwhile
       if (options_.reshapes()) {
         largest = reshape(step);
-        known = whole_begin(step) == 0 && whole_end(step) == step.units * kUnit;
+        known = is_whole(step);
       }
       if (drops) vec::make_dropout_words<1>(t_.inputs, 0, place_of(tile, step.key, step.unit, step.unit + step.units), dropout_words());
     }
@@ -676,7 +675,7 @@ class Forward {
 
   const ForwardTask& t_;
   const TaskOptions options_;
-  const bool hides_;  // may a pair be hidden by more than its place?
+  const bool hides_;  // options_.hides, false without options
   const ForwardLayout at_;
   char* const scratch_;
   float log2_scale_, exponent_;  // of products; of scores as they are when weights are taken

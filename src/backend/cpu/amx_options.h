@@ -10,6 +10,7 @@ constexpr float kMinusInfinity = -__builtin_inff();
 // The options of a task that the inner loops ask for.
 struct TaskOptions {
   bool capped, added, masked, documents, drops;
+  bool hides;   // may pairs be hidden by more than their place?
   float scale;  // |softmax_scale|, of products
 
   template <class Task>
@@ -19,10 +20,12 @@ struct TaskOptions {
         masked(task.inputs.mask != nullptr),
         documents(task.inputs.document_q != nullptr),
         drops(task.inputs.dropout_below > 0),
+        hides(vec::hides(task.inputs) || documents),
         scale(task.scale < 0 ? -task.scale : task.scale) {}
 
-  bool reshapes() const { return capped || added || masked || documents; }  // are scores more than scaled products?
-  float left() const { return capped || added ? 1.0f : scale; }             // what is left to do to a score after that
+  bool reshapes() const { return capped || added || masked || documents; }   // are scores more than scaled products?
+  bool has_inputs() const { return added || masked || documents || drops; }  // as in KernelShape
+  float left() const { return capped || added ? 1.0f : scale; }              // what is left to do to a score after that
 };
 
 // Is anything asked for that the kernels without options do not have?

@@ -209,11 +209,6 @@ FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_
 #endif
 FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
-template <bool kValue>
-struct Flag {
-  static constexpr bool value = kValue;
-};
-
 // What there is in a block beside products: pairs hidden by more than the mask's geometry, terms apart from the scores, a wish for the gradient of
 // the scores, pairs to be looked at one by one afterwards.
 struct BlockKinds {
@@ -322,13 +317,7 @@ void backward_task(const BackwardTask& task) {
   const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
   const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
   for (int64_t head = 0; head < task.group; ++head) {
-    const bool own = task.dbias_head_stride > 0;
-    const BiasGradient<T> dbias{task.dbias_sums ? task.dbias_sums + head * task.dbias_head_stride : nullptr,
-                                task.dbias_stride,
-                                task.dbias ? static_cast<T*>(task.dbias) + head * task.dbias_out_head_stride : nullptr,
-                                task.dbias_out_stride,
-                                task.first_of_dbias && (head == 0 || own),
-                                task.last_of_dbias && (head == task.group - 1 || own)};
+    const BiasGradient<T> dbias = bias_gradient_of<T>(task, head);
     const auto pass_over = [&](int64_t row, int64_t end_row, int64_t from_key, int64_t to_key) {
       if (task.has_dbias) dbias.pass_over(row, end_row, task.key_begin + from_key, task.key_begin + to_key);
     };

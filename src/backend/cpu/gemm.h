@@ -189,6 +189,11 @@ FATTN_INLINE void product_into_wide_rows(Scalars a, int64_t rows, const typename
   if (w < vecs) product_into_rows<Ops, 1>(a, rows, b + w * kLanes, b_stride, n, to + w * kLanes, to_stride);
 }
 
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
+};
+
 // The vectors [first, last) of a tile, none across the end of a panel: calls body(vector index, vector-count constant) for each.
 template <int kCount>
 struct Count {

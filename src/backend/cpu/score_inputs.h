@@ -464,4 +464,16 @@ struct BiasGradient {
   }
 };
 
+// Of query head `head` of a task's group.
+template <class T>
+BiasGradient<T> bias_gradient_of(const BackwardTask& task, int64_t head) {
+  const bool own = task.dbias_head_stride > 0;
+  return {task.dbias_sums ? task.dbias_sums + head * task.dbias_head_stride : nullptr,
+          task.dbias_stride,
+          task.dbias ? static_cast<T*>(task.dbias) + head * task.dbias_out_head_stride : nullptr,
+          task.dbias_out_stride,
+          task.first_of_dbias && (head == 0 || own),
+          task.last_of_dbias && (head == task.group - 1 || own)};
+}
+
 }  // namespace fattn::core::FATTN_ISA
