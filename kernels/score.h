@@ -2,6 +2,7 @@
 // with the exponential.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
@@ -31,23 +32,38 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
   }
 }
 
-// The same as part of an exponential, where nothing but the exponential is wanted: s becomes c1 s + c3 s^3 + c5 s^5, tanh times softcap in units of
-// log2, by operations that are three more than those of scores that are scaled. Good while s^2 is at most `most` (tanh up to 0.38): who uses it looks
-// at the greatest square in the end. Relative error 6e-6.
+// The same as part of an exponential, where nothing but the exponential is wanted: a score s becomes c1 s + c3 s^3, tanh times softcap in units of
+// log2, by operations that are two and a half more than those of scores that are scaled. Good while s^2 is below a bound: the polynomial is of how
+// far s^2 is beyond it, so that the signs of that say it in the end. Its relative error is that of a line instead of tanh(x) / x as a function of
+// x^2, at most a 60th of the bound of x^4. The bound is where that makes kCurveError of a weight (with a softcap of 30 in bf16 at a score of 8.3, of
+// 50 at 12.5), or 0.4 of softcap.
+template <class Element>
+inline constexpr float kCurveError = is_same<Element, bf16> ? 8e-4f : 2e-4f;  // of what rounding a weight takes at most, two fifths
+
+template <class Element>
 struct CapCurve {
-  float c1, c3, c5, most;
+  float minus_most, c1, c3;
 
   // `scale`: softcap * log2(e).
   __device__ __forceinline__ CapCurve(float factor, float scale) {
-    constexpr float kTo = 0.4f;
     const float x = factor * (1.0f / kTanhUnit), y = x * x;
-    c1 = 0.99999375f * x * scale;
-    c3 = -0.33262579f * x * y * scale;
-    c5 = 0.12127787f * x * y * y * scale;
-    most = kTo * kTo / y;
+    const float most = fminf(0.16f, ptx::ex2(0.4f * ptx::lg2(60 * kCurveError<Element> * kLog2e / scale)));
+    const float slope = most * (0.133333333f - 0.053968254f * most) - 0.333333333f;  // of the chord
+    minus_most = -most / y;
+    c1 = (1 - most * most * (0.0166666667f - 0.0101190476f * most) + most * slope) * x * scale;
+    c3 = slope * x * y * scale;
   }
-  __device__ __forceinline__ float exponent(float s, float square, float minus_reference) const {
-    return fmaf(s, fmaf(square, fmaf(square, c5, c3), c1), minus_reference);
+  // Whether it may well do for a tile, of whose scores some become at most `exponent`.
+  __device__ __forceinline__ bool reaches(float exponent) const {
+    constexpr float kPart = 0.75f;  // of the square of the bound: others are greater
+    return !(exponent > 0 && exponent * exponent > -kPart * minus_most * (c1 * c1));
+  }
+  // Of two scores of a lane. `inside`: below 0 as long as all were, and none was NaN.
+  __device__ __forceinline__ void exponents(float& s, float& t, float minus_reference, int& inside) const {
+    const float a = fmaf(s, s, minus_most), b = fmaf(t, t, minus_most);
+    inside &= __float_as_int(a) & __float_as_int(b);
+    s = fmaf(s, fmaf(a, c3, c1), minus_reference);
+    t = fmaf(t, fmaf(b, c3, c1), minus_reference);
   }
 };
 

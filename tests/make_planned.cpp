@@ -500,7 +500,11 @@ int main() {
         add_v3_backward(list, problem, false, Which::kFull);
         problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
-        if (softcap) continue;
+        if (softcap) {
+          problem.has_seqused_k = false;
+          add_v3_backward(list, problem, false, Which::kFull);
+          continue;
+        }
         problem.dropout_below = 6554;
         for (const auto& [alibi, lengths] : {std::pair{true, false}, {false, true}, {false, false}}) {
           problem.has_alibi = alibi;
@@ -543,7 +547,7 @@ int main() {
                                       {V3Mask::kFull, V3Score::kCapped},
                                       {V3Mask::kCausal, V3Score::kCapped}}) {
       const bool both = mask == V3Mask::kWindow && score == V3Score::kCapped;
-      if (dtype == DType::kF16 && !both) continue;
+      if (dtype == DType::kF16 && score != V3Score::kCapped) continue;
       for (const int headdim : {64, 96, 128, 192, 256})
         add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16 && headdim % 192 == 64));
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
@@ -666,8 +670,7 @@ int main() {
         for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {64, 128}, {128, 64}}) {
           if ((window && causal) || (dtype == DType::kF16 && headdim != 128)) continue;  // a window is the same kernel with and without causal
           const Problem problem = with_features(contiguous(dtype, headdim, headdim_v, causal), window, softcap);
-          // The hardest that fit: at 64 and 256 both, at 128 one of them.
-          const bool hardest = headdim == 128 || (window && softcap && (headdim == 64 || headdim == 256));
+          const bool hardest = window && softcap && headdim % 192 != 0 && headdim != 96;
           add_v3_backward(list, problem, false, quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal));
           if (headdim == 128) add_v3_backward(list, problem, true, Which::kFull);
         }

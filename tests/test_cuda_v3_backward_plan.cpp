@@ -211,23 +211,19 @@ TEST(V3BackwardPlanSmall, RefusesWithAReason) {
 }
 
 // What it has no registers for it says, so that v2 takes it.
-TEST(V3BackwardPlanSmall, SoftcapEndsWhereRegistersDo) {
-  const auto refusal = [](int headdim, int headdim_v, bool window) {
-    Problem p = gradient_problem(DType::kBF16, headdim, headdim_v, false);
-    p.softcap = 30;
-    if (window) p.window_left = 9;
-    return v3_backward_refusal(p, kH200);
-  };
-  EXPECT_EQ(refusal(128, 128, false), "");
-  EXPECT_EQ(refusal(64, 64, true), "");
-  EXPECT_EQ(refusal(256, 256, true), "");
-  EXPECT_NE(refusal(64, 72, true).find("registers for softcap in a window up to 64 and above 128"), std::string::npos);
-  for (const int headdim : {64, 128, 192}) {
-    Problem three = gradient_problem(DType::kBF16, headdim, headdim, true);
-    three.softcap = 30;
-    three.has_alibi = three.has_seqused_k = true;
-    EXPECT_EQ(v3_backward_refusal(three, kH200).empty(), headdim != 128);
-  }
+TEST(V3BackwardPlanSmall, SoftcapHasRegistersForAllButDropout) {
+  for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {64, 72}, {96, 96}, {128, 128}, {192, 192}, {256, 256}})
+    for (const bool window : {false, true}) {
+      Problem p = gradient_problem(DType::kBF16, headdim, headdim_v, !window);
+      p.softcap = 30;
+      if (window) p.window_left = 9;
+      EXPECT_EQ(v3_backward_refusal(p, kH200), "");
+      p.has_alibi = p.has_seqused_k = true;
+      EXPECT_EQ(v3_backward_refusal(p, kH200), "");
+      p.has_alibi = p.has_seqused_k = false;
+      p.dropout_below = 1000;
+      EXPECT_NE(v3_backward_refusal(p, kH200).find("no registers for softcap with dropout"), std::string::npos);
+    }
   Problem p = gradient_problem(DType::kBF16, 256, 256, true);
   p.window_left = 9;
   EXPECT_EQ(v3_backward_refusal(p, kH200), "") << "a window by itself";

@@ -1,5 +1,6 @@
 // The search for the tiles of algorithm v3's forward pass (the table in src/backend/cuda/v3_forward.cpp), on a Hopper GPU:
-//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--window-left N,...] [--softcap X] [--rounds N] [--json FILE]
+//   tune_v3_forward [--headdim D,...] [--seqlen S,...] [--mask full|causal] [--window-left N,...] [--softcap X] [--dropout P] [--rounds N]
+//                   [--json FILE]
 //                   [--tile GROUPS,BLOCK_N,STAGES_K,STAGES_V,QUERY_BUFFERS,turns|skip|free,EARLY]...   these alone, where they fit, and the table's
 //   tune_v3_forward --compile-only [--jobs N] ...   fills the cache of kernels, which takes longest; needs NVRTC, no GPU
 // For every problem (bf16, batch * seqlen = 16384, nheads * headdim = 2048) every tile that fits is compiled; those that ptxas spills or serialises
@@ -50,7 +51,7 @@ struct Arguments {
   test::SearchFlags common;
   std::vector<int> windows_left = {-1};
   std::vector<V3ForwardTile> tiles;  // none: all
-  double softcap = 0;
+  double softcap = 0, dropout = 0;
 };
 
 constexpr struct { int groups, producer, consumer; } kRegisters[] = {{2, 40, 232}, {3, 32, 160}, {4, 32, 112}};
@@ -78,6 +79,8 @@ bool parse(int argc, char** argv, Arguments& to) {
       return add_tile(value, to.tiles);
     else if (flag == "--softcap")
       to.softcap = std::max(0.0, std::atof(value.c_str()));
+    else if (flag == "--dropout")
+      to.dropout = std::clamp(std::atof(value.c_str()), 0.0, 0.99);
     else
       return false;
     return true;
@@ -89,6 +92,12 @@ Case case_of(const Arguments& arguments, int headdim, int seqlen, bool causal, i
   c.window_left = window_left;
   c.softcap = arguments.softcap;
   return c;
+}
+
+Problem problem_of(const Case& c, double dropout) {
+  Problem p = test::forward_problem_of(c);
+  p.dropout_below = fattn::core::dropout_below(dropout);
+  return p;
 }
 
 // All that could be of use, or `given`: what fits into registers by count (ptxas has the last word) and into shared memory.
@@ -169,7 +178,7 @@ int compile_all(const Arguments& arguments) {
       for (const int window_left : arguments.windows_left) {
         if (window_left >= 0 && window_left != arguments.windows_left.back()) continue;  // the same kernels
         const v3::V3Target target = v3::v3_target_of(v3::kV3Arch);
-        const Problem problem = test::forward_problem_of(case_of(arguments, headdim, arguments.common.seqlens.back(), causal, window_left));
+        const Problem problem = problem_of(case_of(arguments, headdim, arguments.common.seqlens.back(), causal, window_left), arguments.dropout);
         all.push_back(kernel_of(plan_v3_forward(problem, target, plan_v3_forward(problem, target).tile)));
         for (const V3ForwardTile& tile : tiles_for(headdim, causal || window_left >= 0, target.shared_bytes, arguments.tiles))
           all.push_back(kernel_of(plan_v3_forward(problem, target, tile)));
@@ -188,11 +197,13 @@ class Search {
   Search(const Arguments& arguments, int headdim, int seqlen, bool causal, int window_left)
       : case_(case_of(arguments, headdim, seqlen, causal, window_left)),
         given_(arguments.tiles),
-        problem_(test::forward_problem_of(case_)),
+        problem_(problem_of(case_, arguments.dropout)),
         device_(cuda_device(0)),
         target_{device_.info().shared_per_block_optin, device_.info().l2_bytes, device_.info().multiprocessors},
         tensors_(case_),
         expected_(case_),
+        state_(16),
+        dropout_state_(state_.put({7, 0, 5, 0}, 0)),
         stream_(0) {
     uint32_t seed = 1;
     for (const Tensor& t : {tensors_.t.q, tensors_.t.k, tensors_.t.v}) test::fill_with_noise(t, seed++);
@@ -200,6 +211,8 @@ class Search {
     v2.o = expected_.t.o, v2.lse = expected_.t.lse;
     Options options = test::on_cuda(case_);
     options.algorithm = Algorithm::kV2;
+    options.p_dropout = arguments.dropout;
+    if (arguments.dropout > 0) v2.scores.dropout_state = Tensor(nullptr, DType::kI64, {2}).on(fattn::Device::kCuda, 0, dropout_state_.data());
     forward(v2, options);
     device::synchronize(0);
   }
@@ -240,7 +253,7 @@ class Search {
     const fattn::core::CudaCurrent scope = device_.current();
     v3::V3ForwardParams params;
     set_v3_forward_params(params, problem_, plan, device_, tensors_.t.q.data(), tensors_.t.k.data(), tensors_.t.v.data(), tensors_.t.o.data(),
-                          static_cast<float*>(tensors_.t.lse.data()));
+                          static_cast<float*>(tensors_.t.lse.data()), {.dropout_state = dropout_state_.data()});
     const jit::Loaded& kernel = jit::kernel_table().get(device_, jit::key_of_pod(key_of(plan)), request_of);
     CudaLaunch shape;
     shape.grid_x = static_cast<unsigned>(plan.grid), shape.block_x = static_cast<unsigned>(plan.threads);
@@ -292,8 +305,13 @@ class Search {
                       {"tiles_per_cta", c.plan.tiles_per_cta}});
       std::printf("%c %6.0f TFLOP/s  %s\n", c.of_table ? '*' : ' ', flops / c.median() * 1e-12, name_of(c.plan).c_str());
     }
-    return {{"headdim", case_.headdim}, {"causal", case_.causal},   {"window_left", case_.window_left},
-            {"softcap", case_.softcap}, {"seqlen", case_.seqlen_q}, {"tiles", rows}};
+    return {{"headdim", case_.headdim},
+            {"causal", case_.causal},
+            {"window_left", case_.window_left},
+            {"softcap", case_.softcap},
+            {"dropout", problem_.dropout_below / 65536.0},
+            {"seqlen", case_.seqlen_q},
+            {"tiles", rows}};
   }
 
   const Case case_;
@@ -302,6 +320,8 @@ class Search {
   CudaDevice& device_;
   const v3::V3Target target_;
   test::DeviceForward tensors_, expected_;
+  test::DeviceLists state_;
+  Tensor dropout_state_;  // seed and offset
   const device::Stream stream_;
 };
 

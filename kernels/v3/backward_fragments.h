@@ -128,25 +128,25 @@ __device__ __forceinline__ void multiply(unsigned (&rest)[4][4], const unsigned 
   }
 }
 
-// With softcap: what dS takes from capped scores t, t^2 in units of 2^-16. These are the lower half of the fp32 number 128 + t^2.
-inline constexpr float kSquareBase = 128.0f;
-__device__ __forceinline__ void keep_squares(unsigned (&squares)[4][4], const float (&t)[32]) {
-  constexpr float kBelowOne = 65535.0f / 65536.0f;  // of t^2 = 1, which has no place there
-  const auto square = [&](int i) { return __float_as_uint(__fmaf_rn(t[i] * kBelowOne, t[i], kSquareBase)); };
-#pragma unroll
-  for (int i = 0; i < 16; ++i) squares[i / 4][i % 4] = __byte_perm(square(2 * i), square(2 * i + 1), 0x5410);
-}
-// dS = P (1 - t^2) (dP - row_sum) in their place, of the rounded P.
+// With softcap: P (1 - t^2) of four pairs, 4 i to 4 i + 3, t their capped scores; dS is that times (dP - row_sum).
 template <class Element>
-__device__ __forceinline__ void multiply_capped(unsigned (&squares)[4][4], const unsigned (&weights)[4][4], const float (&dp)[32]) {
-  const unsigned base = __float_as_uint(kSquareBase);
+__device__ __forceinline__ void keep_slopes(unsigned (&slopes)[4][4], int i, const float (&t)[4], const float (&p)[32]) {
+  const auto slope = [&](int e) { return __fmaf_rn(-(p[4 * i + e] * t[e]), t[e], p[4 * i + e]); };
+#pragma unroll
+  for (int key = 0; key < 2; ++key) slopes[i / 2][i % 2 * 2 + key] = ptx::pack2<Element>(slope(2 * key), slope(2 * key + 1));
+}
+// Nothing of pairs whose P is 0: of those that were hidden after keep_slopes().
+__device__ __forceinline__ void hide_slopes(unsigned (&slopes)[4][4], const float (&p)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) slopes[i / 4][i % 4] &= (p[2 * i] == 0 ? 0u : 0xffffu) | (p[2 * i + 1] == 0 ? 0u : 0xffff0000u);
+}
+// dS = P (1 - t^2) (dP - row_sum) in their place.
+template <class Element>
+__device__ __forceinline__ void multiply_slopes(unsigned (&slopes)[4][4], const float (&dp)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const unsigned pair = weights[i / 4][i % 4];
-    unsigned& to = squares[i / 4][i % 4];
-    const float low = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7610)),
-                high = kSquareBase + 1 - __uint_as_float(__byte_perm(to, base, 0x7632));
-    to = ptx::pack2<Element>(ptx::low_float<Element>(pair) * low * dp[2 * i], ptx::high_float<Element>(pair) * high * dp[2 * i + 1]);
+    unsigned& pair = slopes[i / 4][i % 4];
+    pair = ptx::pack2<Element>(ptx::low_float<Element>(pair) * dp[2 * i], ptx::high_float<Element>(pair) * dp[2 * i + 1]);
   }
 }
 

@@ -50,7 +50,7 @@ struct KeyGradients {
   float s[32], dp[32];
   float dk[Spec::kHeaddim / 2], dv[Spec::kHeaddimV / 2];
   unsigned weights[4][4];  // P^T, A operand of dV
-  // What keep_rest() keeps of P^T (with softcap keep_squares() of S^T, with dropout P^T itself), then dS^T, A operand of dK.
+  // What keep_rest() keeps of P^T (with softcap keep_slopes(), with dropout P^T itself), then dS^T, A operand of dK.
   unsigned gradients[4][4];
   unsigned kept;  // with dropout: which of the block's pairs stay
   RowValues lse;
@@ -118,15 +118,22 @@ struct KeyGradients {
       take_each_exponential();
     }
   }
-  // The same, pair by pair, lse where it is.
+  // The same with ALiBi, pair by pair, lse where it is.
   __device__ __forceinline__ void take_each_exponential() {
-    if constexpr (Shape::kAlibi) {
-      const float of = slope(), distance = static_cast<float>(own_distance(p.call, keys(), key(), row));
+    const float of = slope(), distance = static_cast<float>(own_distance(p.call, keys(), key(), row));
 #pragma unroll
-      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
-    } else {
+    for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale, of, distance);
+  }
+  // P from capped scores, and what dS takes from both.
+  __device__ __forceinline__ void take_capped() {
 #pragma unroll
-      for (int i = 0; i < 32; i += 4) exponentials_of(s, i, lse_place(), scale);
+    for (int i = 0; i < 8; ++i) {
+      const float t[4] = {s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]};
+      if constexpr (Shape::kAlibi)
+        exponentials_of(s, 4 * i, lse_place(), scale, slope(), static_cast<float>(own_distance(p.call, keys(), key(), row)));
+      else
+        exponentials_of(s, 4 * i, lse_place(), scale);
+      keep_slopes<Element>(gradients, i, t, s);
     }
   }
   __device__ __forceinline__ bool hides_some() const {
@@ -158,9 +165,9 @@ struct KeyGradients {
       ptx::wgmma_wait<0>();  // as below, but before the scores are gone
       ptx::pin(gradients);
       Spec::Score::apply(s, p.call);
-      keep_squares(gradients, s);
-      take_each_exponential();
+      take_capped();
       hide_in(s);
+      if (hides_some()) hide_slopes(gradients, s);
       pack<Element>(weights, s);
     } else {
       if constexpr (Shape::kBias != 0) end_dk();  // before: a bias takes those registers
@@ -191,9 +198,9 @@ struct KeyGradients {
   __device__ __forceinline__ void differentiate() {
     ptx::wgmma_wait<0>();
     ptx::pin(weights);
-    if constexpr (Shape::kDropout) hold(weights, step == ~0u, shared);
+    if constexpr (Shape::kDropout || Spec::Score::kCapped) hold(weights, step == ~0u, shared);
     if constexpr (Spec::Score::kCapped)
-      multiply_capped<Element>(gradients, weights, dp);
+      multiply_slopes<Element>(gradients, dp);
     else if constexpr (Shape::kDropout)
       multiply_kept<Element>(gradients, kept, dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
     else

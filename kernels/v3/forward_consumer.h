@@ -65,7 +65,7 @@ struct Consumer {
   const Barriers<Spec> barriers;
   const int group;
   const float scale;
-  const typename Spec::Score::Curve curve;
+  const typename Spec::Score::template Curve<Element> curve;
 
   float s[kBlockN / 2];  // scores, then weights
   unsigned weights[kBlockN / 16][4];
@@ -96,7 +96,7 @@ struct Consumer {
         barriers(of),
         group(own_group),
         scale(own_scale(params.call.softmax_scale_log2)),
-        curve(Spec::Score::curve(params.call)) {}
+        curve(Spec::Score::template curve<Element>(params.call)) {}
 
   static __device__ __forceinline__ float own_scale(float of_call) {
     if constexpr (kAlibi || (kMaskAlone && kGroups * kBlockN < 384))
@@ -325,7 +325,8 @@ struct Consumer {
   template <bool kBegins, bool kBehind = false>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
-    constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;  // as long as scores are far from softcap: what else is wild
+    // As long as scores are far from softcap. Where a warp's were not in one block of a tile, they become tanh itself from then on.
+    constexpr bool kByCurve = Spec::Score::kCapped && !kBegins;
     visible.read(p, block - 1);
     issue_products(buffer);
     draw(row, block - 1);
@@ -345,7 +346,7 @@ struct Consumer {
     }
     hide_by_words();
     bool moved = false;
-    float greatest = 0;
+    int inside = -1;
     [[maybe_unused]] float rise = 0, line[2];  // of the terms, less the references
     if constexpr (kAlibi) {
       rise = kBehind ? -slope.value : slope.value;
@@ -355,7 +356,7 @@ struct Consumer {
     }
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, greatest);
+        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, inside);
       else if constexpr (kLinks)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line[0]);
       else if constexpr (kAlibi)
@@ -363,9 +364,12 @@ struct Consumer {
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, exponent_scale());
     };
+    const bool by_tanh = kByCurve && overflows > 0;
     if (careful) [[unlikely]] {
       if constexpr (kByCurve) Spec::Score::apply(s, p.call);
       moved = update<false>(block - 1);
+    } else if (by_tanh) [[unlikely]] {
+      Spec::Score::apply(s, p.call);
     } else {
       weigh(tile::Constant<0>{}, tile::Constant<kSplit>{});
     }
@@ -374,9 +378,12 @@ struct Consumer {
       if (moved) rescale();
       pack();
     } else {
-      weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
+      if (by_tanh) [[unlikely]]
+        softmax.template weigh<0, kBlockN / 2>(s, scale);
+      else
+        weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
       pack();
-      if (!softmax.add(s, kLinks ? linked : !kByCurve || greatest <= curve.most)) [[unlikely]] {
+      if (!softmax.add(s, kLinks ? linked : !kByCurve || inside < 0)) [[unlikely]] {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kStaged) {
@@ -453,6 +460,8 @@ struct Consumer {
     if (Mask::kUneven || (!kPairOf<Spec>.mask && (block + 1) * kBlockN > keys.count(p.call))) hide(block);
     hide_by_words();
     update<true>(block, kLinks && block <= last_masked_block());
+    if constexpr (Spec::Score::kCapped)
+      overflows = ptx::vote_all(curve.reaches(fmaxf(softmax.reference[0], softmax.reference[1]) - Window<Element>::kHeadroom)) ? 0 : 1;
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll

@@ -9,14 +9,16 @@
 namespace fattn::v3 {
 
 // Forward, of blocks that are not wild: nothing, but with softcap.
-struct NoCurve {
-  float most = 0;
-};
+struct NoCurve {};
 
 struct PlainScore {
   static constexpr bool kCapped = false;
+  template <class Element>
   using Curve = NoCurve;
-  static __device__ __forceinline__ Curve curve(const AttentionParams&) { return {}; }
+  template <class Element>
+  static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
+    return {};
+  }
   static __device__ __forceinline__ float exponent_scale(const AttentionParams& p) { return p.softmax_scale * kLog2e; }
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&)[kCount], const AttentionParams&) {}
@@ -25,8 +27,12 @@ struct PlainScore {
 // Softcap, with a softmax_scale of any sign.
 struct CappedScore {
   static constexpr bool kCapped = true;
-  using Curve = CapCurve;
-  static __device__ __forceinline__ Curve curve(const AttentionParams& p) { return {features_of(p).score_factor, p.softmax_scale_log2}; }
+  template <class Element>
+  using Curve = CapCurve<Element>;
+  template <class Element>
+  static __device__ __forceinline__ CapCurve<Element> curve(const AttentionParams& p) {
+    return {features_of(p).score_factor, p.softmax_scale_log2};
+  }
   static __device__ __forceinline__ float exponent_scale(const AttentionParams& p) { return p.softmax_scale_log2; }
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&s)[kCount], const AttentionParams& p) {
@@ -37,8 +43,12 @@ struct CappedScore {
 // Forward, for a softmax_scale that is negative or 0: the maximum is that of the scaled scores.
 struct SignedScore {
   static constexpr bool kCapped = false;
+  template <class Element>
   using Curve = NoCurve;
-  static __device__ __forceinline__ Curve curve(const AttentionParams&) { return {}; }
+  template <class Element>
+  static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
+    return {};
+  }
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&s)[kCount], const AttentionParams& p) {
     const float sign = p.softmax_scale < 0 ? -1.0f : 0.0f;

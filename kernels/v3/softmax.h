@@ -121,14 +121,14 @@ struct Softmax {
     for (int i = kFrom; i < kTo; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, fmaf(slope, static_cast<float>(key_of(i)), line)));
   }
 
-  // The same of scores that `curve` caps. `greatest`: so far, of their squares.
+  // The same of scores that `curve` caps, which says by `inside` whether it could.
   template <int kFrom, int kTo, class Curve>
-  __device__ __forceinline__ void weigh(Scores& s, const Curve& curve, float& greatest) const {
+  __device__ __forceinline__ void weigh(Scores& s, const Curve& curve, int& inside) const {
 #pragma unroll
-    for (int i = kFrom; i < kTo; ++i) {
-      const float square = s[i] * s[i];
-      greatest = fmaxf(greatest, square);
-      s[i] = ptx::ex2(curve.exponent(s[i], square, -reference[row_of(i)]));
+    for (int i = kFrom; i < kTo; i += 2) {
+      curve.exponents(s[i], s[i + 1], -reference[row_of(i)], inside);
+      s[i] = ptx::ex2(s[i]);
+      s[i + 1] = ptx::ex2(s[i + 1]);
     }
   }
 

@@ -55,8 +55,7 @@ TiledTensor tiled_dout(const Problem& p, int box_rows) { return v3_tiled(p, p.de
 TiledTensor tiled_dk(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim, p.dk, box_rows); }
 TiledTensor tiled_dv(const Problem& p, int box_rows) { return v3_tiled(p, p.dense_keys(), p.nheads_k, p.headdim_v, p.dv, box_rows); }
 
-// What has no registers beside the sums and the scores. Capped scores want some: with a window's besides ptxas spills where one warpgroup has both
-// sums of wide heads.
+// What has no registers beside the sums and the scores.
 std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.softcap > 0 && p.dropout_below > 0) return "algorithm v3's backward pass has no registers for softcap with dropout; algorithm v2 does both";
   if (p.has_alibi && p.dropout_below > 0 && (v3_lengths(p) || p.deterministic))  // spills of 4 and 8 bytes at headdim 128 and 256
@@ -65,18 +64,12 @@ std::string register_refusal(const Problem& p, const V3BackwardRow& row) {
   if (p.has_alibi && p.dropout_below > 0 && row.width > 192)  // likewise
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for ALiBi and dropout together up to 192");
-  if (p.softcap > 0 && v3_lengths(p) && p.has_alibi && row.width == 128)  // spills of 4 bytes
-    return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-                "; algorithm v3's backward pass has registers for softcap, lengths (seqused_k) and ALiBi together up to 64 (under a causal mask 96) "
-                "and above 128");
   if (p.packed && p.has_alibi && p.dropout_below > 0)  // spills of 4 bytes at headdim 128
     return "algorithm v3's backward pass has no registers for packed sequences, ALiBi and dropout together; algorithm v2 does all";
   if (p.packed && p.has_alibi && row.width == 128 && !p.causal)  // likewise
     return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
                 "; algorithm v3's backward pass has registers for ALiBi in packed sequences, unless it is causal, up to 64 and above 128");
-  if (p.softcap <= 0 || !p.windowed() || row.width != 128) return {};
-  return text("headdim is ", p.headdim, " and headdim_v ", p.headdim_v,
-              "; algorithm v3's backward pass has registers for softcap in a window up to 64 and above 128");
+  return {};
 }
 
 constexpr int kDbiasKeys = 128;  // of a tile of kernels/v3/backward_dbias.h

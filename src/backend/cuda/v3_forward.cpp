@@ -39,21 +39,28 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //        warpgroup multiplies only the half that it sees of the first and the last block: more code)
 //   192  2 x 64, skipping 587, with one buffer of queries and 4 + 3 stages 560; in turns 536
 //   256  2 x 64, skipping, 2 + 3 stages 602, 3 + 2 576, 2 + 2 572 (579 with queries for both warpgroups at once); in turns 554
+//   With softcap, one H100, 2026-11-26, turns of 0.2 s, batch * seqlen = 16384:
+//   64   seqlen 4096, 4 x 64 438, 2 x 128 387; causal, seqlen 512, 1024, 8192, 16384, 4 x 64, skipping, 8 eighths early 232 306 418 422, 6 233 300
+//   402
+//        415, 2 x 128 196 265 395 404
+//   96   causal, 512 and 2048, 3 x 64, skipping 235 409, 2 x 128 221 371
+//   128  seqlen 4096, 2 x 128 584, 3 x 64 570; causal 531 and below 499
 // Since then warpgroups join tiles across blocks that they pass over: 64 455 before, 457 now; 96 529, 535; 128 616, 622 (means of two turns).
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
-    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kUncapped},
+    {64, V3Mask::kFull, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}},
     {64, V3Mask::kFull, kAnyLength, 0.92, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kDropout},
     {64, V3Mask::kCausal, 4096, 1.0, {4, 64, 4, 4, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
-    {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}},
+    {64, V3Mask::kCausal, 4096, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kUncapped},
     {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 4, 32, 112}, V3RowScores::kPlain},
     {64, V3Mask::kCausal, kAnyLength, 0.94, {3, 128, 3, 3, 2, true, false, 7, 32, 160}, V3RowScores::kUncapped},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, false, true, 8, 32, 112}, V3RowScores::kCapped},
+    {64, V3Mask::kCausal, kAnyLength, 0.94, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {96, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kFull, kAnyLength, 0.98, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {96, V3Mask::kCausal, 2048, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {96, V3Mask::kCausal, 2048, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {3, 96, 3, 2, 2, true, false, 4, 32, 160}, V3RowScores::kUncapped},
     {96, V3Mask::kCausal, kAnyLength, 1.0, {2, 128, 3, 2, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
     {128, V3Mask::kFull, kAnyLength, 1.0, {3, 64, 4, 4, 2, true, false, 6, 32, 160}, V3RowScores::kUncapped},
@@ -68,11 +75,11 @@ constexpr V3ForwardRow kRows[] = {
     {192, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
     {256, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 2, 2, 1, true, false, 8, 40, 232}},
     {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, false, true, 8, 40, 232}},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}, V3RowScores::kUncapped},
-    {64, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
-    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {64, V3Mask::kWindow, kAnyLength, 1.0, {4, 64, 6, 6, 2, false, true, 6, 32, 112}},
+    {64, V3Mask::kWindow, kAnyLength, 0.9, {2, 128, 3, 3, 2, true, false, 4, 40, 232}, V3RowScores::kCapped},
+    {96, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
     {96, V3Mask::kWindow, kAnyLength, 0.84, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
-    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}, V3RowScores::kUncapped},
+    {128, V3Mask::kWindow, kAnyLength, 1.0, {3, 64, 4, 4, 2, false, true, 8, 32, 160}},
     {128, V3Mask::kWindow, kAnyLength, 0.92, {2, 128, 3, 2, 2, true, false, 4, 40, 232}},
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 128, 2, 2, 1, true, false, 4, 40, 232}},  // for v up to 128
     {192, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 3, 2, 2, false, true, 8, 40, 232}},
@@ -486,7 +493,7 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_bool("kPingPong", tile.ping_pong);
   source.add_bool("kSkip", tile.skip);
   source.add_int("kEarlyEighths", tile.early_eighths);
-  source.add_bool("kCareful", tile.careful());
+  source.add_bool("kCareful", tile.careful() || key.score == V3Score::kCapped);
   source.add_int("kProducerRegisters", tile.producer_registers);
   source.add_int("kConsumerRegisters", tile.consumer_registers);
   source.add(pair_line(key.pair));

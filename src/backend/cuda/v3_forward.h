@@ -41,7 +41,7 @@ struct V3ForwardTile {
   int shared_bytes(int width, int width_v, const PairFeatures& pair = {}) const;
 };
 
-// Which scores a row of the table is for: capped ones want registers.
+// Which scores a row of the table is for: capped ones want registers, of four warpgroups under a causal mask all exponentials early.
 // Documents in windows or beside other features want more.
 // Biases want registers too, and room for their tiles.
 // A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
