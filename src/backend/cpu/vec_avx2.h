@@ -28,6 +28,9 @@ FATTN_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }
+FATTN_INLINE bool all_smaller(F32 x, float limit) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(_mm256_andnot_ps(set1(-0.0f), x), set1(limit), _CMP_NLT_UQ)) == 0;
+}
 FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -26,6 +26,7 @@ FATTN_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+FATTN_INLINE bool all_smaller(F32 x, float limit) { return _mm512_cmp_ps_mask(_mm512_abs_ps(x), set1(limit), _CMP_NLT_UQ) == 0; }
 FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x); }
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) {
   const __mmask16 keep = first <= 0 ? 0xffffu : first >= 16 ? 0u : static_cast<__mmask16>(0xffffu << first);

@@ -27,6 +27,7 @@ FATTN_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+FATTN_INLINE bool all_smaller(F32 x, float limit) { return vminvq_u32(vcaltq_f32(x, set1(limit))) != 0; }
 FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return vbslq_f32(vceqq_f32(a, b), x, y); }
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) {
   const int32_t lanes[4] = {0, 1, 2, 3};

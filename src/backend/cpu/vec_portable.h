@@ -33,6 +33,10 @@ FATTN_INLINE F32 div(F32 a, F32 b) { return a / b; }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
 FATTN_INLINE F32 select(I32 mask, F32 a, F32 b) { return (F32)((mask & (I32)a) | (~mask & (I32)b)); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return select(a > b, a, b); }
+FATTN_INLINE bool all_smaller(F32 x, float limit) {
+  const I32 smaller = (x < set1(limit)) & (x > set1(-limit));
+  return (smaller[0] & smaller[1] & smaller[2] & smaller[3]) != 0;
+}
 FATTN_INLINE F32 where_equal(F32 a, F32 b, F32 x, F32 y) { return select(a == b, x, y); }
 FATTN_INLINE F32 keep_from(F32 x, int first, F32 other) { return select(I32{0, 1, 2, 3} >= I32{first, first, first, first}, x, other); }
 FATTN_INLINE F32 keep_below(F32 x, int end, F32 other) { return select(I32{0, 1, 2, 3} < I32{end, end, end, end}, x, other); }

@@ -7,6 +7,7 @@
 //   add sub mul div fma     fma(a, b, c) = a * b + c
 //   max(a, b)               a > b ? a : b, so b if either is NaN
 //   where_equal(a, b, x, y) a == b ? x : y
+//   all_smaller(x, limit)   whether every |x| < limit; false if there is a NaN
 //   keep_from(x, i, other)  lanes >= i from x, the rest from other; i of any size
 //   keep_below(x, i, other) lanes < i from x, the rest from other
 //   sum, largest_lane       of all lanes; which is largest is open if there is a NaN
