@@ -1,4 +1,6 @@
 // Cases of masks and of what scores and weights depend on beside q k.
+#include <cmath>
+
 #include "testing/case_table.h"
 
 namespace fattn::testing {
@@ -66,8 +68,21 @@ void add_windows(Table& table) {
   table.add(c);
 }
 
-// Caps far above, around and far below the scores, which reach about 5, and in decode.
+// Caps far above, around and far below the scores, which reach about 5, and in decode; and over so many keys, of scores that reach 4, 10 and 16, that
+// most weights are those of blocks without a maximum, where the forward pass of algorithm v3 has polynomials for some part of softcap.
 void add_softcaps(Table& table) {
+  for (double deviation : {1.2, 3.0, 5.0})
+    for (int64_t headdim : {64, 128}) {
+      Case c = shape(1, 200, 640, 2, 1, headdim);
+      c.softcap = 50;
+      c.softmax_scale = deviation / std::sqrt(static_cast<double>(headdim));
+      table.add(c);
+      if (deviation != 3) continue;
+      c.seqlen_q = c.seqlen_k = 800;
+      c.window_left = 500;
+      c.window_right = 0;
+      table.add(c);
+    }
   for (double softcap : {0.5, 3.0, 50.0, 1e4}) {
     Case c = shape(1, 90, 130, 2, 1, 64);
     c.softcap = softcap;
