@@ -38,7 +38,7 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
 // x^2, at most a 60th of the bound of x^4. The bound is where that makes kCurveError of a weight (with a softcap of 30 in bf16 at a score of 8.3, of
 // 50 at 12.5), or 0.4 of softcap.
 template <class Element>
-inline constexpr float kCurveError = is_same<Element, bf16> ? 8e-4f : 2e-4f;  // of what rounding a weight takes at most, two fifths
+inline constexpr float kCurveError = is_same<Element, bf16> ? 8e-4f : 2e-4f;  // of what rounding a weight takes at most, a fifth and two fifths
 
 template <class Element>
 struct CapCurve {

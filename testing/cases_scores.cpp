@@ -1,5 +1,6 @@
 // Cases of masks and of what scores and weights depend on beside q k.
 #include <cmath>
+#include <utility>
 
 #include "testing/case_table.h"
 
@@ -71,18 +72,33 @@ void add_windows(Table& table) {
 // Caps far above, around and far below the scores, which reach about 5, and in decode; and over so many keys, of scores that reach 4, 10 and 16, that
 // most weights are those of blocks without a maximum, where the forward pass of algorithm v3 has polynomials for some part of softcap.
 void add_softcaps(Table& table) {
-  for (double deviation : {1.2, 3.0, 5.0})
-    for (int64_t headdim : {64, 128}) {
+  for (double deviation : {1.0, 3.0, 5.0})
+    for (int64_t headdim : {64, 96, 128}) {
       Case c = shape(1, 200, 640, 2, 1, headdim);
       c.softcap = 50;
       c.softmax_scale = deviation / std::sqrt(static_cast<double>(headdim));
-      table.add(c);
+      table.add_both_masks(c);
       if (deviation != 3) continue;
+      c.causal = false;
       c.seqlen_q = c.seqlen_k = 800;
       c.window_left = 500;
       c.window_right = 0;
       table.add(c);
     }
+  for (const auto& [softcap, scale] : {std::pair{30.0, 1e-13}, {1e20, 0.3}}) {  // what polynomials are made of is 0 in fp32, or nearly
+    Case c = shape(1, 100, 640, 2, 1, 64);
+    c.softcap = softcap;
+    c.softmax_scale = scale;
+    table.add(c);
+  }
+  {
+    Case c = shape(2, 150, 190, 2, 2, 128);
+    c.softcap = 6;
+    c.window_left = 100;
+    c.alibi = Alibi::kHeads;
+    c.key_lengths = true;
+    table.add(c);
+  }
   for (double softcap : {0.5, 3.0, 50.0, 1e4}) {
     Case c = shape(1, 90, 130, 2, 1, 64);
     c.softcap = softcap;

@@ -501,6 +501,10 @@ int main() {
         problem.has_alibi = true;
         add_v3_backward(list, problem, false, quick(headdim == 128 && causal && !softcap));
         if (softcap) {
+          add_v3_backward(list, problem, true, Which::kFull);
+          problem.dtype = DType::kF16;
+          add_v3_backward(list, problem, false, Which::kFull);
+          problem.dtype = DType::kBF16;
           problem.has_seqused_k = false;
           add_v3_backward(list, problem, false, Which::kFull);
           continue;
@@ -524,6 +528,8 @@ int main() {
       add_v3_backward(list, plain, true, Which::kFull);
       problem = plain;
       problem.softcap = 30;
+      add_v3_backward(list, problem, false, Which::kFull);
+      problem.has_alibi = true;
       add_v3_backward(list, problem, false, Which::kFull);
       problem = plain;
       problem.has_alibi = true;

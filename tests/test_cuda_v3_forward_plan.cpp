@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "backend/cuda/v3_forward.h"
@@ -278,6 +279,22 @@ TEST(V3ForwardPlanSmall, FeaturesHaveRowsOfTheirOwn) {
           EXPECT_EQ(source.find("v3::WindowMask") != std::string::npos, window);
           EXPECT_EQ(source.find("v3::CappedScore") != std::string::npos, softcap);
         }
+}
+
+// What its polynomials are made of would be 0 in fp32.
+TEST(V3ForwardPlanSmall, ScalesFarBelowSoftcapAreV2s) {
+  for (const auto& [scale, softcap, taken] : {std::tuple{1e-11, 30.0, false},
+                                              {1e-10, 30.0, true},
+                                              {-1e-13, 1.0, false},
+                                              {0.0, 30.0, true},
+                                              {0.3, 1e20, false},
+                                              {0.3, 1e10, true},
+                                              {1e-17, 1e-6, false}}) {
+    Problem p = problem_of(DType::kBF16, 64, 64, false, 900, 900);
+    p.softmax_scale = scale;
+    p.softcap = softcap;
+    EXPECT_EQ(v3_forward_refusal(p, kH200).empty(), taken) << scale << " " << softcap << ": " << v3_forward_refusal(p, kH200);
+  }
 }
 
 TEST(V3ForwardPlanSmall, DropoutHasATileUnderEveryMask) {

@@ -76,7 +76,7 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
-  int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile
+  int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile, or capped scores their curve
   int row = 0;              // the tile's first
   Kept keys;                // of the tile's batch entry
   int block = 0;            // whose weights are computed; under a mask of pairs counted from the tile's first
@@ -318,10 +318,10 @@ struct Consumer {
     if (moved) rescale();
     pack();
   }
-  // Any other: no maximum, unless the weights leave their window. That happens once in a while; where it happened twice in a tile the scores are
-  // wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those that see some of them
-  // have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key. With references that could not be linked the
-  // weights are wrong, and made again with a maximum; a branch around them cost 3 to 16 % (one H200, headdim 128 and 64).
+  // Any other: no maximum, unless the weights leave their window, or capped scores their curve. That happens once in a while; where it happened twice
+  // in a tile the scores are wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those
+  // that see some of them have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key. With references that
+  // could not be linked the weights are wrong, and made again with a maximum; a branch around them cost 3 to 16 % (one H200, headdim 128 and 64).
   template <bool kBegins, bool kBehind = false>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
@@ -460,7 +460,7 @@ struct Consumer {
     if (Mask::kUneven || (!kPairOf<Spec>.mask && (block + 1) * kBlockN > keys.count(p.call))) hide(block);
     hide_by_words();
     update<true>(block, kLinks && block <= last_masked_block());
-    if constexpr (Spec::Score::kCapped)
+    if constexpr (Spec::Score::kCapped)  // a maximum that near says that others leave the curve
       overflows = ptx::vote_all(curve.reaches(fmaxf(softmax.reference[0], softmax.reference[1]) - Window<Element>::kHeadroom)) ? 0 : 1;
   }
   __device__ __forceinline__ void clear_output() {

@@ -39,13 +39,12 @@ constexpr int kAnyLength = std::numeric_limits<int>::max();
 //        warpgroup multiplies only the half that it sees of the first and the last block: more code)
 //   192  2 x 64, skipping 587, with one buffer of queries and 4 + 3 stages 560; in turns 536
 //   256  2 x 64, skipping, 2 + 3 stages 602, 3 + 2 576, 2 + 2 572 (579 with queries for both warpgroups at once); in turns 554
-//   With softcap, one H100, 2026-11-26, turns of 0.2 s, batch * seqlen = 16384:
-//   64   seqlen 4096, 4 x 64 438, 2 x 128 387; causal, seqlen 512, 1024, 8192, 16384, 4 x 64, skipping, 8 eighths early 232 306 418 422, 6 233 300
-//   402
-//        415, 2 x 128 196 265 395 404
-//   96   causal, 512 and 2048, 3 x 64, skipping 235 409, 2 x 128 221 371
-//   128  seqlen 4096, 2 x 128 584, 3 x 64 570; causal 531 and below 499
 // Since then warpgroups join tiles across blocks that they pass over: 64 455 before, 457 now; 96 529, 535; 128 616, 622 (means of two turns).
+//   With softcap, one H100, 2026-11-26, turns of 0.2 s, batch * seqlen = 16384:
+//   64         seqlen 4096, 4 x 64 438, 2 x 128 387
+//   64 causal  seqlen 512, 1024, 8192, 16384, 4 x 64, skipping, 8 eighths early 232 306 418 422, 6 early 233 300 402 415; 2 x 128 196 265 395 404
+//   96 causal  seqlen 512, 2048, 3 x 64, skipping 235 409; 2 x 128 221 371
+//   128        seqlen 4096, 2 x 128 584, 3 x 64 570; causal 531 and below 499
 // clang-format off
 constexpr V3ForwardRow kRows[] = {
     // width, mask, most_keys, speed, {groups, block_n, stages_k, stages_v, query_buffers, ping_pong, skip, early_eighths, registers}
@@ -308,12 +307,21 @@ int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
 
+// CapCurve (kernels/score.h) has squares and cubes of it in fp32.
+static bool ratio_underflows(const Problem& problem) {
+  const double ratio = std::abs(problem.softmax_scale) / problem.softcap;
+  return ratio > 0 && (ratio < 1e-12 || ratio * ratio * ratio * problem.softcap < 1e-36);
+}
+
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
   if (why.empty() && v3_lengths(problem) && problem.softcap > 0)  // spills of 28 bytes at headdim 128
     why = "algorithm v3's forward pass has no registers for lengths of the batch's entries (seqused_k) with softcap; algorithm v2 does both";
   if (why.empty() && (problem.has_alibi || problem.dropout_below > 0) && problem.softcap > 0)
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
+  if (why.empty() && problem.softcap > 0 && ratio_underflows(problem))
+    why = text("softmax_scale is ", problem.softmax_scale, " and softcap ", problem.softcap,
+               "; algorithm v3's forward pass wants a softmax_scale of at least 1e-12 of softcap; algorithm v2 takes any");
   if (why.empty()) why = term_refusal(problem);
   const int64_t width = std::max(problem.headdim, problem.headdim_v);
   if (why.empty() && problem.has_alibi && problem.dropout_below > 0 && (v3_lengths(problem) || width > 192))  // spills of 4 to 32 bytes

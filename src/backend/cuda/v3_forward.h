@@ -26,7 +26,7 @@ struct V3ForwardTile {
   int early_eighths, producer_registers, consumer_registers;
   int stages_terms = 0;
 
-  // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many.
+  // Costs 5 to 8 % where registers are few, whatever the scores are; nothing where there are many. Kernels with softcap are it in any case.
   constexpr bool careful() const { return consumer_registers >= 224; }
   constexpr int block_m() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
@@ -64,7 +64,8 @@ struct V3ForwardRow {
   // 256 keys over 16 of 64 to 1984 rows 0.94 and 0.86.
   constexpr bool takes_lengths(bool more, bool packed) const {
     if (more || (packed && mask == V3Mask::kWindow && width == 64)) return has_registers();
-    if (width == 64 && mask == V3Mask::kCausal && !packed) return tile.groups != 3 && !special();
+    if (width == 64 && mask == V3Mask::kCausal && !packed)
+      return tile.groups != 3 && !special() && !(scores == V3RowScores::kCapped && tile.groups > 2);
     return scores != V3RowScores::kCapped && !special();
   }
   // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
