@@ -676,7 +676,7 @@ int main() {
         for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {64, 128}, {128, 64}}) {
           if ((window && causal) || (dtype == DType::kF16 && headdim != 128)) continue;  // a window is the same kernel with and without causal
           const Problem problem = with_features(contiguous(dtype, headdim, headdim_v, causal), window, softcap);
-          const bool hardest = window && softcap && headdim % 192 != 0 && headdim != 96;
+          const bool hardest = window && softcap && (in(kCommon, headdim) || headdim == 256);
           add_v3_backward(list, problem, false, quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal));
           if (headdim == 128) add_v3_backward(list, problem, true, Which::kFull);
         }

@@ -203,7 +203,7 @@ class Search {
         tensors_(case_),
         expected_(case_),
         state_(16),
-        dropout_state_(state_.put({7, 0, 5, 0}, 0)),
+        dropout_state_(Tensor(nullptr, DType::kI64, {2}).on(fattn::Device::kCuda, 0, state_.put({7, 0, 5, 0}, 0).data())),
         stream_(0) {
     uint32_t seed = 1;
     for (const Tensor& t : {tensors_.t.q, tensors_.t.k, tensors_.t.v}) test::fill_with_noise(t, seed++);
@@ -212,7 +212,7 @@ class Search {
     Options options = test::on_cuda(case_);
     options.algorithm = Algorithm::kV2;
     options.p_dropout = arguments.dropout;
-    if (arguments.dropout > 0) v2.scores.dropout_state = Tensor(nullptr, DType::kI64, {2}).on(fattn::Device::kCuda, 0, dropout_state_.data());
+    if (arguments.dropout > 0) v2.scores.dropout_state = dropout_state_;
     forward(v2, options);
     device::synchronize(0);
   }

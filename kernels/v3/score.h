@@ -11,7 +11,7 @@ namespace fattn::v3 {
 // Forward, of blocks that are not wild: nothing, but with softcap.
 struct NoCurve {};
 
-struct PlainScore {
+struct Uncapped {
   static constexpr bool kCapped = false;
   template <class Element>
   using Curve = NoCurve;
@@ -19,6 +19,9 @@ struct PlainScore {
   static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
     return {};
   }
+};
+
+struct PlainScore : Uncapped {
   static __device__ __forceinline__ float exponent_scale(const AttentionParams& p) { return p.softmax_scale * kLog2e; }
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&)[kCount], const AttentionParams&) {}
@@ -41,14 +44,7 @@ struct CappedScore {
 };
 
 // Forward, for a softmax_scale that is negative or 0: the maximum is that of the scaled scores.
-struct SignedScore {
-  static constexpr bool kCapped = false;
-  template <class Element>
-  using Curve = NoCurve;
-  template <class Element>
-  static __device__ __forceinline__ NoCurve curve(const AttentionParams&) {
-    return {};
-  }
+struct SignedScore : Uncapped {
   template <int kCount>
   static __device__ __forceinline__ void apply(float (&s)[kCount], const AttentionParams& p) {
     const float sign = p.softmax_scale < 0 ? -1.0f : 0.0f;

@@ -193,6 +193,12 @@ int choose_row(const Problem& problem, const V3Target& target) {
   return best;
 }
 
+// CapCurve (kernels/score.h) has squares and cubes of softmax_scale / softcap in fp32.
+bool ratio_underflows(const Problem& problem) {
+  const double ratio = std::abs(problem.softmax_scale) / problem.softcap;
+  return ratio > 0 && (ratio < 1e-12 || ratio * ratio * ratio * problem.softcap < 1e-36);
+}
+
 // A bias is copied 16 bytes at a time where its rows begin at multiples of it, else pair by pair, one on its way a thread.
 bool copies_pairs(const PairTensor& bias) {
   const auto bytes = static_cast<int64_t>(size_of(bias.dtype));
@@ -306,12 +312,6 @@ int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair
 }
 
 std::span<const V3ForwardRow> v3_forward_rows() { return kRows; }
-
-// CapCurve (kernels/score.h) has squares and cubes of it in fp32.
-static bool ratio_underflows(const Problem& problem) {
-  const double ratio = std::abs(problem.softmax_scale) / problem.softcap;
-  return ratio > 0 && (ratio < 1e-12 || ratio * ratio * ratio * problem.softcap < 1e-36);
-}
 
 std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
   std::string why = v3_refusal(problem);
