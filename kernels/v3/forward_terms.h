@@ -25,18 +25,25 @@ __device__ __forceinline__ void copy_pairs(unsigned tile, const char* first, lon
   constexpr int kUnit = 16 / kBytes, kUnits = kKeys / kUnit, kRowsAtOnce = kTermThreads / kUnits;
   static_assert(kTermThreads % kUnits == 0);
   const int to = row_bytes == 0 ? 1 : kRows;
+  int from_key = 0;  // of what is left for single elements: one unit, or all
+  bool one_unit = false;
   if (((reinterpret_cast<unsigned long long>(first) | static_cast<unsigned long long>(row_bytes)) & 15) == 0) {
-    const int unit = thread % kUnits, exist = min(max(keys - unit * kUnit, 0), kUnit) * kBytes;
+    // A unit of which some exist is not for cp.async: compute-sanitizer takes it for a read of all its bytes.
+    const int exist = min(keys, kKeys), unit = thread % kUnits;
+    from_key = exist / kUnit * kUnit;
+    one_unit = exist != from_key;
     const char* const from = first + unit * 16;
     const unsigned at = tile + unit * 16;
+    if (!one_unit || unit != from_key / kUnit) {
 #pragma unroll kUnrolled
-    for (int row = thread / kUnits; row < to; row += kRowsAtOnce)
-      ptx::cp_async_16_zfill(at + row * kPitch, from + min(row, rows - 1) * row_bytes, exist);
-    return;
+      for (int row = thread / kUnits; row < to; row += kRowsAtOnce)
+        ptx::cp_async_16_zfill(at + row * kPitch, from + min(row, rows - 1) * row_bytes, unit < from_key / kUnit ? 16 : 0);
+    }
+    if (!one_unit) return;
   }
 #pragma unroll 1
-  for (int index = thread; index < to * kKeys; index += kTermThreads) {
-    const int row = index / kKeys, key = index % kKeys;
+  for (int index = thread; index < to * (one_unit ? kUnit : kKeys); index += kTermThreads) {
+    const int row = one_unit ? index / kUnit : index / kKeys, key = from_key + (one_unit ? index % kUnit : index % kKeys);
     const char* const from = first + min(row, rows - 1) * row_bytes + key * kBytes;
     const unsigned at = tile + row * kPitch + key * kBytes;
     const bool exists = key < keys;

@@ -45,6 +45,7 @@ constexpr V2BackwardRow kRows[] = {
     {80, 128, {0, 0, 64, 64, 4, 1, 32, true}, 1, false, false, 1, true},
     {80, 128, {0, 0, 64, 64, 4, 1, 32, false}, 1, false, false, 1, true},
     {80, 256, {0, 0, 32, 32, 2, 2, 16, false}, 1, false, false, 1, true},
+    {80, 256, {0, 0, 32, 16, 1, 2, 16, false}, 1, false, false, 1, true},
     {75, 64, {0, 0, 64, 64, 2, 1, 32, false}, 1, false},
     {75, 96, {0, 0, 32, 64, 2, 1, 32, false}, 1, false},
     {75, 128, {0, 0, 32, 64, 4, 1, 32, false}, 1, false},
@@ -124,6 +125,19 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     // Wide heads and 32 keys of a warp leave registers to a bias or a mask, not to much besides.
     const bool much = pair.dropout || pair.alibi || pair.documents || problem.softcap > 0 || (pair.bias != 0 && pair.mask);
     if (row.staged && std::max(headdim, headdim_v) > 64 && much && row.tile.block_n / row.tile.key_groups > 16) continue;
+    // Nor, from sm_90 on, to a mask (4 to 40 bytes).
+    if (row.staged && row.tile.block_n == 128 && target.arch >= 90 && pair.mask) continue;
+    // In a window of packed sequences above headdim 64 stages spill with a bias in fp32 and its gradient alone (4 to 24 bytes), from sm_90 on with a
+    // mask (8), and from sm_100 on 64 queries with that bias (8).
+    if (row.staged && !much && std::max(headdim, headdim_v) > 64 && pair.packed && problem.windowed()) {
+      const bool fp32_gradient = pair.bias == 2 && pair.dbias;
+      if (row.tile.pipelined && (fp32_gradient || (target.arch >= 90 && pair.mask))) continue;
+      if (row.tile.block_m == 64 && target.arch >= 100 && fp32_gradient) continue;
+    }
+    // For sm_120 turns and addresses of any kind leave the widest documents of packed sequences no more than this (16 bytes).
+    if (row.level >= 80 && !row.f32 && target.arch >= 120 && std::max(headdim, headdim_v) > 192 && pair.packed && pair.documents &&
+        problem.deterministic && row.tile.block_n > 16)
+      continue;
     if (row.heavy != (row.level >= 80 && (pair.hides() || pair.dbias || crowded || (heavy(pair) && problem.softcap > 0)))) continue;
     const int terms = (pair.bias != 0) + pair.mask + pair.documents;
     if (row.one_term && (terms != 1 || pair.alibi || pair.dropout || problem.softcap > 0)) continue;

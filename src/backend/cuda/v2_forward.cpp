@@ -125,6 +125,8 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.f32 && target.arch >= 100 && row.tile.warps == 8 && row.tile.stages == 2 && std::max(headdim, headdim_v) > 128 && pair.packed &&
         problem.windowed() && pair.alibi && pair.dropout && pair.mask)
       continue;
+    // Two tiles of rows of a warp spill (4 to 36 bytes) in a window of packed sequences with a bias in fp32.
+    if (row.staged && row.tile.row_tiles == 2 && std::max(headdim, headdim_v) > 64 && pair.packed && problem.windowed() && pair.bias == 2) continue;
     const int64_t bytes = shared_bytes(row, problem);
     if (bytes > target.shared_bytes) continue;
     if (row.tile.ctas * (bytes + kReservedSharedBytes) <= target.shared_bytes_per_multiprocessor) return i;
