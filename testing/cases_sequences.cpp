@@ -12,7 +12,8 @@ void add_documents(Table& table) {
       c.documents = documents;
       table.add_both_masks(c);
     };
-    for (Case c : {shape(3, 70, 150, 2, 1, 64), shape(2, 400, 400, 2, 2, 40), shape(1, 65, 1300, 2, 1, 64), shape(2, 257, 96, 2, 2, 128)}) add(c);
+    for (const Case& c : {shape(3, 70, 150, 2, 1, 64), shape(2, 400, 400, 2, 2, 40), shape(1, 65, 1300, 2, 1, 64), shape(2, 257, 96, 2, 2, 128)})
+      add(c);
     add(decoding(1, 1300, 8, 2, 64));
     add(decoding(5, 700, 4, 1, 72));
     Case c = shape(5, 120, 190, 4, 2, 32);
@@ -71,7 +72,7 @@ void add_packed_sequences(Table& table) {
     c.varlen = true;
     table.add_both_masks(c);
   };
-  for (Case c : {shape(5, 70, 150, 2, 1, 64), shape(6, 300, 130, 2, 2, 40), shape(9, 97, 97, 4, 2, 32), shape(1, 65, 65, 2, 2, 128)}) add(c);
+  for (const Case& c : {shape(5, 70, 150, 2, 1, 64), shape(6, 300, 130, 2, 2, 40), shape(9, 97, 97, 4, 2, 32), shape(1, 65, 65, 2, 2, 128)}) add(c);
   add(shape(3, 20, 1300, 4, 2, 64));  // several super-blocks of keys
   add(shape(4, 130, 200, 2, 1, 192));
   add(shape(0, 5, 7, 2, 1, 16));

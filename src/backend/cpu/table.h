@@ -22,7 +22,8 @@ static inline void forward(KernelDType dtype, const ForwardTask& task) {
   return forward_task<bf16, OpsBf16>(task);
 }
 static inline size_t decode_scratch(KernelDType dtype, const KernelShape& shape) {
-  return dtype == kKernelBF16 ? decode_scratch_bytes<OpsBf16>(shape) : decode_scratch_bytes<OpsF32>(shape);
+  if (dtype == kKernelBF16) return decode_scratch_bytes<OpsBf16>(shape);
+  return decode_scratch_bytes<OpsF32>(shape);
 }
 static inline void decode(KernelDType dtype, const DecodeTask& task) {
   if (dtype == kKernelF32) return decode_task<float, OpsF32>(task);

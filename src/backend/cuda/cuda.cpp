@@ -271,9 +271,9 @@ void forward_v1(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   const cuda::V1ForwardPlan& chosen = plan.cuda.kernels->v1_forward;
   if (chosen.grid == 0) return;
   const Loaded& kernel = v1_forward_kernel(device, cuda::v1_forward_key(chosen, b.q, b.k, b.v, b.o));
-  AttentionParams params = cuda::v1_forward_params(plan.problem, b.q, b.k, b.v, b.o, plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr);
+  FeatureParams params = cuda::v1_forward_params(plan.problem, b.q, b.k, b.v, b.o, plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr);
   V1State state = cuda::v1_state(chosen, b.workspace);
-  void* parameters[] = {&params, &state};
+  void* parameters[] = {static_cast<AttentionParams*>(&params), &state};  // the kernel takes that part
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
 }
 
