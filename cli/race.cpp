@@ -186,6 +186,7 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
         sensors);
   }
   std::vector<Sampler> samplers;
+  samplers.reserve(metered.size());
   for (MeteredSampler& one : metered) samplers.emplace_back(std::ref(one));
   const SamplingOptions sampling = left.fitting(options.sampling, running.size() * (options.passes.size() - pass_index));
   const auto samples = sample_in_turns(
