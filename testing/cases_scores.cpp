@@ -355,6 +355,12 @@ void add_dropout(Table& table) {
     c.causal = true;
     table.add(c);
   }
+  c = shape(6, 100, 130, 2, 1, 64);  // a NaN that a mask hides goes through the slope of tanh and stays hidden
+  c.inputs = Inputs::kNanQuery;
+  c.mask = Pairs::kHeads;
+  c.softcap = 4;
+  c.p_dropout = 0.25;
+  table.add(c);
 }
 
 // A gradient of lse: with rows that see nothing, in every layout, with everything else that a score depends on, and with NaN and Inf.

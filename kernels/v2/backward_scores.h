@@ -157,7 +157,10 @@ struct BackwardScores : BackwardPlace<Spec> {
           to = weights;
           if constexpr (kCapped) {
 #pragma unroll
-            for (int e = 0; e < 2; ++e) w[e] *= fmaf(-s[i][j][2 * half + e], s[i][j][2 * half + e], 1.0f);
+            for (int e = 0; e < 2; ++e) {
+              w[e] *= fmaf(-s[i][j][2 * half + e], s[i][j][2 * half + e], 1.0f);
+              if (kMayHide && kPair.dropout && (marks >> 16 * e & 0x8000u) != 0) w[e] = 0;  // not NaN: a mark is -0 there
+            }
             to = ptx::pack2<Element>(w[0], w[1]);
           }
           to |= marks;
