@@ -81,6 +81,14 @@ struct BlockMask {
   int64_t first_seen, first_hidden, whole_begin, whole_end;
 };
 
+// Of a block of `keys` keys, those that one of the lanes [lane, lane + lanes) sees; from an even one on where keys come in pairs.
+template <class Ops>
+FATTN_INLINE KeyRange keys_of_lanes(const BlockMask& mask, int64_t keys, int64_t lane, int64_t lanes) {
+  const int64_t begin = mask.first_seen + lane, end = mask.first_hidden + lane + lanes - 1;
+  const int64_t from = begin < 0 ? 0 : begin / Ops::kPair * Ops::kPair;
+  return {from, end < keys ? end : keys};
+}
+
 // What stays of vector w at `key`. (An edge that hides nothing there may be too far off for an int.)
 FATTN_INLINE F32 keep_visible(const BlockMask& mask, F32 x, int64_t key, int w) {
   if (key >= mask.whole_end) x = keep_from(x, static_cast<int>(key - mask.first_hidden + 1 - w * kLanes), zero());
@@ -382,11 +390,25 @@ void backward_task(const BackwardTask& task) {
         const TilePlace at{row0, rows, first, keys};
         Seen visible = one_row_mask ? make_mask_words<kTileVecs>(in, head, at, scratch.words) : Seen::kAll;
         if (visible == Seen::kNone) continue;
-        const auto products_of = [&](int64_t first_key, int64_t end_key) {
-          const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
-          float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
-          for_panels(0, vecs, [&](int w, auto count) {
+        // At an edge of the mask each half of the rows has products of its own, of the keys that it sees; what is left of s and ds is hidden later.
+        const bool at_edge = mask.whole_begin > 0 || mask.whole_end < keys;
+        const auto keys_seen_by = [&](int64_t lane, int64_t lanes) {
+          return at_edge ? keys_of_lanes<Ops>(mask, keys, lane, lanes) : KeyRange{0, keys};
+        };
+        const auto for_parts = [&](const auto& body) {
+          if (kPanelVecs < 4 || !at_edge) return for_panels(0, vecs, body);
+          int w = 0;
+          for (; w + 2 <= vecs; w += 2) body(w, Count<2>{});
+          if (w < vecs) body(w, Count<1>{});
+        };
+        const auto products_of = [&](int64_t part_begin, int64_t part_end) {
+          for_parts([&](int w, auto count) {
             constexpr int kVecs = decltype(count)::value;
+            const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
+            const int64_t first_key = seen.begin > part_begin ? seen.begin : part_begin, end_key = seen.end < part_end ? seen.end : part_end;
+            if (first_key >= end_key) return;
+            const auto from = [&](Scalars a) { return Scalars{a.data + (key0 + first_key) * a.stride, a.stride}; };
+            float *s = scratch.s + first_key * kTile, *ds = scratch.ds + first_key * kTile;
             if constexpr (kFetchesAhead) {
               next_q.fetch(fetched);
               next_dq.fetch(fetched);
@@ -413,7 +435,7 @@ void backward_task(const BackwardTask& task) {
         // An Inf in k times the zeros of a lane beyond the tensor is NaN.
         for (int64_t key = 0; rows < kTile && key < keys; ++key)
           for (int64_t i = rows; i < kTile; ++i) scratch.s[key * kTile + i] = 0;
-        const bool hidden = in.bias || visible == Seen::kSome || mixed, masked = mask.whole_begin > 0 || mask.whole_end < keys || hidden;
+        const bool hidden = in.bias || visible == Seen::kSome || mixed, masked = at_edge || hidden;
         const bool element_wise = (masked || some_without) && (rows_nonfinite() || keys_nonfinite(key0, keys));
 
         const bool terms = capped && (added || hidden);
@@ -439,15 +461,27 @@ void backward_task(const BackwardTask& task) {
           accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, lse, head, at, scratch.dq, dk, dv);
           continue;
         }
-        const int64_t p_stride = elements<Ops>(kTile) * 4;
-        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.p_rows), p_stride}, keys, scratch.dout_columns,
-                                    copy_stride(task.headdim_v), elements<Ops>(rows), dv, width_v, width_v / kLanes);
-        product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(scratch.ds_rows), p_stride}, keys, scratch.q_columns,
-                                    copy_stride(task.headdim), elements<Ops>(rows), dk, width, width / kLanes);
-        const Scalars kc{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride};
-        for_panels(0, vecs, [&](int w, auto count) {
-          product_by_column<Ops, decltype(count)::value>(kc, task.headdim, scratch.ds_columns + w * kLanes, kTile, elements<Ops>(keys),
-                                                         scratch.dq + lane_offset(task.headdim, w * kLanes), one);
+        const auto add_to_keys = [&](const typename Ops::Element* of_pairs, const typename Ops::Element* columns, int headdim, float* to) {
+          const int64_t row_width = round_up(headdim, kLanes), part = at_edge ? kTile / 2 : kTile;
+          for (int64_t row = 0; row < rows; row += part) {
+            const KeyRange seen = keys_seen_by(row, part);
+            if (seen.begin >= seen.end) continue;
+            const auto* a = of_pairs + seen.begin * elements<Ops>(kTile) + row / Ops::kPair;
+            product_into_wide_rows<Ops>(Scalars{reinterpret_cast<const char*>(a), elements<Ops>(kTile) * 4}, seen.end - seen.begin,
+                                        columns + row / Ops::kPair * copy_stride(headdim), copy_stride(headdim),
+                                        elements<Ops>(rows - row < part ? rows - row : part), to + seen.begin * row_width, row_width,
+                                        row_width / kLanes);
+          }
+        };
+        add_to_keys(scratch.p_rows, scratch.dout_columns, task.headdim_v, dv);
+        add_to_keys(scratch.ds_rows, scratch.q_columns, task.headdim, dk);
+        for_parts([&](int w, auto count) {
+          constexpr int kVecs = decltype(count)::value;
+          const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
+          if (seen.begin >= seen.end) return;
+          const Scalars kc{k_columns.data + (key0 + seen.begin) / Ops::kPair * k_columns.stride, k_columns.stride};
+          product_by_column<Ops, kVecs>(kc, task.headdim, scratch.ds_columns + seen.begin / Ops::kPair * kTile + w * kLanes, kTile,
+                                        elements<Ops>(seen.end - seen.begin), scratch.dq + lane_offset(task.headdim, w * kLanes), one);
         });
       }
 

@@ -402,6 +402,20 @@ void backward(const Call& call) {
   const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
   run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
+  // Which splits may add to dq of some rows, side by side: where a mask leaves them few super-blocks of keys, the others' are not even cleared.
+  struct Splits {
+    int64_t first, count;
+  };
+  const auto splits_of = [&](int64_t n, int64_t begin, int64_t end) {
+    const Splits all{0, call.c.splits};
+    if (p.packed || p.has_documents) return all;  // whose super-blocks begin elsewhere
+    const Sequence s = sequence_of(p, call.b, n);
+    const int64_t first_key = std::max<int64_t>(0, begin + call.left_diagonal(s)), end_key = std::min(s.seqlen_k, end - 1 + call.diagonal(s));
+    if (first_key >= end_key) return Splits{0, 1};
+    const int64_t first = first_key / call.c.task_k, count = (end_key - 1) / call.c.task_k - first + 1;
+    return first % call.c.splits + count <= call.c.splits ? Splits{first % call.c.splits, count} : all;
+  };
+
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
@@ -411,7 +425,8 @@ void backward(const Call& call) {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    for (int64_t split = 0; split < call.c.splits; ++split)
+    const auto [first, count] = splits_of(n, begin, end);
+    for (int64_t split = first; split < first + count; ++split)
       for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
@@ -513,8 +528,9 @@ void backward(const Call& call) {
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
+    const auto [first, count] = splits_of(n, begin, end);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.sum_rows(call.dtype, dq_base + place(dq, n, row, h), dq_split, call.c.splits, p.headdim,
+      call.kernels.sum_rows(call.dtype, dq_base + first * dq_split + place(dq, n, row, h), dq_split, count, p.headdim,
                             at(call.b.dq, place(p.dq, n, row, h), call.element));
   });
 }
