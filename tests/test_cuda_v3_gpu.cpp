@@ -683,7 +683,9 @@ Case random_shape(std::mt19937_64& random) {
 }
 
 // Problems one after the other for FATTN_SOAK_SECONDS (5): `one` computes a problem of these random numbers, each kernel some times, and says how far
-// algorithm v3 is from v2. A kernel that hangs ends the program, whose last word is the problem.
+// algorithm v3 is from v2. A kernel that hangs ends the program, whose last word is the problem. A problem may have ten kernels to be compiled first,
+// which took more than 60 s where 16 processes compiled at once.
+constexpr unsigned kHangsAfterSeconds = 300;
 template <class One>
 void soak(const char* what, One one) {
   const char* const wanted = std::getenv("FATTN_SOAK_SECONDS");
@@ -697,7 +699,7 @@ void soak(const char* what, One one) {
     const double worst = one(random, [&](const std::string& where) {
       name = where;
       std::fprintf(stderr, "\r%d %s, now %-110s", count, what, where.c_str());
-      alarm(60);
+      alarm(kHangsAfterSeconds);
     });
     alarm(0);
     ASSERT_LT(worst, 0.03) << name;
