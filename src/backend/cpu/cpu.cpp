@@ -73,6 +73,7 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
+  size_t dq_splits = 0;                       // backward, if there are splits: (batch, kRowsOfDelta rows, first and count)
   size_t delta = 0, dq = 0;   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
   bool dq_in_output = false;  // backward: dq accumulates in the output itself
   size_t dbias = 0;           // backward: the same for dbias
@@ -132,6 +133,8 @@ Workspace lay_out(const Plan& plan) {
       w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
       if (!w.dq_in_output) w.dq = layout.add({c.splits, p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
+      if (!p.packed && c.splits > 1)
+        w.dq_splits = layout.add({p.batch, (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta, 2, static_cast<int64_t>(sizeof(int64_t))});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       // Nothing is summed where each part of dbias is one head's of one batch entry.
       if (p.dbias.given && !w.dbias_in_output && (!walks_all_of_dbias(p) || p.shares_dbias_of_batch() || p.shares_dbias_of_heads()))
@@ -372,6 +375,45 @@ int64_t end_of_super_block(const int32_t* document_k, int64_t begin, int64_t mos
   return end > begin + most / 2 ? end : begin + most;
 }
 
+// Where super-blocks begin, if not all are alike. With dropout every one begins with a block of random numbers; where batch entries add to the same
+// dbias, a split has the same keys of each.
+const int32_t* document_boundaries(const Problem& p, const ScoreInputs& in) {
+  return in.dropout_below > 0 || p.shares_dbias_of_batch() ? nullptr : in.document_k;
+}
+
+struct Ids {
+  int32_t least = 0, most = 0;
+};
+Ids ids_of(const int32_t* documents, int64_t begin, int64_t end) {
+  if (!documents || begin >= end) return {};
+  Ids ids{documents[begin], documents[begin]};
+  for (int64_t i = begin; i < end; ++i) ids = {std::min(ids.least, documents[i]), std::max(ids.most, documents[i])};
+  return ids;
+}
+
+// Splits that may add to dq of some rows, and those between them: where mask and documents leave the rows few super-blocks of keys, the parts of the
+// others are not even cleared.
+struct DqSplits {
+  int64_t first, count;
+};
+DqSplits find_dq_splits(const Call& call, int64_t n, int64_t row, int64_t end_row) {
+  const Sequence s = sequence_of(call.p, call.b, n);
+  const ScoreInputs in = call.inputs(n, 0, s);
+  const int64_t first_key = row + call.left_diagonal(s), end_key = end_row - 1 + call.diagonal(s);
+  const Ids rows = ids_of(in.document_q, row, end_row);
+  int64_t first = call.c.splits, last = -1;
+  for (int64_t begin = 0, end = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
+    end = end_of_super_block(document_boundaries(call.p, in), begin, call.c.task_k, s.seqlen_k);
+    const int64_t split = i % call.c.splits;
+    if (end <= first_key || begin >= end_key || (first <= split && split <= last)) continue;
+    const Ids keys = ids_of(in.document_k, begin, end);
+    if (keys.least > rows.most || rows.least > keys.most) continue;
+    first = std::min(first, split);
+    last = std::max(last, split);
+  }
+  return last < 0 ? DqSplits{0, 1} : DqSplits{first, last - first + 1};  // of rows that see nothing one, which stays 0
+}
+
 void backward(const Call& call) {
   const Problem& p = call.p;
   // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry
@@ -402,22 +444,23 @@ void backward(const Call& call) {
   const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
   run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
-  // Which splits may add to dq of some rows, side by side: where a mask leaves them few super-blocks of keys, the others' are not even cleared.
-  struct Splits {
-    int64_t first, count;
-  };
-  const auto splits_of = [&](int64_t n, int64_t begin, int64_t end) {
-    const Splits all{0, call.c.splits};
-    if (p.packed || p.has_documents) return all;  // whose super-blocks begin elsewhere
-    const Sequence s = sequence_of(p, call.b, n);
-    const int64_t first_key = std::max<int64_t>(0, begin + call.left_diagonal(s)), end_key = std::min(s.seqlen_k, end - 1 + call.diagonal(s));
-    if (first_key >= end_key) return Splits{0, 1};
-    const int64_t first = first_key / call.c.task_k, count = (end_key - 1) / call.c.task_k - first + 1;
-    return first % call.c.splits + count <= call.c.splits ? Splits{first % call.c.splits, count} : all;
+  // Of each kRowsOfDelta rows of a batch entry the same for all heads.
+  const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
+  int64_t* const found = call.numbers(call.w.dq_splits);
+  const bool finds = !p.packed && call.c.splits > 1;
+  run_tasks(call.plan, finds ? batch * blocks : 0, [&](int64_t i, int) {
+    const int64_t begin = i % blocks * kRowsOfDelta;
+    const DqSplits of = find_dq_splits(call, i / blocks, begin, std::min(all_rows, begin + kRowsOfDelta));
+    found[2 * i] = of.first;
+    found[2 * i + 1] = of.count;
+  });
+  const auto splits_of = [&](int64_t n, int64_t block) {
+    if (!finds) return DqSplits{0, call.c.splits};
+    const int64_t* of = found + 2 * (n * blocks + block);
+    return DqSplits{of[0], of[1]};
   };
 
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
-  const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
@@ -425,7 +468,7 @@ void backward(const Call& call) {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    const auto [first, count] = splits_of(n, begin, end);
+    const auto [first, count] = splits_of(n, i % blocks);
     for (int64_t split = first; split < first + count; ++split)
       for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
@@ -481,9 +524,8 @@ void backward(const Call& call) {
     t.dbias_out_stride = pairs.strides.row;
     t.dbias_out_head_stride = own_head ? pairs.strides.head : 0;
     t.scratch = call.scratch(worker);
-    // Super-blocks in turn to the splits, so that a causal mask loads them alike. With dropout every one begins with a block of random numbers; where
-    // batch entries add to the same dbias, a split has the same keys of each.
-    const int32_t* document_k = t.inputs.dropout_below > 0 || p.shares_dbias_of_batch() ? nullptr : t.inputs.document_k;
+    // Super-blocks in turn to the splits, so that a causal mask loads them alike.
+    const int32_t* document_k = document_boundaries(p, t.inputs);
     int64_t end = 0;
     for (int64_t begin = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
       end = end_of_super_block(document_k, begin, call.c.task_k, s.seqlen_k);
@@ -528,7 +570,7 @@ void backward(const Call& call) {
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
-    const auto [first, count] = splits_of(n, begin, end);
+    const auto [first, count] = splits_of(n, i % blocks);
     for (int64_t row = begin; row < end; ++row)
       call.kernels.sum_rows(call.dtype, dq_base + first * dq_split + place(dq, n, row, h), dq_split, count, p.headdim,
                             at(call.b.dq, place(p.dq, n, row, h), call.element));
