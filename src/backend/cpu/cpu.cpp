@@ -10,6 +10,7 @@
 
 #include "backend/cpu/entries.h"
 #include "backend/cpu/executor.h"
+#include "backend/cpu/id_range.h"
 #include "backend/cpu/kernels.h"
 #include "shared/lowest.h"
 #include "shared/text.h"
@@ -73,7 +74,7 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t dq_splits = 0;                       // backward, if there are splits: (batch, kRowsOfDelta rows, first and count)
+  size_t dq_splits = 0;                       // backward, if there are splits: (batch, kRowsOfDelta rows), DqSplits
   size_t delta = 0, dq = 0;   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
   bool dq_in_output = false;  // backward: dq accumulates in the output itself
   size_t dbias = 0;           // backward: the same for dbias
@@ -83,6 +84,15 @@ struct Workspace {
 };
 
 constexpr int64_t kRowsOfDelta = 256;  // rows of a task of the passes before and after the backward kernel
+int64_t blocks_of_rows(const Problem& p) { return (p.dense_rows() + kRowsOfDelta - 1) / kRowsOfDelta; }
+
+// Which splits [begin, end) add to dq of kRowsOfDelta rows, and the rows' documents. Packed sequences have rows of several side by side: all add to
+// them.
+struct DqSplits {
+  IdRange rows;
+  int64_t begin, end;
+};
+bool finds_dq_splits(const Problem& p, const CpuPlan& c) { return !p.packed && c.splits > 1; }
 
 int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 
@@ -133,8 +143,7 @@ Workspace lay_out(const Plan& plan) {
       w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
       if (!w.dq_in_output) w.dq = layout.add({c.splits, p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
-      if (!p.packed && c.splits > 1)
-        w.dq_splits = layout.add({p.batch, (p.seqlen_q + kRowsOfDelta - 1) / kRowsOfDelta, 2, static_cast<int64_t>(sizeof(int64_t))});
+      if (finds_dq_splits(p, c)) w.dq_splits = layout.add({p.batch, blocks_of_rows(p), static_cast<int64_t>(sizeof(DqSplits))});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       // Nothing is summed where each part of dbias is one head's of one batch entry.
       if (p.dbias.given && !w.dbias_in_output && (!walks_all_of_dbias(p) || p.shares_dbias_of_batch() || p.shares_dbias_of_heads()))
@@ -375,43 +384,38 @@ int64_t end_of_super_block(const int32_t* document_k, int64_t begin, int64_t mos
   return end > begin + most / 2 ? end : begin + most;
 }
 
-// Where super-blocks begin, if not all are alike. With dropout every one begins with a block of random numbers; where batch entries add to the same
-// dbias, a split has the same keys of each.
-const int32_t* document_boundaries(const Problem& p, const ScoreInputs& in) {
-  return in.dropout_below > 0 || p.shares_dbias_of_batch() ? nullptr : in.document_k;
+// Calls body(number, begin, end) for the super-blocks of keys of a sequence. With dropout every one begins with a block of random numbers; where
+// batch entries add to the same dbias, a split has the same keys of each.
+template <class Body>
+void for_super_blocks(const Call& call, const Sequence& s, const ScoreInputs& in, const Body& body) {
+  const int32_t* document_k = in.dropout_below > 0 || call.p.shares_dbias_of_batch() ? nullptr : in.document_k;
+  for (int64_t begin = 0, end = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
+    end = end_of_super_block(document_k, begin, call.c.task_k, s.seqlen_k);
+    body(i, begin, end);
+  }
 }
 
-struct Ids {
-  int32_t least = 0, most = 0;
-};
-Ids ids_of(const int32_t* documents, int64_t begin, int64_t end) {
-  if (!documents || begin >= end) return {};
-  Ids ids{documents[begin], documents[begin]};
-  for (int64_t i = begin; i < end; ++i) ids = {std::min(ids.least, documents[i]), std::max(ids.most, documents[i])};
-  return ids;
-}
-
-// Splits that may add to dq of some rows, and those between them: where mask and documents leave the rows few super-blocks of keys, the parts of the
-// others are not even cleared.
-struct DqSplits {
-  int64_t first, count;
-};
-DqSplits find_dq_splits(const Call& call, int64_t n, int64_t row, int64_t end_row) {
+// Of all kRowsOfDelta rows of a batch entry the splits that may add to their dq, and those between them: where mask and documents leave the rows few
+// super-blocks of keys, the parts of the others are not even cleared.
+void find_dq_splits(const Call& call, int64_t n, DqSplits* of_rows) {
   const Sequence s = sequence_of(call.p, call.b, n);
   const ScoreInputs in = call.inputs(n, 0, s);
-  const int64_t first_key = row + call.left_diagonal(s), end_key = end_row - 1 + call.diagonal(s);
-  const Ids rows = ids_of(in.document_q, row, end_row);
-  int64_t first = call.c.splits, last = -1;
-  for (int64_t begin = 0, end = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
-    end = end_of_super_block(document_boundaries(call.p, in), begin, call.c.task_k, s.seqlen_k);
+  const int64_t blocks = blocks_of_rows(call.p), diagonal = call.diagonal(s), left_diagonal = call.left_diagonal(s);
+  const auto end_of_rows = [&](int64_t block) { return std::min(s.seqlen_q, (block + 1) * kRowsOfDelta); };
+  for (int64_t block = 0; block < blocks; ++block)
+    of_rows[block] = {in.document_q ? ids_of(in.document_q, block * kRowsOfDelta, end_of_rows(block)) : IdRange{}, call.c.splits, 0};
+  for_super_blocks(call, s, in, [&](int64_t i, int64_t begin, int64_t end) {
+    const IdRange keys = in.document_k ? ids_of(in.document_k, begin, end) : IdRange{};
     const int64_t split = i % call.c.splits;
-    if (end <= first_key || begin >= end_key || (first <= split && split <= last)) continue;
-    const Ids keys = ids_of(in.document_k, begin, end);
-    if (keys.least > rows.most || rows.least > keys.most) continue;
-    first = std::min(first, split);
-    last = std::max(last, split);
-  }
-  return last < 0 ? DqSplits{0, 1} : DqSplits{first, last - first + 1};  // of rows that see nothing one, which stays 0
+    for (int64_t block = 0; block < blocks; ++block) {
+      DqSplits& of = of_rows[block];
+      if (end <= block * kRowsOfDelta + left_diagonal || begin >= end_of_rows(block) - 1 + diagonal || !may_meet(of.rows, keys)) continue;
+      of.begin = std::min(of.begin, split);
+      of.end = std::max(of.end, split + 1);
+    }
+  });
+  for (int64_t block = 0; block < blocks; ++block)
+    if (of_rows[block].end == 0) of_rows[block].begin = 0, of_rows[block].end = 1;  // of rows that see nothing one, which stays 0
 }
 
 void backward(const Call& call) {
@@ -444,21 +448,11 @@ void backward(const Call& call) {
   const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
   run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
-  // Of each kRowsOfDelta rows of a batch entry the same for all heads.
-  const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
-  int64_t* const found = call.numbers(call.w.dq_splits);
-  const bool finds = !p.packed && call.c.splits > 1;
-  run_tasks(call.plan, finds ? batch * blocks : 0, [&](int64_t i, int) {
-    const int64_t begin = i % blocks * kRowsOfDelta;
-    const DqSplits of = find_dq_splits(call, i / blocks, begin, std::min(all_rows, begin + kRowsOfDelta));
-    found[2 * i] = of.first;
-    found[2 * i + 1] = of.count;
-  });
-  const auto splits_of = [&](int64_t n, int64_t block) {
-    if (!finds) return DqSplits{0, call.c.splits};
-    const int64_t* of = found + 2 * (n * blocks + block);
-    return DqSplits{of[0], of[1]};
-  };
+  const int64_t blocks = blocks_of_rows(p);
+  const bool finds = finds_dq_splits(p, call.c);
+  auto* const found = reinterpret_cast<DqSplits*>(call.workspace + call.w.dq_splits);
+  run_tasks(call.plan, finds ? batch : 0, [&](int64_t n, int) { find_dq_splits(call, n, found + n * blocks); });
+  const auto splits_of = [&](int64_t n, int64_t block) { return finds ? found[n * blocks + block] : DqSplits{{}, 0, call.c.splits}; };
 
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
@@ -468,8 +462,8 @@ void backward(const Call& call) {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    const auto [first, count] = splits_of(n, i % blocks);
-    for (int64_t split = first; split < first + count; ++split)
+    const DqSplits splits = splits_of(n, i % blocks);
+    for (int64_t split = splits.begin; split < splits.end; ++split)
       for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
@@ -525,11 +519,8 @@ void backward(const Call& call) {
     t.dbias_out_head_stride = own_head ? pairs.strides.head : 0;
     t.scratch = call.scratch(worker);
     // Super-blocks in turn to the splits, so that a causal mask loads them alike.
-    const int32_t* document_k = document_boundaries(p, t.inputs);
-    int64_t end = 0;
-    for (int64_t begin = 0, i = 0; begin < s.seqlen_k; begin = end, ++i) {
-      end = end_of_super_block(document_k, begin, call.c.task_k, s.seqlen_k);
-      if (i % call.c.splits != split) continue;
+    for_super_blocks(call, s, t.inputs, [&](int64_t i, int64_t begin, int64_t end) {
+      if (i % call.c.splits != split) return;
       t.key_begin = begin;
       t.key_end = std::clamp(s.keys, begin, end);
       if (t.key_begin < t.key_end) call.kernels.backward(call.dtype, t);
@@ -537,7 +528,7 @@ void backward(const Call& call) {
         std::memset(at(t.dk, key * p.dk.row, call.element), 0, static_cast<size_t>(p.headdim) * call.element);
         std::memset(at(t.dv, key * p.dv.row, call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
       }
-    }
+    });
   };
   // What adds to the same dbias is done one after the other, in order.
   const int64_t entries = p.shares_dbias_of_batch() ? p.batch : 1, heads = p.shares_dbias_of_heads() ? p.nheads_k : 1;
@@ -570,9 +561,9 @@ void backward(const Call& call) {
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
-    const auto [first, count] = splits_of(n, i % blocks);
+    const DqSplits splits = splits_of(n, i % blocks);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.sum_rows(call.dtype, dq_base + first * dq_split + place(dq, n, row, h), dq_split, count, p.headdim,
+      call.kernels.sum_rows(call.dtype, dq_base + splits.begin * dq_split + place(dq, n, row, h), dq_split, splits.end - splits.begin, p.headdim,
                             at(call.b.dq, place(p.dq, n, row, h), call.element));
   });
 }

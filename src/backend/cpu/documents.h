@@ -2,23 +2,14 @@
 // document are computed as without ids, and in what is left the pairs of different documents are hidden.
 #pragma once
 
+#include "backend/cpu/id_range.h"
 #include "backend/cpu/kernels.h"
 
 namespace fattn::core::FATTN_ISA {
 
-// The ids of some rows or keys lie in [least, most].
-struct IdRange {
-  int32_t least, most;
-};
-static inline IdRange ids_of(const int32_t* ids, int64_t begin, int64_t end) {
-  IdRange range{INT32_MAX, INT32_MIN};
-  for (int64_t i = begin; i < end; ++i) {
-    range.least = ids[i] < range.least ? ids[i] : range.least;
-    range.most = ids[i] > range.most ? ids[i] : range.most;
-  }
-  return range;
-}
-FATTN_INLINE bool may_meet(IdRange a, IdRange b) { return a.least <= b.most && b.least <= a.most; }
+using core::IdRange;
+using core::ids_of;
+using core::may_meet;
 FATTN_INLINE bool is_one(IdRange a) { return a.least == a.most; }
 FATTN_INLINE bool are_one(IdRange a, IdRange b) { return a.least == a.most && b.least == b.most && a.least == b.least; }
 FATTN_INLINE bool holds(IdRange range, int32_t id) { return range.least <= id && id <= range.most; }
