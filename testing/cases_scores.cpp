@@ -260,6 +260,17 @@ void add_pairs(Table& table) {
     c.documents = Documents::kSorted;
     table.add(c);
   }
+  // Scores that the norms of q and k bound until a key of the second thousand, in rows that have seen keys until then and in rows that have not.
+  for (bool by_mask : {true, false}) {
+    Case c = shape(1, 140, 2200, 2, 1, 64);
+    c.inputs = Inputs::kDominantKey;
+    c.documents = by_mask ? Documents::kNone : Documents::kLong;
+    c.mask = by_mask ? Pairs::kOne : Pairs::kNone;
+    c.mask_blocks = by_mask;
+    table.add(c);
+    c.p_dropout = 0.2;
+    table.add(c);
+  }
   for (Pairs pairs : {Pairs::kKeys, Pairs::kHeads}) {  // wide heads, whose kernels on a GPU are others
     Case c = shape(2, 130, 190, 4, 2, pairs == Pairs::kKeys ? 160 : 256);
     c.bias = pairs;

@@ -438,22 +438,22 @@ class Backward {
 
   // P and dS with options.
   void weigh_with_options(const vec::TilePlace& at, int64_t keys, int64_t c, int64_t r, const SquareOptions& with) {
-    const bool apart = options_.capped && (options_.added || with.masked || with.mixed);  // from the scores, which are capped
+    const bool apart = options_.capped && options_.added;  // from the scores, which are capped
     float* const scores = apart ? terms() : values(at_.s, 0);
     __m512 unused[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     if (apart)
       for (int64_t i = 0; i < kSide * kSide; i += kLanes) _mm512_store_ps(scores + i, _mm512_setzero_ps());
     if (options_.added) vec::add_terms<2, vec::bf16>(t_.inputs, head_, at, options_.capped ? 1.0f : options_.scale, scores, unused);
-    if (with.masked) vec::hide_masked<2>(mask_words(), at.keys, scores, unused);
-    if (with.mixed) vec::hide_documents<2>(t_.inputs, at, scores, unused);
     if (options_.drops && dropout_key_ != at.key / kDropoutBlock) {
       dropout_key_ = at.key / kDropoutBlock;
       vec::make_dropout_words<2>(t_.inputs, head_, {at.row, at.rows, dropout_key_ * kDropoutBlock, kDropoutBlock}, dropout_words());
     }
     const bool counts = !with.whole || with.masked || with.mixed || t_.inputs.bias;
+    __m512i seen[2];
+    for (int q = 0; counts && q < 2; ++q) seen[q] = words_of_square(at, keys, r, q, with);
     const auto weigh = [&](auto capped, auto drops, auto keeps) __attribute__((always_inline)) {
-      counts ? weigh_square_with<capped.value, drops.value, true, keeps.value>(keys, c, r, with, apart)
-             : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, with, apart);
+      counts ? weigh_square_with<capped.value, drops.value, true, keeps.value>(keys, c, r, seen, with.element_wise, apart)
+             : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, seen, with.element_wise, apart);
     };
     const auto weigh_as = [&](auto capped, auto keeps) __attribute__((always_inline)) {
       options_.drops ? weigh(capped, vec::Flag<true>{}, keeps) : weigh(capped, vec::Flag<false>{}, keeps);
@@ -470,9 +470,22 @@ class Backward {
     bias_gradient().template add<2>(gradients(), at);
   }
 
-  // As weigh_square, with the score's functions of the vector kernels. kCounts: not all pairs count, kKeeps: the gradient of whole scores is wanted.
+  // Which keys of a square half q of its rows sees, as far as places, the mask and documents go.
+  __m512i words_of_square(const vec::TilePlace& at, int64_t keys, int64_t r, int q, const SquareOptions& with) const {
+    const int64_t row = r * kSide + q * kLanes;
+    __m512i words = SeenKeys{_mm512_load_si512(begin_ + row), _mm512_load_si512(visible_ + row)}.words(keys * kSide);
+    if (with.masked) words = _mm512_and_si512(words, _mm512_loadu_si512(mask_words() + q * kLanes));
+    if (with.mixed) {
+      const __m512i ids = vec::load_ids(t_.inputs.document_q + at.row + q * kLanes, at.rows - q * kLanes);
+      words = _mm512_and_si512(words, words_of_documents(ids, t_.inputs.document_k + at.key, at.keys));
+    }
+    return words;
+  }
+
+  // As weigh_square, with the score's functions of the vector kernels. kCounts: only pairs that are `seen` and no bias hides count, kKeeps: the
+  // gradient of whole scores is wanted.
   template <bool kCapped, bool kDrops, bool kCounts, bool kKeeps>
-  __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const SquareOptions& with, bool apart) {
+  __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const __m512i (&seen)[2], bool element_wise, bool apart) {
     const float *s = values(at_.s, 0), *dp = values(at_.dp, 0), *added = apart ? terms() : nullptr;
     float* const to_gradient = gradients();
     char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
@@ -480,16 +493,13 @@ class Backward {
     const __m512 scale = _mm512_set1_ps(kCapped ? t_.softcap : options_.left()), to_fixed = _mm512_set1_ps(kLog2E * kFixed);
     const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
     const __m512 drop_scale = _mm512_set1_ps(t_.inputs.dropout_scale);
-    const __m512 hidden = _mm512_set1_ps(with.element_wise ? __builtin_nanf("") : kMinusInfinity);
+    const __m512 hidden = _mm512_set1_ps(element_wise ? __builtin_nanf("") : kMinusInfinity);  // by a bias
     const __m512i half = _mm512_set1_epi32(0x8000);
     __m512 lse[2], delta[2];
-    SeenKeys seen[2];
     for (int q = 0; q < 2; ++q) {
       const int64_t row = r * kSide + q * 16;
       lse[q] = _mm512_load_ps(lse_ + row);
       delta[q] = _mm512_load_ps(delta_ + row);
-      const __m512i begin = _mm512_load_si512(begin_ + row);
-      seen[q] = SeenKeys{begin, _mm512_sub_epi32(_mm512_load_si512(visible_ + row), begin)}.further(keys * kSide);
     }
     // Of the square's first key, in its block of random numbers. A block has four words of a row.
     const int64_t of_block = kDrops ? (t_.key_begin + keys * kSide) % kDropoutBlock : 0;
@@ -520,7 +530,7 @@ class Backward {
           __m512 of_product = kCapped ? vec::through(cap, t, of_score) : of_score;
           if (kCounts) {
             const __mmask16 hides = _mm512_cmp_ps_mask(kCapped && added ? term : t, hidden, _CMP_EQ_OQ);
-            const auto counts = static_cast<__mmask16>(seen[q].sees(key * 16 + row) & ~hides);
+            const auto counts = static_cast<__mmask16>(sees(seen[q], key * 16 + row) & ~hides);
             of_score = _mm512_maskz_mov_ps(counts, of_score);
             of_product = _mm512_maskz_mov_ps(counts, of_product);
             kept = _mm512_maskz_mov_ps(counts, kept);

@@ -239,9 +239,9 @@ class Forward {
       const __m512 squares = pack_transposed(q + row * t_.q_stride, t_.q_stride, min_of(kLanes, t_.row_end - row), t_.headdim,
                                              t_.scale < 0 ? 0x80008000u : 0u, scratch_ + at_.q + tile * at_.depth * kTileBytes);
       norm(tile) = largest_norm(squares);
-      softmax(tile) = hides_ ? Softmax::kWhole : Softmax::kBounded;
+      softmax(tile) = has_bias() ? Softmax::kWhole : Softmax::kBounded;
       _mm512_store_ps(sum(tile), _mm512_setzero_ps());
-      _mm512_store_ps(max(tile), _mm512_set1_ps(hides_ ? kMinusInfinity : 0.0f));
+      _mm512_store_ps(max(tile), _mm512_set1_ps(has_bias() ? kMinusInfinity : 0.0f));
       for (int64_t r = 0; r < at_.values * 16; ++r) store_row(acc(tile), r, _mm512_setzero_si512());
     }
     const int64_t packed = ceil_div(t_.headdim_v, 32) * 2;  // the d tiles of V that load_keys writes; the rest of a group stays zero
@@ -325,7 +325,7 @@ class Forward {
 
   // The softmax that this block needs for a tile; a tile never returns to a simpler one.
   Softmax choose(int64_t tile) const {
-    if (hides_) return Softmax::kWhole;
+    if (has_bias()) return Softmax::kWhole;
     const float of_products = norm(tile) * key_norm_ * log2_scale_;  // NaN if infinite times 0
     float bound = of_products;
     if (kOptions && options_.capped && bound > t_.softcap * kLog2E) bound = t_.softcap * kLog2E;
@@ -336,8 +336,11 @@ class Forward {
     else if (bound <= kFiniteScore)
       wanted = Softmax::kOnline;
     if (!(of_products <= kFiniteScore)) wanted = Softmax::kPropagate;
-    return wanted < softmax(tile) ? softmax(tile) : wanted;
+    if (wanted < softmax(tile)) wanted = softmax(tile);
+    return hides_ && wanted != Softmax::kBounded ? Softmax::kWhole : wanted;
   }
+
+  bool has_bias() const { return kOptions && t_.inputs.bias; }
 
   // A bound of what ALiBi takes from the task's scores, in log2 units.
   float largest_slope_term() const {
@@ -429,14 +432,14 @@ class Forward {
 
   // Keys of a step that each row of its tile sees, and those that all see: [begin, end).
   SeenKeys seen_keys(const Step& step) const {
-    alignas(64) int32_t begins[kLanes], lengths[kLanes];
+    alignas(64) int32_t begins[kLanes], ends[kLanes];
     for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t row = min_of(first_row(step.tile) + i, t_.row_end - 1), skipped = step.unit * kUnit;
       const int64_t begin = in_block(first_key(row), step.key), end = in_block(limit(row), step.key);
       begins[i] = static_cast<int32_t>(begin - skipped);
-      lengths[i] = static_cast<int32_t>(max_of(0, end - begin));
+      ends[i] = static_cast<int32_t>(end - skipped);
     }
-    return {_mm512_load_si512(begins), _mm512_load_si512(lengths)};
+    return {_mm512_load_si512(begins), _mm512_load_si512(ends)};
   }
   int64_t whole_begin(const Step& step) const {
     return kOptions ? max_of(0, min_of(whole_begin(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)) : 0;
@@ -444,8 +447,29 @@ class Forward {
   int64_t whole_end(const Step& step) const { return max_of(0, min_of(whole_end(step.tile, step.key) - step.unit * kUnit, step.units * kUnit)); }
   bool is_whole(const Step& step) const { return whole_begin(step) == 0 && whole_end(step) == step.units * kUnit; }
 
-  // The options' scores of a step, in place. Pairs that are hidden become -inf, where options may hide pairs; then, or where all rows see the whole
-  // step, the result is the largest of each row.
+  // Which keys of a unit of a step rows see, as far as places and, of bounded scores, the mask and documents go.
+  __m512i visible(const Step& step, const SeenKeys& seen, int64_t unit) const {
+    __m512i words = seen.words(unit * kUnit);
+    const TileKeys& keys = tile_keys(step.tile);
+    if (!kOptions || softmax(step.tile) != Softmax::kBounded) return words;
+    if (keys.hidden) words = _mm512_and_si512(words, _mm512_loadu_si512(mask_words(step.tile) + (step.unit + unit) * kLanes));
+    if (keys.mixed) {
+      const int64_t row = first_row(step.tile), rows = last_row(step.tile) + 1 - row, key = (step.unit + unit) * kUnit;
+      const int64_t n = min_of(kUnit, block_keys_ - key);
+      const int32_t *of_rows = t_.inputs.document_q + row, *of_keys = t_.inputs.document_k + step.key + key;
+      if (!vec::are_one(vec::ids_of(of_rows, 0, rows), vec::ids_of(of_keys, 0, n)))
+        words = _mm512_and_si512(words, words_of_documents(vec::load_ids(of_rows, rows), of_keys, n));
+    }
+    return words;
+  }
+
+  // Does the softmax of a step see scores other than scaled products? Those that options hide are hidden there unless scores are bounded.
+  bool reshapes(const Step& step) const {
+    return kOptions && (softmax(step.tile) == Softmax::kBounded ? options_.capped || options_.added : options_.reshapes());
+  }
+
+  // The options' scores of a step, in place. Pairs that are hidden become -inf, where options may hide pairs (not of bounded scores); then, or where
+  // all rows see the whole step, the result is the largest of each row.
   __attribute__((noinline)) __m512 reshape(const Step& step) const {
     const TileKeys& keys = tile_keys(step.tile);
     const vec::TilePlace at = place_of(step.tile, step.key, step.unit, step.unit + step.units);
@@ -465,25 +489,30 @@ class Forward {
       restart();
       vec::add_terms<1, vec::bf16>(t_.inputs, 0, at, options_.capped ? 1.0f : options_.scale, s, &largest);
     }
-    if (keys.hidden) {
+    const bool bounded = softmax(step.tile) == Softmax::kBounded;
+    if (keys.hidden && !bounded) {
       restart();
       vec::hide_masked<1>(mask_words(step.tile) + step.unit * kLanes, at.keys, s, &largest);
     }
-    if (keys.mixed) {
+    if (keys.mixed && !bounded) {
       restart();
       vec::hide_documents<1>(t_.inputs, at, s, &largest);
     }
-    if (!hides_ || (known && is_whole(step))) return largest;
+    if (!hides_ || bounded || (known && is_whole(step))) return largest;
     largest = none;
     const SeenKeys seen = seen_keys(step);
     const int64_t begin = whole_begin(step), end = whole_end(step);
-    for (int64_t r = 0; r < step.units * kUnit; ++r) {
-      __m512 x = _mm512_load_ps(s + r * kLanes);
-      if (r < begin || r >= end) {
-        x = _mm512_mask_mov_ps(none, seen.sees(static_cast<int>(r)), x);
-        _mm512_store_ps(s + r * kLanes, x);
+    for (int64_t unit = 0; unit < step.units; ++unit, s += kUnit * kLanes) {
+      const bool whole = unit * kUnit >= begin && (unit + 1) * kUnit <= end;
+      const __m512i words = seen.words(unit * kUnit);
+      for (int r = 0; r < kUnit; ++r) {
+        __m512 x = _mm512_load_ps(s + r * kLanes);
+        if (!whole) {
+          x = _mm512_mask_mov_ps(none, sees(words, r), x);
+          _mm512_store_ps(s + r * kLanes, x);
+        }
+        largest = _mm512_max_ps(x, largest);
       }
-      largest = _mm512_max_ps(x, largest);
     }
     return largest;
   }
@@ -501,7 +530,10 @@ class Forward {
       return _mm512_max_ps(a, b);
     }
     const SeenKeys seen = seen_keys(step);
-    for (int64_t r = 0; r < step.units * kUnit; ++r) a = _mm512_mask_max_ps(a, seen.sees(static_cast<int>(r)), _mm512_load_ps(s + r * kLanes), a);
+    for (int64_t unit = 0; unit < step.units; ++unit, s += kUnit * kLanes) {
+      const __m512i words = seen.words(unit * kUnit);
+      for (int r = 0; r < kUnit; ++r) a = _mm512_mask_max_ps(a, sees(words, r), _mm512_load_ps(s + r * kLanes), a);
+    }
     return a;
   }
 
@@ -541,17 +573,17 @@ class Forward {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kind == Softmax::kWhole ? s : u, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), or_nan);
   }
 
-  // Weights of one unit, rows [begin, begin + 4) of both accumulators. `seen` is relative to the unit, `words` are those of its first key's block of
-  // random numbers, turned so that bit 0 is that key's.
+  // Weights of one unit, rows [begin, begin + 4) of both accumulators, of pairs that are `seen` if `masked`. `words` are those of its first key's
+  // block of random numbers, turned so that bit 0 is that key's.
   template <Softmax kind, bool masked, bool drops>
-  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const SeenKeys& seen, const __m512i (&words)[4],
+  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
                                    __m512& sum0, __m512& sum1) {
 #pragma GCC unroll 4
     for (int r = begin; r < begin + 4; ++r) {
       __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift), b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift);
       if (masked) {
-        a = _mm512_maskz_mov_ps(seen.sees(r), a);
-        b = _mm512_maskz_mov_ps(seen.sees(16 + r), b);
+        a = _mm512_maskz_mov_ps(sees(seen, r), a);
+        b = _mm512_maskz_mov_ps(sees(seen, 16 + r), b);
       }
       sum0 = _mm512_add_ps(sum0, a);
       sum1 = _mm512_add_ps(sum1, b);
@@ -565,7 +597,7 @@ class Forward {
 
   // One unit of weights with portions of AMX work between its quarters.
   template <Softmax kind, bool masked, bool drops, int kDepth, int kGroups>
-  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, const SeenKeys& seen, const __m512i (&words)[4],
+  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
                                           __m512& sum0, __m512& sum1, ScoreStream<kDepth>& next, ProductStream& product) const {
     const int64_t depth = next.depth(), groups = kGroups ? kGroups : at_.groups;
 #pragma GCC unroll 4
@@ -592,8 +624,8 @@ class Forward {
     __m512 largest = _mm512_setzero_ps();
     bool known = false;
     if constexpr (kOptions) {
-      if (options_.reshapes() || drops) product.finish();  // which AMX goes on with meanwhile
-      if (options_.reshapes()) {
+      if (reshapes(step) || drops) product.finish();  // which AMX goes on with meanwhile
+      if (reshapes(step)) {
         largest = reshape(step);
         known = is_whole(step);
       }
@@ -608,8 +640,12 @@ class Forward {
     const __m512 scale = fixed_scale_;
     __m512 sum0 = _mm512_load_ps(sum(tile)), sum1 = _mm512_setzero_ps();
     // Units that all rows see whole. (kWhole has hidden what they do not.)
-    const int64_t begin = kind == Softmax::kWhole ? 0 : ceil_div(whole_begin(step), kUnit);
-    const int64_t end = kind == Softmax::kWhole ? step.units : whole_end(step) / kUnit;
+    int64_t begin = 0, end = step.units;
+    if (kind != Softmax::kWhole) {
+      begin = ceil_div(whole_begin(step), kUnit);
+      end = whole_end(step) / kUnit;
+    }
+    if (kOptions && kind == Softmax::kBounded && (tile_keys(tile).hidden || tile_keys(tile).mixed)) end = begin;  // none is known to be
     SeenKeys seen{};
     if (begin > 0 || end < step.units) seen = seen_keys(step);
     __m512i words[4] = {};
@@ -620,10 +656,12 @@ class Forward {
         for (int i = 0; i < 4; ++i)
           words[i] = _mm512_srli_epi32(_mm512_loadu_si512(of_unit + i * kLanes), static_cast<unsigned>(dropout_bit(0, key)));
       }
-      if (unit >= begin && unit < end)
-        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, seen, words, sum0, sum1, next, product);
+      const bool whole = unit >= begin && unit < end;
+      const __m512i of_unit = whole ? _mm512_set1_epi32(-1) : visible(step, seen, unit);
+      if (whole || sees_all(of_unit))
+        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sum0, sum1, next, product);
       else
-        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, seen.further(unit * kUnit), words, sum0, sum1, next, product);
+        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sum0, sum1, next, product);
     }
     _mm512_store_ps(sum(tile), _mm512_add_ps(sum0, sum1));
     next.finish();

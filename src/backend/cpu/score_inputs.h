@@ -72,23 +72,32 @@ __attribute__((noinline)) void cap_scores(const CappedScore& function, float* sc
 // score = scale score - slope |row + shift - key|. Distances below 2^24 are exact.
 template <int kVecs>
 __attribute__((noinline)) void add_alibi(F32 scale, float slope, int64_t shift, const TilePlace& at, float* scores, F32* largest) {
-  const F32 minus_slope = set1(-slope);
+  // Of most tiles all keys lie on one side of all rows, and distances need no absolute values.
+  const int64_t least = at.row + shift - at.key - (at.keys - 1), most = at.row + shift - at.key + kVecs * kLanes - 1;
+  const bool before = least >= 0, after = most <= 0;
+  const F32 minus_slope = set1(after ? slope : -slope);
   F32 first[kVecs], top[kVecs];  // distances from the first key
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) {
     first[w] = add(set1(static_cast<float>(at.row + shift - at.key + w * kLanes)), lane_numbers());
     top[w] = largest[w];
   }
-  for (int64_t key = 0; key < at.keys; ++key) {
-    const F32 further = set1(static_cast<float>(static_cast<int>(key)));
-    FATTN_UNROLL
-    for (int w = 0; w < kVecs; ++w) {
-      float* to = scores + (key * kVecs + w) * kLanes;
-      const F32 away = sub(first[w], further), s = fma(load(to), scale, mul(minus_slope, max(away, sub(zero(), away))));
-      top[w] = max(top[w], s);
-      store(to, s);
+  const auto add_distances = [&](auto distance) __attribute__((always_inline)) {
+    for (int64_t key = 0; key < at.keys; ++key) {
+      const F32 further = set1(static_cast<float>(static_cast<int>(key)));
+      FATTN_UNROLL
+      for (int w = 0; w < kVecs; ++w) {
+        float* to = scores + (key * kVecs + w) * kLanes;
+        const F32 s = fma(load(to), scale, mul(minus_slope, distance(sub(first[w], further))));
+        top[w] = max(top[w], s);
+        store(to, s);
+      }
     }
-  }
+  };
+  if (before || after)
+    add_distances([](F32 away) __attribute__((always_inline)) { return away; });
+  else
+    add_distances([](F32 away) __attribute__((always_inline)) { return max(away, sub(zero(), away)); });
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) largest[w] = top[w];
 }
@@ -139,21 +148,22 @@ __attribute__((noinline)) Seen make_mask_words(const ScoreInputs& in, int64_t he
   const uint8_t* corner = in.mask + head * in.mask_head_stride + at.row * in.mask_stride + at.key;
   const int64_t rows = in.mask_stride == 0 ? 1 : at.rows;
   uint32_t seen = 0, hidden = 0;
-  for (int64_t key = 0; key < at.keys; key += kMaskKeys, corner += kMaskKeys, to += kRows) {
-    const int64_t keys = at.keys - key;
-    const uint32_t there = keys < kMaskKeys ? (1u << keys) - 1u : ~0u;
-    const uint8_t* row = corner;
-    for (int64_t r = 0; r < rows; ++r, row += in.mask_stride) {
-      if (keys >= kMaskKeys) {
-        to[r] = nonzero_bytes(row);
-      } else {
-        uint8_t some[kMaskKeys] = {};
-        for (int64_t i = 0; i < keys; ++i) some[i] = row[i];
-        to[r] = nonzero_bytes(some);
-      }
-      seen |= to[r];
-      hidden |= ~to[r] & there;
+  const int64_t whole = at.keys / kMaskKeys * kMaskKeys, rest = at.keys - whole;
+  for (int64_t r = 0; r < rows; ++r, corner += in.mask_stride) {  // row by row, which the processor fetches ahead
+    uint32_t* word = to + r;
+    for (int64_t key = 0; key < whole; key += kMaskKeys, word += kRows) {
+      *word = nonzero_bytes(corner + key);
+      seen |= *word;
+      hidden |= ~*word;
     }
+    if (rest == 0) continue;
+    uint8_t some[kMaskKeys] = {};
+    for (int64_t i = 0; i < rest; ++i) some[i] = corner[whole + i];
+    *word = nonzero_bytes(some);
+    seen |= *word;
+    hidden |= ~*word & ((1u << rest) - 1u);
+  }
+  for (int64_t key = 0; key < at.keys; key += kMaskKeys, to += kRows) {
     const uint32_t others = in.mask_stride == 0 ? to[0] : 0;
     for (int64_t r = rows; r < kRows; ++r) to[r] = others;
   }
@@ -224,88 +234,37 @@ bool is_hidden(const ScoreInputs& in, int64_t head, int64_t row, int64_t key) {
 constexpr int64_t dropout_rows(int64_t keys) { return (keys / kDropoutBlock + 2) * kDropoutCalls; }
 static_assert(kDropoutBlock / kDropoutCalls <= kMaskKeys);  // so that the words of a mask have room there, too, before
 
-// 16 numbers: the compiler makes of them as many vectors as they are.
-typedef uint32_t Words16 __attribute__((vector_size(64)));
-constexpr int kDropoutQueries = 8;
+// Numbers of a whole vector, for the compiler's operators. (Of more than one, g++ 12 makes moves through memory and general registers.)
+typedef uint32_t Words __attribute__((vector_size(sizeof(U32))));
+constexpr int kDropoutQueries = 8, kDropoutLanes = 2 * kDropoutQueries;  // query pairs of a call; of two calls, which are made together
 
-// Some lanes of Words16, from lane `first`.
-FATTN_INLINE U32 some_of(const Words16& words, size_t first) {
-  U32 some;
-  __builtin_memcpy(&some, reinterpret_cast<const char*>(&words) + first * sizeof(uint32_t), sizeof some);
-  return some;
-}
-// The first of eight lanes, then the second of eight.
-FATTN_INLINE void set_halves(uint32_t first, uint32_t second, Words16& to) {
-  to = Words16{first, first, first, first, first, first, first, first, second, second, second, second, second, second, second, second};
+FATTN_INLINE U32 as_u32(const Words& words) {
+  U32 same;
+  __builtin_memcpy(&same, &words, sizeof same);
+  return same;
 }
 
-// dropout_planes() of the eight query pairs from `query` on, of call `call` in the first half, of the next call in the second. Of the products of
-// Philox's first three rounds all but one of each are the same for the lanes of a half.
-FATTN_INLINE void dropout_calls(const ScoreInputs& in, uint64_t stream, uint32_t query, uint32_t call, Words16 (&planes)[4]) {
-  const auto wide = [](uint32_t x, uint32_t m) { return static_cast<uint64_t>(x) * m; };
-  const auto high = [](uint64_t x) { return static_cast<uint32_t>(x >> 32); };
-  const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
-  uint32_t k0 = low(in.seed), k1 = high(in.seed);
-  const auto next_key = [&] {
-    k0 += kPhiloxW0;
-    k1 += kPhiloxW1;
-  };
-  // First round: of the new words only the first differs between the lanes of a half, and the first two between halves.
-  const uint64_t a0 = wide(low(stream), kPhiloxM0), b0[2] = {wide(call, kPhiloxM1), wide(call + 1, kPhiloxM1)};
-  Words16 word0;
-  set_halves(high(b0[0]) ^ k0, high(b0[1]) ^ k0, word0);
-  word0 ^= Words16{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7} + query;
-  const uint32_t s2 = high(a0) ^ high(stream) ^ k1, s3 = low(a0);
-  // Second: the last two between lanes, and the first between halves.
-  next_key();
-  const uint64_t b1 = wide(s2, kPhiloxM1);
-  const uint32_t s1 = low(b1), t3 = s3 ^ k1, t0[2] = {high(b1) ^ low(b0[0]) ^ k0, high(b1) ^ low(b0[1]) ^ k0};
-  // Third: all but the last between lanes.
-  next_key();
-  const uint64_t a2[2] = {wide(t0[0], kPhiloxM0), wide(t0[1], kPhiloxM0)};
-  const uint32_t t1 = s1 ^ k0;
-  Words16 word2, word3;
-  set_halves(high(a2[0]) ^ k1, high(a2[1]) ^ k1, word2);
-  set_halves(low(a2[0]), low(a2[1]), word3);
-
-  const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);
-  const uint32_t third_k0 = k0, third_k1 = k1;
-  FATTN_UNROLL
-  for (size_t first = 0; first < 16; first += sizeof(U32) / sizeof(uint32_t)) {
-    U32 x[4], of_high, of_low, high0, low0, high1, low1;
-    multiply_wide(some_of(word0, first), m0, of_high, of_low);
-    multiply_wide(xor_u32(of_high, set1_u32(t3)), m1, high1, x[1]);
-    x[0] = xor_u32(high1, set1_u32(t1));
-    x[2] = xor_u32(of_low, some_of(word2, first));
-    x[3] = some_of(word3, first);
-    k0 = third_k0;
-    k1 = third_k1;
-    FATTN_UNROLL
-    for (int round = 3; round < kPhiloxRounds; ++round) {
-      next_key();
-      multiply_wide(x[0], m0, high0, low0);
-      multiply_wide(x[2], m1, high1, low1);
-      x[0] = xor_u32(xor_u32(high1, x[1]), set1_u32(k0));
-      x[1] = low1;
-      x[2] = xor_u32(xor_u32(high0, x[3]), set1_u32(k1));
-      x[3] = low0;
-    }
-    for (int word = 0; word < 4; ++word)
-      __builtin_memcpy(reinterpret_cast<char*>(&planes[word]) + first * sizeof(uint32_t), &x[word], sizeof x[word]);
-  }
+// Of the lanes of two calls those from `lane` on: `first` in the first call's, `second` in the second's.
+template <class V>
+FATTN_INLINE U32 of_calls(uint32_t first, uint32_t second, int lane) {
+  if constexpr (sizeof(V) == kDropoutLanes * sizeof(uint32_t))
+    return as_u32(V{first, first, first, first, first, first, first, first, second, second, second, second, second, second, second, second});
+  else
+    return set1_u32(lane < kDropoutQueries ? first : second);
 }
 
-// Which word of a row a key has, counted from those of the block that key `first` is in, and the bit there.
-FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
-FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
-
-// dropout_kept() of each lane. (By reference, since compilers warn of functions that return vectors wider than the processor's.)
-FATTN_INLINE void keep_of_planes(const Words16 (&planes)[4], uint32_t below, Words16& kept) {
-  const auto turn = [](Words16& word, int by) { word = word >> by | word << (32 - by); };
+// dropout_kept() of each lane.
+FATTN_INLINE void keep_of_planes(const Words (&planes)[4], uint32_t below, Words& kept) {
+  const auto turn = [](Words & word, int by) __attribute__((always_inline)) { word = word >> by | word << (32 - by); };
   // dropout_step(), whose threshold is the same for all.
-  const auto step = [&](const Words16& bits, int bit) { kept = dropout_threshold(below, bit) == 0 ? bits & kept : bits | kept; };
-  Words16 mixed[4];
-  kept = ~Words16{};
+  const auto step = [&](const Words& bits, int bit) __attribute__((always_inline)) {
+    if (dropout_threshold(below, bit) == 0)
+      kept = bits & kept;
+    else
+      kept = bits | kept;
+  };
+  Words mixed[4];
+  kept = ~Words{};
   FATTN_UNROLL
   for (int bit = 0; bit < 4; ++bit) {
     mixed[bit] = planes[bit];
@@ -323,34 +282,111 @@ FATTN_INLINE void keep_of_planes(const Words16 (&planes)[4], uint32_t below, Wor
   for (int bit = 0; bit < 4; ++bit) step(planes[bit], 12 + bit);
 }
 
+// The words of the eight query pairs from `query` on, of call `call`, then of the next call. Of the products of Philox's first three rounds all but
+// one of each are the same for a call's lanes.
+FATTN_INLINE void dropout_calls(const ScoreInputs& in, uint64_t stream, uint32_t query, uint32_t call, uint32_t (&kept)[kDropoutLanes]) {
+  const auto wide = [](uint32_t x, uint32_t m) { return static_cast<uint64_t>(x) * m; };
+  const auto high = [](uint64_t x) { return static_cast<uint32_t>(x >> 32); };
+  const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
+  static constexpr uint32_t kQueries[kDropoutLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
+  uint32_t k0 = low(in.seed), k1 = high(in.seed);
+  const auto next_key = [&] {
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  };
+  // First round: of the new words only the first differs between the lanes of a call (by the query), and the first two between calls.
+  const uint64_t a0 = wide(low(stream), kPhiloxM0), b0[2] = {wide(call, kPhiloxM1), wide(call + 1, kPhiloxM1)};
+  const uint32_t r0[2] = {high(b0[0]) ^ k0, high(b0[1]) ^ k0}, s2 = high(a0) ^ high(stream) ^ k1, s3 = low(a0);
+  // Second: the last two between lanes, and the first between calls.
+  next_key();
+  const uint64_t b1 = wide(s2, kPhiloxM1);
+  const uint32_t s1 = low(b1), t3 = s3 ^ k1, t0[2] = {high(b1) ^ low(b0[0]) ^ k0, high(b1) ^ low(b0[1]) ^ k0};
+  // Third: all but the last between lanes.
+  next_key();
+  const uint64_t a2[2] = {wide(t0[0], kPhiloxM0), wide(t0[1], kPhiloxM0)};
+  const uint32_t t1 = s1 ^ k0, r2[2] = {high(a2[0]) ^ k1, high(a2[1]) ^ k1};
+
+  const U32 m0 = set1_u32(kPhiloxM0), m1 = set1_u32(kPhiloxM1);
+  const uint32_t third_k0 = k0, third_k1 = k1;
+  FATTN_UNROLL
+  for (int lane = 0; lane < kDropoutLanes; lane += kLanes) {
+    U32 x[4], of_high, of_low, high0, low0, high1, low1;
+    Words queries;
+    __builtin_memcpy(&queries, kQueries + lane, sizeof queries);
+    queries += query;
+    multiply_wide(xor_u32(of_calls<Words>(r0[0], r0[1], lane), as_u32(queries)), m0, of_high, of_low);
+    multiply_wide(xor_u32(of_high, set1_u32(t3)), m1, high1, x[1]);
+    x[0] = xor_u32(high1, set1_u32(t1));
+    x[2] = xor_u32(of_low, of_calls<Words>(r2[0], r2[1], lane));
+    x[3] = of_calls<Words>(low(a2[0]), low(a2[1]), lane);
+    k0 = third_k0;
+    k1 = third_k1;
+    FATTN_UNROLL
+    for (int round = 3; round < kPhiloxRounds; ++round) {
+      next_key();
+      multiply_wide(x[0], m0, high0, low0);
+      multiply_wide(x[2], m1, high1, low1);
+      x[0] = xor_u32(xor_u32(high1, x[1]), set1_u32(k0));
+      x[1] = low1;
+      x[2] = xor_u32(xor_u32(high0, x[3]), set1_u32(k1));
+      x[3] = low0;
+    }
+    Words planes[4], of_lanes;
+    for (int word = 0; word < 4; ++word) __builtin_memcpy(&planes[word], &x[word], sizeof planes[word]);
+    keep_of_planes(planes, static_cast<uint32_t>(in.dropout_below), of_lanes);
+    __builtin_memcpy(kept + lane, &of_lanes, sizeof of_lanes);
+  }
+}
+
+// Which word of a row a key has, counted from those of the block that key `first` is in, and the bit there.
+FATTN_INLINE int64_t dropout_word(int64_t first, int64_t key) { return (key / kDropoutBlock - first / kDropoutBlock) * kDropoutCalls + key % 8 / 2; }
+FATTN_INLINE int dropout_bit_of_row(int64_t key) { return dropout_bit(0, key); }
+
+// Of two calls the words of rows: of the first eight a call's, of the other eight the same, turned to where their bits begin. Rows of `to` are a
+// call's, `stride` apart.
+template <class V>
+FATTN_INLINE void store_rows_of_calls(const uint32_t (&kept)[kDropoutLanes], int64_t stride, uint32_t* to) {
+  constexpr int kTurn = dropout_bit(kDropoutQueries, 0);
+  if constexpr (sizeof(V) == sizeof kept) {
+    constexpr V kTurns = {0, 0, 0, 0, 0, 0, 0, 0, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn};
+    V both;
+    __builtin_memcpy(&both, kept, sizeof both);
+    const V first = __builtin_shufflevector(both, both, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7) >> kTurns;
+    const V second = __builtin_shufflevector(both, both, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15) >> kTurns;
+    __builtin_memcpy(to, &first, sizeof first);
+    __builtin_memcpy(to + stride, &second, sizeof second);
+  } else {
+    for (int call = 0; call < 2; ++call)
+      for (int l = 0; l < kDropoutQueries; ++l) {
+        to[call * stride + l] = kept[call * kDropoutQueries + l];
+        to[call * stride + kDropoutQueries + l] = kept[call * kDropoutQueries + l] >> kTurn;
+      }
+  }
+}
+
 // Which pairs of a tile stay: of each row, in a lane, the words of the blocks that its keys are in. Queries 8 apart share random numbers, and each
 // random word belongs to 8 of them: so lanes of a vector are calls.
 template <int kVecs>
 __attribute__((noinline)) void make_dropout_words(const ScoreInputs& in, int64_t head, const TilePlace& at, uint32_t* to) {
-  constexpr int64_t kRows = kVecs * kLanes, kGroup = 2 * kDropoutQueries;
-  constexpr int kTurn = dropout_bit(kDropoutQueries, 0);  // where the bits of a query's partner begin
-  constexpr Words16 kTurns = {0, 0, 0, 0, 0, 0, 0, 0, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn, kTurn};
+  constexpr int64_t kRows = kVecs * kLanes;
   const uint64_t stream = in.stream + static_cast<uint64_t>(head);
-  const auto below = static_cast<uint32_t>(in.dropout_below);
   const int64_t first_block = at.key / kDropoutBlock, blocks = at.keys > 0 ? (at.key + at.keys - 1) / kDropoutBlock - first_block + 1 : 0;
-  for (int64_t group = at.row / kGroup; group * kGroup < at.row + kRows; ++group) {
-    const int64_t lane = group * kGroup - at.row;  // of its first row
+  for (int64_t group = at.row / kDropoutLanes; group * kDropoutLanes < at.row + kRows; ++group) {
+    const int64_t first = group * kDropoutLanes - at.row;  // lane of its first row
     for (int64_t call = 0; call < blocks * kDropoutCalls; call += 2) {
-      Words16 planes[4], kept;
-      dropout_calls(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call), planes);
-      keep_of_planes(planes, below, kept);
-      const Words16 rows[2] = {__builtin_shufflevector(kept, kept, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7) >> kTurns,
-                               __builtin_shufflevector(kept, kept, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15) >> kTurns};
-      for (int i = 0; i < 2; ++i) {
-        uint32_t* row = to + (call + i) * kRows + lane;
-        if (lane >= 0 && lane + kGroup <= kRows) {
-          __builtin_memcpy(row, &rows[i], sizeof rows[i]);
-        } else {
-          uint32_t some[kGroup];
-          __builtin_memcpy(some, &rows[i], sizeof some);
-          for (int64_t l = 0; l < kGroup; ++l)
-            if (lane + l >= 0 && lane + l < kRows) row[l] = some[l];
-        }
+      alignas(64) uint32_t kept[kDropoutLanes];
+      dropout_calls(in, stream, static_cast<uint32_t>(group) * kDropoutQueries, static_cast<uint32_t>(first_block * kDropoutCalls + call), kept);
+      uint32_t* row = to + call * kRows + first;
+      if (first >= 0 && first + kDropoutLanes <= kRows) {
+        store_rows_of_calls<Words>(kept, kRows, row);
+      } else {
+        uint32_t some[2 * kDropoutLanes];
+        store_rows_of_calls<Words>(kept, kDropoutLanes, some);
+        for (int64_t l = 0; l < kDropoutLanes; ++l)
+          if (first + l >= 0 && first + l < kRows) {
+            row[l] = some[l];
+            row[kRows + l] = some[kDropoutLanes + l];
+          }
       }
     }
   }
