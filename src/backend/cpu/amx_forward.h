@@ -13,7 +13,8 @@
 // Schwarz) often proves that exp2 can neither overflow nor lose a weight; then the shift is 0, which softmax permits,
 // and the maximum and all rescaling vanish.
 //
-// Options change a step's scores in place before its weights are taken, while AMX has the product of the step before to do.
+// Options change a step's scores in place before its weights are taken, while AMX has the product of the step before to do. What a mask or documents
+// hide from bounded scores waits until then.
 #pragma once
 
 #include "backend/cpu/amx_exp.h"
