@@ -1,9 +1,10 @@
 // Online softmax in base 2 of the rows that a warp owns, with a reference that is seldom renewed.
 //
 // A weight is exp2(score * scale - reference). Any reference gives the same quotients; it only has to keep the weights inside the range of
-// their type. So the maximum of the scores is taken where it is needed to find a first reference (the first keys of a row, masked keys), and
-// afterwards only when a weight leaves the window: the sums of the weights, which are needed anyway, tell. That saves the comparisons, the
-// exchange between lanes and the rescaling of o for most blocks of keys. docs/NUMERICS.md has the consequences.
+// their type. But the rounding of a weight that makes up most of its row is the error of o, unless the reference makes that weight 1. So the maximum of
+// the scores is taken where it is needed to find a first reference (the first keys of a row, masked keys), and afterwards where a step's weights
+// dominate: their sums, which are needed anyway, tell. That saves the comparisons, the exchange between lanes and the rescaling of o for most blocks
+// of keys. docs/NUMERICS.md has the consequences.
 #pragma once
 
 #include "kernels/constants.h"
@@ -13,10 +14,16 @@
 
 namespace fattn {
 
-// The greatest sum of a lane's weights in one step; above it the reference is renewed. Weights in bf16 keep their precision at any size, and
-// the headroom to 2^127 is v's; fp16 ends at 65504.
-template <class Element>
-inline constexpr float kWeightLimit = is_same<Element, bf16> ? 16777216.0f : 16384.0f;
+// The weights of 16 keys dominate if those of a lane's rows sum to more than this times what all keys before gave them, and 1, the greatest weight. What
+// is below may round the greatest weight of a row that is at most some third of it.
+template <int kRowTiles>
+inline constexpr float kDominance = 1.0f / kRowTiles;
+
+// What references that were raised lack of the greatest scores: they are rounded, those of great scores by as much as weights are.
+template <int kRowTiles>
+struct Rest {
+  float of[kRowTiles][2];
+};
 
 // State of kRowTiles tiles of 16 rows; a lane holds rows lane / 4 and lane / 4 + 8 of each, the same in the four lanes of a row.
 template <int kRowTiles>
@@ -35,10 +42,11 @@ struct Softmax {
     }
   }
 
-  // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o.
+  // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o. The result is for Weights::weigh().
   template <int kKeyTiles, int kOutTiles>
-  __device__ __forceinline__ void raise(const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,
-                                        float (&o)[kRowTiles][kOutTiles][4]) {
+  __device__ __forceinline__ Rest<kRowTiles> raise(const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,
+                                                   float (&o)[kRowTiles][kOutTiles][4]) {
+    Rest<kRowTiles> rest;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -54,6 +62,7 @@ struct Softmax {
         const float factor = before == kInfinity ? 1.0f : ptx::ex2(now - before);
         shift[i][half] = now;
         sum[i][half] *= factor;
+        rest.of[i][half] = now < before ? fmaf(greatest, scale, now) : 0.0f;
 #pragma unroll
         for (int n = 0; n < kOutTiles; ++n) {
           o[i][n][2 * half] *= factor;
@@ -61,6 +70,7 @@ struct Softmax {
         }
       }
     }
+    return rest;
   }
 };
 
@@ -71,14 +81,16 @@ struct Weights {
   float sum[kRowTiles][2];
 
   // Weighs score tile n (0 or 1 of the 16 keys) of row tile i. kGuarded: rows without a reference get weights of 0; otherwise they get inf
-  // or NaN, so that within_limit fails for them.
+  // or NaN, so that are_minor fails for them. `rest`: of references just raised, guarded alone.
   template <class Element, bool kGuarded>
-  __device__ __forceinline__ void weigh(const float (&s)[4], int i, int n, const Softmax<kRowTiles>& softmax, float scale) {
+  __device__ __forceinline__ void weigh(const float (&s)[4], int i, int n, const Softmax<kRowTiles>& softmax, float scale,
+                                        const Rest<kRowTiles>& rest = {}) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float shift = kGuarded && softmax.shift[i][half] == kInfinity ? 0.0f : softmax.shift[i][half];
-      const float p0 = ptx::ex2(fmaf(s[2 * half], scale, shift));
-      const float p1 = ptx::ex2(fmaf(s[2 * half + 1], scale, shift));
+      const auto exponent = [&](float score) { return kGuarded ? fmaf(score, scale, shift) - rest.of[i][half] : fmaf(score, scale, shift); };
+      const float p0 = ptx::ex2(exponent(s[2 * half]));
+      const float p1 = ptx::ex2(exponent(s[2 * half + 1]));
       p[i][2 * n + half] = ptx::pack2<Element>(p0, p1);
       sum[i][half] = n == 0 ? p0 + p1 : sum[i][half] + (p0 + p1);
     }
@@ -98,13 +110,15 @@ struct Weights {
     }
   }
 
-  // False for NaN too.
-  template <class Element>
-  __device__ __forceinline__ bool within_limit() const {
-    float all = 0;
+  // Whether they dominate no rows of the warp. False for NaN too.
+  __device__ __forceinline__ bool are_minor(const Softmax<kRowTiles>& softmax) const {
+    float excess = -1.0f;
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) all = i == 0 ? sum[i][0] + sum[i][1] : all + (sum[i][0] + sum[i][1]);
-    return ptx::vote_all(all <= kWeightLimit<Element>);
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) excess += fmaf(-kDominance<kRowTiles>, softmax.sum[i][half], sum[i][half]);
+    }
+    return ptx::vote_all(excess <= 0);
   }
 
   __device__ __forceinline__ void add_to(Softmax<kRowTiles>& softmax) const {

@@ -85,7 +85,7 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
       for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
     }
   }
-  w.softmax.raise(s, 0, 2 * kChunks, w.scale, w.o);
+  const Rest<kRowTiles> rest = w.softmax.raise(s, 0, 2 * kChunks, w.scale, w.o);
   settle();
 
   // o += p v
@@ -94,8 +94,8 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
     Weights<kRowTiles> weights;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      weights.template weigh<Element, true>(s[i][2 * kChunk], i, 0, w.softmax, w.scale);
-      weights.template weigh<Element, true>(s[i][2 * kChunk + 1], i, 1, w.softmax, w.scale);
+      weights.template weigh<Element, true>(s[i][2 * kChunk], i, 0, w.softmax, w.scale, rest);
+      weights.template weigh<Element, true>(s[i][2 * kChunk + 1], i, 1, w.softmax, w.scale, rest);
     }
     weights.add_to(w.softmax);
     for_each<0, Shape<Spec>::kDepthO>([&](auto d) {

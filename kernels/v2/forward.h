@@ -214,13 +214,14 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   const auto scale = [&] { return kTerms && !kSloped ? kLog2e : w.scale; };  // scores with terms have softmax_scale already
   constexpr int kPieces = 2 * kRowTiles;
   Weights<kRowTiles> weights[2];
+  Rest<kRowTiles> rest{};
   const auto weigh = [&](int chunk, int piece) {
     if constexpr (kSloped) {
       const int i = piece / 2, n = 2 * chunk + piece % 2;
       const float steps[2] = {static_cast<float>(16 * i - 8 * n), static_cast<float>(16 * i + 8 - 8 * n)};
       return weights[chunk % 2].template weigh_sloped<Element>(s[i][n], i, piece % 2, sloped_shift[i], scale(), slope_log2, steps);
     }
-    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale());
+    weights[chunk % 2].template weigh<Element, kExact>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, scale(), rest);
   };
 
   // Queries in registers may be used in two passes at no cost: the first weights are then computed between the matrix instructions of the second.
@@ -283,7 +284,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-    w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
+    rest = w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
     if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
@@ -310,10 +311,11 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   };
 
-  // Where the reference is too low for these weights it is raised, and they are computed again.
+  // Where these weights dominate their rows the references are raised, and they are computed again. Scores without terms are ready to the end of the
+  // step: the references are raised for all of them at once.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
-      if (!weights[chunk % 2].template within_limit<Element>() || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+      if (!weights[chunk % 2].are_minor(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
         if constexpr (kTerms && kHidesLate) {
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
@@ -328,11 +330,11 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         }
         if constexpr (kSloped) add_terms(chunk);
         const float its_scale = kTerms ? kLog2e : w.scale;
-        w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
+        const Rest<kRowTiles> its_rest = w.softmax.raise(s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
         if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale);
+          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale, its_rest);
         }
         if constexpr (kSloped) shift_sloped();
       }

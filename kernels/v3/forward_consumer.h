@@ -29,6 +29,8 @@ using tile::for_each;
 // Named barriers: 1 to kGroups are turns, from kOwnBarrier on one for each warpgroup by itself.
 inline constexpr int kOwnBarrier = 8;
 inline constexpr int kMostBlocks = 0x7fffffff;
+// See Consumer::wildness.
+inline constexpr int kWild = 4, kWildBefore = 12, kVeryWildBefore = 999, kVeryWild = 1000;
 
 template <class Spec>
 struct Consumer {
@@ -51,9 +53,9 @@ struct Consumer {
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
   static constexpr bool kLooksEarly = !(kMaskAlone && (kGroups == 4 || (kGroups == 3 && kBlockN == 128 && is_same<Element, f16>)));
+  // Weights that dominate are brought back by a factor. Softcap leaves four warpgroups no registers for it: they make scores again.
+  static constexpr bool kScalesDominant = !(Spec::Score::kCapped && kGroups == 4);
   using Slope = v3::Slope<kAlibi>;
-  // References are such that ALiBi's term of a key is the same number for both rows of a lane (Softmax::link).
-  static constexpr bool kLinks = kAlibi && is_same<Element, bf16>;
   using DropoutBits = v3::DropoutBits<Spec, kDropout>;
   using Terms = PairTerms<Spec, kStaged>;
   using Visible = VisiblePairs<Spec, kPairOf<Spec>.mask>;
@@ -76,12 +78,14 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
-  int overflows = 0;        // with kCareful: how often weights of the warp's rows left their window in this tile, or capped scores their curve
+  // How wild the scores of the warp's rows are. Beyond kWild every block takes a maximum, which then costs less than to find weights that dominate. Blocks
+  // whose maxima change nothing calm it down. From kVeryWildBefore on it stays to the end of the tile: weights are beyond all bounds in many blocks.
+  // Capped scores: 1 or more from the first that left the curve, which are tanh itself to the tile's end.
+  int wildness = 0;
   int row = 0;              // the tile's first
   Kept keys;                // of the tile's batch entry
   int block = 0;            // whose weights are computed; under a mask of pairs counted from the tile's first
   Slope slope;              // of the tile's head
-  bool linked = false;      // with kLinks: the warp's references are, on this side of the diagonal
 
   DropoutBits bits;   // of the block whose weights are computed
   Terms terms;        // likewise
@@ -272,10 +276,9 @@ struct Consumer {
     distance[0] = static_cast<float>(away);
     distance[1] = static_cast<float>(away - 8);
   }
-  // References are found or raised, of the scores of block `of`, and weights made. kLinks: `link` says that blocks without a maximum come next; of
-  // keys behind the rows if kBehind.
-  template <bool kFirst, bool kBehind = false>
-  __device__ __forceinline__ bool update(int of, [[maybe_unused]] bool link = false) {
+  // References are found or raised, of the scores of block `of`, and weights made.
+  template <bool kFirst>
+  __device__ __forceinline__ bool update(int of) {
     if constexpr (kStaged) {
       const bool moved = softmax.template update<kFirst>(s, factor, exponent_scale());
       seen = ptx::vote_all(softmax.reference[0] > kLowestLse && softmax.reference[1] > kLowestLse);
@@ -284,20 +287,16 @@ struct Consumer {
       float distance[2];
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
-      if constexpr (kLinks) {
-        const auto raise = [&] { linked = link && softmax.template link<kFirst>(factor, (kBehind ? 8.0f : -8.0f) * slope.value); };
-        return softmax.template update<kFirst>(s, factor, 1.0f, raise);
-      } else {
-        return softmax.template update<kFirst>(s, factor, 1.0f);
-      }
+      return softmax.template update<kFirst>(s, factor, 1.0f);
     } else {
-      return softmax.template update<kFirst>(s, factor, scale);
+      return softmax.template update<kFirst, !Spec::Score::kCapped>(s, factor, scale);
     }
   }
 
-  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum.
-  template <bool kBehind = false>
-  __device__ __forceinline__ void masked_block(unsigned buffer, [[maybe_unused]] bool link = false) {
+  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum. kWhole: all rows see it whole,
+  // but for words of a mask.
+  template <bool kBehind = false, bool kWhole = false>
+  __device__ __forceinline__ void masked_block(unsigned buffer) {
     visible.read(p, block - 1);
     issue_products(buffer);
     draw(row, block - 1);
@@ -308,20 +307,34 @@ struct Consumer {
     scores_done();
     free_k();
     if constexpr (kStaged) add_terms<true>();
-    if constexpr (Mask::kUneven)
+    if constexpr (Mask::kUneven && !kWhole)
       hide(block - 1);
     else if constexpr (kBehind)
       if (block * kBlockN > keys.count(p.call)) hide(block - 1);
     hide_by_words();
-    const bool moved = update<false, kBehind>(block - 1, link);
+    const bool moved = update<false>(block - 1);
     output_done();
-    if (moved) rescale();
+    if constexpr (kWhole)
+      rescale_if(moved);
+    else if (moved)
+      rescale();
     pack();
   }
-  // Any other: no maximum, unless the weights leave their window, or capped scores their curve. That happens once in a while; where it happened twice
-  // in a tile the scores are wild, and a maximum of every block costs less than the way back. kBegins: a block in which rows begin to see keys; those
-  // that see some of them have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key. With references that
-  // could not be linked the weights are wrong, and made again with a maximum; a branch around them cost 3 to 16 % (one H200, headdim 128 and 64).
+  __device__ __forceinline__ void calm_down() {
+    if (!Spec::Score::kCapped && wildness < kVeryWildBefore) wildness = max(wildness - 1, 0);
+  }
+  // After a maximum.
+  __device__ __forceinline__ void rescale_if(bool moved) {
+    if (!moved) return calm_down();
+    if (!kStaged && !ptx::vote_all(factor[0] > 0 && factor[1] > 0)) wildness = kVeryWild;  // with a bias rows may see their first key
+    rescale();
+  }
+  // Whether a tile, or the rest of one, is to take maxima: the warps of a warpgroup multiply together, so none goes another way alone.
+  __device__ __forceinline__ bool group_is_wild() const { return !ptx::bar_and(kOwnBarrier + group, 128, wildness <= kWild); }
+
+  // Any other: no maximum, unless weights dominate their rows, or capped scores leave their curve. Where that happens again and again in a tile a
+  // maximum of every block costs less (`wildness`). kBegins: a block in which rows begin to see keys; those
+  // that see some of them have seen others. kBehind: all its keys are behind the rows, and ALiBi's terms fall from key to key.
   template <bool kBegins, bool kBehind = false>
   __device__ __forceinline__ void whole_block(unsigned buffer) {
     constexpr int kSplit = kBlockN / 2 * Spec::kEarlyEighths / 8 / 8 * 8;
@@ -336,7 +349,7 @@ struct Consumer {
     else
       scores_done();
     if constexpr (kBegins && !kStaged) hide_before(block - 1);
-    const bool careful = Spec::kCareful && (overflows > 1 || (kLinks && !linked) || (kStaged && !seen));
+    const bool careful = Spec::kCareful && (wildness > kWild || (kStaged && !seen));
     if constexpr (kStaged) {
       if (careful) [[unlikely]]
         add_terms<true>();
@@ -357,14 +370,12 @@ struct Consumer {
     const auto weigh = [&](auto from, auto to) {
       if constexpr (kByCurve)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, curve, inside);
-      else if constexpr (kLinks)
-        softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line[0]);
       else if constexpr (kAlibi)
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, scale, rise, line);
       else
         softmax.template weigh<decltype(from)::value, decltype(to)::value>(s, exponent_scale());
     };
-    const bool by_tanh = kByCurve && overflows > 0;
+    const bool by_tanh = kByCurve && wildness > 0;
     if (careful) [[unlikely]] {
       if constexpr (kByCurve) Spec::Score::apply(s, p.call);
       moved = update<false>(block - 1);
@@ -375,7 +386,7 @@ struct Consumer {
     }
     output_done();
     if (careful) [[unlikely]] {
-      if (moved) rescale();
+      rescale_if(moved);
       pack();
     } else {
       if (by_tanh) [[unlikely]]
@@ -383,7 +394,13 @@ struct Consumer {
       else
         weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
       pack();
-      if (!softmax.add(s, kLinks ? linked : !kByCurve || inside < 0)) [[unlikely]] {
+      const bool good = !kByCurve || inside < 0;
+      if (softmax.add(s, good)) [[likely]] {
+      } else if (kScalesDominant && softmax.add_dominant(s, factor, good)) {
+        rescale();
+        pack();
+        if constexpr (!Spec::Score::kCapped) wildness += 2;
+      } else {
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kStaged) {
@@ -396,11 +413,34 @@ struct Consumer {
         update<false>(block - 1);
         rescale();
         pack();
-        ++overflows;
+        wildness = kVeryWild;
       }
     }
     free_k();  // only now: the way back reads it
     if constexpr (kStaged) terms.free(barriers, lane());
+  }
+
+  // Blocks that all rows see whole (kBegins: to the left), down to block `to`. Where registers are few a warp has no way of its own through a block:
+  // the warpgroup finds out at the first of them, and once more some blocks later, whether it takes maxima.
+  template <bool kBegins, bool kBehind = false>
+  __device__ __forceinline__ void whole_blocks(unsigned buffer, int to) {
+    if constexpr (Spec::kCareful || kBegins) {
+#pragma unroll 1
+      for (; block > to; --block) whole_block<kBegins, kBehind>(buffer);
+    } else {
+      int look = block, again = block - kWild;
+#pragma unroll 1
+      for (; block > to; --block) {
+        if (block == look) {
+          if (group_is_wild()) break;
+          look = again;
+          again = 0;
+        }
+        whole_block<kBegins, kBehind>(buffer);
+      }
+#pragma unroll 1
+      for (; block > to; --block) masked_block<kBehind, true>(buffer);
+    }
   }
 
   // --- tiles ---
@@ -450,7 +490,10 @@ struct Consumer {
 
   // The weights of the block that a tile begins with, from its scores.
   __device__ __forceinline__ void first_softmax(int first_row, Keys of, Slope of_head) {
-    overflows = 0;
+    if constexpr (Spec::Score::kCapped)
+      wildness = 0;
+    else  // scores are like those of the tile before
+      wildness = wildness == kVeryWild ? kVeryWildBefore : wildness > kWild && wildness < kVeryWildBefore ? kWildBefore : 0;
     row = first_row;
     keys = of;
     slope = of_head;
@@ -459,9 +502,9 @@ struct Consumer {
     if constexpr (kStaged) add_terms<true>();
     if (Mask::kUneven || (!kPairOf<Spec>.mask && (block + 1) * kBlockN > keys.count(p.call))) hide(block);
     hide_by_words();
-    update<true>(block, kLinks && block <= last_masked_block());
+    update<true>(block);
     if constexpr (Spec::Score::kCapped)  // a maximum that near says that others leave the curve
-      overflows = ptx::vote_all(curve.reaches(fmaxf(softmax.reference[0], softmax.reference[1]) - Window<Element>::kHeadroom)) ? 0 : 1;
+      wildness = ptx::vote_all(curve.reaches(fmaxf(softmax.reference[0], softmax.reference[1]) - Window<Element>::kHeadroom)) ? 0 : 1;
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
@@ -549,9 +592,8 @@ struct Consumer {
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
-      for (; block > masked; --block) masked_block(buffer, kLinks && block - 1 == masked);
-#pragma unroll 1
-      for (; block > whole; --block) whole_block<false>(buffer);
+      for (; block > masked; --block) masked_block(buffer);
+      whole_blocks<false>(buffer, whole);
       masked = whole = own_begin(row, keys);
       if (block <= masked) break;
     }
@@ -568,26 +610,23 @@ struct Consumer {
       // keys behind it have terms that rise, and weights with them.
       const int whole = kPairOf<Spec>.mask ? max(0, last_masked_block()) : last_masked_block();
 #pragma unroll 1
-      for (; block > whole; --block) masked_block(buffer, kLinks && block - 1 == whole);
+      for (; block > whole; --block) masked_block(buffer);
     }
     if constexpr (Mask::kBegins) {
       const int first = own_begin(row, keys);
       const int whole = max(first, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
-#pragma unroll 1
-      for (; block > whole; --block) whole_block<false>(buffer);
-#pragma unroll 1
-      for (; block > first; --block) whole_block<true>(buffer);
+      whole_blocks<false>(buffer, whole);
+      whole_blocks<true>(buffer, first);
     } else {
-#pragma unroll 1
-      for (; block > 0; --block) whole_block<false>(buffer);
+      whole_blocks<false>(buffer, 0);
     }
     if constexpr (kFromDiagonal<Spec>) {
       const int behind = first_block<Spec, Shape::kBlockM>(p.call, keys, row) + 1;
       block = all_blocks(row, keys);
       if (block > behind) {
-        masked_block<true>(buffer, true);  // keys may end in it
-#pragma unroll 1
-        for (--block; block > behind; --block) whole_block<false, true>(buffer);
+        masked_block<true>(buffer);  // keys may end in it
+        --block;
+        whole_blocks<false, true>(buffer, behind);
       }
     }
   }

@@ -11,7 +11,7 @@
 //   kPingPong                              warpgroups take turns at the tensor cores
 //   kSkip                                  a warpgroup passes over blocks that none of its rows sees; not with kPingPong
 //   kEarlyEighths                          share of a block's exponentials that is computed before waiting for the product with v before it
-//   kCareful                               a warp whose weights twice left their window takes maxima to the end of the tile
+//   kCareful                               a warp with wild scores takes maxima by itself; otherwise its warpgroup does together
 //   kProducerRegisters, kConsumerRegisters of a thread
 //   kPair                                  features of pairs (kernels/pair.h): lengths or packed, alibi, dropout, documents, bias, mask; none if
 //                                          it is left out

@@ -109,9 +109,9 @@ int choose_row(const Problem& problem, const V2Target& target) {
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
-    // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window, and under a causal mask with dropout or of packed sequences.
+    // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.
     if (!row.f32 && target.arch >= 100 && std::max(headdim, headdim_v) > 64 && row.tile.row_tiles == 2 && row.tile.block_n == 64 &&
-        (problem.windowed() || (problem.causal && (pair.dropout || pair.packed))))
+        (problem.windowed() || problem.causal))
       continue;
     // For sm_90 the widest values spill there in a window, or with softcap under a causal mask (40 and 4 bytes); with one stage of keys they do not.
     // The latter spill for sm_100 with either, and not with two warps.
