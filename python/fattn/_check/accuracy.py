@@ -10,13 +10,14 @@ import torch
 
 from . import peers
 from .problems import OPTIONS, Inputs, Problem, compile_ahead
-from .terminal import DTYPES, Parser, Progress, device_of, finite, machine, names, numbers, positive, require_writable, write
+from .terminal import DTYPES, Parser, Progress, device_of, finite, machine, names, numbers, positive, require_writable, say, until_interrupted, write
 
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 # The goals: the RMS error and the largest one over the peer's. At sigma 1 the largest is of few elements, and chance.
 RMS_GOAL, MAX_GOAL, MAX_GOAL_SIGMA_1 = 1.10, 1.35, 1.7
 LSE_GOAL, LSE_UNITS = 1.06, 4
 FP32_GOALS = (1.25, 1.5)
+RARE, RARE_HEADDIMS = ("softcap", "alibi"), (64, 128)  # no more than these of all headdims
 FP16_GRADIENTS = 8  # the largest sigma at which gradients in fp16 are finite
 ANOTHER_PROBLEM = 20  # an error so many times the emulation's says that a peer computes something else
 
@@ -43,8 +44,9 @@ class Error:
         seen = exact != -math.inf  # an lse of a row that sees nothing
         off = (got.double() - exact).masked_fill_(~seen & (got == -math.inf), 0)
         self.squares = self.squares + off.square().sum()
-        self.largest = torch.maximum(torch.as_tensor(self.largest, dtype=torch.float64, device=off.device), off.abs().max())  # keeps NaN
-        self.unit_of = torch.maximum(torch.as_tensor(self.unit_of, dtype=torch.float64, device=off.device), exact.masked_fill(~seen, 0).abs().max())
+        largest, unit_of = off.abs().max(), exact.masked_fill(~seen, 0).abs().max()
+        self.largest = torch.maximum(self.largest, largest) if self.count else largest  # keeps NaN
+        self.unit_of = torch.maximum(self.unit_of, unit_of) if self.count else unit_of
         self.count += off.numel()
 
     @property
@@ -174,6 +176,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     flags.device = device_of(flags.device)
     cpu = flags.device.type == "cpu"
     few = cpu or flags.quick
+    flags.headdim_given = flags.headdim is not None
     flags.headdim = flags.headdim or ([64, 128] if few else [64, 96, 128, 192, 256])
     flags.sigma = flags.sigma or ([1.0, 2.0, 3.0] if flags.quick else [1.0, 2.0, 3.0, 8.0, 64.0])
     flags.option = flags.option or (["none", "bias", "packed", "decode"] if flags.quick else list(OPTIONS))
@@ -200,23 +203,26 @@ def _print_line(out, problem: Problem, ratios: list[Ratio]) -> None:
     print(f"{str(problem):27}{' '.join(cells)}{' !' if missed else ''}", file=out, flush=True)
 
 
-def _verdict(out, ratios: list[Ratio], without: dict[str, str], flags: argparse.Namespace) -> int:
+def _verdict(out, ratios: list[Ratio], without: dict[str, str], broken: list[str], flags: argparse.Namespace) -> int:
     judged = [r for r in ratios if r.judged]
     missed = sorted((r for r in judged if not r.met), key=lambda r: -max(r.rms / r.goals[0], r.max / r.goals[1]))
     print(file=out)
     for who, why in list(without.items())[:8]:
-        print(f"without {who}: {why}"[:160], file=out)
+        say(out, f"without {who}: {why}"[:160])
     for peer in dict.fromkeys(r.peer for r in ratios):
         of = [r for r in ratios if r.peer == peer and r.tensor != "lse" and 0 < r.rms < math.inf]
         if of:
             mean = math.exp(sum(math.log(r.rms) for r in of) / len(of))
-            print(f"RMS error over that of {peer}: {mean:.3f} in the mean of {len(of)}, {max(r.rms for r in of):.3f} at most", file=out)
+            say(out, f"RMS error over that of {peer}: {mean:.3f} in the mean of {len(of)}, {max(r.rms for r in of):.3f} at most")
+    for failure in broken[:20]:
+        say(out, f"FAILED {failure}")
     for r in missed[:20]:
-        print(f"MISSED {r}", file=out)
+        say(out, f"MISSED {r}")
     if len(missed) > 20:
         print(f"and {len(missed) - 20} more", file=out)
-    print(f"{len(judged)} tensors on {flags.device}: {len(judged) - len(missed)} passed, {len(missed)} failed, 0 skipped", file=out)
-    return 1 if missed or not judged else 0
+    failed = len(missed) + len(broken)
+    print(f"{len(judged)} tensors on {flags.device}: {len(judged) - len(missed)} passed, {failed} failed, 0 skipped", file=out)
+    return 1 if failed or not judged else 0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -225,40 +231,43 @@ def run(arguments: Sequence[str]) -> int:
     out = sys.stderr if flags.json == "-" else sys.stdout
     causal = {"both": (False, True), "yes": (True,), "no": (False,)}[flags.causal]
     problems = [Problem(dtype, headdim, masked, option, flags.batch, flags.seqlen, flags.nheads)
-                for dtype in flags.dtype for headdim in flags.headdim for option in flags.option for masked in causal]
+                for dtype in flags.dtype for headdim in flags.headdim for option in flags.option for masked in causal
+                if option not in RARE or headdim in RARE_HEADDIMS or flags.headdim_given]
     ratios: list[Ratio] = []
     without: dict[str, str] = {}
+    broken: list[str] = []
     where = machine(flags.device)
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    status = 0
     progress = Progress("accuracy", len(problems) * len(flags.sigma))
-    print("worst RMS error / largest error over the peer's, over all sigmas; ! misses a goal", file=out)
-    try:
+    say(out, "RMS error / largest error over the peer's, the worst of all sigmas; ! misses a goal.")
+
+
+    def measure() -> None:
         if flags.device.type == "cuda":
             index = flags.device.index or 0
             compile_ahead([{**p.plan_arguments(index), "algorithm": flags.algorithm} for p in problems])
         for problem in problems:
             measurement = Measurement(problem, flags.device, without, flags.algorithm)
-            found = []
+            first = len(ratios)
             for sigma in flags.sigma:
                 try:
-                    found += measurement.ratios(sigma, flags.seeds)
+                    ratios.extend(measurement.ratios(sigma, flags.seeds))
                 except NotImplementedError as error:  # of the library, which says why
                     without.setdefault(f"fattn, {problem}", str(error).splitlines()[0])
+                    break
+                except RuntimeError as error:
+                    broken.append(f"{problem} sigma {sigma:g}: {str(error).splitlines()[0]}")
                     break
                 finally:
                     progress.step(str(problem))
             progress.clear()
-            if found:
-                ratios += found
-                _print_line(out, problem, found)
-    except KeyboardInterrupt:
-        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr)
-        status = 130
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        progress.clear()
-    verdict = _verdict(out, ratios, without, flags)
+            if len(ratios) > first:
+                _print_line(out, problem, ratios[first:])
+
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    status = until_interrupted(measure)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    progress.clear()
+    verdict = _verdict(out, ratios, without, broken, flags)
     write([r.row(where) for r in ratios], flags.json)
     return status or verdict

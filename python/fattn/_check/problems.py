@@ -119,8 +119,11 @@ class Inputs:
         return whole
 
     def unpack_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """(nheads, total) to (batch, nheads, seqlen)."""
-        return lse if self.cu_seqlens is None else self.unpack(lse.t().contiguous()).transpose(1, 2)
+        """(nheads, total) to (batch, nheads, seqlen), -inf in rows of no sequence. torch's may have the latter shape already."""
+        if self.cu_seqlens is None:
+            return lse
+        whole = lse if lse.dim() == 3 else self.unpack(lse.t().contiguous()).transpose(1, 2)
+        return whole.masked_fill(~self.kept[:, None], -math.inf)
 
 
 def _compile(arguments: dict[str, Any]) -> None:
@@ -138,7 +141,10 @@ def compile_ahead(problems: Iterable[dict[str, Any]]) -> None:
         return
     progress = Progress("compiling", len(todo))
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(_compile, arguments) for arguments in todo]):
-            done.result()
-            progress.step()
+        try:
+            for _ in concurrent.futures.as_completed([pool.submit(_compile, arguments) for arguments in todo]):
+                progress.step()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     progress.clear()

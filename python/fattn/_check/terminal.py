@@ -3,11 +3,13 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -93,6 +95,11 @@ def write(rows: list[dict], path: str | None) -> None:
         raise
 
 
+def say(out: TextIO, text: str) -> None:
+    """In lines of 80 columns."""
+    print(textwrap.fill(text, 80, subsequent_indent="    "), file=out, flush=True)
+
+
 def finite(x: float, digits: int = 4) -> float | None:
     """For JSON, which has no infinity."""
     return float(f"{x:.{digits}g}") if x == x and abs(x) != float("inf") else None
@@ -107,6 +114,22 @@ def machine(device: torch.device) -> dict[str, str]:
         cpu = info()["cpu"]
         name = f"{cpu['model']}, {cpu['isa']}, {torch.get_num_threads()} threads"
     return {"device": name, "fattn": _abi.version(), "torch": torch.__version__}
+
+
+def until_interrupted(measure: Callable[[], None]) -> int:
+    """Runs it; the exit status is 130 after Ctrl-C or SIGTERM, and 0 else. What it had measured is kept."""
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        measure()
+    except KeyboardInterrupt:
+        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
 
 
 class Progress:

@@ -12,10 +12,11 @@ import torch
 from .. import _attention
 from .problems import DECODE_QUERIES, SOFTCAP, compile_ahead
 from .spoilers import OPTIONS, Call, Shape, Spoiler, of_call
-from .terminal import DTYPES, Parser, Progress, device_of, finite, machine, names, numbers, positive, require_writable, write
+from .terminal import DTYPES, Parser, Progress, device_of, finite, machine, names, numbers, positive, require_writable, say, until_interrupted, write
 
 LIMIT = 1.5
 LONG_CALL_S = 0.3  # one is enough
+QUEUED_CYCLES = 600_000  # the GPU waits so long for the host to have the call queued, so that its host time is no part of the measurement
 ALGORITHMS = {"cuda": ("v2", "v3", "standard", "decode"), "cpu": ("v2", "standard", "decode")}
 # What each option of the table asks of a call beside itself: wild scores are looked at in three calls.
 SCORES = {"scores": {}, "scores, causal": {"causal": True}, "scores, softcap": {"softcap": SOFTCAP}}
@@ -80,6 +81,7 @@ class Timer:
             call()
             return time.perf_counter() - start
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(QUEUED_CYCLES)
         begin.record()
         call()
         end.record()
@@ -137,11 +139,14 @@ class Runner:
         leaves, o, lse = self._graph(inputs, deterministic=True)
         packed = self.call.packed
         rows_first = [o.detach() if packed else o.detach().transpose(0, 1), lse.detach().movedim(-1, 0)]
-        gradients = torch.autograd.grad(o, leaves, inputs["dout"]) if self.target.backward else ()
+        try:
+            gradients = torch.autograd.grad(o, leaves, inputs["dout"]) if self.target.backward else ()
+        except NotImplementedError:  # as it is asked for, deterministic
+            gradients = ()
         return rows_first, [g if packed else g.transpose(0, 1) for g in gradients]
 
-    def same_bits(self, spoiler: Spoiler, spoiled: dict[str, torch.Tensor]) -> tuple[bool, bool]:
-        """Of each pass, of what does not see the spoiled keys."""
+    def same_bits(self, spoiler: Spoiler, spoiled: dict[str, torch.Tensor]) -> tuple[bool, bool | None]:
+        """Of each pass, of what does not see the spoiled keys. None: there is no backward pass whose bits are always the same."""
         blank = {name: x.clone() for name, x in self.plain.items()}
         for name in ("k", "v"):
             blank[name][..., spoiler.keys, :, :] = 0
@@ -149,11 +154,12 @@ class Runner:
             spoiled = {name: x.clone() for name, x in blank.items()}
             spoiler.apply(spoiled)
         rows, keys = self.call.untouched(spoiler.keys)
-        found = []
-        for got, wanted in zip(self._outputs(spoiled), self._outputs(blank)):
-            which = [rows, rows] if len(got) == 2 else [rows, keys, keys]
-            found.append(all(torch.equal(_bits(a[at]), _bits(b[at])) for a, b, at in zip(got, wanted, which)))
-        return found[0], found[1]
+
+        def same(got: list[torch.Tensor], wanted: list[torch.Tensor], which: list[torch.Tensor]) -> bool:
+            return all(torch.equal(_bits(a[at]), _bits(b[at])) for a, b, at in zip(got, wanted, which))
+
+        (forward, backward), (blank_forward, blank_backward) = self._outputs(spoiled), self._outputs(blank)
+        return same(forward, blank_forward, [rows, rows]), same(backward, blank_backward, [rows, keys, keys]) if backward and blank_backward else None
 
     def results(self, spoiler: Spoiler) -> list[Result]:
         spoiled = {name: x.clone() for name, x in self.plain.items()}
@@ -234,19 +240,22 @@ def _print_line(out, target: Target, name: str, found: list[Result], limit: floa
     print(f"{str(target):19}{name:16}{'  '.join(parts)}{' bits' if wrong else ''}{' !' if wrong or slow else ''}", file=out, flush=True)
 
 
-def _verdict(out, results: list[Result], skipped: list[str], flags: argparse.Namespace) -> int:
+def _verdict(out, results: list[Result], skipped: list[str], broken: list[str], flags: argparse.Namespace) -> int:
     slow = sorted((r for r in results if not r.ratio <= flags.limit), key=lambda r: -r.ratio)
     wrong = [r for r in results if r.same_bits is False]
     print(file=out)
     for reason in skipped[:8]:
-        print(f"skipped {reason}"[:160], file=out)
+        say(out, f"skipped {reason}"[:160])
+    for failure in broken[:20]:
+        say(out, f"FAILED {failure}")
     for what, of in (("SLOW", slow), ("BITS", wrong)):
         for r in of[:20]:
-            print(f"{what} {r}", file=out)
+            say(out, f"{what} {r}")
         if len(of) > 20:
             print(f"and {len(of) - 20} more", file=out)
-    failed = sum(1 for r in results if not r.ratio <= flags.limit or r.same_bits is False)
-    print(f"{len(results)} calls on {flags.device}, at most {flags.limit:g} times as long: {len(results) - failed} passed, {failed} failed, {len(skipped)} skipped", file=out)
+    bad = sum(1 for r in results if not r.ratio <= flags.limit or r.same_bits is False)
+    failed = bad + len(broken)
+    print(f"{len(results)} calls on {flags.device}, limit {flags.limit:g}: {len(results) - bad} passed, {failed} failed, {len(skipped)} skipped", file=out)
     return 1 if failed or not results else 0
 
 
@@ -259,32 +268,33 @@ def run(arguments: Sequence[str]) -> int:
     targets = [Target(algorithm, dtype, headdim) for algorithm in flags.algorithm for dtype in flags.dtype for headdim in flags.headdim]
     results: list[Result] = []
     skipped: list[str] = []
-    status = 0
+    broken: list[str] = []
     progress = Progress("values", sum(len(_names(target, flags)) for target in targets))
-    print("the largest time over that of random values, and the values; ! is beyond the limit; bits: what is hidden changes a result", file=out)
-    try:
+    say(out, "The largest time over that of random values, and the values; ! is beyond the limit; bits: values that are hidden change a result.")
+
+
+    def measure() -> None:
         if flags.device.type == "cuda":
-            compile_ahead([_plan(t, name, call, flags.device.index or 0) for t in targets for name, call in _calls(t, flags)])
+            compile_ahead([{**_plan(t, name, call, flags.device.index or 0), "deterministic": deterministic}
+                           for t in targets for name, call in _calls(t, flags) for deterministic in ((False, True) if t.backward else (False,))])
         for target in targets:
             for name, call in _calls(target, flags):
-                found: list[Result] = []
+                first = len(results)
                 try:
                     runner = Runner(target, name, call, timer, flags.limit)
                     for spoiler in of_call(call, DTYPES[target.dtype], flags.full, flags.quick):
-                        found += runner.results(spoiler)
+                        results.extend(runner.results(spoiler))
                 except NotImplementedError as error:
                     skipped.append(f"{target} {name}: {str(error).splitlines()[0]}")
-                finally:
-                    results += found
+                except RuntimeError as error:
+                    broken.append(f"{target} {name}: {str(error).splitlines()[0]}")
                 progress.step(f"{target} {name}")
                 progress.clear()
-                if found:
-                    _print_line(out, target, name, found, flags.limit)
-    except KeyboardInterrupt:
-        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr)
-        status = 130
-    finally:
-        progress.clear()
-    verdict = _verdict(out, results, skipped, flags)
+                if len(results) > first:
+                    _print_line(out, target, name, results[first:], flags.limit)
+
+    status = until_interrupted(measure)
+    progress.clear()
+    verdict = _verdict(out, results, skipped, broken, flags)
     write([r.row(where) for r in results], flags.json)
     return status or verdict
