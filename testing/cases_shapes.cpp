@@ -160,7 +160,7 @@ void add_sigmas(Table& table) {
     c.window_left = 300;
     c.window_right = 0;
     add(c);
-    c = shape(8, 4, 1024, 16, 2, 128);  // decode
+    c = shape(8, 8, 1024, 16, 2, 128);  // decode
     c.backward = false;
     add(c);
   }

@@ -29,9 +29,10 @@ struct Expected {
   double low_lse = kLowestLse;  // of lse: what is below passes for whatever is below kLowestLse
   // Of the second bound: the mean square of the peer's error in each row, NaN where the row is not counted. Empty: there is no second bound.
   Dense peer_rows = {};
-  double allowed_fused = kInfinity;  // beside `allowed`, from the peer's largest error
-  double rms_factor = kRmsFactor, unit = 0;
-  double last_places = 0;  // of fp32 sums, in every element
+  double allowed_fused = kInfinity;          // beside `allowed`, from the peer's largest error
+  double rms_factor = kRmsFactor, unit = 0;  // unit: one in the last place of the largest
+  double row_unit = 0;                       // mean square of the units of a row's elements, of the row where it is largest
+  double last_places = 0;                    // of fp32 sums, in every element
 };
 
 // The distance that counts: infinity where only one is finite. A tiny weight times Inf is Inf where the weight does not
@@ -80,13 +81,18 @@ Expected expected(const char* name, const Dense& oracle, const Dense& standard, 
 }
 
 // What the peer's error is in each row of `width` elements.
-void hold_against(Expected& wanted, const Dense& peer, int64_t width, double factor, double rms_factor) {
+void hold_against(Expected& wanted, const Dense& peer, int64_t width, DType dtype, double factor, double rms_factor) {
   wanted.rms_factor = rms_factor;
   wanted.allowed_fused = factor * largest_error(wanted, peer) + std::max(wanted.last_places, wanted.unit);
   for (size_t first = 0; width > 0 && first < peer.size(); first += static_cast<size_t>(width)) {
-    double sum = 0;
-    for (size_t i = first; i < first + static_cast<size_t>(width); ++i) sum += (peer[i] - wanted.values[i]) * (peer[i] - wanted.values[i]);
+    double sum = 0, units = 0;
+    for (size_t i = first; i < first + static_cast<size_t>(width); ++i) {
+      const double unit = ulp(dtype, wanted.values[i]);
+      sum += (peer[i] - wanted.values[i]) * (peer[i] - wanted.values[i]);
+      units += unit * unit;
+    }
     wanted.peer_rows.push_back(std::isfinite(sum) ? sum / static_cast<double>(width) : std::numeric_limits<double>::quiet_NaN());
+    if (std::isfinite(sum)) wanted.row_unit = std::max(wanted.row_unit, units / static_cast<double>(width));
   }
 }
 
@@ -111,7 +117,7 @@ bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got,
   const double deviation = std::sqrt(std::max(0.0, of_squares / rows - mean * mean));
   const double chance = kDeviations * std::sqrt(2 / rows) * deviation;
   verdict.rms_allowed =
-      std::sqrt(wanted.rms_factor * wanted.rms_factor * (mean + chance) + wanted.unit * wanted.unit / rows + wanted.last_places * wanted.last_places);
+      std::sqrt(wanted.rms_factor * wanted.rms_factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
   return verdict.rms <= verdict.rms_allowed;
 }
 
@@ -201,6 +207,7 @@ void put_peer(Expected& to, const Expected& from, int64_t begin, int64_t heads, 
   put_rows(to.peer_rows, from.peer_rows, begin, heads);
   to.unit = std::max(to.unit, from.unit);
   to.last_places = std::max(to.last_places, from.last_places);
+  to.row_unit = std::max(to.row_unit, from.row_unit);
   to.rms_factor = from.rms_factor;
 }
 
@@ -287,7 +294,7 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
                                      std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())), low_lse(q.dtype()))};
   if (in_16_bits(q.dtype())) {
     model.fused = true;
-    hold_against(all[0], standard_forward(model, wide_q.values, wide_k.values, wide_v.values).o, v.shape(3), kForwardFactor, kRmsFactor);
+    hold_against(all[0], standard_forward(model, wide_q.values, wide_k.values, wide_v.values).o, v.shape(3), q.dtype(), kForwardFactor, kRmsFactor);
     for (int64_t row = 0; row < static_cast<int64_t>(all[0].peer_rows.size()); ++row) {  // in the order of o
       const int64_t h = row % q.shape(2), i = row / q.shape(2) % q.shape(1), b = row / q.shape(2) / q.shape(1);
       if (lse[static_cast<size_t>((b * q.shape(2) + h) * q.shape(1) + i)] < kLowestLse)
@@ -336,9 +343,9 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
     model.fused = true;
     const ModelBackward peer = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
     const double factor = kRmsFactor * (options.softcap > 0 || options.p_dropout > 0 ? kOneMoreRounding : 1.0);
-    hold_against(all[0], peer.dq, t.q.shape(3), kGradientFactor, factor);
-    hold_against(all[1], peer.dk, t.k.shape(3), kGradientFactor, factor);
-    hold_against(all[2], peer.dv, t.v.shape(3), kGradientFactor, kRmsFactor);
+    hold_against(all[0], peer.dq, t.q.shape(3), dtype, kGradientFactor, factor);
+    hold_against(all[1], peer.dk, t.k.shape(3), dtype, kGradientFactor, factor);
+    hold_against(all[2], peer.dv, t.v.shape(3), dtype, kGradientFactor, kRmsFactor);
   }
   return all;
 }

@@ -15,15 +15,14 @@
 // Where scores are large its error is far below the textbook's, which rounds them. So the bound above holds with the peer's largest error as the
 // yardstick. A second bound tells how weights were rounded, which a largest error does not. Let M be the mean square of its error, R the tensor's
 // rows (of headdim elements), and S the standard deviation of the rows' mean squares. The mean square of a result's error may be
-//     1.10^2 (M + 4 sqrt(2 / R) S) + ulp^2 / R + (last places of the fp32 sums, as above)^2
-// with ulp one unit in the last place of the tensor's largest magnitude.
+//     1.10^2 (M + 4 sqrt(2 / R) S) + U / R + (last places of the fp32 sums, as above)^2
 // 1.10 is what docs/NUMERICS.md promises. Rows, whose elements share their weights, are the samples: the mean squares of two computations that err
-// alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. The third term is for tensors of a few rows, where
-// M and S themselves are chance: one row may be off by a whole unit. It fades with R: at 2,000 rows it is a hundredth of what rounding the largest
-// number takes. Gradients of calls with softcap or dropout may be 1.10 sqrt(3 / 2) there instead of 1.10: beside dS and the result, P is rounded for
-// dS. Rows that have no finite number in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its
-// matrices, and so do other programs: they have the bound by
-// standard attention only.
+// alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
+// themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
+// that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. Gradients of calls
+// with softcap or dropout may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded for dS. Rows that have no finite number
+// in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they
+// have the bound by standard attention only.
 //
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
 // passes nowhere else.
