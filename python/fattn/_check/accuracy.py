@@ -18,6 +18,7 @@ RMS_GOAL, MAX_GOAL, MAX_GOAL_SIGMA_1 = 1.10, 1.35, 1.7
 LSE_GOAL, LSE_UNITS = 1.06, 4
 FP32_GOALS = (1.25, 1.5)
 RARE, RARE_HEADDIMS = ("softcap", "alibi"), (64, 128)  # no more than these of all headdims
+DECODE_SEEDS = 4  # times as many seeds, of so few rows
 FP16_GRADIENTS = 8  # the largest sigma at which gradients in fp16 are finite
 ANOTHER_PROBLEM = 20  # an error so many times the emulation's says that a peer computes something else
 
@@ -118,7 +119,7 @@ class Measurement:
         p = self.problem
         wanted = [t for t in TENSORS if t in ("o", "lse") or (p.backward and (p.dtype != "fp16" or sigma <= FP16_GRADIENTS))]
         errors: dict[str, dict[str, Error]] = {}
-        for seed in range(seeds):
+        for seed in range(seeds * (DECODE_SEEDS if p.option == "decode" else 1)):
             generator = torch.Generator(self.device).manual_seed(seed)
             x = Inputs(p, sigma, DTYPES[p.dtype], self.device, generator)
             truth = peers.exact(x)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import fattn
 from fattn import _check
-from fattn._check import accuracy, peers, spoilers, values
+from fattn._check import peers, spoilers, values
 
 PROGRAM = pathlib.Path(fattn.__file__).parent / "bin" / "fattn"
 ACCURACY = ["--device", "cpu", "--dtype", "bf16", "--headdim", "64", "--sigma", "1,3", "--seeds", "2", "--seqlen", "128", "--nheads", "2"]
@@ -151,3 +151,13 @@ def test_interrupted_keeps_what_was_measured(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(path.read_text()) and os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("option", ["none", "seqused_k", "packed", "decode"])
+def test_no_values_are_slow_on_the_cpu(option):
+    """With this processor's kernels and a generous limit: a cliff is what this is after."""
+    which = ["--algorithm", "decode"] if option == "decode" else ["--algorithm", "v2", "--option", option]
+    done = subprocess.run([sys.executable, "-m", "fattn", "check", "--values", "--device", "cpu", "--headdim", "64", "--dtype", "bf16,fp32", "--seqlen", "256", "--nheads", "2",
+                           "--repeats", "5", "--quick", "--limit", "5", *which, *(["--option", "none,seqused_k,scores"] if option == "decode" else [])],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
