@@ -39,7 +39,8 @@ struct CheckFlags {
   TargetFlags target;
   std::string dtype = "all", filter, json;
   uint64_t random = 0;
-  bool list = false;
+  bool list = false, accuracy = false, values = false;  // the last two: cli/check_python.h
+  std::string python;
 };
 
 // The table, or so many random combinations of each dtype.
@@ -237,12 +238,25 @@ void add_check(CLI::App& app, int& exit_code) {
       ->type_name("N");
   command->add_flag("--list", flags->list, "Print the names of the cases and run none");
   command->add_option("--json", flags->json, "Write the verdicts as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->add_flag("--accuracy", flags->accuracy,
+                    "Instead of the table: errors beside FlashAttention-2's on the same inputs, measured through PyTorch. `fattn check --accuracy "
+                    "--help` has its flags");
+  command->add_flag("--values", flags->values,
+                    "Instead of the table: what NaN, Inf, huge and tiny numbers, hidden or visible, do to the time of a call. `fattn check --values "
+                    "--help` likewise");
+  command
+      ->add_option("--python", flags->python,
+                   "With --accuracy or --values: a Python that has the package fattn and torch [python3, then python, of PATH]")
+      ->type_name("PATH");
   command->footer(
       "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention\n"
-      "computed in the same dtype, plus one unit in the last place. NaN never passes where the oracle has none.\n"
+      "computed in the same dtype, plus one unit in the last place. In fp16 and bf16 the root of the mean square error (rms) is held against that "
+      "of\n"
+      "FlashAttention-2's rounding, too: 1.10 times it, and what chance makes of that. NaN never passes where the oracle has none.\n"
       "A case that the backend does not support is skipped, with the reason. Exit 1 if a case fails.\n\n"
       "Examples:  fattn check --dtype bf16 --filter causal\n"
-      "           fattn check --device cuda --random 200");
+      "           fattn check --device cuda --random 200\n"
+      "           fattn check --accuracy --quick");
   command->callback([flags, &exit_code] { exit_code = check_cases(*flags); });
 }
 

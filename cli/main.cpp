@@ -10,6 +10,7 @@
 #include "cli/bench.h"
 #include "cli/cache.h"
 #include "cli/check.h"
+#include "cli/check_python.h"
 #include "cli/compare.h"
 #include "cli/help_format.h"
 #include "cli/info.h"
@@ -56,6 +57,7 @@ int run_command_line(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace fattn::cli;
+  if (measures_in_python(argc, argv)) return become_python(argc, argv);
   install_interrupt_handlers();
   int exit_code = kExitBadInput;
   try {

@@ -3,12 +3,16 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "cli/sanitize.h"
 
 namespace fattn::cli {
 
 std::string as_text(const testing::TensorVerdict& verdict) {
-  return fmt::format("{:<5} error {:<8.2e} allowed {:<8.2e} {}", verdict.tensor, verdict.error, verdict.allowed,
+  const std::string rms =
+      verdict.rms_peer > 0 ? fmt::format("rms {:<8.2e} of FlashAttention-2's {:<8.2e} ", verdict.rms, verdict.rms_peer) : std::string();
+  return fmt::format("{:<5} error {:<8.2e} allowed {:<8.2e} {}{}", verdict.tensor, verdict.error, verdict.allowed, rms,
                      verdict.pass ? "ok" : "FAILED: " + printable(verdict.message));
 }
 
@@ -16,6 +20,11 @@ nlohmann::ordered_json as_json(const std::vector<testing::TensorVerdict>& verdic
   auto all = nlohmann::ordered_json::array();
   for (const testing::TensorVerdict& verdict : verdicts) {
     nlohmann::ordered_json one = {{"tensor", verdict.tensor}, {"error", verdict.error}, {"allowed", verdict.allowed}, {"pass", verdict.pass}};
+    const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
+    const bool second = verdict.rms_peer > 0;
+    one["rms_error"] = second ? number(verdict.rms) : nullptr;
+    one["rms_peer"] = second ? number(verdict.rms_peer) : nullptr;
+    one["rms_allowed"] = second ? number(verdict.rms_allowed) : nullptr;
     if (!verdict.pass) {
       one["first_bad"] = verdict.first_bad;
       one["message"] = printable(verdict.message);

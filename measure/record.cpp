@@ -154,8 +154,13 @@ ordered_json to_json(const Row& row) {
   json["moved_bytes_model"] = or_null(row.moved_bytes);
   json["checks"] = ordered_json::array();
   for (const TensorCheck& c : row.checks)
-    json["checks"].push_back(
-        {{"tensor", c.tensor}, {"error", number(c.error)}, {"allowed", number(c.allowed)}, {"pass", c.pass}, {"where", c.where}});
+    json["checks"].push_back({{"tensor", c.tensor},
+                              {"error", number(c.error)},
+                              {"allowed", number(c.allowed)},
+                              {"pass", c.pass},
+                              {"where", c.where},
+                              {"rms_error", c.rms_peer > 0 ? number(c.rms_error) : ordered_json(nullptr)},
+                              {"rms_peer", c.rms_peer > 0 ? number(c.rms_peer) : ordered_json(nullptr)}});
   json["warnings"] = row.warnings;
   return json;
 }

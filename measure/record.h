@@ -19,7 +19,8 @@ struct TensorCheck {
   std::string tensor;
   double error = 0, allowed = 0;
   bool pass = false;
-  std::string where;  // the part of the problem that was compared with the oracle
+  std::string where;                   // the part of the problem that was compared with the oracle
+  double rms_error = 0, rms_peer = 0;  // of that part, and FlashAttention-2's rounding there; 0 where that is not known
 };
 
 // One contestant, one problem, one pass.

@@ -61,6 +61,7 @@ void add_decode(Table& table);
 void add_empty(Table& table);
 void add_layouts(Table& table);
 void add_inputs(Table& table);
+void add_sigmas(Table& table);
 void add_options(Table& table);
 // testing/cases_scores.cpp
 void add_windows(Table& table);

@@ -42,6 +42,7 @@ const std::vector<Case>& all_cases() {
       add_empty(table);
       add_layouts(table);
       add_inputs(table);
+      add_sigmas(table);
       add_options(table);
       add_windows(table);
       add_softcaps(table);
@@ -128,6 +129,8 @@ const char* name_of(Inputs inputs) {
     case Inputs::kConstant: return "constant";
     case Inputs::kDominantKey: return "dominant_key";
     case Inputs::kRising: return "rising";
+    case Inputs::kSigma2: return "sigma2";
+    case Inputs::kSigma3: return "sigma3";
     case Inputs::kTiny: return "tiny";
     case Inputs::kOffset: return "offset";
     case Inputs::kNanQuery: return "nan_query";

@@ -26,6 +26,8 @@ enum class Inputs {
   kConstant,      // all of q and k is one number: every weight is the same
   kDominantKey,   // one key in the middle takes nearly all the weight of every row
   kRising,        // scores grow along the keys: the running maximum of an online softmax changes in every block
+  kSigma2,        // q, k and v are 2 N(0, 1): some keys of a row have most of its weight
+  kSigma3,        // 3 N(0, 1)
   kTiny,          // 1e-5 N(0, 1), v and dout too: subnormal in fp16
   kOffset,        // v and dout are 3 + N(0, 1): sums do not cancel
   kNanQuery,      // one row of q holds a NaN

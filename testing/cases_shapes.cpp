@@ -133,6 +133,39 @@ void add_inputs(Table& table) {
   }
 }
 
+// Numbers at which few keys have most of a row's weight, in enough rows that the RMS error tells one way to round weights from another (check.h).
+void add_sigmas(Table& table) {
+  for (Inputs inputs : {Inputs::kSigma2, Inputs::kSigma3}) {
+    const auto add = [&](Case c) {
+      c.inputs = inputs;
+      table.add(c);
+    };
+    for (int64_t headdim : {64, 128}) {
+      Case c = shape(1, 512, 640, 4, 2, headdim);
+      c.backward = headdim == 64;
+      add(c);
+      c.causal = true;
+      add(c);
+    }
+    Case c = shape(1, 384, 512, 4, 2, 256);
+    c.causal = inputs == Inputs::kSigma3;
+    c.backward = false;
+    add(c);
+    c = shape(1, 512, 512, 4, 2, 64);
+    c.backward = false;
+    c.bias = Pairs::kOne;
+    c.bias_fp32 = true;
+    add(c);
+    c.bias = Pairs::kNone;
+    c.window_left = 300;
+    c.window_right = 0;
+    add(c);
+    c = shape(8, 8, 1024, 16, 2, 128);  // decode
+    c.backward = false;
+    add(c);
+  }
+}
+
 void add_options(Table& table) {
   for (double scale : {0.0, -0.3, 1.0}) {
     Case c = shape(1, 70, 90, 2, 2, 48);

@@ -18,6 +18,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kForwardFactor = 2, kGradientFactor = 3;
+constexpr double kRmsFactor = 1.10, kDeviations = 4;
+const double kOneMoreRounding = std::sqrt(1.5);
 
 // What the oracle says about one tensor, and how far from it a result may be.
 struct Expected {
@@ -25,6 +27,12 @@ struct Expected {
   Dense values;
   double allowed = 0;
   double low_lse = kLowestLse;  // of lse: what is below passes for whatever is below kLowestLse
+  // Of the second bound: the mean square of the peer's error in each row, NaN where the row is not counted. Empty: there is no second bound.
+  Dense peer_rows = {};
+  double allowed_fused = kInfinity;          // beside `allowed`, from the peer's largest error
+  double rms_factor = kRmsFactor, unit = 0;  // unit: one in the last place of the largest
+  double row_unit = 0;                       // mean square of the units of a row's elements, of the row where it is largest
+  double last_places = 0;                    // of fp32 sums, in every element
 };
 
 // The distance that counts: infinity where only one is finite. A tiny weight times Inf is Inf where the weight does not
@@ -53,17 +61,64 @@ double largest_finite(const Dense& x, double below = kInfinity) {
   return largest;
 }
 
+// The largest distance of the yardstick that is a number: a bound must be one.
+double largest_error(const Expected& wanted, const Dense& yardstick) {
+  double largest = 0;
+  for (size_t i = 0; i < yardstick.size(); ++i) {
+    const double d = distance_in(wanted, yardstick[i], wanted.values[i]);
+    if (std::isfinite(d)) largest = std::max(largest, d);
+  }
+  return largest;
+}
+
 Expected expected(const char* name, const Dense& oracle, const Dense& standard, double factor, DType dtype, double least_floor = 0,
                   double low = kLowestLse) {
   Expected wanted{name, oracle, 0, low};
-  double yardstick = 0;  // of the finite elements: a bound must be a number
-  for (size_t i = 0; i < oracle.size(); ++i) {
-    const double d = distance_in(wanted, standard[i], oracle[i]);
-    if (std::isfinite(d)) yardstick = std::max(yardstick, d);
-  }
-  const double largest = largest_finite(oracle, wanted.name == "lse" ? -kLowestLse : kInfinity);
-  wanted.allowed = factor * yardstick + std::max(least_floor, ulp(dtype, largest));
+  wanted.unit = ulp(dtype, largest_finite(oracle, wanted.name == "lse" ? -kLowestLse : kInfinity));
+  wanted.last_places = least_floor;
+  wanted.allowed = factor * largest_error(wanted, standard) + std::max(least_floor, wanted.unit);
   return wanted;
+}
+
+// What the peer's error is in each row of `width` elements.
+void hold_against(Expected& wanted, const Dense& peer, int64_t width, DType dtype, double factor, double rms_factor) {
+  wanted.rms_factor = rms_factor;
+  wanted.allowed_fused = factor * largest_error(wanted, peer) + std::max(wanted.last_places, wanted.unit);
+  for (size_t first = 0; width > 0 && first < peer.size(); first += static_cast<size_t>(width)) {
+    double sum = 0, units = 0;
+    for (size_t i = first; i < first + static_cast<size_t>(width); ++i) {
+      const double unit = ulp(dtype, wanted.values[i]);
+      sum += (peer[i] - wanted.values[i]) * (peer[i] - wanted.values[i]);
+      units += unit * unit;
+    }
+    wanted.peer_rows.push_back(std::isfinite(sum) ? sum / static_cast<double>(width) : std::numeric_limits<double>::quiet_NaN());
+    if (std::isfinite(sum)) wanted.row_unit = std::max(wanted.row_unit, units / static_cast<double>(width));
+  }
+}
+
+// Fills in the verdict's RMS errors and the bound of it, and returns whether that is kept.
+bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got, bool fused) {
+  verdict.rms_allowed = kInfinity;
+  double rows = 0, mean = 0, of_squares = 0, own = 0;
+  const size_t width = wanted.peer_rows.empty() ? 0 : got.size() / wanted.peer_rows.size();
+  for (size_t row = 0; row < wanted.peer_rows.size(); ++row) {
+    const double square = wanted.peer_rows[row];
+    if (std::isnan(square)) continue;
+    rows += 1;
+    mean += square;
+    of_squares += square * square;
+    for (size_t i = row * width; i < (row + 1) * width; ++i) own += (got[i] - wanted.values[i]) * (got[i] - wanted.values[i]);
+  }
+  if (rows == 0) return true;
+  mean /= rows;
+  verdict.rms = std::sqrt(own / (rows * static_cast<double>(width)));
+  verdict.rms_peer = std::sqrt(mean);
+  if (!fused) return true;
+  const double deviation = std::sqrt(std::max(0.0, of_squares / rows - mean * mean));
+  const double chance = kDeviations * std::sqrt(2 / rows) * deviation;
+  verdict.rms_allowed =
+      std::sqrt(wanted.rms_factor * wanted.rms_factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
+  return verdict.rms <= verdict.rms_allowed;
 }
 
 std::string place_of(const Tensor& t, int64_t index) {
@@ -76,25 +131,31 @@ std::string place_of(const Tensor& t, int64_t index) {
   return "[" + at + "]";
 }
 
-TensorVerdict judge(const Expected& wanted, const Tensor& tensor) {
+TensorVerdict judge(const Expected& wanted, const Tensor& tensor, bool fused) {
   TensorVerdict verdict;
   verdict.tensor = wanted.name;
-  verdict.allowed = wanted.allowed;
+  verdict.allowed = fused ? std::min(wanted.allowed, wanted.allowed_fused) : wanted.allowed;
   const Dense got = read(tensor);
   size_t bad = 0;
   for (size_t i = 0; i < got.size(); ++i) {
     const double d = distance_in(wanted, got[i], wanted.values[i]);
     verdict.error = std::max(verdict.error, d);
-    if (d <= wanted.allowed) continue;
+    if (d <= verdict.allowed) continue;
     if (bad++ == 0) verdict.first_bad = static_cast<int64_t>(i);
   }
-  verdict.pass = bad == 0;
-  if (!verdict.pass) {
-    std::ostringstream out;
+  const bool rms_kept = judge_rms(verdict, wanted, got, fused);
+  verdict.pass = bad == 0 && rms_kept;
+  std::ostringstream out;
+  if (bad == 0 && !rms_kept) {
+    out << wanted.name << " has an RMS error of " << verdict.rms << ", and may have " << verdict.rms_allowed << ": FlashAttention-2's rounding has "
+        << verdict.rms_peer;
+    verdict.message = out.str();
+  }
+  if (bad > 0) {
     out.precision(9);
     const auto i = static_cast<size_t>(verdict.first_bad);
     out << wanted.name << place_of(tensor, verdict.first_bad) << " is " << got[i] << ", expected " << wanted.values[i] << "; " << bad << " of "
-        << got.size() << " elements are off by more than " << wanted.allowed << ", by up to " << verdict.error;
+        << got.size() << " elements are off by more than " << verdict.allowed << ", by up to " << verdict.error;
     verdict.message = out.str();
   }
   return verdict;
@@ -125,8 +186,10 @@ ScoreTensors oracle_scores(const ScoreTensors& scores, const Widened& bias) {
   return wide;
 }
 
+bool in_16_bits(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
+
 // An eighth of a unit in the last place of a weight near 1, for the dtypes that have fewer digits than lse.
-double weight_rounding(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? ulp(dtype, 1.0) / 8 : 0.0; }
+double weight_rounding(DType dtype) { return in_16_bits(dtype) ? ulp(dtype, 1.0) / 8 : 0.0; }
 
 std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options);
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options);
@@ -134,6 +197,18 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
 // Numbers of some rows, to their place among `total` of `heads` each.
 void put_rows(Dense& to, const Dense& from, int64_t begin, int64_t row) {
   std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(begin * row));
+}
+
+// The peer's errors of one sequence, to their place among `total` rows of `heads` each. Rows of no sequence are not counted.
+void put_peer(Expected& to, const Expected& from, int64_t begin, int64_t heads, int64_t total) {
+  if (from.peer_rows.empty()) return;
+  to.allowed_fused = to.peer_rows.empty() ? from.allowed_fused : std::max(to.allowed_fused, from.allowed_fused);
+  if (to.peer_rows.empty()) to.peer_rows.assign(static_cast<size_t>(total * heads), std::numeric_limits<double>::quiet_NaN());
+  put_rows(to.peer_rows, from.peer_rows, begin, heads);
+  to.unit = std::max(to.unit, from.unit);
+  to.last_places = std::max(to.last_places, from.last_places);
+  to.row_unit = std::max(to.row_unit, from.row_unit);
+  to.rms_factor = from.rms_factor;
 }
 
 // Of packed sequences: each is expected to be what it is alone. Rows of none are empty.
@@ -150,6 +225,7 @@ std::vector<Expected> expect_packed_forward(const Tensor& q, const Tensor& k, co
       for (int64_t i = 0; i < one.seqlen_q; ++i)
         all[1].values[static_cast<size_t>(h * total + one.q_begin + i)] = alone[1].values[static_cast<size_t>(h * one.seqlen_q + i)];
     for (size_t i = 0; i < all.size(); ++i) all[i].allowed = std::max(all[i].allowed, alone[i].allowed);
+    put_peer(all[0], alone[0], one.q_begin, nheads, total);
   }
   return all;
 }
@@ -178,6 +254,9 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
     put_rows(all[1].values, expected[1].values, one.k_begin, k_row);
     put_rows(all[2].values, expected[2].values, one.k_begin, v_row);
     for (size_t i = 0; i < 3; ++i) all[i].allowed = std::max(all[i].allowed, expected[i].allowed);
+    put_peer(all[0], expected[0], one.q_begin, t.q.shape(1), t.q.shape(0));
+    put_peer(all[1], expected[1], one.k_begin, t.k.shape(1), t.k.shape(0));
+    put_peer(all[2], expected[2], one.k_begin, t.v.shape(1), t.v.shape(0));
     if (!t.dbias) continue;
     const int64_t heads = t.dbias.shape(1), rows = t.dbias.shape(2), keys = t.dbias.shape(3), own = alone.dbias.shape(2);
     const int64_t entry = t.dbias.shape(0) > 1 ? one.index : 0;
@@ -205,13 +284,24 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   oracle.lse = Tensor(lse.data(), DType::kF64, {q.shape(0), q.shape(2), q.shape(1)});
   oracle.scores = oracle_scores(scores, wide_bias);
   forward(oracle, oracle_options(options));
-  const ModelForward standard = standard_forward(model_shape(q, k, v, scores, options), wide_q.values, wide_k.values, wide_v.values);
+  ModelShape model = model_shape(q, k, v, scores, options);
+  const ModelForward standard = standard_forward(model, wide_q.values, wide_k.values, wide_v.values);
   const DType lse_dtype = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   // Weights that dropout leaves need not sum to 1: what fp32 makes of each stays in o.
   const double weights = options.p_dropout > 0 && lse_dtype == DType::kF32 ? 2 * ulp(DType::kF32, 1.0) * largest_finite(o) : 0;
-  return {expected("o", o, standard.o, kForwardFactor, q.dtype(), weights),
-          expected("lse", lse, standard.lse, kForwardFactor, lse_dtype, std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())),
-                   low_lse(q.dtype()))};
+  std::vector<Expected> all{expected("o", o, standard.o, kForwardFactor, q.dtype(), weights),
+                            expected("lse", lse, standard.lse, kForwardFactor, lse_dtype,
+                                     std::max(ulp(lse_dtype, standard.score_terms), weight_rounding(q.dtype())), low_lse(q.dtype()))};
+  if (in_16_bits(q.dtype())) {
+    model.fused = true;
+    hold_against(all[0], standard_forward(model, wide_q.values, wide_k.values, wide_v.values).o, v.shape(3), q.dtype(), kForwardFactor, kRmsFactor);
+    for (int64_t row = 0; row < static_cast<int64_t>(all[0].peer_rows.size()); ++row) {  // in the order of o
+      const int64_t h = row % q.shape(2), i = row / q.shape(2) % q.shape(1), b = row / q.shape(2) / q.shape(1);
+      if (lse[static_cast<size_t>((b * q.shape(2) + h) * q.shape(1) + i)] < kLowestLse)
+        all[0].peer_rows[static_cast<size_t>(row)] = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  return all;
 }
 
 // Of the backward pass: dq, dk, dv and, if it is there, dbias. The oracle is given the same o and lse as the pass that is judged.
@@ -249,6 +339,14 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
                             expected("dk", dk, standard.dk, kGradientFactor, dtype, scaled * standard.q_terms),
                             expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
   if (t.dbias) all.push_back(expected("dbias", dbias, standard.dbias, kGradientFactor, t.dbias.dtype(), dp_rounding * standard.p_terms));
+  if (in_16_bits(dtype)) {
+    model.fused = true;
+    const ModelBackward peer = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
+    const double factor = kRmsFactor * (options.softcap > 0 || options.p_dropout > 0 ? kOneMoreRounding : 1.0);
+    hold_against(all[0], peer.dq, t.q.shape(3), dtype, kGradientFactor, factor);
+    hold_against(all[1], peer.dk, t.k.shape(3), dtype, kGradientFactor, factor);
+    hold_against(all[2], peer.dv, t.v.shape(3), dtype, kGradientFactor, kRmsFactor);
+  }
   return all;
 }
 
@@ -341,6 +439,7 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
 CaseResult PreparedCase::run(const Target& target) const {
   const Data& d = *data_;
   const Options options = options_of(d.c, target);
+  const bool fused = target.algorithm != Algorithm::kStandard;
   CaseResult result;
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
@@ -388,8 +487,8 @@ CaseResult PreparedCase::run(const Target& target) const {
     };
     note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
-    result.tensors.push_back(judge(d.forward[0], out.o));
-    if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse));
+    result.tensors.push_back(judge(d.forward[0], out.o, fused));
+    if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse, fused));
   });
   if (d.c.backward)
     attempt("backward", [&] {
@@ -401,10 +500,10 @@ CaseResult PreparedCase::run(const Target& target) const {
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
-      result.tensors.push_back(judge(d.backward[0], out.dq));
-      result.tensors.push_back(judge(d.backward[1], out.dk));
-      result.tensors.push_back(judge(d.backward[2], out.dv));
-      if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias));
+      result.tensors.push_back(judge(d.backward[0], out.dq, fused));
+      result.tensors.push_back(judge(d.backward[1], out.dk, fused));
+      result.tensors.push_back(judge(d.backward[2], out.dv, fused));
+      if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias, fused));
     });
   const std::vector<Dense> after = inputs_now();
   for (size_t i = 0; i < before.size(); ++i)
@@ -414,17 +513,19 @@ CaseResult PreparedCase::run(const Target& target) const {
 
 CaseResult run_case(const Case& c, const Target& target) { return PreparedCase(c).run(target); }
 
-std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options) {
+std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options, bool fused) {
   const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, t.scores, options);
-  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o)};
-  if (t.lse) verdicts.push_back(judge(wanted[1], t.lse));
+  fused = fused && options.algorithm != Algorithm::kStandard;
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o, fused)};
+  if (t.lse) verdicts.push_back(judge(wanted[1], t.lse, fused));
   return verdicts;
 }
 
-std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options) {
+std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options, bool fused) {
   const std::vector<Expected> wanted = expect_backward(t, options);
-  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq), judge(wanted[1], t.dk), judge(wanted[2], t.dv)};
-  if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias));
+  fused = fused && options.algorithm != Algorithm::kStandard;
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq, fused), judge(wanted[1], t.dk, fused), judge(wanted[2], t.dv, fused)};
+  if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias, fused));
   return verdicts;
 }
 

@@ -10,6 +10,20 @@
 //     lse: one unit of a score, and in the 16-bit dtypes an eighth of a unit of a weight    dv: one unit of a score (and of lse), times sum p |dout|
 //     dq, dk: one unit of dP and one of rowsum(o dout) - dlse, times softmax_scale and sum p |k| or sum p |q|; dbias: times sum p
 // (With one key dP - rowsum(o dout) is exactly 0 in the oracle, and no order of summation can promise that in fp32.)
+//
+// Of o, dq, dk and dv in 16 bits a peer is asked, too: attention with FlashAttention-2's rounding on the same inputs (standard_model.h, `fused`).
+// Where scores are large its error is far below the textbook's, which rounds them. So the bound above holds with the peer's largest error as the
+// yardstick. A second bound tells how weights were rounded, which a largest error does not. Let M be the mean square of its error, R the tensor's
+// rows (of headdim elements), and S the standard deviation of the rows' mean squares. The mean square of a result's error may be
+//     1.10^2 (M + 4 sqrt(2 / R) S) + U / R + (last places of the fp32 sums, as above)^2
+// 1.10 is what docs/NUMERICS.md promises. Rows, whose elements share their weights, are the samples: the mean squares of two computations that err
+// alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
+// themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
+// that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. Gradients of calls
+// with softcap or dropout may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded for dS. Rows that have no finite number
+// in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they
+// have the bound by standard attention only.
+//
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
 // passes nowhere else.
 #pragma once
@@ -28,6 +42,9 @@ struct TensorVerdict {
   std::string tensor;  // "o", "lse", "dq", ...
   double error = 0;    // largest absolute error; infinity where a non-finite value is wrong
   double allowed = 0;
+  double rms = 0;          // root of the mean square of the error, over the rows that are counted
+  double rms_peer = 0;     // the peer's on the same rows; 0 where there is no second bound
+  double rms_allowed = 0;  // infinity where there is no second bound
   bool pass = false;
   int64_t first_bad = -1;  // row-major index into the tensor's shape
   std::string message;     // of a failure: where, what was got, what was expected
@@ -72,7 +89,8 @@ CaseResult run_case(const Case& c, const Target& target);
 
 // Judges outputs that are already there, of any shape and layout, against the oracle on the same inputs.
 // Absent tensors (lse, dbias) are not judged; options give the mask and the scale.
-std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options);
-std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options);
+// The second bound is looked at where `fused` is true and the algorithm of options is not `standard`; rms and rms_peer are there in any case.
+std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options, bool fused = true);
+std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options, bool fused = true);
 
 }  // namespace fattn::testing

@@ -77,10 +77,10 @@ template <class Real>
 void score_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t visible, std::vector<Real>& scores) {
   scores.assign(static_cast<size_t>(visible), 0);
   add_product(scores.data(), visible, q, s.headdim, k_transposed, s.seqlen_k);
-  for (Real& x : scores) x = rounded<Real>(s.dtype, static_cast<Real>(s.softmax_scale) * x);
+  for (Real& x : scores) x = rounded<Real>(s.stored(), static_cast<Real>(s.softmax_scale) * x);
   const Real cap = static_cast<Real>(s.softcap);
   if (cap > 0)
-    for (Real& x : scores) x = rounded<Real>(s.dtype, cap * std::tanh(x / cap));
+    for (Real& x : scores) x = rounded<Real>(s.stored(), cap * std::tanh(x / cap));
 }
 
 // An element of a tensor over (batch, head, query, key), whose dimensions of 1 are for all.
@@ -112,12 +112,12 @@ void add_terms_to_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
     if (t.alibi_slopes) {
       const int64_t at = t.alibi_slopes.ndim() == 2 ? b * t.alibi_slopes.stride(0) + h * t.alibi_slopes.stride(1) : h * t.alibi_slopes.stride(0);
       const double away = static_cast<double>(std::abs(i + s.keys(b) - s.seqlen_q - j));
-      x = rounded_sum<Real>(s.dtype, x - rounded_sum<Real>(s.dtype, static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
+      x = rounded_sum<Real>(s.stored(), x - rounded_sum<Real>(s.stored(), static_cast<Real>(load(DType::kF32, t.alibi_slopes.data(), at) * away)));
     }
     const double bias = t.bias ? load(t.bias.dtype(), t.bias.data(), pair_index(t.bias, b, h, i, j)) : 0;
     const bool seen = (!t.mask || load(DType::kU8, t.mask.data(), pair_index(t.mask, b, h, i, j)) != 0) &&
                       (!t.document_q || id_of(t.document_q, i) == id_of(t.document_k, j));
-    x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded_sum<Real>(s.dtype, x + static_cast<Real>(bias));
+    x = !seen || bias == kHidden ? static_cast<Real>(kHidden) : rounded_sum<Real>(s.stored(), x + static_cast<Real>(bias));
   }
 }
 
@@ -134,6 +134,12 @@ double largest_addend(const ModelShape& s, int64_t b, int64_t h, int64_t i, int6
   return largest;
 }
 
+// With `fused` what dropout leaves is multiplied by this at the end, else as it is left.
+template <class Real>
+Real kept_factor(const ModelShape& s) {
+  return s.fused ? static_cast<Real>(65536.0 / (65536.0 - static_cast<double>(std::lround(s.p_dropout * 65536)))) : Real{1};
+}
+
 // What dropout makes of weights of 1 in a row.
 template <class Real>
 std::vector<Real> kept_of_row(const ModelShape& s, int64_t b, int64_t h, int64_t i, int64_t first, size_t visible) {
@@ -141,14 +147,18 @@ std::vector<Real> kept_of_row(const ModelShape& s, int64_t b, int64_t h, int64_t
   if (s.p_dropout == 0) return kept;
   const auto* state = static_cast<const int64_t*>(s.scores.dropout_state.data());
   const Dropout dropout{static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]), s.p_dropout};
-  for (size_t n = 0; n < visible; ++n) kept[n] = static_cast<Real>(dropout.kept(b, s.nheads, h, i, first + static_cast<int64_t>(n)));
+  for (size_t n = 0; n < visible; ++n) {
+    kept[n] = static_cast<Real>(dropout.kept(b, s.nheads, h, i, first + static_cast<int64_t>(n)));
+    if (s.fused && kept[n] > 0) kept[n] = 1;
+  }
   return kept;
 }
 
-// The rounded weights of one row; its log-sum-exp is returned.
+// The rounded weights of one row, with `fused` still to be multiplied by `factor`; its log-sum-exp is returned.
 template <class Real>
 Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible,
-                 std::vector<Real>& scores, std::vector<Real>& weights) {
+                 std::vector<Real>& scores, std::vector<Real>& weights, Real& factor) {
+  factor = 1;
   score_row(s, q, k_transposed, visible, scores);
   add_terms_to_row(s, b, h, i, first, scores);
   weights = scores;
@@ -161,11 +171,12 @@ Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, i
   }
   Real sum = 0;
   for (Real& w : weights) sum += w = std::exp(w - largest);
-  for (Real& w : weights) w = rounded<Real>(s.dtype, w / sum);
+  for (Real& w : weights) w = rounded<Real>(s.dtype, s.fused ? w : w / sum);
   if (s.p_dropout > 0) {
     const std::vector<Real> kept = kept_of_row<Real>(s, b, h, i, first, weights.size());
     for (size_t n = 0; n < weights.size(); ++n) weights[n] = rounded<Real>(s.dtype, weights[n] * kept[n]);
   }
+  if (s.fused) factor = kept_factor<Real>(s) / sum;
   return largest + std::log(sum);
 }
 
@@ -184,14 +195,16 @@ ModelForward forward(const ModelShape& s, const Dense& q, const Dense& k, const 
       for (int64_t i = 0; i < s.seqlen_q; ++i) {
         const int64_t first = s.visible_begin(b, i), visible = s.visible_end(b, i) - first;
         const Real *q_row = qs.data() + i * s.headdim, *k_columns = ks.data() + first;
-        const Real lse = softmax_row(s, q_row, k_columns, b, h, i, first, visible, scores, weights);
+        Real factor = 1;
+        const Real lse = softmax_row(s, q_row, k_columns, b, h, i, first, visible, scores, weights, factor);
         out.score_terms = std::max(out.score_terms, std::fabs(s.softmax_scale) * largest_terms(visible, q_row, s.headdim, k_columns, s.seqlen_k));
         out.score_terms = std::max(out.score_terms, largest_addend(s, b, h, i, first, visible));
         std::fill(o.begin(), o.end(), Real{0});
         if (lse != -std::numeric_limits<Real>::infinity()) add_seen(o.data(), s.headdim_v, weights, vs.data() + first * s.headdim_v, scores);
         out.lse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)] = lse;
         for (int64_t d = 0; d < s.headdim_v; ++d)
-          out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] = rounded<Real>(s.dtype, o[static_cast<size_t>(d)]);
+          out.o[static_cast<size_t>(((b * s.seqlen_q + i) * s.nheads + h) * s.headdim_v + d)] =
+              rounded<Real>(s.dtype, factor * o[static_cast<size_t>(d)]);
       }
     }
   return out;
@@ -233,7 +246,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
   std::vector<Real> pair_sums(static_cast<size_t>(pairs.size()), 0);
   std::vector<double> p_sums(pair_sums.size(), 0);
   const int64_t group = s.nheads / s.nheads_k;
-  const Real scale = static_cast<Real>(s.softmax_scale), cap = static_cast<Real>(s.softcap);
+  const Real scale = static_cast<Real>(s.softmax_scale), cap = static_cast<Real>(s.softcap), factor = kept_factor<Real>(s);
   std::vector<Real> scores, p, ds;
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t hk = 0; hk < s.nheads_k; ++hk) {
@@ -258,7 +271,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           scores = p;
           add_terms_to_row(s, b, h, i, first, p);
           const std::vector<Real> whole = p;
-          for (Real& x : p) x = rounded<Real>(s.dtype, std::exp(x - row_lse));
+          for (Real& x : p) x = rounded<Real>(s.stored(), std::exp(x - row_lse));
           const std::vector<Real> kept = kept_of_row<Real>(s, b, h, i, first, p.size());
           Real delta = 0, delta_terms = 0;
           for (int64_t d = 0; d < s.headdim_v; ++d) {
@@ -272,7 +285,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP
-          for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, p[j] * (rounded<Real>(s.dtype, ds[j] * kept[j]) - delta));
+          for (size_t j = 0; j < ds.size(); ++j)
+            ds[j] = rounded<Real>(s.stored(), p[j] * (rounded<Real>(s.stored(), ds[j] * kept[j] * factor) - delta));
           for (size_t j = 0; pairs && j < ds.size(); ++j) {
             if (whole[j] == -std::numeric_limits<Real>::infinity()) continue;
             const size_t at = pair_at(b, h, i, first + static_cast<int64_t>(j));
@@ -281,7 +295,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
           }
           for (size_t j = 0; j < ds.size(); ++j) p[j] = rounded<Real>(s.dtype, p[j] * kept[j]);
           if (cap > 0)
-            for (size_t j = 0; j < ds.size(); ++j) ds[j] = rounded<Real>(s.dtype, ds[j] * (1 - scores[j] / cap * (scores[j] / cap)));
+            for (size_t j = 0; j < ds.size(); ++j) ds[j] = ds[j] * (1 - scores[j] / cap * (scores[j] / cap));
+          for (Real& x : ds) x = rounded<Real>(s.dtype, x);
           add_seen(dq.data() + i * s.headdim, s.headdim, ds, k_rows.data() + first * s.headdim, whole);
 
           std::vector<double> k_sums(static_cast<size_t>(s.headdim), 0);
@@ -306,7 +321,7 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
       out.q_terms = std::max(out.q_terms, largest_of(q_sums));
       out.dout_terms = std::max(out.dout_terms, largest_of(dout_sums));
       store_head<Real>(out.dk, dk, s, scale, b, hk, s.seqlen_k, s.nheads_k, s.headdim);
-      store_head<Real>(out.dv, dv, s, Real{1}, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v);
+      store_head<Real>(out.dv, dv, s, factor, b, hk, s.seqlen_k, s.nheads_k, s.headdim_v);
     }
   for (Real sum : pair_sums) out.dbias.push_back(rounded<Real>(pairs.dtype(), sum));
   out.p_terms = largest_of(p_sums);

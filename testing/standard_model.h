@@ -1,4 +1,4 @@
-// Standard attention in plain C++: the yardstick of the error bound.
+// Standard attention in plain C++, and attention with FlashAttention-2's rounding: the yardsticks of the error bounds.
 //
 // It computes as textbook attention in one dtype does when every matrix of it is stored in that dtype:
 //   S = round(softmax_scale * q k^T), with softcap round(softcap * tanh(S / softcap))
@@ -11,6 +11,11 @@
 //   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
 // dv over the query heads of a group stay in fp32.
+//
+// With `fused` no matrix of scores is stored, and it rounds as FlashAttention-2 does:
+//   S in fp32     p = exp(S - the row's maximum)     o = round(round(p) v / sum of p)        lse = maximum + log(sum of p)
+//   p = exp(S - lse)     dv = round(round(p)^T dout)     dS = round(p (dP - rowsum(o dout))), with softcap times its slope before it is rounded
+//   dbias is the sum of p (dP - rowsum(o dout)) in fp32; dropout leaves out of round(p) and dP, and 1 / (1 - p_dropout) enters with fp32 sums
 #pragma once
 
 #include "testing/tensors.h"
@@ -26,12 +31,14 @@ struct ModelShape {
   double softcap = 0;
   ScoreTensors scores = {};  // in host memory, as they are given
   double p_dropout = 0;
+  bool fused = false;
   Tensor dbias = {};                  // whose shape says what its gradient is summed over; absent: none is made
   Dense dlse = {};                    // the gradient of lse; empty: absent
   int64_t keys(int64_t batch) const;  // that a batch entry has
   // Row i sees the keys [visible_begin(i), visible_end(i)).
   int64_t visible_begin(int64_t batch, int64_t row) const;
   int64_t visible_end(int64_t batch, int64_t row) const;
+  DType stored() const { return fused && dtype != DType::kF64 ? DType::kF32 : dtype; }  // what S and dP are rounded to
 };
 
 // Inputs are dense and hold numbers of the dtype. fp64 is computed with fp64 in place of fp32.

@@ -303,9 +303,10 @@ CaseInputs make_inputs(const Case& c) {
   if (c.dlse) in.dlse = place_dlse(in.blocks, c);
   in.scores = make_scores(c, in.blocks);
 
-  const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : 1.0, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
+  const double sigma = c.inputs == Inputs::kSigma2 ? 2 : c.inputs == Inputs::kSigma3 ? 3 : 1;
+  const double stddev = c.inputs == Inputs::kTiny ? 1e-5 : sigma, mean_v = c.inputs == Inputs::kOffset ? 3.0 : 0.0;
   Dense q = normal(c.seed, 0, in.q.size(), 0, stddev), k = normal(c.seed, 1, in.k.size(), 0, stddev);
-  Dense v = normal(c.seed, 2, in.v.size(), mean_v, stddev), dout = normal(c.seed, 3, in.dout.size(), mean_v, stddev);
+  Dense v = normal(c.seed, 2, in.v.size(), mean_v, stddev), dout = normal(c.seed, 3, in.dout.size(), mean_v, stddev / sigma);
 
   // Every q row gets a 1 as its first element where scores are to depend on the key alone in that direction.
   const auto lead = [&](double first_of_q, const auto& first_of_k) {
@@ -333,6 +334,8 @@ CaseInputs make_inputs(const Case& c) {
     case Inputs::kNanGradient: dout[static_cast<size_t>(middle_q * c.nheads * c.headdim_v)] = nan; break;
     case Inputs::kMinusInfKeys: lead(1.0, [&](int64_t j) { return j < middle_k ? -infinity : 0.0; }); break;
     case Inputs::kNormal:
+    case Inputs::kSigma2:
+    case Inputs::kSigma3:
     case Inputs::kTiny:
     case Inputs::kOffset: break;
   }
@@ -340,7 +343,7 @@ CaseInputs make_inputs(const Case& c) {
   write(in.k, k);
   write(in.v, v);
   write(in.dout, dout);
-  if (c.dlse) write(in.dlse, normal(c.seed, 9, in.dlse.size(), 0, stddev));
+  if (c.dlse) write(in.dlse, normal(c.seed, 9, in.dlse.size(), 0, stddev / sigma));
   return in;
 }
 

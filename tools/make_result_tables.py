@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the speed tables into README.md and README.zh-TW.md from records of `fattn bench --suite`.
+"""Writes the speed tables into README.md and README.zh-TW.md from records of `fattn bench --suite`, and those of `fattn check --accuracy` and `--values` into
+docs/results/README.md.
 
-    make_result_tables.py           writes what stands between the marks results (CPU) and gpu-results
-    make_result_tables.py --check   exit 1 if a README says something else than a record
+    make_result_tables.py           writes what stands between the marks results (CPU), gpu-results, accuracy and values
+    make_result_tables.py --check   exit 1 if a page says something else than a record
 """
 import argparse
 import json
@@ -14,6 +15,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-16-cores.json"
 GPU_RECORD = ROOT / "docs" / "results" / "h200-suite.json"
+RESULTS_PAGE = ROOT / "docs" / "results" / "README.md"
+ACCURACY_RECORD, VALUES_RECORD = (ROOT / "docs" / "results" / f"{name}.json" for name in ("accuracy", "values"))
 GPU_LENGTHS = (512, 2048, 8192, 16384)
 CPU_LENGTH = 2048
 COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
@@ -37,6 +40,9 @@ TEXT = {
         ),
         "passes": {"fwd": "forward", "bwd": "backward"},
         "head": "pass",
+        "error": "RMS error",
+        "error_end": "\nRMS error: that of o, or the largest of dq, dk and dv, over {peer}'s on the same inputs, a geometric mean.\n",
+        "fused": "FlashAttention-2's rounding",
         "join": ", ",
     },
     "README.zh-TW.md": {
@@ -55,6 +61,9 @@ TEXT = {
         ),
         "passes": {"fwd": "前向", "bwd": "反向"},
         "head": "方向",
+        "error": "RMS 誤差",
+        "error_end": "\nRMS 誤差：o 的誤差（反向為 dq、dk、dv 中最大者）除以 {peer} 在相同輸入下的誤差，取幾何平均。\n",
+        "fused": "FlashAttention-2 的捨入方式",
         "join": "、",
     },
 }
@@ -83,21 +92,54 @@ class Suite:
         return [self.ratio(cell, peer) for key, cell in self.cells.items() if key[:2] == (dtype, which) and peer in cell and "fattn" in cell]
 
 
+TENSORS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv")}
+
+
+def rms_errors(row, which):
+    """By tensor and place the RMS error and that of FlashAttention-2's rounding; none in older records and in fp32."""
+    return {(c["tensor"], c["where"]): (c["rms_error"], c["rms_peer"]) for c in row["checks"] if c["tensor"] in TENSORS[which] and c.get("rms_peer")}
+
+
+def accuracy_of(cells, which, peer=None):
+    """The RMS error over that of a peer in the same run, or over that of FlashAttention-2's rounding: the worst tensor's, in the mean. None: the records have none."""
+    found = []
+    for cell in cells:
+        own = rms_errors(cell["fattn"], which)
+        other = {key: errors[0] for key, errors in rms_errors(cell[peer], which).items()} if peer else {key: errors[1] for key, errors in own.items()}
+        ratios = []
+        for tensor in TENSORS[which]:  # places of a tensor are samples of it, of one size
+            pairs = [(own[key][0], other[key]) for key in own if key[0] == tensor and other.get(key)]
+            if pairs:
+                ratios.append(math.sqrt(sum(a * a for a, _ in pairs) / sum(b * b for _, b in pairs)))
+        if not ratios:
+            return None
+        found.append(max(ratios))
+    return mean(found) if found else None
+
+
+def with_accuracy(lines, accuracy, heads, columns, text, peer):
+    """The table, with a column of errors if every line has one or may have none by its nature ("-")."""
+    if not any(accuracy):
+        return table(heads, columns, lines)
+    marked = [line + [f"{x:.2f}" if x else "-"] for line, x in zip(lines, accuracy)]
+    return table(heads, columns, marked, [text["error"]]) + text["error_end"].format(peer=peer)
+
+
 def undecided(cell, peer):
     a, b = cell["fattn"], cell[peer]
     return a["time_ci_low_s"] <= b["time_ci_high_s"] and b["time_ci_low_s"] <= a["time_ci_high_s"]
 
 
-def table(heads, columns, lines):
-    titles = [f"{headdim} causal" if causal else f"{headdim}" for headdim, causal in columns]
-    rows = [heads + titles, ["--"] * (len(heads) + len(columns))] + lines
+def table(heads, columns, lines, tail=()):
+    titles = [f"{headdim} causal" if causal else f"{headdim}" for headdim, causal in columns] + list(tail)
+    rows = [heads + titles, ["--"] * (len(heads) + len(titles))] + lines
     return "\n".join("|" + "|".join(row) + "|" if row[0] == "--" else "| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def cpu_block(text):
     suite = Suite(CPU_RECORD)
     columns = [column for column in COLUMNS if column[0] <= 128]
-    lines, means = [], []
+    lines, means, accuracy = [], [], []
     peer = next(row for row in suite.record["rows"] if row["provider"] != "fattn")
     for dtype in ("fp32", "bf16", "fp16"):
         for which in PASSES:
@@ -105,10 +147,11 @@ def cpu_block(text):
             lines.append([dtype, text["passes"][which]] + [
                 f"{c['fattn']['flops_per_s'] / 1e9:.0f} ({suite.ratio(c, peer['algorithm']):.2f}{'?' if undecided(c, peer['algorithm']) else ''})" for c in found
             ])
+            accuracy.append(accuracy_of(found, which))
             means.append(f"{dtype} {text['passes'][which]} {mean(suite.ratios(dtype, which, peer['algorithm'])):.2f}x")
     decode = [f"{c['fattn']['bandwidth_fraction'] * 100:.0f} % ({key[0]})" for key, c in suite.cells.items() if key[2] == 1]
     facts = {"cores": suite.record["environment"]["cpu"]["usable_threads"], "seqlen": CPU_LENGTH, "torch": ".".join(peer["version"].split(".")[:2]), "means": text["join"].join(means), "decode": text["join"].join(decode)}
-    return text["cpu"].format(**facts) + "\n" + table(["dtype", text["head"]], columns, lines) + "\n" + text["cpu_end"].format(**facts)
+    return text["cpu"].format(**facts) + "\n" + with_accuracy(lines, accuracy, ["dtype", text["head"]], columns, text, text["fused"]) + "\n" + text["cpu_end"].format(**facts)
 
 
 def gpu_block(text):
@@ -122,25 +165,77 @@ def gpu_block(text):
             ratios = suite.ratios("bf16", which, peer)
             facts[f"{which}_{peer}"] = f"{mean(ratios):.2f}x"
             facts[f"{which}_{peer}_low"] = f"{min(ratios):.2f}x"
-    lines = []
+    lines, accuracy = [], []
     for which in PASSES:
         for n in GPU_LENGTHS:
             found = [suite.cells["bf16", which, n, n, *column] for column in COLUMNS]
             lines.append([text["passes"][which], str(n)] + [
                 f"{c['fattn']['flops_per_s'] / 1e12:.0f} ({suite.ratio(c, 'flash'):.2f} / {suite.ratio(c, 'cudnn'):.2f})" for c in found
             ])
-    return text["gpu"].format(**facts) + "\n" + table([text["head"], "seqlen"], COLUMNS, lines)
+            accuracy.append(accuracy_of(found, which, "flash"))
+    return text["gpu"].format(**facts) + "\n" + with_accuracy(lines, accuracy, [text["head"], "seqlen"], COLUMNS, text, "FlashAttention-2")
 
+
+def grid(titles, lines):
+    return "\n".join("| " + " | ".join(row) + " |" if row[0] != "--" else "|" + "|".join(row) + "|" for row in [titles, ["--"] * len(titles)] + lines) + "\n"
+
+
+def worst(rows):
+    """The largest ratios; a null is one that is no number."""
+    def largest(key):
+        return max((math.inf if row[key] is None else row[key] for row in rows), default=0)
+
+    return f"{largest('rms_ratio'):.2f} / {largest('max_ratio'):.2f}" if rows else "-"
+
+
+def accuracy_block():
+    """The worst ratios that goals hold for: of o by dtype, headdim and sigma, of all tensors by option."""
+    if not ACCURACY_RECORD.exists():
+        return ""
+    rows = json.loads(ACCURACY_RECORD.read_text(encoding="utf-8"))
+    judged = [row for row in rows if row["goal"] != "none"]
+    sigmas = sorted({row["sigma"] for row in judged})
+    lines = [[f"{dtype}, {headdim}"] + [worst([r for r in judged if (r["dtype"], r["headdim"], r["sigma"], r["tensor"]) == (dtype, headdim, sigma, "o")]) for sigma in sigmas]
+             for dtype, headdim in dict.fromkeys((row["dtype"], row["headdim"]) for row in judged)]
+    options = [[option] + [worst([r for r in judged if (r["option"], r["tensor"]) == (option, tensor)]) for tensor in ("o", "dq", "dk", "dv")]
+               for option in dict.fromkeys(row["option"] for row in judged)]
+    missed = sum(row["goal"] == "missed" for row in judged)
+    peers = ", ".join(f"{peer} {mean([r['rms_ratio'] for r in rows if r['peer'] == peer and r['tensor'] == 'o' and r['rms_ratio']]):.2f}" for peer in dict.fromkeys(row["peer"] for row in rows))
+    first = judged[0]
+    return (f"[accuracy.json](accuracy.json), `fattn check --accuracy` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: RMS error and largest error over the peer's, the\n"
+            f"worst of what each field stands for, against FlashAttention-2 where torch has it, else against an emulation of its rounding. {len(judged)} ratios, {missed} of them miss a goal. RMS error of o\n"
+            f"over each peer's, geometric means: {peers}. By sigma, of o:\n\n" + grid(["dtype, headdim"] + [f"sigma {sigma:g}" for sigma in sigmas], lines)
+            + "\nBy option, over all sigmas:\n\n" + grid(["option", "o", "dq", "dk", "dv"], options))
+
+
+def values_block():
+    """The largest ratios, forward and backward, by option and algorithm."""
+    if not VALUES_RECORD.exists():
+        return ""
+    rows = json.loads(VALUES_RECORD.read_text(encoding="utf-8"))
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+
+    def largest(option, algorithm):
+        of = [[row["ratio"] for row in rows if (row["option"], row["algorithm"], row["pass"]) == (option, algorithm, which)] for which in PASSES]
+        return " / ".join(f"{max(ratios):.2f}" for ratios in of if ratios) or "-"
+
+    lines = [[option] + [largest(option, algorithm) for algorithm in algorithms] for option in dict.fromkeys(row["option"] for row in rows)]
+    changed = sum(row["same_bits"] is False for row in rows)
+    first = rows[0]
+    return (f"[values.json](values.json), `fattn check --values` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: the largest time over that of the same call on random values, forward /\n"
+            f"backward, of {len(rows)} calls; in {changed} of them values that are hidden change a bit:\n\n" + grid(["option"] + algorithms, lines))
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a README is stale")
     arguments = parser.parse_args()
     stale = []
-    for name, text in TEXT.items():
+    blocks = {name: (("results", cpu_block(text)), ("gpu-results", gpu_block(text))) for name, text in TEXT.items()}
+    blocks[str(RESULTS_PAGE.relative_to(ROOT))] = (("accuracy", accuracy_block()), ("values", values_block()))
+    for name, marked in blocks.items():
         path = ROOT / name
         before = after = path.read_text(encoding="utf-8")
-        for mark, content in (("results", cpu_block(text)), ("gpu-results", gpu_block(text))):
+        for mark, content in marked:
             block = f"<!-- {mark} -->\n{content}<!-- /{mark} -->"
             after, count = re.subn(f"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, block=block: block, after, flags=re.S)
             if count != 1:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """What needs a GPU: the table of cases on the CUDA backend, the tests of test_cuda_gpu, test_cuda_v3_gpu and test_cuda_algorithms_gpu, and compute-sanitizer on a subset.
+Accuracy beside FlashAttention-2 and the time by the values in a call, through the PyTorch of the Python that FATTN_TORCH_PYTHON names, or of python3.
 Ends with `N passed, N failed`; exit status 1 if anything failed or there is no GPU."""
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -34,7 +36,19 @@ def count_check(reports, log, status):
     return count
 
 
-def stages(fattn, tests, sanitizer):
+def staged_package(fattn, folder):
+    """The Python package beside this build's library, as a wheel would have it."""
+    build = Path(fattn).resolve().parent.parent
+    package = folder / "fattn"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "python" / "fattn", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "lib").mkdir()
+    for library in (*(build / "src").glob("libfattn.so*"), build / "torch" / "fattn_torch.so"):
+        shutil.copy2(library, package / "lib", follow_symlinks=False)
+    return folder
+
+
+def stages(fattn, tests, sanitizer, package):
     check = f"'{fattn}' check --device cuda"
     found = [
         Stage("cases", check, count_check, 1200),
@@ -56,6 +70,11 @@ def stages(fattn, tests, sanitizer):
             "exit ${status:-0}\n"
         )
         found.append(Stage(name, run, count_ctest, 900))
+    python = os.environ.get("FATTN_TORCH_PYTHON", "python3")
+    measure = f"PYTHONPATH='{package}' '{fattn}' check --python '{python}' --device cuda"
+    found.append(Stage("accuracy", f"{measure} --accuracy --quick", count_check, 900))
+    # Generous: a cliff is what this is after, and others may use the machine. `fattn check --values` itself takes 1.5.
+    found.append(Stage("values", f"{measure} --values --quick --limit 3", count_check, 900))
     for tool in ("memcheck", "racecheck", "initcheck") if sanitizer else ():
         # racecheck does not know the order that TMA and mbarriers give; it is for v2 only.
         chosen = [("v2", RACECHECKED)] if tool == "racecheck" else [("auto", SANITIZED), ("v2", SANITIZED), ("v1", SANITIZED), ("standard", SANITIZED)]
@@ -76,7 +95,7 @@ def main():
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     sanitizer = shutil.which("compute-sanitizer") is not None
-    chosen = stages(arguments.fattn, arguments.tests, sanitizer)
+    chosen = stages(arguments.fattn, arguments.tests, sanitizer, staged_package(arguments.fattn, ROOT / "build" / "package-gpu"))
     if arguments.only:
         chosen = [stage for stage in chosen if stage.name in arguments.only]
     if not chosen:

@@ -1,11 +1,14 @@
-"""The command line `fattn` of the package: becomes the program that lies beside the library."""
+"""The command line `fattn` of the package: becomes the program that lies beside the library, but for what measures through PyTorch."""
 
 import os
 import sys
 
+from . import _check
 from ._abi import PACKAGE
 
 
 def main() -> None:
+    if _check.asked_for(sys.argv[1:]):
+        sys.exit(_check.main(sys.argv[1:]))
     program = PACKAGE / "bin" / "fattn"
     os.execv(program, [str(program), *sys.argv[1:]])

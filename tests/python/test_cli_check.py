@@ -77,3 +77,22 @@ def test_interrupted(fattn, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("which", ["--accuracy", "--values"])
+def test_what_python_measures(fattn, tmp_path, which):
+    """The program becomes a Python, with all flags but the one that names it."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nshift 2\nprintf '%s\\n' \"$@\"\nexit 7\n")
+    python.chmod(0o755)
+    for given in (["--python", python], [f"--python={python}"]):
+        done = fattn("check", which, *given, "--sigma", "1,2", "--json", "a b.json", status=7)
+        assert done.stdout.splitlines() == ["check", which, "--sigma", "1,2", "--json", "a b.json"]
+    assert "--python PATH" in fattn.refuses("check", which, "--python", tmp_path / "none")
+    assert "--python" in fattn.refuses("check", which, "--python")
+    if not _has_package():
+        assert "fattn[torch]" in fattn.refuses("check", which)
+
+
+def _has_package() -> bool:
+    return subprocess.run(["python3", "-c", "import fattn"], capture_output=True).returncode == 0

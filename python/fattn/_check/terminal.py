@@ -1,0 +1,156 @@
+"""What the measuring commands share: flags, progress with the time left, and records that are written whole."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import torch
+
+from .. import _abi
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def numbers(kind: Callable[[str], Any]) -> Callable[[str], list]:
+    """The type of a flag that takes numbers separated by commas."""
+    def parse(text: str) -> list:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, such as 1,2,3") from None
+    return parse
+
+
+def names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """The type of a flag that takes some of these names, separated by commas."""
+    def parse(text: str) -> list[str]:
+        found = text.split(",")
+        for name in found:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
+        return found
+    return parse
+
+
+def positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as the program `fattn` has them: one line, exit status 2."""
+
+    def error(self, message: str) -> None:
+        print(f"fattn: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def device_of(flag: str) -> torch.device:
+    if flag == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(flag)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("fattn: torch sees no CUDA device; --device cpu measures on the processor", file=sys.stderr)
+        sys.exit(2)
+    return device
+
+
+def require_writable(path: str | None) -> None:
+    """Before minutes of measuring, not after."""
+    if path in (None, "-"):
+        return
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        print(f"fattn: cannot write '{path}': its folder is not there or not writable; name another file with --json", file=sys.stderr)
+        sys.exit(2)
+
+
+def write(rows: list[dict], path: str | None) -> None:
+    """A list, one row a line; the file is replaced at once."""
+    if path is None:
+        return
+    text = "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]\n"
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def say(out: TextIO, text: str) -> None:
+    """In lines of 80 columns."""
+    print(textwrap.fill(text, 80, subsequent_indent="    "), file=out, flush=True)
+
+
+def finite(x: float, digits: int = 4) -> float | None:
+    """For JSON, which has no infinity."""
+    return float(f"{x:.{digits}g}") if x == x and abs(x) != float("inf") else None
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What every row says about where it was measured."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        from .._info import info
+        cpu = info()["cpu"]
+        name = f"{cpu['model']}, {cpu['isa']}, {torch.get_num_threads()} threads"
+    return {"device": name, "fattn": _abi.version(), "torch": torch.__version__}
+
+
+def until_interrupted(measure: Callable[[], None]) -> int:
+    """Runs it; the exit status is 130 after Ctrl-C or SIGTERM, and 0 else. What it had measured is kept."""
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        measure()
+    except KeyboardInterrupt:
+        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+class Progress:
+    """One line on stderr, where that is a terminal: how far it is, and how long the rest takes."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done, self.start, self.shown = what, total, 0, time.monotonic(), 0.0
+        self.live = sys.stderr.isatty()
+
+    def step(self, about: str = "") -> None:
+        self.done += 1
+        now = time.monotonic()
+        if not self.live or (now - self.shown < 0.2 and self.done < self.total):
+            return
+        self.shown = now
+        left = (now - self.start) / self.done * (self.total - self.done)
+        line = f"{self.what} {self.done} of {self.total}, {left:.0f} s left  {about}"
+        sys.stderr.write("\r" + line[:79].ljust(79))
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self.live and self.shown:
+            sys.stderr.write("\r" + " " * 79 + "\r")
+            self.shown = 0.0
