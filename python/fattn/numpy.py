@@ -4,6 +4,7 @@ dtypes: float32, float16, bfloat16 (of the package ml_dtypes), and float64, whic
 negative ones, with a contiguous last dimension. The global interpreter lock is given back while the library computes.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,16 @@ def _array(name: str, x: Any) -> np.ndarray:
     except (BufferError, TypeError, RuntimeError) as error:
         raise TypeError(f"{name} is a {type(x).__name__} that NumPy cannot view: {error}. Pass a NumPy array, a DLPack tensor in host memory or "
                         "a buffer") from error
+
+
+def _new(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError:
+        processor = _abi.CpuInfo()
+        _abi.check(_abi.library.fattn_query_cpu(processor))
+        raise MemoryError(f"no memory for {name} of {math.prod(shape) * np.dtype(dtype).itemsize} bytes; {processor.memory_available_bytes} of "
+                          f"{processor.memory_bytes} bytes are free; use a smaller problem or free memory") from None
 
 
 def _dtype_of(name: str, x: np.ndarray) -> int:
@@ -184,11 +195,11 @@ def forward(
         setattr(problem, name, _described(name, x, bhsd, packed))
     arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state,
                          document_q=document_q, document_k=document_q if document_k is None else document_k)
-    o = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+    o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype)
     problem.o = _described("o", o, bhsd, packed)
     lse = None
     if return_lse:
-        lse = np.empty(q.shape[-2::-1] if packed else _lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
+        lse = _new("lse", q.shape[-2::-1] if packed else _lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
         problem.lse = _described("lse", lse, bhsd, packed)
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
@@ -249,7 +260,7 @@ def backward(
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
     sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
-    gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
+    gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     if dlse is not None:
         inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
@@ -260,7 +271,7 @@ def backward(
     if return_dbias:
         if bias is None:
             raise ValueError("return_dbias asks for the gradient of bias, and bias is absent; give the bias of the forward pass")
-        dbias = np.empty(arrays["bias"].shape, arrays["bias"].dtype)
+        dbias = _new("dbias", arrays["bias"].shape, arrays["bias"].dtype)
         problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
@@ -289,6 +300,6 @@ def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int
         if not 0 <= n < 2**31:
             raise ValueError(f"{name} is {n}; allowed: 0 to 2^31 - 1")
     batch, nheads, seqlen_q, seqlen_k = shape
-    mask = np.empty(shape, np.bool_)
+    mask = _new("the mask", shape, np.bool_)
     _abi.check(_abi.library.fattn_dropout_mask(within("seed", seed, 64), within("offset", offset, 64), dropout_p, batch, nheads, seqlen_q, seqlen_k, mask.ctypes.data))
     return mask

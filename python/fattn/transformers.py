@@ -341,7 +341,8 @@ def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0.0).to(q.dtype)
+    empty = (scores == float("-inf")).all(-1, keepdim=True)  # rows of 0, as are their gradients
+    weights = torch.softmax(scores.masked_fill(empty, 0), dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).masked_fill(empty, 0).to(q.dtype)
     if sinks is not None:
         weights = weights[..., :-1]
     weights = F.dropout(weights, dropout_p)
