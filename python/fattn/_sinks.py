@@ -4,11 +4,12 @@ l is no number, which must show neither in o nor in a gradient."""
 
 import torch
 
+from ._refused import require_dense
+
 
 def join(o: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, bhsd: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse (batch, nheads, seqlen_q), or of packed sequences (nheads, total_q), with sinks (nheads), from those without."""
-    if not isinstance(sinks, torch.Tensor):
-        raise TypeError(f"sinks is a {type(sinks).__name__}; it must be a torch.Tensor or None")
+    require_dense("sinks", sinks, " or None")
     if sinks.shape != lse.shape[-2:-1] or not sinks.is_floating_point():
         raise ValueError(f"sinks is a tensor of {sinks.dtype} with the shape {tuple(sinks.shape)}; allowed: floating point, ({lse.shape[-2]}), one number a head")
     sinks = sinks.to(lse.dtype)[:, None]

@@ -1,5 +1,7 @@
 """fattn.attention_varlen: sequences of unequal lengths behind each other, without padding."""
 
+from typing import NoReturn
+
 import torch
 from torch.autograd import forward_ad
 
@@ -8,8 +10,10 @@ from ._attention import autocast
 from ._autograd import AttentionInFunctorch, AttentionWithScores, distinct, run_forward
 from ._operators import rows_contiguous
 from ._options import Window, choose, window_limits
+from ._refused import explained, require_dense, require_numbers
 from ._scores import Sequences, as_int32, prepare
 from ._sinks import join
+from ._unknown import options_of, unknown_options
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -45,6 +49,7 @@ def attention_varlen(
     deterministic: bool | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
+    **unknown: NoReturn,
 ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     """`fattn.attention` on packed sequences: each sees itself alone, as if it were a call of its own; differentiable in q, k, v, bias and sinks.
 
@@ -70,12 +75,14 @@ def attention_varlen(
     Raises:
         As `fattn.attention`.
     """
+    if unknown:
+        raise unknown_options("fattn.attention_varlen", unknown, options_of(attention_varlen))
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        require_dense(name, x)
         if x.dim() != 3 and name in ("q", "k", "v"):
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
+    require_numbers(softmax_scale, softcap, dropout_p)
     device_type = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device_type):
         q, k, v = autocast(device_type, q, k, v)
@@ -89,15 +96,18 @@ def attention_varlen(
     scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state,
                      document_q, document_k)
     compiling = torch.compiler.is_compiling()
-    needs_grad = (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, the function refuses them
+    needs_grad = (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
         torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, scores.bias)))
-    if torch._C._are_functorch_transforms_active() and not compiling:
-        o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)
-    elif needs_grad:
-        inputs = q, k, v, *scores, *sequences
-        o, lse = AttentionWithScores.apply(*(distinct(*inputs) if compiling else inputs), options)
-    else:
-        o, lse = run_forward(q, k, v, options, scores, sequences)
+    try:
+        if torch._C._are_functorch_transforms_active() and not compiling:
+            o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)
+        elif needs_grad:
+            inputs = q, k, v, *scores, *sequences
+            o, lse = AttentionWithScores.apply(*(distinct(*inputs) if compiling else inputs), options)
+        else:
+            o, lse = run_forward(q, k, v, options, scores, sequences)
+    except NotImplementedError as error:
+        raise explained(error) from None
     if sinks is not None:
         o, lse = join(o, lse, sinks, False)
     results = (o, lse) if return_lse else (o,)

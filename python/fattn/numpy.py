@@ -5,12 +5,13 @@ negative ones, with a contiguous last dimension. The global interpreter lock is 
 """
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from . import _abi, _problem
 from ._options import Window, is_bhsd, within
+from ._unknown import options_of, unknown_options
 
 __all__ = ["backward", "dropout_mask", "forward"]
 
@@ -145,6 +146,7 @@ def forward(
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
+    **unknown: NoReturn,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
@@ -185,6 +187,8 @@ def forward(
         NotImplementedError: valid, but not computed by this backend or algorithm; the message says why.
         MemoryError: no memory for the workspace.
     """
+    if unknown:
+        raise unknown_options("fattn.numpy.forward", unknown, options_of(forward))
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
@@ -236,6 +240,7 @@ def backward(
     num_threads: int = 0,
     dlse: Any = None,
     return_dbias: bool = False,
+    **unknown: NoReturn,
 ) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
 
@@ -255,6 +260,8 @@ def backward(
     Raises:
         As `forward`.
     """
+    if unknown:
+        raise unknown_options("fattn.numpy.backward", unknown, options_of(backward))
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
