@@ -422,7 +422,7 @@ int run_and_record(const RunFlags& flags) {
     failed(status_of(error), error.what());
     throw;
   } catch (const std::bad_alloc&) {
-    failed("out_of_memory", "the allocator had no memory");
+    failed("out_of_memory", fmt::format("the allocator had no memory; {} bytes are free", cpu_info().memory_available_bytes).c_str());
     throw;
   } catch (const std::exception& error) {
     failed("failed", error.what());

@@ -9,10 +9,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "cli/sanitize.h"
-#include "fattn/error.hpp"
-#include "fattn/system.hpp"
 
 namespace fattn::cli::safetensors {
 namespace {
@@ -35,10 +34,9 @@ int open_regular(const std::string& path, const std::string& shown, struct stat&
 void FreeDeleter::operator()(void* p) const { std::free(p); }
 
 Bytes allocate(uint64_t bytes) {
-  void* p = bytes > SIZE_MAX / 2 ? nullptr : std::aligned_alloc(64, (std::max<uint64_t>(bytes, 1) + 63) / 64 * 64);
-  if (!p)
-    throw Error(ErrorCode::kOutOfMemory, "no memory for " + std::to_string(bytes) + " bytes; " + std::to_string(cpu_info().memory_available_bytes) +
-                                             " bytes are free. Use fewer or smaller tensors");
+  if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
+  void* p = std::aligned_alloc(64, (std::max<uint64_t>(bytes, 1) + 63) / 64 * 64);
+  if (!p) throw std::bad_alloc();
   return Bytes(static_cast<std::byte*>(p));
 }
 

@@ -16,7 +16,7 @@ struct FreeDeleter {
 };
 using Bytes = std::unique_ptr<std::byte[], FreeDeleter>;
 
-// At least one byte, so that an empty tensor has an address. Throws Error(kOutOfMemory) with the bytes asked for and free.
+// At least one byte, so that an empty tensor has an address. Throws std::bad_alloc.
 Bytes allocate(uint64_t bytes);
 
 // Which file a path leads to, to tell whether two paths lead to the same one.
