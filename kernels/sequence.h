@@ -28,15 +28,16 @@ __device__ __forceinline__ int used_keys(const int* lengths, long long stride, i
   return 0 <= used && used <= keys ? used : -1;
 }
 
-// The keys of sequence n where `lengths` says how many each uses: only where it begins is asked, so sequences are in any order, with anything between.
+// The keys of sequence n where `lengths` says how many each uses: only where it begins is asked, so sequences are in any order, with anything
+// between.
 __device__ __forceinline__ Rows used_rows(const int* offsets, long long stride, const int* lengths, long long length_stride, int n, long long total,
                                           int most) {
   const int begin = offsets[n * stride], used = used_keys(lengths, length_stride, n, most);
   return begin >= 0 && used >= 0 && begin + static_cast<long long>(used) <= total ? Rows{begin, used} : Rows{0, -1};
 }
 
-// Sequence n of a call, of specialisations with lengths with the keys alone that it uses. Nothing is read or written of one whose offsets or length are
-// out of range: it counts as empty, and kernels/sequence_rest.h fills its rows with NaN.
+// Sequence n of a call, of specialisations with lengths with the keys alone that it uses. Nothing is read or written of one whose offsets or length
+// are out of range: it counts as empty, and kernels/sequence_rest.h fills its rows with NaN.
 template <bool kLengths>
 __device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
   const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);

@@ -1,6 +1,6 @@
 // Behind a pass over packed sequences: rows that no sequence's results are in. Behind the last sequence they are as rows that see nothing (0, lse
-// -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN. kLengths: the queries of a sequence whose keys are out of
-// range are NaN too; the gradients of keys that no sequence uses are 0, or NaN if some sequence is out of range, whose keys nobody knows.
+// -Inf); where offsets are out of range, from the one to the other, and behind the last, NaN. kLengths: the queries of a sequence whose keys are out
+// of range are NaN too; the gradients of keys that no sequence uses are 0, or NaN if some sequence is out of range, whose keys nobody knows.
 #pragma once
 
 #include "kernels/constants.h"

@@ -89,8 +89,8 @@ struct Case {
 // empty ones; their tensors have `kRowsBehind` rows more.
 constexpr int64_t kRowsBehind = 3;
 std::vector<int64_t> cu_seqlens(const Case& c, bool keys);
-// What the library is given for keys: the same, or of `scattered` cases where each sequence begins in the order from the last to the first, and something
-// that nobody may read behind.
+// What the library is given for keys: the same, or of `scattered` cases where each sequence begins in the order from the last to the first, and
+// something that nobody may read behind.
 std::vector<int64_t> given_cu_seqlens_k(const Case& c);
 
 // A few hundred cases. The order is by dtype, then by what a case is about.

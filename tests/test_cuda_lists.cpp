@@ -112,7 +112,8 @@ TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
   test::expect_contains(answer({0, 80, 79, 160}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[2] is 79; allowed: 80");
   test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 201, 190}, {10, 0, 0}), "cu_seqlens_k[2] is 201; allowed: 0 to total_k, 200");
   test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 91, 0}), "seqused_k[1] is 91; allowed: 0 to max_seqlen_k, 90");
-  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 120, 190}, {10, 0, 90}), "seqused_k[2] is 90; allowed: 0 to 80, the rows of k from cu_seqlens_k[2] on");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 120, 190}, {10, 0, 90}),
+                        "seqused_k[2] is 90; allowed: 0 to 80, the rows of k from cu_seqlens_k[2] on");
   t.scores.seqused_k = {};
   const auto without = [&](std::initializer_list<int32_t> of_k) {
     t.scores.cu_seqlens_q = ints(0, {0, 80, 90, 180});

@@ -80,20 +80,21 @@ class Tensor {
   // No more than an int64_t has.
   template <size_t N>
   static int64_t bytes_of(const std::array<int64_t, N>& sizes, int32_t dtype) {
-    int64_t bytes = dtype == aoti_torch_dtype_uint8()                                                   ? 1
+    int64_t bytes = dtype == aoti_torch_dtype_uint8()                                             ? 1
                     : dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16() ? 2
-                    : dtype == aoti_torch_dtype_float64()                                               ? 8
-                                                                                                        : 4;
+                    : dtype == aoti_torch_dtype_float64()                                         ? 8
+                                                                                                  : 4;
     for (const int64_t n : sizes)
       if (__builtin_mul_overflow(bytes, n, &bytes)) return std::numeric_limits<int64_t>::max();
     return bytes;
   }
-  // The interface says neither the class of torch's error nor its text: python/fattn/_errors.py asks torch for the same again, and hands its error on. Where no
-  // Python of ours is on the way, as in compiled code, programs that look for want of memory know it by torch's words.
+  // The interface says neither the class of torch's error nor its text: python/fattn/_errors.py asks torch for the same again, and hands its error
+  // on. Where no Python of ours is on the way, as in compiled code, programs that look for want of memory know it by torch's words.
   static Error no_memory(int64_t bytes, const Tensor& like) {
     const std::string amount = std::to_string(bytes) + " bytes on ";
-    return Error(ErrorCode::kOutOfMemory, like.on_cuda() ? std::string(kOutOfCudaMemory) + ". Tried to allocate " + amount + "cuda:" + std::to_string(like.device_index())
-                                                         : "DefaultCPUAllocator: can't allocate memory: you tried to allocate " + amount + "cpu");
+    return Error(ErrorCode::kOutOfMemory,
+                 like.on_cuda() ? std::string(kOutOfCudaMemory) + ". Tried to allocate " + amount + "cuda:" + std::to_string(like.device_index())
+                                : "DefaultCPUAllocator: can't allocate memory: you tried to allocate " + amount + "cpu");
   }
   template <class T>
   T get(AOTITorchError (*function)(AtenTensorHandle, T*), const char* what) const {

@@ -33,7 +33,8 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first, int end, in
 }
 
 // Whether a batch entry ends inside the tile: what k and v hold behind it must not be looked at. Behind a packed sequence are other ones, whose keys
-// are hidden as keys are that a mask hides; only rows behind the last sequence, which may hold anything, are not looked at. With lengths any rows may be such.
+// are hidden as keys are that a mask hides; only rows behind the last sequence, which may hold anything, are not looked at. With lengths any rows may
+// be such.
 template <class Shape>
 __device__ __forceinline__ bool ends_inside(const BackwardCall& p, TilePlace tile) {
   if constexpr (Shape::kPacked) {

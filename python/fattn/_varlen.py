@@ -22,6 +22,14 @@ def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
     return int(cu_seqlens.diff().max()) if cu_seqlens.shape[0] > 1 else 0
 
 
+def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *pairs: torch.Tensor | None) -> int:
+    """With seqused_k cu_seqlens_k says where sequences begin, in any order: the most keys that one uses, or what bias and mask have."""
+    if not isinstance(seqused_k, torch.Tensor):
+        return _longest("cu_seqlens_k", cu_seqlens_k)
+    used = int(seqused_k.max()) if seqused_k.numel() else 0
+    return max(0, used, *(x.shape[-1] for x in pairs if isinstance(x, torch.Tensor) and x.dim()))
+
+
 def attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -60,9 +68,11 @@ def attention_varlen(
         cu_seqlens_q: (batch + 1), int32 or int64, on q's device: where each sequence begins in q, 0 first, and where the last one ends. Rows behind
             that see nothing.
         cu_seqlens_k: the same in k and v; None: as cu_seqlens_q.
-        max_seqlen_q, max_seqlen_k: the most rows of a sequence, or more. None: looked up, which waits for a GPU and is not possible in torch.compile.
-        seqused_k: (batch): sequence b has the first seqused_k[b] of its keys only. On a GPU lengths and offsets
-            out of range give NaN, unless `fattn.set_check("sync")`.
+        max_seqlen_q, max_seqlen_k: the most rows of a sequence (with seqused_k: that one uses), or more. None: looked up, which waits for a GPU and is not
+            possible in torch.compile.
+        seqused_k: (batch), int32 or int64: sequence b has the keys [cu_seqlens_k[b], cu_seqlens_k[b] + seqused_k[b]) only. Nothing else of cu_seqlens_k is
+            looked at then: sequences may be in any order, with anything between them, and share keys, of which then there is no gradient. Keys that no
+            sequence uses have a gradient of 0. On a GPU lengths and offsets out of range give NaN, unless `fattn.set_check("sync")`.
         alibi_slopes, bias, mask: as in `fattn.attention`, with max_seqlen_q and max_seqlen_k for seqlen_q and seqlen_k, the first element being that of a
             sequence's first query and key.
         document_q, document_k: (total_q) and (total_k), int32: as in `fattn.attention`, within each sequence; None for the latter: as document_q.
@@ -90,7 +100,7 @@ def attention_varlen(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     sequences = Sequences(as_int32(cu_seqlens_q), as_int32(cu_seqlens_k), _longest("cu_seqlens_q", cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q,
-                          _longest("cu_seqlens_k", cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k)
+                          _longest_keys(cu_seqlens_k, seqused_k, bias, mask) if max_seqlen_k is None else max_seqlen_k)
     options = (softmax_scale, causal, deterministic, False, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
                choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
     scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state,

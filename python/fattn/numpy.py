@@ -66,7 +66,7 @@ def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
 
 
 def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
-                   max_seqlen_k: int | None) -> list[np.ndarray] | None:
+                   max_seqlen_k: int | None, seqused_k: Any, *pairs: Any) -> list[np.ndarray] | None:
     """Packed sequences: the arrays, which must live as long as the problem; None where there are none."""
     if cu_seqlens_q is None:
         for name, x in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
@@ -85,6 +85,8 @@ def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seq
             raise TypeError(f"{name} has the dtype {x.dtype}; allowed: int32, int64 in native byte order. Convert it with astype")
         if x.ndim != 1 or not x.size:
             raise ValueError(f"{name} has the shape {x.shape}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
+        if longest is None and side == "k" and seqused_k is not None:  # then cu_seqlens_k says only where sequences begin, in any order
+            longest = max(0, int(_array("seqused_k", seqused_k).max(initial=0)), *(x.shape[-1] for x in pairs if getattr(x, "ndim", 0)))
         if longest is None:
             longest = max(0, int(np.diff(x.astype(np.int64)).max(initial=0)))
         setattr(problem, f"max_seqlen_{side}", within(f"max_seqlen_{side}", longest, 64))
@@ -169,8 +171,8 @@ def forward(
         document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
         cu_seqlens_q: (batch + 1), int32 or int64: packed sequences, where each begins in q, 0 first, and where the last one ends. q is (total_q, nheads, headdim)
             then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
-        cu_seqlens_k: the same in k and v; None: as cu_seqlens_q.
-        max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence, or more; bias and mask have these lengths. None: looked up.
+        cu_seqlens_k: the same in k and v; None: as cu_seqlens_q. With seqused_k where each begins alone counts, in any order.
+        max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence (with seqused_k: that one uses), or more; bias and mask have these lengths. None: looked up.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
@@ -192,7 +194,7 @@ def forward(
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
     packed = sequences is not None
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -265,7 +267,7 @@ def backward(
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     if dlse is not None:

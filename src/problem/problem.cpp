@@ -572,8 +572,8 @@ void check_used_keys(const Problem& p, const fattn_buffers& b) {
     for (int64_t m = 0; m < n; ++m) {
       const Sequence one = sequence_of(p, b, m), other = sequence_of(p, b, n);
       if (one.keys > 0 && other.keys > 0 && one.k_begin < other.k_begin + other.keys && other.k_begin < one.k_begin + one.keys)
-        invalid(text("sequences ", m, " and ", n, " use the same keys, from cu_seqlens_k ", one.k_begin, " and ", other.k_begin, " on seqused_k ", one.keys, " and ",
-                     other.keys, ", which the forward pass alone computes; for gradients give each keys of its own"));
+        invalid(text("sequences ", m, " and ", n, " use the same keys, from cu_seqlens_k ", one.k_begin, " and ", other.k_begin, " on seqused_k ",
+                     one.keys, " and ", other.keys, ", which the forward pass alone computes; for gradients give each keys of its own"));
     }
 }
 

@@ -100,7 +100,8 @@ bool checks_lists(const Problem& problem);
 // Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
 void validate_host_values(const Problem& problem, const fattn_buffers& buffers);
 
-// Where the n-th of packed sequences begins; n may be batch, where the last one ends. Of keys with seqused_k nothing is there, and they are in any order.
+// Where the n-th of packed sequences begins; n may be batch, where the last one ends. Of keys with seqused_k nothing is there, and they are in any
+// order.
 inline int64_t first_query_of(const Problem& p, const fattn_buffers& b, int64_t n) {
   return static_cast<const int32_t*>(b.cu_seqlens_q)[n * p.cu_seqlens_q_stride];
 }

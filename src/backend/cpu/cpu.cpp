@@ -467,11 +467,12 @@ void backward(const Call& call) {
       for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
-  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0, [&](int64_t i, int) {  // keys of no sequence, or with seqused_k all
-    const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
-    std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
-    std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
-  });
+  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
+            [&](int64_t i, int) {  // keys of no sequence, or with seqused_k all
+              const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
+              std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
+              std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+            });
 
   // A (batch, key head, split): its super-blocks one after the other, each adding to the split's dq.
   const auto walk = [&](int64_t n, int64_t hk, int64_t split, int worker) {

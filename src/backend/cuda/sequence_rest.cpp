@@ -15,9 +15,7 @@ RestOutput output_of(const Problem& problem, void* to, const Strides& strides, i
 
 bool has_sequence_rest(const Problem& problem) { return problem.packed && (problem.total_q > 0 || (problem.backward && problem.total_k > 0)); }
 
-SequenceRestKey sequence_rest_key(const Problem& problem, int arch) {
-  return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0};
-}
+SequenceRestKey sequence_rest_key(const Problem& problem, int arch) { return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0}; }
 
 SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& b) {
   SequenceRestParams params{};

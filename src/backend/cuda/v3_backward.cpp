@@ -320,8 +320,6 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
       plan.dbias.row = plan.dbias.ring = 0;
     }
   }
-  if (problem.packed && problem.has_seqused_k)  // the list of tiles says so to the main kernel; this one has none
-    plan.finish.pair = pair_bits(pair_features(problem));
 
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), plan.generation, target);
   if (plan.generation > 0 && problem.mask().begins() && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;
