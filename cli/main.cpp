@@ -19,7 +19,7 @@
 #include "cli/sanitize.h"
 #include "cli/support.h"
 #include "cli/usage_error.h"
-#include "fattn/fattn.h"
+#include "fattn/system.hpp"
 
 namespace fattn::cli {
 namespace {
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   try {
     exit_code = run_command_line(argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "fattn: out of memory; use a smaller problem or free memory\n");
+    fmt::print(stderr, "fattn: out of memory; {} bytes are free; use a smaller problem or free memory\n", fattn::cpu_info().memory_available_bytes);
   } catch (const std::exception& error) {
     fmt::print(stderr, "fattn: {}\n", printable(error.what()));
   }

@@ -147,6 +147,20 @@ int64_t longest(const Held& cu_seqlens) {
   return std::min<int64_t>(most, std::numeric_limits<int32_t>::max());
 }
 
+// The most keys that one uses: then cu_seqlens_k says only where sequences begin, and bias and mask may have more.
+int64_t longest_used(const Held& seqused_k, const Held& bias, const Held& mask) {
+  int64_t most = 0;
+  for (const Held* pairs : {&bias, &mask})
+    if (!pairs->shape.empty()) most = std::max(most, pairs->shape.back());
+  if (seqused_k.dtype != DType::kI32 || seqused_k.shape.size() != 1) return most;
+  for (int64_t n = 0; n < seqused_k.shape[0]; ++n) {
+    int32_t keys = 0;
+    std::memcpy(&keys, static_cast<const char*>(static_cast<const void*>(seqused_k.data.get())) + n * 4, sizeof keys);
+    most = std::max<int64_t>(most, keys);
+  }
+  return std::min<int64_t>(most, std::numeric_limits<int32_t>::max());
+}
+
 // One of q, k, v, do or, not `rows`, of what scores depend on beside them, whose shapes the library checks.
 Held describe(const safetensors::TensorEntry& entry, bool rows = true, bool packed = false) {
   Held held;
@@ -293,9 +307,9 @@ int run(const RunFlags& flags, Json& record) {
   }
   Options options = flags.options();
   if (t.packed()) {
-    for (Held* held : Tensors::present({&t.cu_seqlens_q, &t.cu_seqlens_k})) held->data = file.read(*file.find(held->name));
+    for (Held* held : Tensors::present({&t.cu_seqlens_q, &t.cu_seqlens_k, &t.seqused_k})) held->data = file.read(*file.find(held->name));
     options.max_seqlen_q = longest(t.cu_seqlens_q);
-    options.max_seqlen_k = longest(t.cu_seqlens_k);
+    options.max_seqlen_k = t.seqused_k.name.empty() ? longest(t.cu_seqlens_k) : longest_used(t.seqused_k, t.bias, t.mask);
   }
   const int device = flags.target.on_cuda() ? flags.target.device_index() : -1;
   const Plan forward(t.forward_views(device), options);
@@ -423,7 +437,7 @@ int run_and_record(const RunFlags& flags) {
     failed(status_of(error), error.what());
     throw;
   } catch (const std::bad_alloc&) {
-    failed("out_of_memory", "the allocator had no memory");
+    failed("out_of_memory", fmt::format("the allocator had no memory; {} bytes are free", cpu_info().memory_available_bytes).c_str());
     throw;
   } catch (const std::exception& error) {
     failed("failed", error.what());
@@ -482,8 +496,9 @@ void add_run(CLI::App& app, int& exit_code) {
       "distance to the query's own position. bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
       "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n"
       "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
-      "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends. q, k, v, do are (rows, heads,\n"
-      "headdim) then, lse is (heads, rows), and bias and mask have the lengths of the longest sequences.\n"
+      "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends; with seqused_k cu_seqlens_k\n"
+      "says only where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the "
+      "lengths of the longest sequences.\n"
       "document_q (batch, seqlen_q) and document_k (batch, seqlen_k), I32, packed (rows): a query sees the keys of its own document's id only.\n\n"
       "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });

@@ -11,8 +11,13 @@ namespace fattn {
 __device__ __forceinline__ int list_code(const ListStatusParams& p, int n) {
   int keys = p.seqlen_k;
   if (p.of_q.offsets != nullptr) {
-    if (p.batch == 0) return p.of_q.offsets[0] != 0 ? 1 : p.of_k.offsets[0] != 0 ? 2 : 0;
+    if (p.batch == 0) return p.of_q.offsets[0] != 0 ? 1 : p.lengths == nullptr && p.of_k.offsets[0] != 0 ? 2 : 0;
     if (given_rows(p.of_q.offsets, p.of_q.stride, n, p.of_q.total, p.of_q.most).count < 0) return 1;
+    if (p.lengths != nullptr) {
+      const int begin = p.of_k.offsets[n * p.of_k.stride];
+      if (begin < 0 || begin > p.of_k.total) return 2;
+      return used_rows(p.of_k.offsets, p.of_k.stride, p.lengths, p.length_stride, n, p.of_k.total, p.of_k.most).count < 0 ? 3 : 0;
+    }
     keys = given_rows(p.of_k.offsets, p.of_k.stride, n, p.of_k.total, p.of_k.most).count;
     if (keys < 0) return 2;
   }

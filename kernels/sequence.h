@@ -22,27 +22,32 @@ __device__ __forceinline__ Rows given_rows(const int* offsets, long long stride,
   return good ? Rows{begin, end - begin} : Rows{0, -1};
 }
 
-// Sequence n of a call. Nothing is read or written of one whose offsets are out of range: it counts as empty, and kernels/sequence_rest.h fills its
-// rows with NaN.
-__device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
-  const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
-  const Rows k = given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k);
-  return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
-}
-
-// How many of its `keys` sequence n uses; -1 if what memory says is out of range, as given_length() of a batch entry (kernels/pair.h).
+// How many of its `keys` batch entry n uses; -1 if what memory says is out of range, as given_length() (kernels/pair.h).
 __device__ __forceinline__ int used_keys(const int* lengths, long long stride, int n, int keys) {
   const int used = lengths[n * stride];
   return 0 <= used && used <= keys ? used : -1;
 }
 
-// A sequence and, of specialisations with lengths, the keys that it uses alone: none if their number is out of range, and kernels/sequence_rest.h
-// fills its rows with NaN.
+// The keys of sequence n where `lengths` says how many each uses: only where it begins is asked, so sequences are in any order, with anything
+// between.
+__device__ __forceinline__ Rows used_rows(const int* offsets, long long stride, const int* lengths, long long length_stride, int n, long long total,
+                                          int most) {
+  const int begin = offsets[n * stride], used = used_keys(lengths, length_stride, n, most);
+  return begin >= 0 && used >= 0 && begin + static_cast<long long>(used) <= total ? Rows{begin, used} : Rows{0, -1};
+}
+
+// Sequence n of a call, of specialisations with lengths with the keys alone that it uses. Nothing is read or written of one whose offsets or length
+// are out of range: it counts as empty, and kernels/sequence_rest.h fills its rows with NaN.
 template <bool kLengths>
-__device__ __forceinline__ Sequence used_sequence(const PairParams& p, int n) {
-  Sequence at = given_sequence(p, n);
-  if constexpr (kLengths) at.k.count = max(used_keys(p.lengths, p.length_stride, n, at.k.count), 0);
-  return at;
+__device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
+  const Rows q = given_rows(p.cu_seqlens_q, p.cu_seqlens_q_stride, n, p.total_q, p.seqlen_q);
+  const Rows k = kLengths ? used_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, p.lengths, p.length_stride, n, p.total_k, p.seqlen_k)
+                          : given_rows(p.cu_seqlens_k, p.cu_seqlens_k_stride, n, p.total_k, p.seqlen_k);
+  return q.count < 0 || k.count < 0 ? Sequence{{0, 0}, {0, 0}} : Sequence{q, k};
+}
+// The same of kernels that are not specialised for lengths.
+__device__ __forceinline__ Sequence given_sequence(const PairParams& p, int n) {
+  return p.lengths != nullptr ? given_sequence<true>(p, n) : given_sequence<false>(p, n);
 }
 
 // Makes of a call's parameters those of its sequence n: tensors begin with its rows, and lengths are its own. Elements of q, k, v, o and their
@@ -73,7 +78,7 @@ template <PairFeatures kPair, class Bits = unsigned short>
 __device__ __forceinline__ decltype(auto) entry_params(const AttentionParams& call, [[maybe_unused]] int n) {
   if constexpr (kPair.packed) {
     PairParams own = pairs_of(call);
-    enter_sequence<Bits>(own, given_sequence(own, n));
+    enter_sequence<Bits>(own, given_sequence<kPair.lengths>(own, n));
     return own;
   } else {
     return (call);

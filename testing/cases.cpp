@@ -72,6 +72,15 @@ std::vector<int64_t> cu_seqlens(const Case& c, bool keys) {
   return first;
 }
 
+std::vector<int64_t> given_cu_seqlens_k(const Case& c) {
+  const std::vector<int64_t> first = cu_seqlens(c, true);
+  if (!c.scattered) return first;
+  std::vector<int64_t> given;
+  for (size_t n = 0; n + 1 < first.size(); ++n) given.push_back(first.back() - first[n + 1]);
+  given.push_back(-7);
+  return given;
+}
+
 std::string name_of(const Case& c) {
   std::ostringstream name;
   name << fattn::name_of(c.dtype) << "-b" << c.batch << "-q" << c.seqlen_q << "-k" << c.seqlen_k << "-h" << c.nheads;
@@ -82,7 +91,7 @@ std::string name_of(const Case& c) {
   if (c.window_left != -1 || c.window_right != -1) name << "-window" << c.window_left << "_" << c.window_right;
   if (c.softcap != 0) name << "-softcap" << c.softcap;
   if (c.varlen) name << "-varlen";
-  if (c.key_lengths) name << "-lengths";
+  if (c.key_lengths) name << (c.scattered ? "-scattered" : "-lengths");
   if (c.alibi != Alibi::kNone) name << (c.alibi == Alibi::kHeads ? "-alibi" : "-alibi_batch");
   if (c.documents != Documents::kNone)
     name << (c.documents == Documents::kSorted ? "-documents" : c.documents == Documents::kAny ? "-documents_any" : "-documents_long");

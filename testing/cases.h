@@ -63,6 +63,7 @@ struct Case {
   int64_t window_left = -1, window_right = -1;  // -1: no limit
   double softcap = 0;                           // 0: none
   bool varlen = false;                          // packed sequences, of which seqlen_q and seqlen_k are the longest; not with kPacked or kExpanded
+  bool scattered = false;                       // varlen and key_lengths: the keys of sequences lie in another order than their queries
   bool key_lengths = false;                     // batch entries have fewer keys: none, all, and numbers between
   Alibi alibi = Alibi::kNone;
   Documents documents = Documents::kNone;
@@ -90,6 +91,9 @@ struct Case {
 // empty ones; their tensors have `kRowsBehind` rows more.
 constexpr int64_t kRowsBehind = 3;
 std::vector<int64_t> cu_seqlens(const Case& c, bool keys);
+// What the library is given for keys: the same, or of `scattered` cases where each sequence begins in the order from the last to the first, and
+// something that nobody may read behind.
+std::vector<int64_t> given_cu_seqlens_k(const Case& c);
 
 // A few hundred cases. The order is by dtype, then by what a case is about.
 const std::vector<Case>& all_cases();

@@ -44,6 +44,9 @@ void add_documents(Table& table) {
       packed.key_lengths = true;
       packed.inputs = Inputs::kNanValue;
       add(packed);
+      packed.scattered = true;
+      packed.inputs = Inputs::kNormal;
+      add(packed);
     }
     for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
       c = shape(2, 150, 210, 2, 1, 64);
@@ -90,6 +93,9 @@ void add_packed_sequences(Table& table) {
   for (Case c : {shape(4, 200, 260, 2, 1, 64), shape(4, 130, 290, 2, 1, 128), shape(4, 70, 200, 2, 1, 192), shape(4, 70, 190, 2, 1, 256)}) {
     c.key_lengths = true;
     add(c);
+    c.scattered = true;
+    add(c);
+    c.scattered = false;
     c.window_left = 90;
     c.window_right = 30;
     add(c);
@@ -127,11 +133,22 @@ void add_packed_sequences(Table& table) {
   c.p_dropout = 0.2;
   c.dlse = true;
   add(c);
+  c.scattered = true;
+  add(c);
+  c.documents = Documents::kSorted;
+  c.bias = Pairs::kHeads;
+  c.mask = Pairs::kOne;
+  add(c);
+  c.backward = false;
+  c.seqlen_q = 3;
+  add(c);
   for (Inputs inputs : {Inputs::kNanQuery, Inputs::kNanValue, Inputs::kInfKey, Inputs::kNanGradient}) {
     c = shape(5, 100, 130, 2, 1, 64);
     c.inputs = inputs;
     add(c);
     c.key_lengths = true;
+    add(c);
+    c.scattered = true;
     add(c);
   }
 }

@@ -20,7 +20,8 @@ std::vector<OneSequence> sequences_of(const ScoreTensors& s) {
   std::vector<OneSequence> all;
   for (int64_t n = 0; n + 1 < s.cu_seqlens_q.shape(0); ++n) {
     const int64_t q = first(s.cu_seqlens_q, n), k = first(s.cu_seqlens_k, n);
-    all.push_back({n, q, first(s.cu_seqlens_q, n + 1) - q, k, first(s.cu_seqlens_k, n + 1) - k});
+    const int64_t keys = s.seqused_k ? first(s.seqused_k, n) : first(s.cu_seqlens_k, n + 1) - k;
+    all.push_back({n, q, first(s.cu_seqlens_q, n + 1) - q, k, keys});
   }
   return all;
 }

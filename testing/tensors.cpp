@@ -166,7 +166,8 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     s.cu_seqlens_q = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
     s.cu_seqlens_k = place(blocks, DType::kI32, {c.batch + 1}, 0, kFill);
     write(s.cu_seqlens_q, Dense(first_query.begin(), first_query.end()));
-    write(s.cu_seqlens_k, Dense(first_key.begin(), first_key.end()));
+    const std::vector<int64_t> given = given_cu_seqlens_k(c);
+    write(s.cu_seqlens_k, Dense(given.begin(), given.end()));
   }
   if (c.documents != Documents::kNone) {
     const auto ids_of = [&](bool keys) {

@@ -280,7 +280,7 @@ int main() {
     for (const jit::Request& request : cuda_peak_requests(a.capability)) list.add(request, 255, Which::kCommon);
     list.add(cuda::list_status_request({.arch = a.capability}), 255, Which::kFull);  // `make test`: JitReal
     list.add(cuda::sequence_rest_request({.arch = a.capability}), 255, Which::kQuick);
-    if (a.capability == cuda::kV3Arch) list.add(cuda::sequence_rest_request({.arch = a.capability, .lengths = 1}), 255, Which::kFull);
+    list.add(cuda::sequence_rest_request({.arch = a.capability, .lengths = 1}), 255, a.capability == cuda::kV3Arch ? Which::kQuick : Which::kFull);
   }
   // They are small and alike everywhere: the oldest and the best known architecture are enough.
   for (const auto& [arch, dtype, seqlen, backward, softcap] : {std::tuple{75, DType::kF16, 1024, false, false},

@@ -290,12 +290,13 @@ TEST_F(CudaGpu, LengthsOutOfRangeGiveNan) {
 TEST_F(CudaGpu, LengthsOfPackedSequencesOutOfRangeGiveNan) {
   constexpr int64_t kRows = 500, kMost = 130;
   const int32_t offsets[] = {0, 100, 230, 230, 330, 300, 400, 480}, lengths[] = {100, 131, 1, 0, 5, -1, 30};
-  // Rows up to these: numbers, NaN, no keys, NaN (offsets 330 to 300), NaN, numbers, and NaN behind the last because offsets are out of range.
+  // Rows up to these: numbers, NaN, no keys, NaN (offsets 330 to 300), NaN, numbers, and NaN behind the last because offsets are out of range. Of
+  // keys those that sequences in range use, one of them without queries; all others are NaN, for what is out of range may mean any.
   enum class Has { kNumbers, kNan, kZeros };
   const std::pair<int64_t, Has> of_queries[] = {{100, Has::kNumbers}, {230, Has::kNan},     {300, Has::kZeros},
                                                 {400, Has::kNan},     {480, Has::kNumbers}, {500, Has::kNan}},
-                                of_keys[] = {{100, Has::kNumbers}, {230, Has::kNan},   {300, Has::kZeros}, {400, Has::kNan},
-                                             {430, Has::kNumbers}, {480, Has::kZeros}, {500, Has::kNan}};
+                                of_keys[] = {{100, Has::kNumbers}, {230, Has::kNan},     {231, Has::kZeros},
+                                             {400, Has::kNan},     {430, Has::kNumbers}, {500, Has::kNan}};
   for (const auto& [algorithm, dtype] : {std::pair{Algorithm::kV2, DType::kBF16}, {Algorithm::kAuto, DType::kBF16}, {Algorithm::kAuto, DType::kF32}})
     for (const bool deterministic : {false, true})
       for (const int64_t headdim : {64, 128}) {
@@ -411,9 +412,12 @@ TEST_F(CudaGpu, ListsOutOfRangeAreToldOf) {
   const Lists all[] = {
       {{0, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, 70}, FATTN_LISTS_GOOD, 0},
       {{1, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_Q, 0},
-      {{0, 100, 231, 400}, {0, 130, 129, 200}, {131, 0, 70}, FATTN_LIST_SEQUSED_K, 0},
-      {{0, 100, 231, 400}, {0, 130, 129, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_K, 1},
-      {{0, 100, 230, 401}, {0, 130, 129, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_K, 1},
+      {{0, 100, 230, 400}, {200, 130, 0, -5}, {70, 0, 130}, FATTN_LISTS_GOOD, 0},  // with numbers of used keys in any order
+      {{0, 100, 231, 400}, {0, 130, 129, 200}, {171, 0, 70}, FATTN_LIST_SEQUSED_K, 0},
+      {{0, 100, 231, 400}, {0, 130, 331, 200}, {130, 0, 70}, FATTN_LIST_SEQUSED_K, 2},
+      {{0, 100, 231, 400}, {0, 401, 129, 200}, {130, 0, 70}, FATTN_LIST_CU_SEQLENS_K, 1},
+      {{0, 100, 231, 400}, {0, 130, 129, 200}, {}, FATTN_LIST_CU_SEQLENS_K, 1},
+      {{0, 100, 230, 401}, {0, 130, 129, 200}, {}, FATTN_LIST_CU_SEQLENS_K, 1},
       {{0, 100, 230, 401}, {0, 130, 130, 200}, {130, 0, -1}, FATTN_LIST_CU_SEQLENS_Q, 2},
       {{0, 100, 230, 400}, {0, 130, 130, 200}, {130, 0, -1}, FATTN_LIST_SEQUSED_K, 2},
       {many_q, many_k, {}, FATTN_LIST_CU_SEQLENS_K, 289},

@@ -107,11 +107,22 @@ TEST_F(CudaLists, OffsetsOutOfRangeAreErrorsUnderSync) {
     return error;
   };
   EXPECT_EQ(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "no error");
+  EXPECT_EQ(answer({0, 80, 90, 180}, {190, 100, 10, -3}, {10, 0, 90}), "no error") << "with seqused_k in any order, and only beginnings";
   test::expect_contains(answer({1, 80, 90, 180}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[0] is 1; it must be 0");
   test::expect_contains(answer({0, 80, 79, 160}, {0, 10, 100, 190}, {10, 0, 90}), "cu_seqlens_q[2] is 79; allowed: 80");
-  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 201}, {10, 0, 90}), "cu_seqlens_k[3] is 201");
-  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 101, 190}, {10, 0, 90}), "a sequence of 91; allowed: up to max_seqlen_k, 90");
-  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {11, 0, 90}), "seqused_k[0] is 11; allowed: 0 to the length of its sequence, 10");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 201, 190}, {10, 0, 0}), "cu_seqlens_k[2] is 201; allowed: 0 to total_k, 200");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 100, 190}, {10, 91, 0}), "seqused_k[1] is 91; allowed: 0 to max_seqlen_k, 90");
+  test::expect_contains(answer({0, 80, 90, 180}, {0, 10, 120, 190}, {10, 0, 90}),
+                        "seqused_k[2] is 90; allowed: 0 to 80, the rows of k from cu_seqlens_k[2] on");
+  t.scores.seqused_k = {};
+  const auto without = [&](std::initializer_list<int32_t> of_k) {
+    t.scores.cu_seqlens_q = ints(0, {0, 80, 90, 180});
+    t.scores.cu_seqlens_k = ints(256, of_k);
+    return error_of([&] { forward(t, options); });
+  };
+  EXPECT_EQ(without({0, 10, 100, 190}), "no error");
+  test::expect_contains(without({0, 10, 100, 201}), "cu_seqlens_k[3] is 201");
+  test::expect_contains(without({0, 10, 101, 190}), "a sequence of 91; allowed: up to max_seqlen_k, 90");
 }
 
 // Without lists nothing is waited for.

@@ -342,9 +342,8 @@ TEST(V3BackwardPlanSmall, PackedSequencesHaveAListOfTilesAndTheirRowsInTheWorksp
   EXPECT_NE(list.find("packed_key_tiles<192, false>(call, work)"), std::string::npos) << list;
 }
 
-// The list of tiles says how many keys a sequence uses, and gives the others tiles too. The last kernel, which asks where a mask hides keys, is the
-// only other one that knows.
-TEST(V3BackwardPlanSmall, LengthsOfPackedSequencesAreInTheListOfTilesAndTheLastKernel) {
+// The list of tiles says how many keys a sequence uses; the kernels themselves are those without.
+TEST(V3BackwardPlanSmall, LengthsOfPackedSequencesAreInTheListOfTiles) {
   for (const int headdim : {64, 96, 128, 192, 256})
     for (const bool causal : {false, true})
       for (const int64_t most : {100, 4096}) {
@@ -354,12 +353,11 @@ TEST(V3BackwardPlanSmall, LengthsOfPackedSequencesAreInTheListOfTilesAndTheLastK
         ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
         const V3BackwardPlan plan = plan_v3_backward(p, kH200);
         const int64_t block_n = plan.tile.block_n();
-        EXPECT_EQ(plan.key_tiles, std::min(200000 / block_n + 600, 300 * ((most + block_n - 1) / block_n + 1)));
+        EXPECT_EQ(plan.key_tiles, std::min(200000 / block_n + 300, 300 * ((most + block_n - 1) / block_n)));
         EXPECT_EQ(plan.semaphore_offset, plan.tiles_offset + 32 * plan.key_tiles);
         EXPECT_EQ(v3_backward_request(plan.main).source, v3_backward_request(without.main).source);
         EXPECT_EQ(v3_backward_request(plan.prepare).source, v3_backward_request(without.prepare).source);
-        EXPECT_NE(v3_backward_request(plan.finish).source.find(".lengths = true"), std::string::npos);
-        EXPECT_EQ(v3_backward_request(without.finish).source.find(".lengths = true"), std::string::npos);
+        EXPECT_EQ(v3_backward_request(plan.finish).source, v3_backward_request(without.finish).source);
         const std::string list = v3_packed_key_tiles_request(v3_packed_key_tiles_key(p, plan)).source;
         EXPECT_NE(list.find("packed_key_tiles<" + std::to_string(block_n) + ", true>(call, work)"), std::string::npos) << list;
       }
@@ -432,38 +430,37 @@ TEST(V3BackwardPlanSmall, DocumentsHaveRangesAndAMaskThatBegins) {
   EXPECT_NE(refusal([](Problem& p) { p.deterministic = true; }, true).find("together with deterministic"), std::string::npos);
 }
 
-// Behind the list of tiles of keys, of each 64 keys whatever a tile has. One kernel finds them for all; lengths are the last kernel's.
+// Behind the list of tiles of keys, of each 64 keys whatever a tile has. One kernel finds them for all.
 TEST(V3BackwardPlanSmall, DocumentsOfPackedSequencesHaveRangesBehindTheListOfTiles) {
   for (const int headdim : {64, 96, 128, 192, 256})
     for (const bool causal : {false, true})
-      for (const bool window : {false, true})
-        for (const bool lengths : {false, true}) {
-          Problem p = packed_problem(headdim, causal, 7, 4096, 9000);
-          p.total_q = 8000;
-          p.window_left = window ? 50 : -1;
-          p.has_seqused_k = lengths;
-          const V3BackwardPlan without = plan_v3_backward(p, kH200);
-          p.has_documents = true;
-          ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
-          const V3BackwardPlan plan = plan_v3_backward(p, kH200);
-          EXPECT_EQ(plan.key_tiles, without.key_tiles);
-          EXPECT_EQ(plan.tiles_offset, without.tiles_offset);
-          EXPECT_EQ(plan.tiles_offset % 16, 0);
-          EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + 32 * plan.key_tiles + 16 * (9000 / 64 + 7) + 4 * 64 * (8000 / 64 + 7));
-          EXPECT_EQ(plan.document_grid, 9000 / 1024 + 7);
-          EXPECT_EQ(plan.shared_bytes, without.shared_bytes);
-          const char* const mask = window   ? "v3::DocumentMask<fattn::v3::WindowMask>"
-                                   : causal ? "v3::DocumentMask<fattn::v3::CausalMask>"
-                                            : "v3::DocumentMask<fattn::v3::FullMask>";
-          for (const V3BackwardKey& key : {plan.main, plan.finish}) {
-            const std::string source = v3_backward_request(key).source;
-            EXPECT_NE(source.find(".packed = true, .documents = true"), std::string::npos) << source;
-            EXPECT_NE(source.find(mask), std::string::npos) << source;
-            EXPECT_EQ(source.find(".lengths = true") != std::string::npos, lengths && key.kind == plan.finish.kind) << source;
-          }
-          const std::string ranges = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
-          EXPECT_NE(ranges.find("document_ranges_of_packed_keys(call, work)"), std::string::npos) << ranges;
+      for (const bool window : {false, true}) {
+        Problem p = packed_problem(headdim, causal, 7, 4096, 9000);
+        p.total_q = 8000;
+        p.window_left = window ? 50 : -1;
+        const V3BackwardPlan without = plan_v3_backward(p, kH200);
+        p.has_documents = true;
+        ASSERT_EQ(v3_backward_refusal(p, kH200), "") << headdim;
+        const V3BackwardPlan plan = plan_v3_backward(p, kH200);
+        EXPECT_EQ(plan.key_tiles, without.key_tiles);
+        EXPECT_EQ(plan.tiles_offset, without.tiles_offset);
+        EXPECT_EQ(plan.tiles_offset % 16, 0);
+        EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + 32 * plan.key_tiles + 16 * (9000 / 64 + 7) + 4 * 64 * (8000 / 64 + 7));
+        EXPECT_EQ(plan.document_grid, 9000 / 1024 + 7);
+        EXPECT_EQ(plan.shared_bytes, without.shared_bytes);
+        const char* const mask = window   ? "v3::DocumentMask<fattn::v3::WindowMask>"
+                                 : causal ? "v3::DocumentMask<fattn::v3::CausalMask>"
+                                          : "v3::DocumentMask<fattn::v3::FullMask>";
+        for (const V3BackwardKey& key : {plan.main, plan.finish}) {
+          const std::string source = v3_backward_request(key).source;
+          EXPECT_NE(source.find(".packed = true, .documents = true"), std::string::npos) << source;
+          EXPECT_NE(source.find(mask), std::string::npos) << source;
         }
+        const std::string ranges = v3_document_ranges_request(v3_document_ranges_key(plan)).source;
+        EXPECT_NE(ranges.find("document_ranges_of_packed_keys(call, work)"), std::string::npos) << ranges;
+        p.has_seqused_k = true;  // in any order, so that the parts of sequences might not lie apart
+        EXPECT_NE(v3_backward_refusal(p, kH200).find("no documents (document_q, document_k) in packed sequences with lengths"), std::string::npos);
+      }
   Problem nobody = packed_problem(128, false, 0, 0, 2000);
   nobody.has_documents = true;
   EXPECT_EQ(plan_v3_backward(nobody, kH200).document_grid, 0) << "rows of no sequence";

@@ -386,15 +386,18 @@ TEST_F(CudaV3Gpu, MasksOfWholeBlocksAgreeWithV2OverManyTiles) {
   }
 }
 
-// Both passes over packed sequences that use some of their keys, with NaN in those that they do not: none, one, up to the edges of blocks, all.
+// Both passes over packed sequences that use some of their keys, with NaN in those that they do not: none, one, up to the edges of blocks, all. Their
+// keys lie in the order of their queries, or the other way round.
 TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 96, 128, 256})
-    for (const int kind : {0, 1, 2}) {  // full, causal, window
+    for (const int kind : {0, 1, 2, 3}) {  // full, causal, window, and full with keys the other way round
       const std::vector<int32_t> of_q{700, 0, 333, 1, 64, 1000, 129, 500}, of_k{900, 40, 333, 500, 0, 1200, 192, 700},
           used{450, 0, 333, 1, 0, 1152, 191, 64};
       std::vector<int32_t> first_q{0}, first_k{0};
       for (size_t n = 0; n < used.size(); ++n) first_q.push_back(first_q.back() + of_q[n]), first_k.push_back(first_k.back() + of_k[n]);
       const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
+      std::vector<int32_t> given_k = first_k;
+      for (size_t n = 0; n < used.size() && kind == 3; ++n) given_k[n] = first_k.back() - first_k[n + 1];
       Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
       if (kind == 2) c.window_left = 200, c.window_right = 70;
       DeviceForward d(c), other(c), gradients(c);
@@ -405,12 +408,12 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
       for (size_t n = 0; n < used.size(); ++n)
         for (const Tensor& t : {d.t.k, d.t.v}) {
           const auto row_bytes = static_cast<size_t>(2 * 2 * headdim);
-          char* const hidden = static_cast<char*>(t.data()) + static_cast<size_t>(first_k[n] + used[n]) * row_bytes;
+          char* const hidden = static_cast<char*>(t.data()) + static_cast<size_t>(given_k[n] + used[n]) * row_bytes;
           check(fattn_cuda_memset(0, hidden, 0xff, static_cast<size_t>(of_k[n] - used[n]) * row_bytes, nullptr));
         }
       test::DeviceLists lists(1024);
       d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
-      d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
+      d.t.scores.cu_seqlens_k = lists.put(given_k, 256);
       d.t.scores.seqused_k = lists.put(used, 512);
       ForwardTensors v2 = d.t;
       v2.o = other.t.o, v2.lse = other.t.lse;
@@ -439,63 +442,60 @@ TEST_F(CudaV3Gpu, LengthsOfPackedSequencesAgreeWithV2OverManyTiles) {
     }
 }
 
-// Both passes, documents of packed sequences, some of which use some of their keys: runs and ids of any order, in sequences of several parts of the
-// kernel that looks through the ids.
+// Both passes, documents of packed sequences: runs and ids of any order, in sequences of several parts of the kernel that looks through the ids.
 TEST_F(CudaV3Gpu, DocumentsOfPackedSequencesAgreeWithV2OverManyTiles) {
   for (const int64_t headdim : {64, 128, 256})
-    for (const int kind : {0, 1, 2})  // full, causal, window
-      for (const bool lengths : {false, true}) {
-        const std::vector<int32_t> of_q{700, 0, 2300, 1, 64, 1025, 129}, of_k{900, 40, 2300, 500, 0, 1200, 192}, used{450, 0, 2300, 1, 0, 1152, 191};
-        std::vector<int32_t> first_q{0}, first_k{0};
-        for (size_t n = 0; n < used.size(); ++n) first_q.push_back(first_q.back() + of_q[n]), first_k.push_back(first_k.back() + of_k[n]);
-        const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
-        Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
-        if (kind == 2) c.window_left = 200, c.window_right = 70;
-        DeviceForward d(c), other(c), gradients(c);
-        for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
-        const Tensor dout = gradients.t.o;
-        uint32_t seed = 1;
-        for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
-        test::DeviceLists lists(1 << 16);
-        d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
-        d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
-        if (lengths) d.t.scores.seqused_k = lists.put(used, 512);
-        for (const bool sorted : {true, false}) {
-          const auto ids_of = [&](const std::vector<int32_t>& first, int64_t total) {
-            std::vector<int32_t> ids;
-            for (size_t n = 0; n + 1 < first.size(); ++n)
-              for (int32_t i = 0; i < first[n + 1] - first[n]; ++i)
-                ids.push_back(sorted ? i / (300 + 64 * static_cast<int32_t>(n)) : static_cast<int32_t>(static_cast<uint32_t>(i) * 2654435761u >> 30));
-            ids.resize(static_cast<size_t>(total), 1);
-            return ids;
-          };
-          d.t.scores.document_q = lists.put(ids_of(first_q, total_q), 1024);
-          d.t.scores.document_k = lists.put(ids_of(first_k, total_k), 1 << 15);
-          ForwardTensors v2 = d.t;
-          v2.o = other.t.o, v2.lse = other.t.lse;
-          for (const Tensor& t : {d.t.o, v2.o}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
-          Options options = on_cuda(c);
-          options.max_seqlen_q = options.max_seqlen_k = 2300;
-          options.algorithm = Algorithm::kV3;
-          ASSERT_TRUE(taken(describe(d.t, options)));
-          for (int run = 0; run < 3; ++run) forward(d.t, options);
-          options.algorithm = Algorithm::kV2;
-          forward(v2, options);
-          EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << kind << " " << lengths << " " << sorted;
-          EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << kind << " " << lengths << " " << sorted;
-          BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
-          by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
-          for (const Tensor& t : {by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
-            check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
-          backward(by_v2, options);
-          options.algorithm = Algorithm::kV3;
-          ASSERT_TRUE(taken(describe(by_v3, options)));
-          for (int run = 0; run < 3; ++run) backward(by_v3, options);
-          EXPECT_LT(difference(by_v3.dq, by_v2.dq), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
-          EXPECT_LT(difference(by_v3.dk, by_v2.dk), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
-          EXPECT_LT(difference(by_v3.dv, by_v2.dv), 0.03) << headdim << " " << kind << " " << lengths << " " << sorted;
-        }
+    for (const int kind : {0, 1, 2}) {  // full, causal, window
+      const std::vector<int32_t> of_q{700, 0, 2300, 1, 64, 1025, 129}, of_k{900, 40, 2300, 500, 0, 1200, 192};
+      std::vector<int32_t> first_q{0}, first_k{0};
+      for (size_t n = 0; n < of_q.size(); ++n) first_q.push_back(first_q.back() + of_q[n]), first_k.push_back(first_k.back() + of_k[n]);
+      const int64_t total_q = first_q.back() + 5, total_k = first_k.back() + 9;
+      Case c = shape(DType::kBF16, 1, total_q, total_k, 8, 2, headdim, kind == 1);
+      if (kind == 2) c.window_left = 200, c.window_right = 70;
+      DeviceForward d(c), other(c), gradients(c);
+      for (DeviceForward* of : {&d, &other, &gradients}) of->pack();
+      const Tensor dout = gradients.t.o;
+      uint32_t seed = 1;
+      for (const Tensor& t : {d.t.q, d.t.k, d.t.v, dout}) fill_with_noise(t, seed++);
+      test::DeviceLists lists(1 << 16);
+      d.t.scores.cu_seqlens_q = lists.put(first_q, 0);
+      d.t.scores.cu_seqlens_k = lists.put(first_k, 256);
+      for (const bool sorted : {true, false}) {
+        const auto ids_of = [&](const std::vector<int32_t>& first, int64_t total) {
+          std::vector<int32_t> ids;
+          for (size_t n = 0; n + 1 < first.size(); ++n)
+            for (int32_t i = 0; i < first[n + 1] - first[n]; ++i)
+              ids.push_back(sorted ? i / (300 + 64 * static_cast<int32_t>(n)) : static_cast<int32_t>(static_cast<uint32_t>(i) * 2654435761u >> 30));
+          ids.resize(static_cast<size_t>(total), 1);
+          return ids;
+        };
+        d.t.scores.document_q = lists.put(ids_of(first_q, total_q), 1024);
+        d.t.scores.document_k = lists.put(ids_of(first_k, total_k), 1 << 15);
+        ForwardTensors v2 = d.t;
+        v2.o = other.t.o, v2.lse = other.t.lse;
+        for (const Tensor& t : {d.t.o, v2.o}) check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+        Options options = on_cuda(c);
+        options.max_seqlen_q = options.max_seqlen_k = 2300;
+        options.algorithm = Algorithm::kV3;
+        ASSERT_TRUE(taken(describe(d.t, options)));
+        for (int run = 0; run < 3; ++run) forward(d.t, options);
+        options.algorithm = Algorithm::kV2;
+        forward(v2, options);
+        EXPECT_LT(difference(d.t.o, v2.o), 0.02) << headdim << " " << kind << " " << sorted;
+        EXPECT_LT(difference(d.t.lse, v2.lse), 1e-5) << headdim << " " << kind << " " << sorted;
+        BackwardTensors by_v3{v2.q, v2.k, v2.v, v2.o, v2.lse, dout, gradients.t.q, gradients.t.k, gradients.t.v, v2.scores}, by_v2 = by_v3;
+        by_v2.dq = other.t.q, by_v2.dk = other.t.k, by_v2.dv = other.t.v;
+        for (const Tensor& t : {by_v3.dq, by_v3.dk, by_v3.dv, by_v2.dq, by_v2.dk, by_v2.dv})
+          check(fattn_cuda_memset(0, t.data(), 0xff, 2 * static_cast<size_t>(t.size()), nullptr));
+        backward(by_v2, options);
+        options.algorithm = Algorithm::kV3;
+        ASSERT_TRUE(taken(describe(by_v3, options)));
+        for (int run = 0; run < 3; ++run) backward(by_v3, options);
+        EXPECT_LT(difference(by_v3.dq, by_v2.dq), 0.03) << headdim << " " << kind << " " << sorted;
+        EXPECT_LT(difference(by_v3.dk, by_v2.dk), 0.03) << headdim << " " << kind << " " << sorted;
+        EXPECT_LT(difference(by_v3.dv, by_v2.dv), 0.03) << headdim << " " << kind << " " << sorted;
       }
+    }
 }
 
 // ALiBi without a causal mask: tiles begin at the diagonal, wherever it is (before the first key, too), and meet the keys behind it last. Slopes of

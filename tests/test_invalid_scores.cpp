@@ -1,6 +1,7 @@
 // Bad input: tensors and numbers that scores and masks depend on, packed sequences, documents, dropout.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -247,9 +248,32 @@ TEST(InvalidSmall, PackedSequences) {
             g.first_key[2] = 6;
           },
           {"cu_seqlens_k[1] and [2] are 0 and 6", "max_seqlen_k, 5"});
+      // With seqused_k only where a sequence begins, in any order: sequence 1 is keys 5 to 8, then 0 to 2, behind sequence 0.
       int32_t lengths[] = {5, 4};
-      spoiled([&](GoodSequences& g) { g.problem.seqused_k = Tensor(lengths, DType::kI32, {2}).raw(); },
-              {"seqused_k[1] is 4", "0 to the length of its sequence, 3"});
+      const auto used = [&](std::initializer_list<int32_t> first, std::initializer_list<int32_t> keys) {
+        return [&lengths, first = std::vector<int32_t>(first), keys = std::vector<int32_t>(keys)](GoodSequences& g) {
+          std::copy(first.begin(), first.end(), g.first_key);
+          std::copy(keys.begin(), keys.end(), lengths);
+          g.problem.seqused_k = Tensor(lengths, DType::kI32, {2}).raw();
+        };
+      };
+      const auto fine = [&](const std::function<void(GoodSequences&)>& change) {
+        GoodSequences g(backward, backend);
+        change(g);
+        EXPECT_EQ(fattn_execute(&g.problem), FATTN_OK) << fattn_last_error();
+      };
+      fine(used({0, 5, 8}, {5, 4}));
+      fine(used({4, 0, -9}, {5, 3}));
+      fine(used({9, 9, 99}, {0, 0}));
+      spoiled(used({0, 6, 8}, {5, 4}), {"seqused_k[1] is 4; allowed: 0 to 3, the rows of k from cu_seqlens_k[1] on"});
+      spoiled(used({0, 1, 8}, {5, 6}), {"seqused_k[1] is 6; allowed: 0 to max_seqlen_k, 5"});
+      spoiled(used({0, 1, 8}, {-1, 3}), {"seqused_k[0] is -1"});
+      spoiled(used({0, -1, 8}, {3, 0}), {"cu_seqlens_k[1] is -1; allowed: 0 to total_k, 9, with seqused_k in any order"});
+      spoiled(used({10, 0, 8}, {0, 3}), {"cu_seqlens_k[0] is 10"});
+      if (backward)
+        spoiled(used({4, 0, 8}, {5, 5}), {"sequences 0 and 1 use the same keys", "from cu_seqlens_k 4 and 0 on"});
+      else
+        fine(used({4, 0, 8}, {5, 5}));
       // Shapes and limits.
       spoiled([](GoodSequences& g) { g.problem.max_seqlen_q = -1; }, {"max_seqlen_q is -1", "0 to 2^31 - 1"});
       spoiled([](GoodSequences& g) { g.problem.cu_seqlens_q.ndim = 0; }, {"cu_seqlens_q is absent, and cu_seqlens_k is not"});

@@ -1,7 +1,9 @@
 // The operators torch.ops.fattn.forward and backward, on torch's stable interface: one binary for torch 2.10 and every later one. They know
 // no autograd; python/fattn has that, the fakes and the front. Layout and meaning of every tensor: include/fattn/fattn.h.
 #include <exception>
+#include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "fattn/fattn.hpp"
@@ -73,12 +75,23 @@ void* current_stream(const Tensor& q) {
 // On the current stream, with a workspace of torch's allocator: it may be freed at once, because torch gives memory to later work on the same
 // stream only.
 template <class Tensors>
-void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
+void execute_at_once(const Tensors& tensors, const Options& options, const Tensor& q) {
   const KnownPlan& known = PlanCache::of_this_thread().get(describe(tensors, options));
   const size_t bytes = known.workspace_bytes;
   if (bytes == 0) return known.plan.execute(tensors, nullptr, 0, current_stream(q));
   const Tensor workspace = Tensor::empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), q);
   known.plan.execute(tensors, workspace.mutable_data(), bytes, current_stream(q));
+}
+
+// What the library itself has no memory for on a GPU, a context or a kernel, is told in torch's words too.
+template <class Tensors>
+void execute(const Tensors& tensors, const Options& options, const Tensor& q) {
+  try {
+    execute_at_once(tensors, options, q);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory || !q.on_cuda() || std::string_view(error.what()).find(kOutOfCudaMemory) == 0) throw;
+    throw Error(error.code(), std::string(kOutOfCudaMemory) + ". " + error.what());
+  }
 }
 
 int32_t lse_dtype(const Tensor& q) { return q.dtype() == aoti_torch_dtype_float64() ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(); }
@@ -207,6 +220,8 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
     body(stack);
   } catch (const Error& e) {
     throw std::runtime_error(std::string("fattn: ") + fattn_status_name(static_cast<fattn_status>(e.code())) + ": " + e.what());
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("fattn: out_of_memory: out of memory; use a smaller problem or free memory");
   }
 }
 

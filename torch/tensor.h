@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@ namespace fattn::torch {
 inline void check_torch(AOTITorchError error, const char* what) {
   if (error != 0) throw Error(ErrorCode::kInternal, std::string("torch failed at ") + what);
 }
+
+inline constexpr const char* kOutOfCudaMemory = "CUDA out of memory";  // as torch says it
 
 class Tensor {
  public:
@@ -69,10 +72,29 @@ class Tensor {
   template <size_t N>
   static Tensor allocated(const std::array<int64_t, N>& sizes, const std::array<int64_t, N>& strides, int32_t dtype, const Tensor& like) {
     AtenTensorHandle handle = nullptr;
-    check_torch(
-        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle),
-        "allocating a tensor");
+    const AOTITorchError error =
+        aoti_torch_empty_strided(static_cast<int64_t>(N), sizes.data(), strides.data(), dtype, like.device_type(), like.device_index(), &handle);
+    if (error != 0) throw no_memory(bytes_of(sizes, dtype), like);
     return Tensor(handle);
+  }
+  // No more than an int64_t has.
+  template <size_t N>
+  static int64_t bytes_of(const std::array<int64_t, N>& sizes, int32_t dtype) {
+    int64_t bytes = dtype == aoti_torch_dtype_uint8()                                             ? 1
+                    : dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16() ? 2
+                    : dtype == aoti_torch_dtype_float64()                                         ? 8
+                                                                                                  : 4;
+    for (const int64_t n : sizes)
+      if (__builtin_mul_overflow(bytes, n, &bytes)) return std::numeric_limits<int64_t>::max();
+    return bytes;
+  }
+  // The interface says neither the class of torch's error nor its text: python/fattn/_errors.py asks torch for the same again, and hands its error
+  // on. Where no Python of ours is on the way, as in compiled code, programs that look for want of memory know it by torch's words.
+  static Error no_memory(int64_t bytes, const Tensor& like) {
+    const std::string amount = std::to_string(bytes) + " bytes on ";
+    return Error(ErrorCode::kOutOfMemory,
+                 like.on_cuda() ? std::string(kOutOfCudaMemory) + ". Tried to allocate " + amount + "cuda:" + std::to_string(like.device_index())
+                                : "DefaultCPUAllocator: can't allocate memory: you tried to allocate " + amount + "cpu");
   }
   template <class T>
   T get(AOTITorchError (*function)(AtenTensorHandle, T*), const char* what) const {

@@ -143,9 +143,11 @@ typedef struct fattn_problem {
   fattn_tensor dlse;  /* backward: optional input, the gradient of lse, of lse's shape and dtype, any strides; absent: 0. Not looked at in rows
                          that have no gradient: they see no key, or their lse is below -2^25 */
   /* (batch + 1), I32: the first rows of the packed sequences, 0 first, ascending; rows behind the last one belong to none: they are as rows that see
-     nothing, and keys that no query sees. Both or none. What they hold may change from call to call of a plan. */
+     nothing, and keys that no query sees. With seqused_k sequence b has the keys from cu_seqlens_k[b] on, as many as that says, and nothing else of
+     cu_seqlens_k is read: in any order, with anything between them. Both or none. What they hold may change from call to call of a plan. */
   fattn_tensor cu_seqlens_q, cu_seqlens_k;
-  int64_t max_seqlen_q, max_seqlen_k; /* with them: the most rows of a sequence, 0 to 2^31 - 1; bias, mask and dbias have these lengths. Else 0 */
+  int64_t max_seqlen_q, max_seqlen_k; /* with them: the most rows of a sequence (with seqused_k, that one uses), 0 to 2^31 - 1; bias, mask and dbias
+                                         have these lengths. Else 0 */
   /* (batch, seqlen_q) and (batch, seqlen_k), of packed sequences (total_q) and (total_k), I32, rows side by side: ids of documents. A query sees the
      keys of its own id only (that masks do not hide); masks and distances are those of the whole sequences. Sorted ids cost least. Both or none. */
   fattn_tensor document_q, document_k;

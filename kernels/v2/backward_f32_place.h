@@ -164,7 +164,7 @@ struct BackwardF32Place {
     head_k = head % p.nheads_k;
     first_key = rest / section_heads * kBlockN;
     if constexpr (kPair.packed) {
-      const Sequence at = given_sequence(p, batch);
+      const Sequence at = given_sequence<kPair.lengths>(p, batch);
       if (this_thread() == 0)
         ptx::st_shared_16(shared + kTile.sequence_offset(), uint4{static_cast<unsigned>(at.q.begin), static_cast<unsigned>(at.q.count),
                                                                   static_cast<unsigned>(at.k.begin), static_cast<unsigned>(at.k.count)});

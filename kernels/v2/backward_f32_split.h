@@ -27,7 +27,8 @@ __device__ __forceinline__ void backward_f32_split(const AttentionParams& call, 
   const float* const source = static_cast<const float*>(is_dout ? p.dout : p.q) + batch * strides.batch + head * strides.head + first * strides.row;
   long long at = nth_block;
   if constexpr (kPair.packed)
-    at = static_cast<long long>(head) * parts.blocks + given_sequence(pairs_of(call), batch).q.begin / kTile.block_m + batch + first / kTile.block_m;
+    at = static_cast<long long>(head) * parts.blocks + given_sequence<kPair.lengths>(pairs_of(call), batch).q.begin / kTile.block_m + batch +
+         first / kTile.block_m;
   if (is_dout)
     tile::split_rows<SplitRows<kTile.block_m, kTile.width_v>, kBackwardF32SplitThreads, Spec::kHeaddimV, Spec::kAligned>(
         source, strides.row, p.seqlen_q - first, parts.dout + at * kTile.dout_bytes(), parts.inverses + 2 * at + 1);

@@ -120,7 +120,7 @@ struct BackwardPlace {
       head_k = head % p.nheads_k;
     }
     first_key = key_block * kBlockN;
-    if constexpr (kPair.packed) enter<kWidth, kBlockM>(p, batch);
+    if constexpr (kPair.packed) enter<kPair, kWidth, kBlockM>(p, batch);
     if constexpr (kPair.lengths) entry_keys = keys_of<kPair>(p, batch);
     diagonal = seqlen_k() - p.seqlen_q;
     first_block = Spec::kCausal ? max(0, first_key - diagonal) / kBlockM : 0;

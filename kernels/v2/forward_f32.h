@@ -458,7 +458,8 @@ class ForwardF32 {
         ptx::st_shared_4(tile_q + Shape::kPlaceOffset + 8, static_cast<unsigned>(place.row));
       }
       if constexpr (kPair.packed)
-        ptx::st_shared_4(tile_q + Shape::kFirstKeyOffset, static_cast<unsigned>(given_sequence(pairs_of(call()), place.batch).k.begin));
+        ptx::st_shared_4(tile_q + Shape::kFirstKeyOffset,
+                         static_cast<unsigned>(given_sequence<kPair.lengths>(pairs_of(call()), place.batch).k.begin));
     }
     __syncthreads();
 

@@ -68,9 +68,9 @@ __device__ __forceinline__ void enter(PairParams& p, int n, const Sequence& at) 
   p.dq_accum += static_cast<long long>(at.q.begin / kDqAccumRows + n) * (kDqAccumRows * kWidth);
   p.dq_semaphore += at.q.begin / kTurnRows + n;
 }
-template <int kWidth, int kTurnRows>
+template <PairFeatures kPair, int kWidth, int kTurnRows>
 __device__ __forceinline__ void enter(PairParams& p, int n) {
-  enter<kWidth, kTurnRows>(p, n, given_sequence(p, n));
+  enter<kWidth, kTurnRows>(p, n, given_sequence<kPair.lengths>(p, n));
 }
 
 // As entry_params(), with the workspace.
@@ -78,7 +78,7 @@ template <PairFeatures kPair, int kWidth, int kTurnRows, class Bits = unsigned s
 __device__ __forceinline__ decltype(auto) backward_params(const AttentionParams& call, [[maybe_unused]] long long n) {
   if constexpr (kPair.packed) {
     PairParams own = pairs_of(call);
-    enter<kWidth, kTurnRows, Bits>(own, static_cast<int>(n), given_sequence(own, static_cast<int>(n)));
+    enter<kWidth, kTurnRows, Bits>(own, static_cast<int>(n), given_sequence<kPair.lengths>(own, static_cast<int>(n)));
     return own;
   } else {
     return (call);

@@ -68,10 +68,7 @@ struct BackwardFinish {
   }
   static __device__ __forceinline__ Block block_of(const AttentionParams& call, const V3BackwardWork& work) {
     if constexpr (Mask::kBegins && !kPacked && !kRing) return query_block_of_window(call, work);
-    Block at = query_block<kPacked>(call, work, gridDim.x - 1 - blockIdx.x, first_head(call, work));
-    if constexpr (kPacked && kPairOf<Spec>.lengths)
-      if (at.own.rows > 0) at.own.keys = used_sequence<true>(pairs_of(call), at.entry.batch).k.count;
-    return at;
+    return query_block<kPacked>(call, work, gridDim.x - 1 - blockIdx.x, first_head(call, work));
   }
   static __device__ __forceinline__ long long accum_block(const BackwardCall& p, const Block& at) {
     if constexpr (!kRing)

@@ -33,12 +33,14 @@ __device__ __forceinline__ void clear_rows(unsigned tile, int first, int end, in
 }
 
 // Whether a batch entry ends inside the tile: what k and v hold behind it must not be looked at. Behind a packed sequence are other ones, whose keys
-// are hidden as keys are that a mask hides; only rows behind the last sequence, which may hold anything, are not looked at.
+// are hidden as keys are that a mask hides; only rows behind the last sequence, which may hold anything, are not looked at. With lengths any rows may
+// be such.
 template <class Shape>
 __device__ __forceinline__ bool ends_inside(const BackwardCall& p, TilePlace tile) {
   if constexpr (Shape::kPacked) {
     if (tile.keys<false, true>().keys >= tile.key() + Shape::kBlockN) return false;
     const PairParams& call = pairs_of(p.call);
+    if (call.lengths != nullptr) return true;
     const int last = call.cu_seqlens_k[call.batch * call.cu_seqlens_k_stride];
     return last < call.total_k && tile.k_begin() + tile.key() + Shape::kBlockN > last;
   }

@@ -1,6 +1,6 @@
 // Before a v3 backward pass over packed sequences: the list of their tiles of keys, sequence after sequence, those with most queries first, whose
 // tiles take longest. The host does not know the lengths. Of a sequence the tiles come in the order of the keys, on which a deterministic pass
-// counts. Keys that a sequence does not use (kLengths) are those of one more without queries, whose gradients are 0.
+// counts. Keys that no sequence uses (kLengths) have no tiles: kernels/sequence_rest.h fills their gradients with 0.
 //
 // One CTA. The order of sequences as long is any, and no result depends on it.
 #pragma once
@@ -26,12 +26,7 @@ struct PackedKeyTiles {
   }
   // Nothing is there of a sequence behind the last.
   static __device__ __forceinline__ Sequence sequence_at(const PairParams& p, int n) {
-    return n < p.batch ? used_sequence<kLengths>(p, n) : Sequence{{0, 0}, {0, 0}};
-  }
-  // Of a sequence, the keys that it does not use.
-  static __device__ __forceinline__ Sequence rest_of(const PairParams& p, int n, const Sequence& used) {
-    const int keys = n < p.batch ? given_sequence(p, n).k.count : 0;
-    return {{used.q.begin, 0}, {used.k.begin + used.k.count, keys - used.k.count}};
+    return n < p.batch ? given_sequence<kLengths>(p, n) : Sequence{{0, 0}, {0, 0}};
   }
 
   static __device__ __forceinline__ void run(const PairParams& p, const V3BackwardWork& work) {
@@ -41,12 +36,8 @@ struct PackedKeyTiles {
     first[thread] = 0;
     __syncthreads();
     for (int n = thread; n < p.batch; n += kV3PackThreads) {
-      const Sequence at = used_sequence<kLengths>(p, n);
+      const Sequence at = given_sequence<kLengths>(p, n);
       atomicAdd(&first[bucket_of(p, at)], tiles_of(at));
-      if constexpr (kLengths) {
-        const Sequence rest = rest_of(p, n, at);
-        atomicAdd(&first[bucket_of(p, rest)], tiles_of(rest));
-      }
     }
     __syncthreads();
     const int count = first[thread];
@@ -55,7 +46,7 @@ struct PackedKeyTiles {
     first[thread] = until - count;
     if (thread == kBuckets - 1) all = until;
     __syncthreads();
-    // The list is full where offsets are out of range and sequences that are in range have rows in common.
+    // The list is full where sequences have rows in common: where offsets are out of range, or several use the same keys.
     const int most = work.key_tiles;
     V3PackedTile* const tiles = static_cast<V3PackedTile*>(p.tiles);
     for (int none = all + thread; none < most; none += kV3PackThreads) tiles[none] = {-1, 0, 0, 0, 0, 0, {}};
@@ -72,9 +63,7 @@ struct PackedKeyTiles {
       }
     };
     for (int warps = thread - lane; warps < p.batch; warps += kV3PackThreads) {
-      const Sequence own = sequence_at(p, warps + lane);
-      write(own, warps);
-      if constexpr (kLengths) write(rest_of(p, warps + lane, own), warps);
+      write(sequence_at(p, warps + lane), warps);
     }
   }
 };

@@ -15,7 +15,7 @@
 
 namespace fattn::v3 {
 
-// kLengths: keys behind a sequence's length are as those of another sequence to the pass.
+// kLengths: keys that a sequence does not use are as those of another sequence to the pass.
 template <class Mask, int kBlockM, int kBlockN, bool kLengths, bool kDocuments>
 struct PackedTileList {
   static constexpr int kBuckets = kV3PackThreads;  // by group and number of blocks
@@ -26,7 +26,7 @@ struct PackedTileList {
     const auto [warp, lane] = ptx::thread_place();
     const int in_group = kBuckets / p.tile_groups, most = (p.seqlen_k + kBlockN - 1) / kBlockN + 1;
     for (int n = warp; n < p.batch; n += kV3PackThreads / 32) {
-      const Sequence at = used_sequence<kLengths>(p, n);
+      const Sequence at = given_sequence<kLengths>(p, n);
       const Keys<false, true> keys{at.k.count, at.q.count};
       const int group = min(static_cast<int>(at.k.begin * static_cast<long long>(p.tile_groups) / p.total_k), p.tile_groups - 1);
       for (int row = lane * kBlockM; row < at.q.count; row += 32 * kBlockM) {

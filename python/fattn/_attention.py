@@ -1,6 +1,6 @@
 """fattn.attention: the front for torch tensors."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 try:
     import torch.nn  # not torch alone, whose name any folder on the way can have
@@ -14,8 +14,10 @@ from ._autograd import (Attention, AttentionAndLse, AttentionInFunctorch, Attent
                         run_forward)
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
+from ._refused import explained, require_dense, require_numbers
 from ._scores import NONE, prepare
 from ._sinks import join
+from ._unknown import options_of, unknown_options
 
 
 def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,6 +72,7 @@ def attention(
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
+    **unknown: NoReturn,
 ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias,
     and so is the log-sum-exp.
@@ -120,6 +123,8 @@ def attention(
         NotImplementedError: valid, but not computed by this backend, algorithm or device, the message says why; a second derivative.
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
+    if unknown:
+        raise unknown_options("fattn.attention", unknown, options_of(attention))
     if cu_seqlens_q is not None or cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
         return _of_packed(q, k, v, cu_seqlens_q, layout, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal,
                           softmax_scale=softmax_scale, window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
@@ -129,8 +134,14 @@ def attention(
         raise _no_tensors_of_4_dimensions(q=q, k=k, v=v)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(device_type, q, k, v)
-    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    try:
+        if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+            q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    except RuntimeError:  # sparse tensors have no such thing
+        require_dense("q", q), require_dense("k", k), require_dense("v", v)
+        raise
+    if (softmax_scale is not None and type(softmax_scale) is not float) or softcap is not None or type(dropout_p) is not int:
+        require_numbers(softmax_scale, softcap, dropout_p)
     bhsd = layout == "bhsd" or is_bhsd(layout)
     scores = None
     if (seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p or document_q is not None
@@ -139,7 +150,7 @@ def attention(
         bias = scores.bias
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
-    needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, the function refuses them
+    needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
@@ -157,16 +168,19 @@ def attention(
         options = ()
     if (q is k or q is v or k is v) and needs_grad and compiling:
         q, k, v = distinct(q, k, v)
-    if not needs_grad:
-        o, lse = run_forward(q, k, v, options, scores)
-    elif in_functorch:
-        o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
-    elif scores is not None:
-        o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if compiling else scores), options)
-    elif return_lse or sinks is not None:
-        o, lse = (AttentionAndLse.apply if compiling else attention_and_lse_at_once)(q, k, v, options)
-    else:
-        o, lse = (Attention.apply if compiling else attention_at_once)(q, k, v, options), None
+    try:
+        if not needs_grad:
+            o, lse = run_forward(q, k, v, options, scores)
+        elif in_functorch:
+            o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
+        elif scores is not None:
+            o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if compiling else scores), options)
+        elif return_lse or sinks is not None:
+            o, lse = (AttentionAndLse.apply if compiling else attention_and_lse_at_once)(q, k, v, options)
+        else:
+            o, lse = (Attention.apply if compiling else attention_at_once)(q, k, v, options), None
+    except NotImplementedError as error:
+        raise explained(error) from None
     if sinks is not None:
         o, lse = join(o, lse, sinks, bhsd)
     if return_dropout_state:

@@ -58,7 +58,8 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise NotImplementedError("fattn.attention has no second derivative; differentiate it once, or take standard attention where you need two")
+        raise NotImplementedError("fattn.attention has no second derivative; differentiate it once, or take standard attention where you need two "
+                                  "(torch.nn.functional.scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))")
 
 
 def _parts(tensors: Sequence[torch.Tensor | None], longest: tuple[int, int] | None) -> tuple[Scores, Sequences | None]:

@@ -1,20 +1,24 @@
 """Decoding: new keys and values go into a cache, in place, and the queries see what is in it."""
 
 import operator
+import re
 from typing import Any
 
 import torch
 
 from ._attention import attention
 from ._options import is_bhsd
+from ._refused import require_dense
+
+
+_OF_CACHES = re.compile(r"\b([kv])\b")
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
         if x is None and name in ("k", "v"):
             continue
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        require_dense(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
         if torch.is_grad_enabled() and x.requires_grad:
@@ -33,6 +37,47 @@ def _check_new(cache: torch.Tensor, new: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name} is {new.dtype} but {name}_cache is {cache.dtype}; convert one of them")
 
 
+def _reaches_twice(x: torch.Tensor) -> bool:
+    """Whether one element has two indices, as in an expanded view. May say yes for strides that no library makes."""
+    reach = 0
+    for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (n - 1) * stride
+    return False
+
+
+def _reached(delta: int, dims: list[tuple[int, int, int]]) -> bool:
+    """Whether elements at this distance belong to both of two tensors: dims (stride, elements of the one, of the other), the largest stride first."""
+    if not dims:
+        return delta == 0
+    stride, n, m = dims[0]
+    return any(-m < i < n and _reached(delta - i * stride, dims[1:]) for i in (delta // stride, delta // stride + 1))
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two caches that reach nothing twice. Views of one tensor that lie between each other share none."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    begins = [x.storage_offset() * x.element_size() for x in (a, b)]
+    ends = [begin + x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))) for begin, x in zip(begins, (a, b))]
+    if 0 in (a.numel(), b.numel()) or ends[0] <= begins[1] or ends[1] <= begins[0]:
+        return False
+    if a.dtype != b.dtype or any(s != t for s, t, n, m in zip(a.stride(), b.stride(), a.shape, b.shape) if n > 1 and m > 1):
+        return True
+    dims = sorted(((s if n > 1 else t, n, m) for s, t, n, m in zip(a.stride(), b.stride(), a.shape, b.shape) if n > 1 or m > 1), reverse=True)
+    return _reached(b.storage_offset() - a.storage_offset(), dims)
+
+
+def _require_own_memory(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if _reaches_twice(x):
+            raise ValueError(f"{name} with the shape {tuple(x.shape)} and the strides {x.stride()} reaches one element by two indices (an expanded view?), which "
+                             "would be written over each other; give a tensor of its own memory, .contiguous()")
+    if not torch.compiler.is_compiling() and _share_memory(k_cache, v_cache):
+        raise ValueError("k_cache and v_cache share memory, which would be written over each other; give two tensors")
+
+
 def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor | int, known: list[int]) -> None:
     """`known`: the lengths as the host has them, one if it is that of all; empty where they are on a device, or anywhere in torch.compile."""
     seqlen_new = new[0].shape[1]
@@ -47,7 +92,7 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
         for cache, x in zip(caches, new):
             cache.scatter_(1, rows[:, :, None, None].expand(x.shape), x)
     else:  # a thousand times as fast there as scatter_
-        batch = torch.arange(lengths.shape[0])[:, None]
+        batch = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
         for cache, x in zip(caches, new):
             cache[batch, rows] = x
 
@@ -109,8 +154,13 @@ def with_kvcache(
             raise ValueError(f"cache_seqlens has {n}, and {seqlen_new} keys are new; allowed: 0 to {longest - seqlen_new}, for the caches have room for {longest}")
     for cache, x, name in zip(caches, new, ("k", "v")):
         _check_new(cache, x, name)
+    if not torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+        for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if x.dtype != q.dtype:
+                raise ValueError(f"{name} is {x.dtype} but q is {q.dtype}; all tensors of a call share one dtype. Convert q, or keep the caches in its dtype")
     with torch.no_grad():
         if seqlen_new:
+            _require_own_memory(*caches)
             _append(caches, new, cache_seqlens, known)
         if isinstance(cache_seqlens, int):
             end = cache_seqlens + seqlen_new
@@ -118,4 +168,7 @@ def with_kvcache(
         else:
             seqused_k = cache_seqlens + seqlen_new
             options["seqused_k"] = seqused_k.to(torch.int32) if seqlen_new else seqused_k  # nothing was written where it does not fit
-        return attention(q, k_cache, v_cache, layout=layout, **options)
+        try:
+            return attention(q, k_cache, v_cache, layout=layout, **options)
+        except (ValueError, NotImplementedError) as error:  # which name what attention takes for the caches
+            raise type(error)(_OF_CACHES.sub(r"\1_cache", str(error)).replace("seqused_k", "cache_seqlens")) from None

@@ -56,9 +56,17 @@ def _like(x: torch.Tensor, bhsd: bool, headdim: int) -> torch.Tensor:
     return new.transpose(1, 2) if bhsd else new
 
 
+def _require_one_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> None:
+    """torch takes fakes for tensors on meta too, among which others may be: their results would be memory that nothing was written to."""
+    for name, x in (("k", k), ("v", v), *(("a tensor beside them", x) for x in others)):
+        if isinstance(x, torch.Tensor) and x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; all tensors of a call must be on one device")
+
+
 @torch.library.register_fake("fattn::forward_with_scores")
 @torch.library.register_fake("fattn::forward")
 def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+    _require_one_device(q, k, v, *options)
     batch, seqlen_q, nheads = (q.transpose(1, 2) if bhsd else q).shape[:3]
     lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     return _like(q, bhsd, v.shape[3]), lse
@@ -67,17 +75,20 @@ def _(q, k, v, softmax_scale=None, causal=False, deterministic=False, bhsd=False
 @torch.library.register_fake("fattn::backward_with_scores")
 @torch.library.register_fake("fattn::backward")
 def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=False, bhsd=False, *options):
+    _require_one_device(q, k, v, dout, o, lse, *options)
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
 
 
 @torch.library.register_fake("fattn::backward_with_dbias")
 def _(dout, q, k, v, o, lse, *options):
+    _require_one_device(q, k, v, dout, o, lse, *options)
     bhsd, bias = options[3], options[len(OPTIONS) + 2]
     return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
 
 
 @torch.library.register_fake("fattn::forward_varlen")
 def _(q, k, v, *options, **packed):
+    _require_one_device(q, k, v, *options, *packed.values())
     total_q, nheads, _ = q.shape
     lse = q.new_empty((nheads, total_q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     return q.new_empty((total_q, nheads, v.shape[2])), lse
@@ -85,22 +96,24 @@ def _(q, k, v, *options, **packed):
 
 @torch.library.register_fake("fattn::backward_varlen")
 def _(dout, q, k, v, o, lse, *options, **packed):
+    _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 @torch.library.register_fake("fattn::backward_varlen_with_dbias")
 def _(dout, q, k, v, o, lse, *options, **packed):
+    _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
     return tuple(x.new_empty(x.shape) for x in (q, k, v, options[len(OPTIONS) + 2]))
 
 
 @torch.library.register_fake("fattn::forward_out")
 def _(*arguments):
-    return None
+    _require_one_device(*arguments)
 
 
 @torch.library.register_fake("fattn::backward_out")
-def _(*arguments):
-    return None
+def _(dout, *arguments):
+    _require_one_device(*arguments, dout)
 
 
 def _fold(size: int, x: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -3,11 +3,12 @@
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _abi
 from ._options import Window
 from ._shapes import of_shapes
+from ._unknown import options_of, unknown_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ def plan(
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
+    **unknown: NoReturn,
 ) -> Plan:
     """Plans attention on contiguous tensors of these shapes, as the first call with them does: on a GPU its kernels are compiled now, and kept on disk.
 
@@ -69,6 +71,8 @@ def plan(
         NotImplementedError: it is not computed here, with the library's reason (`fattn.support` asks without an exception).
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
+    if unknown:
+        raise unknown_options("fattn.plan", unknown, options_of(plan))
     problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
                         window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
                         deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout, num_threads=num_threads)

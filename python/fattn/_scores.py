@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from ._operators import rows_contiguous
+from ._refused import require_dense
 
 
 class Scores(NamedTuple):
@@ -66,8 +67,8 @@ def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alib
     given = {"seqused_k": seqused_k, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "dropout_state": dropout_state, "document_q": document_q,
              "document_k": document_k}
     for name, x in given.items():
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor or None")
+        if x is not None:
+            require_dense(name, x, " or None")
     if seqused_k is not None:
         seqused_k = as_int32(seqused_k)
     if alibi_slopes is not None:

@@ -3,10 +3,12 @@
 import ctypes
 import dataclasses
 from collections.abc import Sequence
+from typing import NoReturn
 
 from . import _abi
 from ._options import Window
 from ._shapes import of_shapes
+from ._unknown import options_of, unknown_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ def support(
     backend: str = "auto",
     algorithm: str = "auto",
     layout: str = "bshd",
+    **unknown: NoReturn,
 ) -> Support:
     """Whether attention on contiguous tensors of these shapes can run on this machine.
 
@@ -64,6 +67,8 @@ def support(
     Raises:
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
+    if unknown:
+        raise unknown_options("fattn.support", unknown, options_of(support))
     problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
                         window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
                         deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout)

@@ -4,12 +4,14 @@ dtypes: float32, float16, bfloat16 (of the package ml_dtypes), and float64, whic
 negative ones, with a contiguous last dimension. The global interpreter lock is given back while the library computes.
 """
 
-from typing import Any
+import math
+from typing import Any, NoReturn
 
 import numpy as np
 
 from . import _abi, _problem
 from ._options import Window, is_bhsd, within
+from ._unknown import options_of, unknown_options
 
 __all__ = ["backward", "dropout_mask", "forward"]
 
@@ -25,6 +27,16 @@ def _array(name: str, x: Any) -> np.ndarray:
     except (BufferError, TypeError, RuntimeError) as error:
         raise TypeError(f"{name} is a {type(x).__name__} that NumPy cannot view: {error}. Pass a NumPy array, a DLPack tensor in host memory or "
                         "a buffer") from error
+
+
+def _new(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError:
+        processor = _abi.CpuInfo()
+        _abi.check(_abi.library.fattn_query_cpu(processor))
+        raise MemoryError(f"no memory for {name} of {math.prod(shape) * np.dtype(dtype).itemsize} bytes; {processor.memory_available_bytes} of "
+                          f"{processor.memory_bytes} bytes are free; use a smaller problem or free memory") from None
 
 
 def _dtype_of(name: str, x: np.ndarray) -> int:
@@ -54,7 +66,7 @@ def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
 
 
 def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
-                   max_seqlen_k: int | None) -> list[np.ndarray] | None:
+                   max_seqlen_k: int | None, seqused_k: Any, *pairs: Any) -> list[np.ndarray] | None:
     """Packed sequences: the arrays, which must live as long as the problem; None where there are none."""
     if cu_seqlens_q is None:
         for name, x in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
@@ -73,6 +85,8 @@ def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seq
             raise TypeError(f"{name} has the dtype {x.dtype}; allowed: int32, int64 in native byte order. Convert it with astype")
         if x.ndim != 1 or not x.size:
             raise ValueError(f"{name} has the shape {x.shape}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
+        if longest is None and side == "k" and seqused_k is not None:  # then cu_seqlens_k says only where sequences begin, in any order
+            longest = max(0, int(_array("seqused_k", seqused_k).max(initial=0)), *(x.shape[-1] for x in pairs if getattr(x, "ndim", 0)))
         if longest is None:
             longest = max(0, int(np.diff(x.astype(np.int64)).max(initial=0)))
         setattr(problem, f"max_seqlen_{side}", within(f"max_seqlen_{side}", longest, 64))
@@ -134,6 +148,7 @@ def forward(
     algorithm: str = "auto",
     layout: str = "bshd",
     num_threads: int = 0,
+    **unknown: NoReturn,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
@@ -156,8 +171,8 @@ def forward(
         document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
         cu_seqlens_q: (batch + 1), int32 or int64: packed sequences, where each begins in q, 0 first, and where the last one ends. q is (total_q, nheads, headdim)
             then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
-        cu_seqlens_k: the same in k and v; None: as cu_seqlens_q.
-        max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence, or more; bias and mask have these lengths. None: looked up.
+        cu_seqlens_k: the same in k and v; None: as cu_seqlens_q. With seqused_k where each begins alone counts, in any order.
+        max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence (with seqused_k: that one uses), or more; bias and mask have these lengths. None: looked up.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
         algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
@@ -174,21 +189,23 @@ def forward(
         NotImplementedError: valid, but not computed by this backend or algorithm; the message says why.
         MemoryError: no memory for the workspace.
     """
+    if unknown:
+        raise unknown_options("fattn.numpy.forward", unknown, options_of(forward))
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
     packed = sequences is not None
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         setattr(problem, name, _described(name, x, bhsd, packed))
     arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state,
                          document_q=document_q, document_k=document_q if document_k is None else document_k)
-    o = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+    o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype)
     problem.o = _described("o", o, bhsd, packed)
     lse = None
     if return_lse:
-        lse = np.empty(q.shape[-2::-1] if packed else _lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
+        lse = _new("lse", q.shape[-2::-1] if packed else _lse_shape(q, bhsd), np.float64 if q.dtype == np.float64 else np.float32)
         problem.lse = _described("lse", lse, bhsd, packed)
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
@@ -225,6 +242,7 @@ def backward(
     num_threads: int = 0,
     dlse: Any = None,
     return_dbias: bool = False,
+    **unknown: NoReturn,
 ) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
 
@@ -244,12 +262,14 @@ def backward(
     Raises:
         As `forward`.
     """
+    if unknown:
+        raise unknown_options("fattn.numpy.backward", unknown, options_of(backward))
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
-    gradients = {f"d{name}": np.empty(inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
+    gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     if dlse is not None:
         inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
@@ -260,7 +280,7 @@ def backward(
     if return_dbias:
         if bias is None:
             raise ValueError("return_dbias asks for the gradient of bias, and bias is absent; give the bias of the forward pass")
-        dbias = np.empty(arrays["bias"].shape, arrays["bias"].dtype)
+        dbias = _new("dbias", arrays["bias"].shape, arrays["bias"].dtype)
         problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
@@ -289,6 +309,6 @@ def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int
         if not 0 <= n < 2**31:
             raise ValueError(f"{name} is {n}; allowed: 0 to 2^31 - 1")
     batch, nheads, seqlen_q, seqlen_k = shape
-    mask = np.empty(shape, np.bool_)
+    mask = _new("the mask", shape, np.bool_)
     _abi.check(_abi.library.fattn_dropout_mask(within("seed", seed, 64), within("offset", offset, 64), dropout_p, batch, nheads, seqlen_q, seqlen_k, mask.ctypes.data))
     return mask

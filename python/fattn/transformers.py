@@ -215,11 +215,11 @@ def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, 
         if ours and (q_length == kv_length or (causal and not isinstance(filled, torch.Tensor) and filled == kv_length)):
             return None
         if ours and causal:
-            return _lengths(batch_size, filled, options.get("device"))
+            return _lengths(batch_size, filled, options.get("device", "cpu"))
         ours = False
     if ours and causal and _is_static_step(q_length, options):
         if attention_mask is None or attention_mask.all():
-            return _lengths(batch_size, filled, options.get("device"))
+            return _lengths(batch_size, filled, options.get("device", "cpu"))
         ours = False
     if not ours:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -228,7 +228,7 @@ def mask_for(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, 
         attention_mask = attention_mask[:, -kv_length:]  # what a window's cache keeps; `generate` may have cut it before
     if causal and int(filled) < kv_length:
         filled = int(filled)
-        return torch.ones(batch_size, filled, dtype=torch.bool, device=options.get("device")) if attention_mask is None else attention_mask[:, :filled]
+        return torch.ones(batch_size, filled, dtype=torch.bool, device=options.get("device", "cpu")) if attention_mask is None else attention_mask[:, :filled]
     return None if attention_mask is None or (attention_mask.shape[1] == kv_length and attention_mask.all()) else attention_mask
 
 
@@ -341,7 +341,8 @@ def _standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0.0).to(q.dtype)
+    empty = (scores == float("-inf")).all(-1, keepdim=True)  # rows of 0, as are their gradients
+    weights = torch.softmax(scores.masked_fill(empty, 0), dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).masked_fill(empty, 0).to(q.dtype)
     if sinks is not None:
         weights = weights[..., :-1]
     weights = F.dropout(weights, dropout_p)

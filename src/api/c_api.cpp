@@ -10,6 +10,7 @@
 
 #include "api/guard.h"
 #include "attention.h"
+#include "device/cpu_info.h"
 #include "device/cuda_device.h"
 #include "device/libraries.h"
 #include "jit/nvrtc.h"
@@ -49,7 +50,8 @@ class Workspace {
     const size_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
     memory_ = bytes ? std::aligned_alloc(64, bytes) : nullptr;
     if (bytes && !memory_)
-      throw Error(ErrorCode::kOutOfMemory, text("no memory for a workspace of ", bytes, " bytes; use a smaller problem or free memory"));
+      throw Error(ErrorCode::kOutOfMemory, text("no memory for a workspace of ", bytes, " bytes; ", fattn::core::free_memory_text(),
+                                                "; use a smaller problem or free memory"));
   }
   ~Workspace() {
     if (!device_) {
@@ -91,6 +93,15 @@ namespace fattn::core {
 fattn_status fail(fattn_status status, const char* message) noexcept {
   copy(last_error, message);
   return status;
+}
+
+fattn_status fail_without_memory() noexcept {
+  try {
+    const std::string message = text("out of memory; ", free_memory_text(), "; use a smaller problem or free memory");
+    return fail(FATTN_ERROR_OUT_OF_MEMORY, message.c_str());
+  } catch (...) {  // not even for the message
+    return fail(FATTN_ERROR_OUT_OF_MEMORY, "out of memory; use a smaller problem or free memory");
+  }
 }
 
 }  // namespace fattn::core

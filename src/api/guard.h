@@ -15,6 +15,9 @@ namespace fattn::core {
 // Keeps `message` for fattn_last_error() and returns `status`. Defined in c_api.cpp.
 fattn_status fail(fattn_status status, const char* message) noexcept;
 
+// The same for std::bad_alloc, which does not say how much was asked for.
+fattn_status fail_without_memory() noexcept;
+
 template <class Body>
 fattn_status guarded(const Body& body) noexcept {
   try {
@@ -23,7 +26,7 @@ fattn_status guarded(const Body& body) noexcept {
   } catch (const Error& e) {
     return fail(static_cast<fattn_status>(e.code()), e.what());
   } catch (const std::bad_alloc&) {
-    return fail(FATTN_ERROR_OUT_OF_MEMORY, "out of memory; use a smaller problem or free memory");
+    return fail_without_memory();
   } catch (const std::exception& e) {
     return fail(FATTN_ERROR_INTERNAL, e.what());
   } catch (...) {

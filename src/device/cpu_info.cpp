@@ -109,6 +109,12 @@ void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::stri
   available_bytes = std::min({meminfo_bytes(table, "MemAvailable"), group.free, total_bytes});
 }
 
+std::string free_memory_text() {
+  int64_t total = 0, available = 0;
+  memory_info(total, available);
+  return total > 0 ? text(available, " of ", total, " bytes are free") : std::string("the system does not say how much is free");
+}
+
 Isa isa_from_name(const std::string& name) {
   for (Isa isa : {Isa::kAuto, Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
     if (name == name_of(isa)) return isa;

@@ -26,6 +26,8 @@ CpuInfo cpu_info();
 // Physical memory and what of it is free to use now, control group included; 0 if unknown. From /proc and /sys under
 // `root`, "" for the running system.
 void memory_info(int64_t& total_bytes, int64_t& available_bytes, const std::string& root = "");
+// Of an error for want of memory: "5 of 8 bytes are free".
+std::string free_memory_text();
 
 // Threads by the value of FATTN_NUM_THREADS; throws Error for a value that is none.
 constexpr int kMaxNumThreads = 1024;

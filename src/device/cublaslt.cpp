@@ -85,7 +85,8 @@ void cublas_check(cublasStatus status, const char* what) {
   const ErrorCode code = status == kCublasAllocFailed                                     ? ErrorCode::kOutOfMemory
                          : status == kCublasNotSupported || status == kCublasArchMismatch ? ErrorCode::kUnsupported
                                                                                           : ErrorCode::kDevice;
-  throw Error(code, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, ": ", what, " failed: ", name ? name : "status", " (", status, ")"));
+  throw Error(code, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, ": ", what, " failed: ", name ? name : "status", " (", status, ")",
+                         code == ErrorCode::kOutOfMemory ? "; free memory or use a smaller problem" : ""));
 }
 
 cublasLtHandle cublaslt_handle(CudaDevice& device) {

@@ -552,17 +552,43 @@ void check_sequence_values(char letter, const Problem& p, const fattn_buffers& b
   }
 }
 
+// With seqused_k: where the keys of each packed sequence begin, and how many it uses. Of gradients no two may use the same.
+void check_used_keys(const Problem& p, const fattn_buffers& b) {
+  bool in_order = true;
+  for (int64_t n = 0, end = 0; n < p.batch; ++n) {
+    const Sequence s = sequence_of(p, b, n);
+    if (s.k_begin < 0 || s.k_begin > p.total_k)
+      invalid(text("cu_seqlens_k[", n, "] is ", s.k_begin, "; allowed: 0 to total_k, ", p.total_k, ", with seqused_k in any order"));
+    if (const int64_t there = p.total_k - s.k_begin; s.keys < 0 || s.keys > std::min(p.seqlen_k, there))
+      invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to ",
+                   there < p.seqlen_k ? text(there, ", the rows of k from cu_seqlens_k[", n, "] on") : text("max_seqlen_k, ", p.seqlen_k)));
+    if (s.keys > 0) {
+      in_order = in_order && s.k_begin >= end;
+      end = s.k_begin + s.keys;
+    }
+  }
+  if (!p.backward || in_order) return;
+  for (int64_t n = 0; n < p.batch; ++n)
+    for (int64_t m = 0; m < n; ++m) {
+      const Sequence one = sequence_of(p, b, m), other = sequence_of(p, b, n);
+      if (one.keys > 0 && other.keys > 0 && one.k_begin < other.k_begin + other.keys && other.k_begin < one.k_begin + one.keys)
+        invalid(text("sequences ", m, " and ", n, " use the same keys, from cu_seqlens_k ", one.k_begin, " and ", other.k_begin, " on seqused_k ",
+                     one.keys, " and ", other.keys, ", which the forward pass alone computes; for gradients give each keys of its own"));
+    }
+}
+
 }  // namespace
 
 void validate_host_values(const Problem& p, const fattn_buffers& b) {
   if (p.packed) {
     check_sequence_values('q', p, b, first_query_of, p.seqlen_q, p.total_q);
+    if (p.has_seqused_k) return check_used_keys(p, b);
     check_sequence_values('k', p, b, first_key_of, p.seqlen_k, p.total_k);
   }
   if (!p.uses_lengths()) return;
   for (int64_t n = 0; n < p.batch; ++n)
     if (const Sequence s = sequence_of(p, b, n); s.keys < 0 || s.keys > s.seqlen_k)
-      invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to ", p.packed ? "the length of its sequence, " : "seqlen_k, ", s.seqlen_k));
+      invalid(text("seqused_k[", n, "] is ", s.keys, "; allowed: 0 to seqlen_k, ", s.seqlen_k));
 }
 
 }  // namespace fattn::core

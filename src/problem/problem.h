@@ -100,7 +100,8 @@ bool checks_lists(const Problem& problem);
 // Values in host memory that decide what is read: lengths. Throws Error(kInvalidArgument).
 void validate_host_values(const Problem& problem, const fattn_buffers& buffers);
 
-// Where the n-th of packed sequences begins; n may be batch, where the last one ends.
+// Where the n-th of packed sequences begins; n may be batch, where the last one ends. Of keys with seqused_k nothing is there, and they are in any
+// order.
 inline int64_t first_query_of(const Problem& p, const fattn_buffers& b, int64_t n) {
   return static_cast<const int32_t*>(b.cu_seqlens_q)[n * p.cu_seqlens_q_stride];
 }
@@ -115,15 +116,16 @@ inline Sequence sequence_of(const Problem& p, const fattn_buffers& b, int64_t n)
     s.q_begin = first_query_of(p, b, n);
     s.seqlen_q = first_query_of(p, b, n + 1) - s.q_begin;
     s.k_begin = first_key_of(p, b, n);
-    s.keys = s.seqlen_k = first_key_of(p, b, n + 1) - s.k_begin;
+    if (!p.has_seqused_k) s.keys = s.seqlen_k = first_key_of(p, b, n + 1) - s.k_begin;
   }
   if (p.has_seqused_k) s.keys = static_cast<const int32_t*>(b.seqused_k)[n * p.seqused_k_stride];
+  if (p.packed) s.seqlen_k = s.keys;
   return s;
 }
 
-// Rows of packed tensors from this one on belong to no sequence.
+// Rows of packed tensors from this one on belong to no sequence; of keys with seqused_k any may.
 inline int64_t end_of_queries(const Problem& p, const fattn_buffers& b) { return p.packed ? first_query_of(p, b, p.batch) : 0; }
-inline int64_t end_of_keys(const Problem& p, const fattn_buffers& b) { return p.packed ? first_key_of(p, b, p.batch) : 0; }
+inline int64_t end_of_keys(const Problem& p, const fattn_buffers& b) { return p.packed && !p.has_seqused_k ? first_key_of(p, b, p.batch) : 0; }
 
 // Arithmetic of the problem, from the shapes alone.
 struct Cost {

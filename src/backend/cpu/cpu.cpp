@@ -467,6 +467,13 @@ void backward(const Call& call) {
       for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
+  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
+            [&](int64_t i, int) {  // keys of no sequence, or with seqused_k all
+              const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
+              std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
+              std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
+            });
+
   // A (batch, key head, split): its super-blocks one after the other, each adding to the split's dq.
   const auto walk = [&](int64_t n, int64_t hk, int64_t split, int worker) {
     const int64_t h = hk * p.group();
@@ -541,11 +548,6 @@ void backward(const Call& call) {
     const int64_t first = entries > 1 ? 0 : entry;
     for (int64_t n = first; n < first + entries; ++n)
       for (int64_t hk = unit * heads; hk < (unit + 1) * heads; ++hk) walk(n, hk, split, worker);
-  });
-  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0, [&](int64_t i, int) {  // keys of no sequence
-    const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
-    std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
-    std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
   });
 
   if (pairs.given && !call.w.dbias_in_output && !walks_all)

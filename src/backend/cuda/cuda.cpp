@@ -197,8 +197,7 @@ void decode(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstre
 jit::Request sequence_rest_request(const KernelKey& key) { return cuda::sequence_rest_request(jit::pod_of_key<cuda::SequenceRestKey>(key)); }
 
 const Loaded& sequence_rest_kernel(CudaDevice& device, const Plan& plan) {
-  return jit::kernel_table().get(device, jit::key_of_pod(cuda::sequence_rest_key(plan.problem, plan.algorithm, plan.cuda.arch)),
-                                 sequence_rest_request);
+  return jit::kernel_table().get(device, jit::key_of_pod(cuda::sequence_rest_key(plan.problem, plan.cuda.arch)), sequence_rest_request);
 }
 
 jit::Request list_status_request(const KernelKey& key) { return cuda::list_status_request(jit::pod_of_key<cuda::ListStatusKey>(key)); }

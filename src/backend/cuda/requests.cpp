@@ -121,8 +121,7 @@ std::vector<jit::Request> requests_of_pass(const Problem& problem, int arch) {
     const cuda::V2ForwardPlan plan = cuda::plan_v2_forward(problem, target);
     if (plan.grid > 0) requests.push_back(cuda::v2_forward_request(cuda::v2_forward_key(plan, nullptr, nullptr, nullptr, nullptr)));
   }
-  if (cuda::has_sequence_rest(problem))
-    requests.push_back(cuda::sequence_rest_request(cuda::sequence_rest_key(problem, v3 ? Algorithm::kV3 : Algorithm::kV2, arch)));
+  if (cuda::has_sequence_rest(problem)) requests.push_back(cuda::sequence_rest_request(cuda::sequence_rest_key(problem, arch)));
   return requests;
 }
 

@@ -15,14 +15,12 @@ RestOutput output_of(const Problem& problem, void* to, const Strides& strides, i
 
 bool has_sequence_rest(const Problem& problem) { return problem.packed && (problem.total_q > 0 || (problem.backward && problem.total_k > 0)); }
 
-SequenceRestKey sequence_rest_key(const Problem& problem, Algorithm algorithm, int arch) {
-  return {.arch = arch, .lengths = problem.has_seqused_k && algorithm == Algorithm::kV3 ? 1 : 0};
-}
+SequenceRestKey sequence_rest_key(const Problem& problem, int arch) { return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0}; }
 
 SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& b) {
   SequenceRestParams params{};
   params.batch = static_cast<int>(problem.batch);
-  params.lengths = b.seqused_k;
+  params.lengths = problem.has_seqused_k ? b.seqused_k : nullptr;
   params.length_stride = problem.seqused_k_stride;
   RestOfRows& queries = params.parts[0];
   queries = {b.cu_seqlens_q,

@@ -26,8 +26,7 @@ inline constexpr int kRestCtas = 256;  // whatever the lengths: they are in devi
 // Whether the pass has an output that may have such rows.
 bool has_sequence_rest(const Problem& problem);
 
-// Algorithm v3's kernels leave to this one what lengths that are out of range ask for; v2's do it themselves.
-SequenceRestKey sequence_rest_key(const Problem& problem, Algorithm algorithm, int arch);
+SequenceRestKey sequence_rest_key(const Problem& problem, int arch);
 
 struct RestBuffers {
   void *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;

@@ -122,7 +122,7 @@ PairBuffers pair_buffers(const fattn_buffers& b) {
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& b) {
   PairParams pairs{};
   static_cast<FeatureParams&>(pairs) = params;
-  pairs.lengths = b.seqused_k;
+  pairs.lengths = problem.has_seqused_k ? b.seqused_k : nullptr;  // kernels ask whether there are any
   pairs.length_stride = problem.seqused_k_stride;
   pairs.alibi_slopes = b.alibi_slopes;
   pairs.alibi_batch_stride = problem.alibi_batch_stride;

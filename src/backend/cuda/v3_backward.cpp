@@ -119,15 +119,13 @@ std::string unaligned(const Strides& strides, const Problem& p, const char* name
   return text(name, " has strides of ", strides.batch, ", ", strides.row, " and ", strides.head, " elements; they must be multiples of 8");
 }
 
-// Of each head: blocks of queries in the workspace, and tiles of keys that there may be; of packed sequences with lengths the keys that a sequence
-// does not use have tiles of their own.
+// Of each head: blocks of queries in the workspace, and tiles of keys that there may be.
 int64_t row_blocks_of(const Problem& p) {
   return p.packed ? most_packed_tiles(p.total_q, p.batch, kV3BackwardRows) : ceil_div(p.seqlen_q, kV3BackwardRows);
 }
 int64_t key_tiles_of(const Problem& p, int block_n) {
   if (!p.packed) return ceil_div(p.seqlen_k, block_n);
-  const int64_t last_ones = p.has_seqused_k ? 2 * p.batch : p.batch, of_longest = ceil_div(p.seqlen_k, block_n) + (p.has_seqused_k ? 1 : 0);
-  return std::min<int64_t>(most_packed_tiles(p.total_k, last_ones, block_n), p.batch * of_longest);
+  return std::min<int64_t>(most_packed_tiles(p.total_k, p.batch, block_n), p.batch * ceil_div(p.seqlen_k, block_n));
 }
 
 // Key heads whose tiles run side by side; that a few do evens out what multiprocessors have, under a causal mask because the longest tiles of all
@@ -322,8 +320,6 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
       plan.dbias.row = plan.dbias.ring = 0;
     }
   }
-  if (problem.packed && problem.has_seqused_k)  // the list of tiles says so to the main kernel; this one has none
-    plan.finish.pair = pair_bits(pair_features(problem));
 
   plan.heads_per_section = heads_per_section(problem, key.width, plan.tile.block_n(), plan.generation, target);
   if (plan.generation > 0 && problem.mask().begins() && plan.heads_per_section > 1) plan.heads_per_section = plan.generation;

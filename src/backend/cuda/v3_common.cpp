@@ -19,6 +19,9 @@ std::string v3_refusal(const Problem& problem) {
     return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v3 take up to 256");
   if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen)
     return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
+  // Their ranges of documents lie in the order of the rows, and with seqused_k sequences of keys are in any order.
+  if (problem.packed && problem.has_documents && problem.has_seqused_k)
+    return "algorithm v3 has no documents (document_q, document_k) in packed sequences with lengths (seqused_k); algorithm v2 does all";
   return window_refusal(problem);
 }
 

@@ -212,6 +212,10 @@ class BiasGradient {
 void backward(const Problem& p, const fattn_buffers& b) {
   BiasGradient dbias(p);
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  if (p.packed) {  // with seqused_k all keys, before some get their own
+    clear_rows(b.dk, p.dtype, p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
+    clear_rows(b.dv, p.dtype, p.dv, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim_v);
+  }
   for (int64_t n = 0; n < p.batch; ++n)
     for (int64_t hk = 0; hk < p.nheads_k; ++hk) {
       const Sequence at = sequence_of(p, b, n);
@@ -251,11 +255,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
         store_row(b.dv, p.dtype, p.dv, n, at.k_begin + j, hk, dv[static_cast<size_t>(j)]);
       }
     }
-  if (p.packed) {
-    clear_rows(b.dq, p.dtype, p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
-    clear_rows(b.dk, p.dtype, p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
-    clear_rows(b.dv, p.dtype, p.dv, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim_v);
-  }
+  if (p.packed) clear_rows(b.dq, p.dtype, p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
   if (p.dbias.given) dbias.write(b);
 }
 

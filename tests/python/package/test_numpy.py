@@ -271,3 +271,20 @@ def test_dropout_mask():
                              ((1, 2, 0.5, (2, 3, 4)), r"shape is \(2, 3, 4\); allowed: \(batch"), ((2**63, 2, 0.5, shape), "seed is 9223")):
         with pytest.raises(ValueError, match=words):
             fattn.numpy.dropout_mask(*arguments)
+
+
+def test_keys_in_any_order():
+    """With seqused_k only the beginnings of cu_seqlens_k are read, and the longest is that of the used."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((n, 2, 8), np.float32) for n in (6, 40, 40))
+    begins, used, ends = np.array([26, 3, -1]), np.array([9, 17]), np.array([0, 2, 6])
+    k[12:20] = np.nan
+    begins[1] = 20
+    used[1] = 6
+    options = {"cu_seqlens_q": ends, "cu_seqlens_k": begins, "seqused_k": used}
+    o, lse = fattn.numpy.forward(q, k, v, return_lse=True, **options)
+    for i, j, m, n in ((0, 2, 26, 9), (2, 6, 20, 6)):
+        wanted = fattn.numpy.forward(q[None, i:j], k[None, m : m + n], v[None, m : m + n])
+        np.testing.assert_allclose(o[i:j], wanted[0], atol=1e-6)
+    _, dk, dv = fattn.numpy.backward(np.ones_like(o), q, k, v, o, lse, **options)
+    assert not dk[:20].any() and not dk[35:].any() and not dv[:20].any() and dv[20:35].all()

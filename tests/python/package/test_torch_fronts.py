@@ -92,6 +92,44 @@ def test_sinks_of_rows_that_see_nothing():
         assert x.isfinite().all()
 
 
+WHERE_NOTHING_IS_SEEN = {
+    "causal": ((1, 5, 2, 8), (1, 3, 2, 8), {"causal": True}, [0, 1]),
+    "lengths of 0": ((2, 2, 2, 8), (2, 3, 2, 8), {"seqused_k": [3, 0]}, [2, 3]),
+    "no keys": ((1, 2, 2, 8), (1, 0, 2, 8), {}, [0, 1]),
+    "mask": ((1, 2, 2, 8), (1, 3, 2, 8), {"mask": [[True, False, True], [False] * 3]}, [1]),
+    "packed": ((6, 2, 8), (5, 2, 8), {"cu_seqlens_q": [0, 2, 4], "cu_seqlens_k": [0, 3, 3], "max_seqlen_q": 2, "max_seqlen_k": 3}, [2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize("case", WHERE_NOTHING_IS_SEEN)
+@pytest.mark.parametrize("of_lse", [False, True])
+def test_sinks_that_are_none_where_nothing_is_seen(case, of_lse, device):
+    """A sink of -inf is none: rows that see no key are 0 as without it, those that see some are as without it, gradients too."""
+    shape_q, shape_k, options, empty = WHERE_NOTHING_IS_SEEN[case]
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for shape in (shape_q, shape_k, shape_k))
+    options = {name: torch.tensor(x, device=device, dtype=torch.bool if name == "mask" else torch.int32) if isinstance(x, list) else x for name, x in options.items()}
+    sinks = torch.tensor([-torch.inf, 0.0], device=device, requires_grad=True)
+    o, lse = fattn.attention(q, k, v, sinks=sinks, return_lse=True, **options)
+    plain_o, plain_lse = fattn.attention(q, k, v, return_lse=True, **options)
+    rows = (o.flatten(0, 1) if o.dim() == 4 else o)[empty]
+    assert rows.abs().max() == 0 and torch.equal(o[..., 0, :], plain_o[..., 0, :])
+    assert torch.equal(lse[..., 0, :], plain_lse[..., 0, :]) and not lse.isnan().any()
+    loss, wanted = ((x[..., 0, :].float().sum() + (y[..., 0, :].masked_fill(y[..., 0, :] == -torch.inf, 0).sum() if of_lse else 0)) for x, y in ((o, lse), (plain_o, plain_lse)))
+    *gradients, dsinks = torch.autograd.grad(loss + 0 * o.float().sum(), (q, k, v, sinks), retain_graph=True)
+    for got, expected in zip(gradients, torch.autograd.grad(wanted, (q, k, v))):
+        torch.testing.assert_close(got, expected)
+    assert torch.equal(dsinks, torch.zeros_like(dsinks))
+    for x in torch.autograd.grad(o.float().sum() + lse.sum(), (q, k, v, sinks)):
+        assert not x.isnan().any()
+
+
+def test_sinks_beside_a_least_lse():
+    """A bias of the least number of a dtype hides nothing: a sink of -inf takes no part of such a row."""
+    x, bias = torch.randn(1, 2, 1, 8), torch.full((2, 2), torch.finfo(torch.float32).min)
+    assert torch.equal(fattn.attention(x, x, x, bias=bias, sinks=torch.tensor([-torch.inf])), fattn.attention(x, x, x, bias=bias))
+
+
 def test_packed(device):
     case = plain(device, causal=True)
     (q, k, v), dout = leaves(case, device)
@@ -156,6 +194,52 @@ def test_cache_of_one_sequence():
     assert torch.equal(o, fattn.with_kvcache(q, *caches, k, v, cache_seqlens=np.int64(5), causal=True))
 
 
+@pytest.mark.parametrize("seqlen", [1, 3])
+def test_cache_under_another_default_device(seqlen):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, seqlen, 2, 8) for _ in range(3))
+    caches, again = ([torch.zeros(3, 9, 2, 8) for _ in range(2)] for _ in range(2))
+    lengths = torch.tensor([4, 0, 6])
+    wanted = fattn.with_kvcache(q, *again, k, v, cache_seqlens=lengths)
+    with torch.device("meta"):
+        o = fattn.with_kvcache(q, *caches, k, v, cache_seqlens=lengths)
+    assert torch.equal(o, wanted) and all(map(torch.equal, caches, again)) and caches[0].any()
+
+
+def between() -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of one tensor that have no element in common."""
+    return torch.zeros(2, 4, 2, 2, 8).unbind(2)
+
+
+@pytest.mark.parametrize("caches", [between, lambda: torch.zeros(2, 2, 4, 2, 8).unbind(0), lambda: torch.zeros(2, 4, 2, 24).split((8, 16), 3),
+                                    lambda: torch.zeros(2, 4, 4, 8).split(2, 2), lambda: torch.zeros(2, 8, 2, 8).split(4, 1)])
+def test_caches_of_one_tensor(caches):
+    k_cache, v_cache = caches()
+    k, v = torch.ones(2, 1, 2, 8), torch.full((2, 1, 2, v_cache.shape[3]), 2.0)
+    fattn.with_kvcache(torch.ones(2, 1, 2, 8), k_cache, v_cache, k, v, cache_seqlens=torch.tensor([1, 3]))
+    assert k_cache.sum() == k.sum() and v_cache.sum() == v.sum()
+
+
+@pytest.mark.parametrize("cache_seqlens", [1, torch.tensor([1, 2])])
+@pytest.mark.parametrize(
+    ("caches", "message"),
+    [
+        (lambda: (torch.zeros(1, 4, 2, 8).expand(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)), r"^k_cache with the shape \(2, 4, 2, 8\) and the strides \(0, 16, 8, 1\) reaches"),
+        (lambda: (torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 1, 8).expand(2, 4, 2, 8)), "^v_cache with the shape"),
+        (lambda: (torch.zeros(2, 4, 2, 8), torch.zeros(999).as_strided((2, 4, 2, 8), (8, 16, 8, 1))), "^v_cache with the shape"),
+        (lambda: [torch.zeros(2, 4, 2, 8)] * 2, "^k_cache and v_cache share memory"),
+        (lambda: (x := torch.zeros(2, 5, 2, 8), (x[:, :4], x[:, 1:]))[1], "^k_cache and v_cache share memory"),
+        (lambda: (x := torch.zeros(2, 4, 2, 8), (x, x.transpose(0, 1).reshape(2, 4, 2, 8).set_(x.untyped_storage(), 0, (2, 4, 2, 8), (16, 32, 8, 1))))[1], "^k_cache and v_cache share memory"),
+    ],
+)
+def test_cache_that_would_be_written_twice(caches, message, cache_seqlens):
+    q, (k_cache, v_cache) = torch.ones(2, 1, 2, 8), caches()
+    with pytest.raises(ValueError, match=message):
+        fattn.with_kvcache(q, k_cache, v_cache, q, q, cache_seqlens=cache_seqlens)
+    assert not k_cache.any() and not v_cache.any()
+    fattn.with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens)  # reading is fine
+
+
 Q = torch.ones(2, 1, 2, 8)
 CACHE = torch.zeros(2, 4, 2, 8)
 
@@ -170,6 +254,11 @@ CACHE = torch.zeros(2, 4, 2, 8)
         ((Q, CACHE, CACHE, Q, Q), {"cache_seqlens": 1.0}, TypeError, "^cache_seqlens is a float"),
         ((Q, CACHE, CACHE, Q), {"cache_seqlens": 1}, ValueError, "^v is None and k is not; give both"),
         ((Q, CACHE, CACHE, Q.half(), Q.half()), {"cache_seqlens": 1}, ValueError, "^k is torch.float16 but k_cache is torch.float32"),
+        ((Q, CACHE.half(), CACHE), {"cache_seqlens": 1}, ValueError, "^k_cache is torch.float16 but q is torch.float32; all tensors of a call share one dtype"),
+        ((Q, CACHE, CACHE.half()), {"cache_seqlens": 1}, ValueError, "^v_cache is torch.float16 but q is torch.float32"),
+        ((Q[:1], CACHE, CACHE), {"cache_seqlens": 1}, ValueError, r"^k_cache has the shape \(2, 1, 2, 8\); expected \(1, 1, 2, 8\), from q's batch"),
+        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "seqused_q": 1}, NotImplementedError, "seqused_q is not computed"),
+        ((Q, CACHE.to_sparse(), CACHE), {"cache_seqlens": 1}, NotImplementedError, "^k_cache is of torch's kind torch.sparse_coo"),
         ((Q, CACHE, CACHE, Q[:1], Q[:1]), {"cache_seqlens": 1}, ValueError, "^k has batch 1, heads 2 and headdim 8; expected 2, 2 and 8"),
         ((Q, CACHE, CACHE, Q, torch.ones(2, 2, 2, 8)), {"cache_seqlens": 1}, ValueError, "^k has 1 new tokens and v 2"),
         ((Q, CACHE[0], CACHE), {"cache_seqlens": 1}, ValueError, "^k_cache has 3 dimensions"),

@@ -75,7 +75,7 @@ def test_attention_takes_them_too():
                                            "dropout_state": torch.tensor([3, 5]), "return_lse": True, "return_dropout_state": True, "deterministic": True,
                                            "backend": "cpu", "algorithm": "v2", "max_seqlen_q": LONGEST_Q, "max_seqlen_k": LONGEST_K, **lengths()}
     taken = inspect.signature(fattn.attention).parameters
-    assert set(inspect.signature(fattn.attention_varlen).parameters) == set(taken) - {"layout"} and set(options) == set(taken) - {"layout", "q", "k", "v"}
+    assert set(inspect.signature(fattn.attention_varlen).parameters) == set(taken) - {"layout"} and set(options) == set(taken) - {"layout", "q", "k", "v", "unknown"}
     wanted = fattn.attention_varlen(q, k, v, **options)
     for f in (fattn.attention, torch.compile(fattn.attention, backend="aot_eager", fullgraph=True)):
         for x, y in zip(f(q, k, v, **options), wanted, strict=True):
@@ -169,3 +169,61 @@ def test_vmap(with_bias):
     gradient = torch.func.grad(lambda *x: f(*x).square().sum(), (0, 1, 2, 3) if with_bias else (0, 1, 2))
     for got, expected in zip(torch.vmap(gradient, dims)(q, k, v, bias), zip(*(gradient(*x) for x in singles))):
         torch.testing.assert_close(got, torch.stack(expected))
+
+
+# The keys of the sequences of ENDS_K in another order, with gaps; the last number is nobody's.
+SCATTERED, PLACES = [26, 16, 3, 32], 40
+
+
+def scattered(k: torch.Tensor, used: list[int]) -> torch.Tensor:
+    """As `k`, what is used of each sequence where SCATTERED says, NaN elsewhere."""
+    x = torch.full((PLACES, *k.shape[1:]), torch.nan, dtype=k.dtype)
+    for b, n in enumerate(used):
+        x[SCATTERED[b] : SCATTERED[b] + n] = k.detach()[ENDS_K[b] : ENDS_K[b] + n]
+    return x.requires_grad_()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_keys_in_any_order(dtype, causal):
+    """With seqused_k only the beginnings of cu_seqlens_k are read, and the longest is that of the used; as flash_attn."""
+    q, k, v = packed(dtype)
+    used = [6, 2, 5, 0]
+    options = {"seqused_k": torch.tensor(used), "causal": causal, "return_lse": True, "window": (4, 2), "bias": everything(dtype)["bias"]}
+    wanted = fattn.attention_varlen(q, k, v, **lengths(), **options)
+    a, b = scattered(k, used), scattered(v, used)
+    got = fattn.attention_varlen(q, a, b, cu_seqlens_q=torch.tensor(ENDS_Q), cu_seqlens_k=torch.tensor([*SCATTERED, -5]), **options)
+    assert all(map(torch.equal, got, wanted))
+    dk, dv = torch.autograd.grad(got[0].float().square().sum(), (a, b))
+    for x, y in zip((dk, dv), torch.autograd.grad(wanted[0].float().square().sum(), (k, v))):
+        rest = torch.ones(PLACES, dtype=torch.bool)
+        for i, n in enumerate(used):
+            assert torch.equal(x[SCATTERED[i] : SCATTERED[i] + n], y[ENDS_K[i] : ENDS_K[i] + n])
+            rest[SCATTERED[i] : SCATTERED[i] + n] = False
+        assert rest.any() and not x[rest].any(), "keys that no sequence uses"
+
+
+def test_most_used_keys_are_the_longest():
+    q, k, v = (torch.randn(n, 2, 8) for n in (6, 512, 512))
+    begins, used = torch.tensor([0, 256, 512]), torch.tensor([200, 253])
+    ends = torch.tensor([0, 2, 6])
+    o = fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, max_seqlen_q=4, max_seqlen_k=253, seqused_k=used)
+    parts = [fattn.attention(q[None, i:j], k[None, m : m + n], v[None, m : m + n])[0] for i, j, m, n in ((0, 2, 0, 200), (2, 6, 256, 253))]
+    torch.testing.assert_close(o, torch.cat(parts))
+    assert torch.equal(fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, seqused_k=used), o)
+    with pytest.raises(ValueError, match=r"seqused_k\[1\] is 253; allowed: 0 to max_seqlen_k, 252"):
+        fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=begins, max_seqlen_q=4, max_seqlen_k=252, seqused_k=used)
+    with pytest.raises(ValueError, match=r"cu_seqlens_k\[0\] is 513; allowed: 0 to total_k, 512, with seqused_k in any order"):
+        fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=torch.tensor([513, 0, 0]), seqused_k=used)
+    with pytest.raises(ValueError, match=r"seqused_k\[0\] is 200; allowed: 0 to 199, the rows of k from cu_seqlens_k\[0\] on"):
+        fattn.attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=torch.tensor([313, 0, 0]), seqused_k=used)
+
+
+def test_shared_keys():
+    """Several sequences may have the same keys, but no gradients of them."""
+    q, k, v = (torch.randn(n, 2, 8, requires_grad=True) for n in (6, 9, 9))
+    options = {"cu_seqlens_q": torch.tensor([0, 2, 6]), "cu_seqlens_k": torch.tensor([1, 3, 0]), "seqused_k": torch.tensor([5, 6])}
+    o = fattn.attention_varlen(q, k, v, **options)
+    torch.testing.assert_close(o[2:], fattn.attention(q[None, 2:], k[None, 3:], v[None, 3:])[0])
+    with pytest.raises(ValueError, match="^sequences 0 and 1 use the same keys"):
+        o.sum().backward()
