@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "fattn/fattn.hpp"
 
@@ -147,6 +148,27 @@ TEST(AbiSmall, SupportedSaysWhy) {
   EXPECT_EQ(std::string(short_reason), std::string(fattn_last_error()).substr(0, 7));
   EXPECT_EQ(fattn_supported(&p, short_reason, 1), FATTN_ERROR_INVALID_ARGUMENT);
   EXPECT_STREQ(short_reason, "");
+}
+
+// The scores of 2^22 rows and keys that are one row each, in algorithm standard: a workspace that no machine has.
+TEST(Abi, WantOfMemorySaysAskedAndFree) {
+  Attention a;
+  fattn_problem p = describe(a.tensors(), {});
+  p.algorithm = FATTN_ALGORITHM_STANDARD;
+  p.backend = FATTN_BACKEND_CPU;
+  constexpr int64_t kRows = int64_t{1} << 22;
+  std::vector<float> rows(static_cast<size_t>(kRows));
+  p.q = Tensor(a.q, DType::kF32, {1, kRows, 1, 1}, {1, 0, 1, 1}).raw();
+  p.k = Tensor(a.k, DType::kF32, {1, kRows, 1, 1}, {1, 0, 1, 1}).raw();
+  p.v = Tensor(a.v, DType::kF32, {1, kRows, 1, 1}, {1, 0, 1, 1}).raw();
+  p.o = Tensor(rows.data(), DType::kF32, {1, kRows, 1, 1}).raw();
+  char reason[256];
+  if (fattn_supported(&p, reason, sizeof reason) != FATTN_OK) GTEST_SKIP() << reason;  // no OpenBLAS
+  ASSERT_EQ(fattn_execute(&p), FATTN_ERROR_OUT_OF_MEMORY);
+  const std::string message = fattn_last_error();
+  EXPECT_EQ(message.find("no memory for a workspace of "), 0u) << message;
+  EXPECT_NE(message.find(" bytes are free; use a smaller problem"), std::string::npos) << message;
+  EXPECT_GT(std::stoll(message.substr(29)), kRows * kRows) << message;
 }
 
 TEST(AbiSmall, QueriesEndWithAnError) {
