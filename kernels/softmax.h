@@ -42,6 +42,14 @@ struct Softmax {
     }
   }
 
+  // Whether references of the warp are so great that they are rounded by as much as weights are.
+  __device__ __forceinline__ bool great() const {
+    bool small = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) small = small && fabsf(shift[i][0]) < 512 && fabsf(shift[i][1]) < 512;
+    return !ptx::vote_all(small);
+  }
+
   // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o. The result is for Weights::weigh().
   template <int kKeyTiles, int kOutTiles>
   __device__ __forceinline__ Rest<kRowTiles> raise(const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,

@@ -312,7 +312,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   };
 
   // Where these weights dominate their rows the references are raised, and they are computed again. Scores without terms are ready to the end of the
-  // step: the references are raised for all of them at once.
+  // step: the references are raised for all of them at once, unless they are great, whose rest is for these weights alone.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
       if (!weights[chunk % 2].are_minor(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
@@ -330,7 +330,11 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         }
         if constexpr (kSloped) add_terms(chunk);
         const float its_scale = kTerms ? kLog2e : w.scale;
-        const Rest<kRowTiles> its_rest = w.softmax.raise(s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
+        Rest<kRowTiles> its_rest;
+        if (kTerms || w.softmax.great())
+          its_rest = w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
+        else
+          its_rest = w.softmax.raise(s, 2 * chunk, kStepTiles - 2 * chunk, its_scale, w.o);
         if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {

@@ -80,7 +80,7 @@ struct Consumer {
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
   // How wild the scores of the warp's rows are. Beyond kWild every block takes a maximum, which then costs less than to find weights that dominate. Blocks
   // whose maxima change nothing calm it down. From kVeryWildBefore on it stays to the end of the tile: weights are beyond all bounds in many blocks.
-  // Capped scores: 1 or more from the first that left the curve, which are tanh itself to the tile's end.
+  // Capped scores are tanh itself from the first that left the curve to the tile's end: until then it is 0.
   int wildness = 0;
   int row = 0;              // the tile's first
   Kept keys;                // of the tile's batch entry
@@ -399,8 +399,12 @@ struct Consumer {
       } else if (kScalesDominant && softmax.add_dominant(s, factor, good)) {
         rescale();
         pack();
-        if constexpr (!Spec::Score::kCapped) wildness += 2;
+        if (!Spec::Score::kCapped || wildness > 0) wildness += 2;
       } else {
+        if (!Spec::Score::kCapped || by_tanh)
+          wildness = kVeryWild;
+        else if (!ptx::vote_all(good))
+          wildness = 1;
         scores_again<Spec>(s, q_tile(buffer) + static_cast<unsigned>(warp_row() * 128), k_tile(k.last()), lane());
         Spec::Score::apply(s, p.call);
         if constexpr (kStaged) {
@@ -413,7 +417,6 @@ struct Consumer {
         update<false>(block - 1);
         rescale();
         pack();
-        wildness = kVeryWild;
       }
     }
     free_k();  // only now: the way back reads it
