@@ -58,7 +58,7 @@ Tensor vector_part(const Tensor& t, Range range) {
 
 class OracleCheck {
  public:
-  OracleCheck(const ProblemSpec& spec, const Inputs& inputs, const Outputs& outputs, std::vector<TensorCheck>& checks, bool fused)
+  OracleCheck(const ProblemSpec& spec, const Inputs& inputs, const Outputs& outputs, std::vector<TensorCheck>& checks, testing::Rounding rounding)
       : s_(spec),
         q_(q_view(spec, inputs.q.data())),
         k_(k_view(spec, inputs.k.data())),
@@ -72,11 +72,11 @@ class OracleCheck {
         dbias_(spec.dbias ? pair_view(spec, spec.bias, spec.bias_dtype(), outputs.dbias.data()) : Tensor()),
         scores_(score_views(spec, addresses_of(inputs.scores))),
         checks_(checks),
-        fused_(fused) {
+        rounding_(rounding) {
     spec.apply_to(options_);
   }
 
-  void all_forward() { add(testing::verify(ForwardTensors{q_, k_, v_, o_, present(lse_), {}, scores_}, options_, fused_), "all"); }
+  void all_forward() { add(testing::verify(ForwardTensors{q_, k_, v_, o_, present(lse_), {}, scores_}, options_, rounding_), "all"); }
   void all_backward() { backward({0, s_.batch}, {0, s_.nheads_k}, "all"); }
 
   // Three pieces of `rows` query rows of one group of heads each, of those that are problems of their own.
@@ -153,7 +153,7 @@ class OracleCheck {
                                        lse_part(batched_lse(lse_), batch, q_rows, heads),
                                        {},
                                        scores},
-                        options, fused_),
+                        options, rounding_),
         where);
   }
 
@@ -164,7 +164,7 @@ class OracleCheck {
   // Of problems with terms all batch entries and heads.
   void backward(Range batch, Range key_heads, const std::string& where) {
     if (s_.has_terms()) {
-      add(testing::verify(BackwardTensors{q_, k_, v_, o_, lse_, dout_, dq_, dk_, dv_, scores_, dbias_}, options_, fused_), where);
+      add(testing::verify(BackwardTensors{q_, k_, v_, o_, lse_, dout_, dq_, dk_, dv_, scores_, dbias_}, options_, rounding_), where);
       return;
     }
     const Range heads{key_heads.begin * group(), key_heads.count * group()}, rows{0, s_.seqlen_q}, keys{0, s_.seqlen_k};
@@ -185,7 +185,7 @@ class OracleCheck {
     }
     add(testing::verify(BackwardTensors{q, k, v, o, lse, part(dout_, batch, rows, heads), part(dq_, batch, rows, heads),
                                         part(dk_, batch, keys, key_heads), part(dv_, batch, keys, key_heads)},
-                        options_, fused_),
+                        options_, rounding_),
         where);
   }
 
@@ -194,7 +194,7 @@ class OracleCheck {
   const ScoreTensors scores_;
   Options options_;
   std::vector<TensorCheck>& checks_;
-  const bool fused_;  // whether the bound of FlashAttention-2's rounding holds for it
+  const testing::Rounding rounding_;  // what it is held against
 };
 
 // One group of heads, of problems with terms two, of two batch entries, with both lengths shortened alike until the oracle can afford its backward
@@ -215,13 +215,18 @@ ProblemSpec smaller(const ProblemSpec& spec, double flops_of_group, double oracl
   return s;
 }
 
+// Once the contestant has plans.
+testing::Rounding rounding_of(const measure::Identity& who) {
+  if (who.provider != "fattn" || who.algorithm == name_of(Algorithm::kStandard)) return testing::Rounding::kTextbook;
+  const bool of_rounded = who.kernel_backward.starts_with("cuda v1") || who.kernel_backward.starts_with("cuda v2");
+  return of_rounded ? testing::Rounding::kOfRoundedWeights : testing::Rounding::kFused;
+}
+
 }  // namespace
 
 std::vector<TensorCheck> check_against_oracle(measure::Contestant& contestant, const ProblemSpec& spec, const Inputs& inputs, bool grad,
                                               int64_t memory_limit, double oracle_flops, const Outputs*& outputs) {
   std::vector<TensorCheck> checks;
-  const measure::Identity who = contestant.identity();
-  const bool fused = who.provider == "fattn" && who.algorithm != name_of(Algorithm::kStandard);
   const double pair = 2.0 * static_cast<double>(spec.headdim + spec.headdim_v),
                pairs = static_cast<double>(spec.seqlen_q) * static_cast<double>(spec.seqlen_k);
   const double group = pair * pairs * static_cast<double>(spec.nheads) / static_cast<double>(spec.nheads_k);
@@ -233,7 +238,7 @@ std::vector<TensorCheck> check_against_oracle(measure::Contestant& contestant, c
     const Inputs little_inputs = measure::make_inputs(little, grad);
     contestant.prepare(little, little_inputs, grad, memory_limit);
     const size_t before = checks.size();
-    OracleCheck check(little, little_inputs, contestant.compute(), checks, fused);
+    OracleCheck check(little, little_inputs, contestant.compute(), checks, rounding_of(contestant.identity()));
     if (spec.has_terms()) check.all_forward();
     if (grad) check.all_backward();
     for (size_t i = before; i < checks.size(); ++i) checks[i].where = "smaller problem " + describe(little);
@@ -241,7 +246,7 @@ std::vector<TensorCheck> check_against_oracle(measure::Contestant& contestant, c
   }
   contestant.prepare(spec, inputs, grad, memory_limit);
   outputs = &contestant.compute();
-  OracleCheck check(spec, inputs, *outputs, checks, fused);
+  OracleCheck check(spec, inputs, *outputs, checks, rounding_of(contestant.identity()));
   check.finite();
   if (all <= oracle_flops) {
     check.all_forward();

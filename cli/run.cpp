@@ -351,10 +351,12 @@ int run(const RunFlags& flags, Json& record) {
     for (Held* held : t.outputs()) held->on_device.copy_to(held->data.get(), held->bytes());
 
   if (flags.verify) {
-    const bool fused = forward.info().algorithm != FATTN_ALGORITHM_STANDARD;
-    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(-1), options, fused);
+    const auto rounding_of = [&](const Plan& plan) {
+      return testing::rounding_of(device < 0 ? Device::kCpu : Device::kCuda, static_cast<Algorithm>(plan.info().algorithm));
+    };
+    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(-1), options, rounding_of(forward));
     if (backward)
-      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options, fused)) verdicts.push_back(std::move(verdict));
+      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options, rounding_of(*backward))) verdicts.push_back(std::move(verdict));
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
     for (const testing::TensorVerdict& verdict : verdicts) {

@@ -31,6 +31,7 @@ struct Expected {
   Dense peer_rows = {};
   double allowed_fused = kInfinity;          // beside `allowed`, from the peer's largest error
   double rms_factor = kRmsFactor, unit = 0;  // unit: one in the last place of the largest
+  bool of_scores = false;                    // dq and dk, which are made of dS
   double row_unit = 0;                       // mean square of the units of a row's elements, of the row where it is largest
   double last_places = 0;                    // of fp32 sums, in every element
 };
@@ -97,7 +98,7 @@ void hold_against(Expected& wanted, const Dense& peer, int64_t width, DType dtyp
 }
 
 // Fills in the verdict's RMS errors and the bound of it, and returns whether that is kept.
-bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got, bool fused) {
+bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got, Rounding rounding) {
   verdict.rms_allowed = kInfinity;
   double rows = 0, mean = 0, of_squares = 0, own = 0;
   const size_t width = wanted.peer_rows.empty() ? 0 : got.size() / wanted.peer_rows.size();
@@ -113,11 +114,12 @@ bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got,
   mean /= rows;
   verdict.rms = std::sqrt(own / (rows * static_cast<double>(width)));
   verdict.rms_peer = std::sqrt(mean);
-  if (!fused) return true;
+  if (rounding == Rounding::kTextbook) return true;
+  const double factor = rounding == Rounding::kOfRoundedWeights && wanted.of_scores ? kRmsFactor * kOneMoreRounding : wanted.rms_factor;
   const double deviation = std::sqrt(std::max(0.0, of_squares / rows - mean * mean));
   const double chance = kDeviations * std::sqrt(2 / rows) * deviation;
   verdict.rms_allowed =
-      std::sqrt(wanted.rms_factor * wanted.rms_factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
+      std::sqrt(factor * factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
   return verdict.rms <= verdict.rms_allowed;
 }
 
@@ -131,10 +133,10 @@ std::string place_of(const Tensor& t, int64_t index) {
   return "[" + at + "]";
 }
 
-TensorVerdict judge(const Expected& wanted, const Tensor& tensor, bool fused) {
+TensorVerdict judge(const Expected& wanted, const Tensor& tensor, Rounding rounding) {
   TensorVerdict verdict;
   verdict.tensor = wanted.name;
-  verdict.allowed = fused ? std::min(wanted.allowed, wanted.allowed_fused) : wanted.allowed;
+  verdict.allowed = rounding == Rounding::kTextbook ? wanted.allowed : std::min(wanted.allowed, wanted.allowed_fused);
   const Dense got = read(tensor);
   size_t bad = 0;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -143,7 +145,7 @@ TensorVerdict judge(const Expected& wanted, const Tensor& tensor, bool fused) {
     if (d <= verdict.allowed) continue;
     if (bad++ == 0) verdict.first_bad = static_cast<int64_t>(i);
   }
-  const bool rms_kept = judge_rms(verdict, wanted, got, fused);
+  const bool rms_kept = judge_rms(verdict, wanted, got, rounding);
   verdict.pass = bad == 0 && rms_kept;
   std::ostringstream out;
   if (bad == 0 && !rms_kept) {
@@ -209,6 +211,7 @@ void put_peer(Expected& to, const Expected& from, int64_t begin, int64_t heads, 
   to.last_places = std::max(to.last_places, from.last_places);
   to.row_unit = std::max(to.row_unit, from.row_unit);
   to.rms_factor = from.rms_factor;
+  to.of_scores = from.of_scores;
 }
 
 // Of packed sequences: each is expected to be what it is alone. Rows of none are empty.
@@ -346,14 +349,16 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
     hold_against(all[0], peer.dq, t.q.shape(3), dtype, kGradientFactor, factor);
     hold_against(all[1], peer.dk, t.k.shape(3), dtype, kGradientFactor, factor);
     hold_against(all[2], peer.dv, t.v.shape(3), dtype, kGradientFactor, kRmsFactor);
+    all[0].of_scores = all[1].of_scores = true;
   }
   return all;
 }
 
-// Plans and executes on a workspace of garbage between guard zones. Returns what was written outside of it, if anything.
+// Plans, which says how is rounded, and executes on a workspace of garbage between guard zones. Returns what was written outside of it, if anything.
 template <class Tensors>
-std::string execute(const Tensors& tensors, const Options& options) {
+std::string execute(const Tensors& tensors, const Options& options, Rounding& rounding) {
   const Plan plan(tensors, options);
+  rounding = rounding_of(tensors.q.device(), static_cast<Algorithm>(plan.info().algorithm));
   constexpr size_t kGuard = 256;
   const size_t bytes = plan.workspace_bytes();
   std::vector<unsigned char> memory(bytes + 2 * kGuard + 64, TensorBlock::kCanary);
@@ -439,7 +444,7 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
 CaseResult PreparedCase::run(const Target& target) const {
   const Data& d = *data_;
   const Options options = options_of(d.c, target);
-  const bool fused = target.algorithm != Algorithm::kStandard;
+  Rounding rounding = Rounding::kFused;  // of the pass that ran
   CaseResult result;
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
@@ -469,12 +474,12 @@ CaseResult PreparedCase::run(const Target& target) const {
   const bool on_device = target.device == Device::kCuda;
   // Executes in host memory, or on copies of all blocks on the device.
   const auto execute_on = [&](const auto& tensors_of, const std::vector<TensorBlock>& outputs) {
-    if (!on_device) return execute(tensors_of([](const Tensor& t) { return t; }), options);
+    if (!on_device) return execute(tensors_of([](const Tensor& t) { return t; }), options, rounding);
     DeviceMirror mirror(target.device_index);
     mirror.add(d.inputs.blocks);
     mirror.add(d.saved.blocks);
     mirror.add(outputs);
-    std::string problem = execute(tensors_of([&](const Tensor& t) { return mirror.at(t); }), options);
+    std::string problem = execute(tensors_of([&](const Tensor& t) { return mirror.at(t); }), options, rounding);
     mirror.fetch();
     return problem;
   };
@@ -487,8 +492,8 @@ CaseResult PreparedCase::run(const Target& target) const {
     };
     note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
-    result.tensors.push_back(judge(d.forward[0], out.o, fused));
-    if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse, fused));
+    result.tensors.push_back(judge(d.forward[0], out.o, rounding));
+    if (d.c.want_lse) result.tensors.push_back(judge(d.forward[1], out.lse, rounding));
   });
   if (d.c.backward)
     attempt("backward", [&] {
@@ -500,10 +505,10 @@ CaseResult PreparedCase::run(const Target& target) const {
       };
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
-      result.tensors.push_back(judge(d.backward[0], out.dq, fused));
-      result.tensors.push_back(judge(d.backward[1], out.dk, fused));
-      result.tensors.push_back(judge(d.backward[2], out.dv, fused));
-      if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias, fused));
+      result.tensors.push_back(judge(d.backward[0], out.dq, rounding));
+      result.tensors.push_back(judge(d.backward[1], out.dk, rounding));
+      result.tensors.push_back(judge(d.backward[2], out.dv, rounding));
+      if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias, rounding));
     });
   const std::vector<Dense> after = inputs_now();
   for (size_t i = 0; i < before.size(); ++i)
@@ -513,19 +518,24 @@ CaseResult PreparedCase::run(const Target& target) const {
 
 CaseResult run_case(const Case& c, const Target& target) { return PreparedCase(c).run(target); }
 
-std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options, bool fused) {
+Rounding rounding_of(Device device, Algorithm algorithm) {
+  if (algorithm == Algorithm::kStandard) return Rounding::kTextbook;
+  return device == Device::kCuda && algorithm != Algorithm::kV3 ? Rounding::kOfRoundedWeights : Rounding::kFused;
+}
+
+std::vector<TensorVerdict> verify(const ForwardTensors& t, const Options& options, Rounding rounding) {
   const std::vector<Expected> wanted = expect_forward(t.q, t.k, t.v, t.scores, options);
-  fused = fused && options.algorithm != Algorithm::kStandard;
-  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o, fused)};
-  if (t.lse) verdicts.push_back(judge(wanted[1], t.lse, fused));
+  if (options.algorithm == Algorithm::kStandard) rounding = Rounding::kTextbook;
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.o, rounding)};
+  if (t.lse) verdicts.push_back(judge(wanted[1], t.lse, rounding));
   return verdicts;
 }
 
-std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options, bool fused) {
+std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& options, Rounding rounding) {
   const std::vector<Expected> wanted = expect_backward(t, options);
-  fused = fused && options.algorithm != Algorithm::kStandard;
-  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq, fused), judge(wanted[1], t.dk, fused), judge(wanted[2], t.dv, fused)};
-  if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias, fused));
+  if (options.algorithm == Algorithm::kStandard) rounding = Rounding::kTextbook;
+  std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq, rounding), judge(wanted[1], t.dk, rounding), judge(wanted[2], t.dv, rounding)};
+  if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias, rounding));
   return verdicts;
 }
 

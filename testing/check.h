@@ -19,8 +19,8 @@
 // 1.10 is what docs/NUMERICS.md promises. Rows, whose elements share their weights, are the samples: the mean squares of two computations that err
 // alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
 // themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
-// that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. Gradients of calls
-// with softcap or dropout may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded for dS. Rows that have no finite number
+// that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. dq and dk of calls
+// with softcap or dropout, and of algorithms v1 and v2 on a GPU, may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded for dS. Rows that have no finite number
 // in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they
 // have the bound by standard attention only.
 //
@@ -37,6 +37,15 @@
 #include "testing/cases.h"
 
 namespace fattn::testing {
+
+// How a computation rounds, which says what it is held against beside standard attention.
+enum class Rounding {
+  kTextbook,          // every matrix is stored in the dtype: nothing else
+  kFused,             // FlashAttention-2's rounding
+  kOfRoundedWeights,  // the same, but that dS is made of P as it was rounded for dv
+};
+// Of fattn's own algorithms.
+Rounding rounding_of(Device device, Algorithm algorithm);
 
 struct TensorVerdict {
   std::string tensor;  // "o", "lse", "dq", ...
@@ -89,8 +98,8 @@ CaseResult run_case(const Case& c, const Target& target);
 
 // Judges outputs that are already there, of any shape and layout, against the oracle on the same inputs.
 // Absent tensors (lse, dbias) are not judged; options give the mask and the scale.
-// The second bound is looked at where `fused` is true and the algorithm of options is not `standard`; rms and rms_peer are there in any case.
-std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options, bool fused = true);
-std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options, bool fused = true);
+// The second bound is that of `rounding`, and none if the algorithm of options is `standard`; rms and rms_peer are there in any case.
+std::vector<TensorVerdict> verify(const ForwardTensors& tensors, const Options& options, Rounding rounding = Rounding::kFused);
+std::vector<TensorVerdict> verify(const BackwardTensors& tensors, const Options& options, Rounding rounding = Rounding::kFused);
 
 }  // namespace fattn::testing
