@@ -1,9 +1,9 @@
 // Backward pass of the CPU backend (FlashAttention-2, algorithm 2, with K/V blocks outside): a task owns a range of keys
-// and their dK and dV, walks over all tiles of query rows that see them, and adds its part of dQ.
+// and their dK and dV, walks over all tiles of query rows that see them, the last one first, and adds its part of dQ.
 //   P = exp(S - lse)   dV += P^T dO   dP = dO V^T   dS = P * (dP - delta)   dQ += scale dS K   dK += scale dS^T Q
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/dq_order.h"
 #include "shared/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
@@ -324,19 +324,24 @@ void backward_task(const BackwardTask& task) {
   // The rows that see a key of this task.
   const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
   const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
-  for (int64_t head = 0; head < task.group; ++head) {
+  for (int64_t head = 0; task.has_dbias && head < task.group; ++head) {  // of rows that see none
     const BiasGradient<T> dbias = bias_gradient_of<T>(task, head);
-    const auto pass_over = [&](int64_t row, int64_t end_row, int64_t from_key, int64_t to_key) {
-      if (task.has_dbias) dbias.pass_over(row, end_row, task.key_begin + from_key, task.key_begin + to_key);
-    };
-    pass_over(0, begin < task.seqlen_q ? begin : task.seqlen_q, 0, task_keys);
-    int64_t row0 = begin;
-    for (int64_t rows = 0; row0 < end; row0 += rows) {
-      rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
-      if (row_ids) rows = rows_of_one(row_ids + row0, rows);
-      const IdRange ids = row_ids ? ids_of(row_ids, row0, row0 + rows) : IdRange{};
+    dbias.pass_over(0, begin < task.seqlen_q ? begin : task.seqlen_q, task.key_begin, task.key_end);
+    dbias.pass_over(begin < end ? end : begin, task.seqlen_q, task.key_begin, task.key_end);
+  }
+  for (int64_t tile_end = end, row0; tile_end > begin; tile_end = row0) {
+    const int64_t left = tile_end - begin;
+    row0 = row_ids ? tile_end - rows_of_one(row_ids + tile_end, left < kTile ? left : kTile) : begin + (left - 1) / kTile * kTile;
+    const int64_t rows = tile_end - row0;
+    const IdRange ids = row_ids ? ids_of(row_ids, row0, tile_end) : IdRange{};
+    for (int64_t head = 0; head < task.group; ++head) {
+      say_begun(task, row0, tile_end, head);
+      const BiasGradient<T> dbias = bias_gradient_of<T>(task, head);
+      const auto pass_over = [&](int64_t from_key, int64_t to_key) {
+        if (task.has_dbias) dbias.pass_over(row0, tile_end, task.key_begin + from_key, task.key_begin + to_key);
+      };
       if (row_ids && !may_meet(ids, task_ids)) {
-        pass_over(row0, row0 + rows, 0, task_keys);
+        pass_over(0, task_keys);
         continue;
       }
       const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);  // of the tile's that have rows
@@ -369,12 +374,14 @@ void backward_task(const BackwardTask& task) {
       if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
       NextRows next_q, next_dout, next_dq;
       int64_t fetched = 0;  // rows a panel
-      if (kFetchesAhead && row0 + rows < end && some.begin < some.end) {
-        const int64_t next = end - row0 - rows < kTile ? end - row0 - rows : kTile,
-                      blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
-        next_q = NextRows(q + rows * task.q_stride, task.q_stride, next, task.headdim);
-        next_dout = NextRows(dout + rows * task.dout_stride, task.dout_stride, next, task.headdim_v);
-        next_dq = NextRows(task.dq + head * task.dq_head_stride + (row0 + rows) * task.dq_stride, task.dq_stride, next, task.headdim);
+      const bool next_head = head + 1 < task.group;
+      if (kFetchesAhead && (next_head || row0 > begin) && some.begin < some.end) {
+        const int64_t to_next = next_head ? 0 : row0 - begin < kTile ? row0 - begin : kTile;  // rows before
+        const int64_t next = next_head ? rows : to_next, heads = next_head ? 1 : -head;
+        const int64_t blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
+        next_q = NextRows(q + heads * task.q_head_stride - to_next * task.q_stride, task.q_stride, next, task.headdim);
+        next_dout = NextRows(dout + heads * task.dout_head_stride - to_next * task.dout_stride, task.dout_stride, next, task.headdim_v);
+        next_dq = NextRows(task.dq + (head + heads) * task.dq_head_stride + (row0 - to_next) * task.dq_stride, task.dq_stride, next, task.headdim);
         fetched = (kTile + kPanelsOfTile * blocks - 1) / (kPanelsOfTile * blocks);
       }
       int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
@@ -453,7 +460,7 @@ void backward_task(const BackwardTask& task) {
         float* dv = scratch.dv + key0 * width_v;
         if (element_wise && task.has_dbias) clear_hidden<T>(in, lse, head, at, keeps ? scratch.score_gradient : scratch.ds);
         if (task.has_dbias) {
-          pass_over(row0, row0 + rows, dbias_end, key0);
+          pass_over(dbias_end, key0);
           dbias.template add<kTileVecs>(bias_gradient, at);
           dbias_end = key0 + keys;
         }
@@ -485,8 +492,9 @@ void backward_task(const BackwardTask& task) {
         });
       }
 
-      pass_over(row0, row0 + rows, dbias_end, task_keys);
+      pass_over(dbias_end, task_keys);
 
+      await_turn(task, row0, head);
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
@@ -495,7 +503,6 @@ void backward_task(const BackwardTask& task) {
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });
     }
-    pass_over(row0, task.seqlen_q, 0, task_keys);
   }
 
   const F32 scale = set1(task.scale);
