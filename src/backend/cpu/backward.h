@@ -29,6 +29,11 @@ struct BackwardScratch : BlockScratch<Ops> {
   Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile], by lane_offset: operands of S^T and dP^T
   Element *q_columns, *dout_columns;     // [elements(kTile)][copy_stride(headdim)]: operands of dK and dV
   float* dq;                             // [headdim][kTile], by lane_offset
+  // Where an operand holds an Inf or NaN at a pair that does not count, its two parts (nonfinite.h): rows as T, and as what they stand for.
+  T *finite_rows, *code_rows;
+  Element *q_finite, *q_codes, *dout_finite, *dout_codes, *k_finite, *k_codes;
+  Element *kinds_rows, *kinds_columns;  // as p_rows and ds_columns
+  float *hidden, *sums;                 // [block_k][kTile]: -Inf where a pair does not count; of codes
 
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch a{base};
@@ -43,6 +48,20 @@ struct BackwardScratch : BlockScratch<Ops> {
     q_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
     dout_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
     dq = a.take<float>(static_cast<int64_t>(headdim) * kTile);
+    const int64_t wide = headdim > headdim_v ? headdim : headdim_v, long_side = block_k > kTile ? block_k : kTile;
+    finite_rows = a.take<T>(long_side * wide);
+    code_rows = a.take<T>(long_side * wide);
+    q_finite = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
+    q_codes = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
+    dout_finite = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
+    dout_codes = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
+    k_finite = a.take<Element>(elements<Ops>(block_k) * copy_stride(headdim));
+    k_codes = a.take<Element>(elements<Ops>(block_k) * copy_stride(headdim));
+    kinds_rows = a.take<Element>(block_k * elements<Ops>(kTile));
+    kinds_columns = a.take<Element>(Ops::kPair == 1 ? 0 : elements<Ops>(block_k) * kTile);
+    if (Ops::kPair == 1) kinds_columns = kinds_rows;
+    hidden = a.take<float>(block_k * kTile);
+    sums = a.take<float>(long_side * round_up(wide, kLanes));
     s = a.take<float>(block_k * kTile);
     ds = a.take<float>(block_k * kTile);
     if constexpr (Ops::kPair == 1) {
@@ -213,9 +232,7 @@ FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inp
     }
   }
 }
-FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_float(reinterpret_cast<const bf16*>(rows)[i].bits); }
 #endif
-FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
 // What there is in a block beside products: pairs hidden by more than the mask's geometry, terms apart from the scores, a wish for the gradient of
 // the scores, pairs to be looked at one by one afterwards.
@@ -256,31 +273,21 @@ __attribute__((noinline)) void gradients_of_block(const BackwardTask& task, cons
 // Of lse in a tile, where rows without a gradient and lanes beyond the tensor have +inf, so that P is 0.
 FATTN_INLINE bool has_gradient(float lse) { return lse != __builtin_inff(); }
 
-// The three products of a block with pairs that a mask hides, or with rows that have no gradient, where an operand holds an Inf or NaN, which these
-// must not meet. Rare, hence scalar.
-template <class T, class Element>
-void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, const BlockMask& mask,
-                        const float* lse, int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
-  const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  for (int64_t key = 0; key < at.keys; ++key)
-    for (int64_t row = 0; row < at.rows; ++row) {
-      if (!has_gradient(lse[row]) || key < mask.first_seen + row || key >= mask.first_hidden + row) continue;
-      if (is_hidden<T>(task.inputs, head, at.row + row, at.key + key)) continue;
-      const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
-      for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
-      for (int64_t d = 0; d < task.headdim; ++d) {
-        dk[key * width + d] += gradient * to_float(q[row * task.q_stride + d]);
-        dq[lane_offset(task.headdim, row) + d * kPanel] += gradient * to_float(k[key * task.k_stride + d]);
-      }
-    }
-}
-
-// The gradient of hidden pairs, and in rows without one, is 0 whatever the inputs hold. Rare, hence scalar.
-template <class T>
-void clear_hidden(const ScoreInputs& in, const float* lse, int64_t head, const TilePlace& at, float* gradient) {
-  for (int64_t key = 0; key < at.keys; ++key)
-    for (int64_t row = 0; row < at.rows; ++row)
-      if (!has_gradient(lse[row]) || is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
+// -Inf for the pairs of a block that do not count: hidden by what there is, or of rows without a gradient.
+template <class T, class Ops>
+__attribute__((noinline)) void find_hidden(const ScoreInputs& in, BackwardScratch<T, Ops>& scratch, const BlockMask& mask, const float* lse, int64_t head,
+                                           const TilePlace& at) {
+  F32 unused[kTileVecs];
+  for (int w = 0; w < kTileVecs; ++w) unused[w] = zero();
+  for (int64_t i = 0; i < at.keys * kTile; i += kLanes) store(scratch.hidden + i, zero());
+  if (in.bias) add_terms<kTileVecs, T>(in, head, at, 1.0f, scratch.hidden, unused);
+  if (in.mask && make_mask_words<kTileVecs>(in, head, at, scratch.words) != Seen::kAll)
+    hide_masked<kTileVecs>(scratch.words, at.keys, scratch.hidden, unused);
+  if (in.document_q) hide_documents<kTileVecs>(in, at, scratch.hidden, unused);
+  if (mask.whole_begin > 0 || mask.whole_end < at.keys)
+    hide_scores<kTileVecs>(scratch.hidden, 0, at.keys, mask.first_seen, mask.first_hidden, unused);
+  for (int64_t i = 0; i < kTile; ++i)
+    for (int64_t key = 0; !has_gradient(lse[i]) && key < at.keys; ++key) scratch.hidden[key * kTile + i] = minus_infinity();
 }
 
 template <class T, class Ops>
@@ -361,11 +368,25 @@ void backward_task(const BackwardTask& task) {
         some_without = some_without || (i < rows && !has_gradient(lse[i]));
       }
 
-      int nonfinite = -1;
+      int q_nonfinite = -1, dout_nonfinite = -1;
       const auto rows_nonfinite = [&] {
-        if (nonfinite < 0)
-          nonfinite = any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v);
-        return nonfinite > 0;
+        if (q_nonfinite < 0) {
+          q_nonfinite = any_nonfinite(q, task.q_stride, rows, task.headdim);
+          dout_nonfinite = any_nonfinite(dout, task.dout_stride, rows, task.headdim_v);
+        }
+        return q_nonfinite > 0 || dout_nonfinite > 0;
+      };
+      bool rows_split = false;
+      const auto split_rows = [&] {
+        const auto split = [&](const T* from, int64_t stride, int64_t n, bool all_nan, auto* finite, auto* codes) {
+          split_nonfinite(from, stride, rows, n, all_nan, scratch.finite_rows, scratch.code_rows);
+          pack_columns(Ops{}, scratch.finite_rows, n, rows, n, finite);
+          pack_columns(Ops{}, scratch.code_rows, n, rows, n, codes);
+        };
+        // With an Inf in q, or in k, dS is 0 or NaN.
+        if (q_nonfinite) split(q, task.q_stride, task.headdim, true, scratch.q_finite, scratch.q_codes);
+        if (dout_nonfinite) split(dout, task.dout_stride, task.headdim_v, false, scratch.dout_finite, scratch.dout_codes);
+        rows_split = true;
       };
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
@@ -458,15 +479,22 @@ void backward_task(const BackwardTask& task) {
 
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        if (element_wise && task.has_dbias) clear_hidden<T>(in, lse, head, at, keeps ? scratch.score_gradient : scratch.ds);
+        bool split_k = false;  // of the block
+        if (element_wise) {
+          if (rows_nonfinite() && !rows_split) split_rows();
+          const T* k_block = k + key0 * task.k_stride;
+          split_k = keys_nonfinite(key0, keys);
+          if (split_k) split_nonfinite(k_block, task.k_stride, keys, task.headdim, true, scratch.finite_rows, scratch.code_rows);
+          find_hidden(in, scratch, mask, lse, head, at);
+          hide_and_tell_kinds(Ops{}, scratch.hidden, keys, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, scratch.kinds_rows,
+                              scratch.kinds_columns);
+          for (int64_t i = 0; keeps && i < keys * kTile; ++i)
+            if (scratch.hidden[i] == minus_infinity()) scratch.score_gradient[i] = 0;
+        }
         if (task.has_dbias) {
           pass_over(dbias_end, key0);
           dbias.template add<kTileVecs>(bias_gradient, at);
           dbias_end = key0 + keys;
-        }
-        if (element_wise) {
-          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, lse, head, at, scratch.dq, dk, dv);
-          continue;
         }
         const auto add_to_keys = [&](const typename Ops::Element* of_pairs, const typename Ops::Element* columns, int headdim, float* to) {
           const int64_t row_width = round_up(headdim, kLanes), part = at_edge ? kTile / 2 : kTile;
@@ -480,16 +508,39 @@ void backward_task(const BackwardTask& task) {
                                         row_width / kLanes);
           }
         };
-        add_to_keys(scratch.p_rows, scratch.dout_columns, task.headdim_v, dv);
-        add_to_keys(scratch.ds_rows, scratch.q_columns, task.headdim, dk);
-        for_parts([&](int w, auto count) {
-          constexpr int kVecs = decltype(count)::value;
-          const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
-          if (seen.begin >= seen.end) return;
-          const Scalars kc{k_columns.data + (key0 + seen.begin) / Ops::kPair * k_columns.stride, k_columns.stride};
-          product_by_column<Ops, kVecs>(kc, task.headdim, scratch.ds_columns + seen.begin / Ops::kPair * kTile + w * kLanes, kTile,
-                                        elements<Ops>(seen.end - seen.begin), scratch.dq + lane_offset(task.headdim, w * kLanes), one);
-        });
+        const auto add_nonfinite_to_keys = [&](const typename Ops::Element* codes, int headdim, float* to) {
+          const int64_t n = keys * round_up(headdim, kLanes);
+          for (int64_t i = 0; i < n; i += kLanes) store(scratch.sums + i, zero());
+          add_to_keys(scratch.kinds_rows, codes, headdim, scratch.sums);
+          for (int64_t i = 0; i < n; i += kLanes) add_decoded(scratch.sums + i, to + i);
+        };
+        const bool split_dout = element_wise && dout_nonfinite, split_q = element_wise && q_nonfinite;
+        add_to_keys(scratch.p_rows, split_dout ? scratch.dout_finite : scratch.dout_columns, task.headdim_v, dv);
+        if (split_dout) add_nonfinite_to_keys(scratch.dout_codes, task.headdim_v, dv);
+        add_to_keys(scratch.ds_rows, split_q ? scratch.q_finite : scratch.q_columns, task.headdim, dk);
+        if (split_q) add_nonfinite_to_keys(scratch.q_codes, task.headdim, dk);
+        const auto add_to_rows = [&](Scalars of_keys, const typename Ops::Element* of_pairs, float* to) {
+          for_parts([&](int w, auto count) {
+            constexpr int kVecs = decltype(count)::value;
+            const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
+            if (seen.begin >= seen.end) return;
+            const Scalars kc{of_keys.data + seen.begin / Ops::kPair * of_keys.stride, of_keys.stride};
+            product_by_column<Ops, kVecs>(kc, task.headdim, of_pairs + seen.begin / Ops::kPair * kTile + w * kLanes, kTile,
+                                          elements<Ops>(seen.end - seen.begin), to + lane_offset(task.headdim, w * kLanes), one);
+          });
+        };
+        if (!split_k) {
+          add_to_rows(Scalars{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride}, scratch.ds_columns, scratch.dq);
+          continue;
+        }
+        const auto columns_of = [&](const T* from, typename Ops::Element* buffer) {
+          return Operand<T, Ops>::column_scalars(from, task.headdim, keys, task.headdim, buffer);
+        };
+        const int64_t n = static_cast<int64_t>(task.headdim) * kTile;
+        add_to_rows(columns_of(scratch.finite_rows, scratch.k_finite), scratch.ds_columns, scratch.dq);
+        for (int64_t i = 0; i < n; i += kLanes) store(scratch.sums + i, zero());
+        add_to_rows(columns_of(scratch.code_rows, scratch.k_codes), scratch.kinds_columns, scratch.sums);
+        for (int64_t i = 0; i < n; i += kLanes) add_decoded(scratch.sums + i, scratch.dq + i);
       }
 
       pass_over(dbias_end, task_keys);
