@@ -1,5 +1,5 @@
-// How accurate the CPU kernels are beside their peers, over several seeds: in 16 bits an emulation of FlashAttention-2's rounding (the true maximum of a
-// row, weights rounded once, their sum not), in fp32 PyTorch's SDPA, by numbers measured beforehand.
+// How accurate the CPU kernels are beside their peers, over several seeds: in 16 bits an emulation of FlashAttention-2's rounding (the true maximum
+// of a row, weights rounded once, their sum not), in fp32 PyTorch's SDPA, by numbers measured beforehand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -210,8 +210,10 @@ class Accuracy : public ::testing::TestWithParam<Parameter> {
         continue;
       }
       const double none = ulp(p.dtype, e.largest * 0x1p-8);  // what nobody sees beside the largest
-      EXPECT_TRUE(e.rms() <= rms * peer.rms() + none / 256) << p.name() << ": RMS of " << name << "'s error " << e.rms() << ", FlashAttention-2's " << peer.rms();
-      EXPECT_TRUE(e.most <= most * peer.most + none) << p.name() << ": largest error of " << name << " " << e.most << ", FlashAttention-2's " << peer.most;
+      EXPECT_TRUE(e.rms() <= rms * peer.rms() + none / 256)
+          << p.name() << ": RMS of " << name << "'s error " << e.rms() << ", FlashAttention-2's " << peer.rms();
+      EXPECT_TRUE(e.most <= most * peer.most + none)
+          << p.name() << ": largest error of " << name << " " << e.most << ", FlashAttention-2's " << peer.most;
     }
   }
 
@@ -232,7 +234,8 @@ TEST_P(Accuracy, IsThatOfFlashAttention2) {
     }
 }
 
-// What torch 2.15's scaled_dot_product_attention has in fp32 on a Zen 4 (flash backend; 12 seeds of 2 heads): RMS, and the mean of the largest errors.
+// What torch 2.15's scaled_dot_product_attention has in fp32 on a Zen 4 (flash backend; 12 seeds of 2 heads): RMS, and the mean of the largest
+// errors.
 struct Measured {
   const char* tensor;
   double rms, most;

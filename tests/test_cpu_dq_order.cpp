@@ -17,7 +17,7 @@ TEST_P(CpuDqOrderSmall, IsThatOfKeysWithAnyNumberOfThreads) {
       c.dtype = dtype;
       c.seqlen_q = 300;
       c.seqlen_k = 1300;  // three super-blocks and more
-      c.nheads = 2;  // of one key head
+      c.nheads = 2;       // of one key head
     }
     cases[1].causal = true;
     cases[2].window_left = 200;

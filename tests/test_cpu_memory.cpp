@@ -39,8 +39,8 @@ TEST(CpuMemory, OfTheBackwardPassIsAtMostTorchs) {
       const auto workspace = static_cast<double>(Plan(tensors, options).workspace_bytes());
       const double outputs = 3.0 * 2048 * 8 * static_cast<double>(known.headdim) * (known.dtype == DType::kF32 ? 4 : 2);
       EXPECT_TRUE(workspace + outputs <= known.torch_mib * kMiB)
-          << name_of(c) << " on " << name_of(target) << ": " << workspace / kMiB << " MiB of workspace and " << outputs / kMiB << " MiB of gradients, torch's "
-          << known.torch_mib;
+          << name_of(c) << " on " << name_of(target) << ": " << workspace / kMiB << " MiB of workspace and " << outputs / kMiB
+          << " MiB of gradients, torch's " << known.torch_mib;
       ++measured;
     }
   }

@@ -34,7 +34,8 @@ struct Call {
   CaseGradients grads;
   double forward_seconds = 1e9, backward_seconds = 1e9;
 
-  Call(const Case& of, const Target& target) : c(of), options(options_of(of, target)), in(make_inputs(of)), out(make_forward(of)), grads(make_gradients(of)) {
+  Call(const Case& of, const Target& target)
+      : c(of), options(options_of(of, target)), in(make_inputs(of)), out(make_forward(of)), grads(make_gradients(of)) {
     options.num_threads = 1;
   }
   // value(x, row) takes the place of x in a row of tensor t.
@@ -91,7 +92,8 @@ class CpuValues : public ::testing::TestWithParam<Parameter> {
   }
 
   // Keys that `poisons`, in k and v: as fast, and what rows that `blind` has get is the same to the bit.
-  void expect_hidden(const Case& c, const std::string& what, const std::function<bool(int64_t)>& poisons, const std::function<bool(int64_t)>& blind) const {
+  void expect_hidden(const Case& c, const std::string& what, const std::function<bool(int64_t)>& poisons,
+                     const std::function<bool(int64_t)>& blind) const {
     Call random(c, target);
     for (const double value : values()) {
       Call other(c, target);
@@ -117,20 +119,23 @@ TEST_P(CpuValues, BehindAMaskOfKeys) {
   Case c = plain();
   c.mask = Pairs::kKeys;
   const Dense mask = read(make_inputs(c).scores.mask);
-  expect_hidden(c, "mask", [&](int64_t key) { return mask[static_cast<size_t>(key)] == 0; }, [](int64_t) { return true; });
+  expect_hidden(
+      c, "mask", [&](int64_t key) { return mask[static_cast<size_t>(key)] == 0; }, [](int64_t) { return true; });
 }
 
 TEST_P(CpuValues, BehindTheDiagonal) {
   Case c = plain();
   c.causal = true;
-  expect_hidden(c, "causal", [](int64_t key) { return key >= kSeqlen - 70; }, [](int64_t row) { return row < kSeqlen - 70; });
+  expect_hidden(
+      c, "causal", [](int64_t key) { return key >= kSeqlen - 70; }, [](int64_t row) { return row < kSeqlen - 70; });
 }
 
 TEST_P(CpuValues, BeforeAWindow) {
   Case c = plain();
   c.window_left = 64;
   c.window_right = 0;
-  expect_hidden(c, "window", [](int64_t key) { return key < 100; }, [](int64_t row) { return row >= 164; });
+  expect_hidden(
+      c, "window", [](int64_t key) { return key < 100; }, [](int64_t row) { return row >= 164; });
 }
 
 TEST_P(CpuValues, ThatAreVisible) {
@@ -161,7 +166,8 @@ TEST_P(CpuValues, OfAnySize) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, CpuValues,
-                         ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets())), parameter_name);
+                         ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets())),
+                         parameter_name);
 
 }  // namespace
 }  // namespace fattn::testing

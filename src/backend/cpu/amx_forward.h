@@ -13,8 +13,8 @@
 // Schwarz) often proves that exp2 can neither overflow nor lose a weight; then the shift is 0, which softmax permits,
 // and the maximum and all rescaling vanish.
 //
-// The largest weight of a row is then not 1, and what rounding it to bf16 does to the product would not be done to the sum: so o is divided by the sum of
-// the weights as they are rounded, while lse has that of the weights themselves.
+// The largest weight of a row is then not 1, and what rounding it to bf16 does to the product would not be done to the sum: so o is divided by the
+// sum of the weights as they are rounded, while lse has that of the weights themselves.
 //
 // Options change a step's scores in place before its weights are taken, while AMX has the product of the step before to do. What a mask or documents
 // hide from bounded scores waits until then.

@@ -275,8 +275,8 @@ FATTN_INLINE bool has_gradient(float lse) { return lse != __builtin_inff(); }
 
 // -Inf for the pairs of a block that do not count: hidden by what there is, or of rows without a gradient.
 template <class T, class Ops>
-__attribute__((noinline)) void find_hidden(const ScoreInputs& in, BackwardScratch<T, Ops>& scratch, const BlockMask& mask, const float* lse, int64_t head,
-                                           const TilePlace& at) {
+__attribute__((noinline)) void find_hidden(const ScoreInputs& in, BackwardScratch<T, Ops>& scratch, const BlockMask& mask, const float* lse,
+                                           int64_t head, const TilePlace& at) {
   F32 unused[kTileVecs];
   for (int w = 0; w < kTileVecs; ++w) unused[w] = zero();
   for (int64_t i = 0; i < at.keys * kTile; i += kLanes) store(scratch.hidden + i, zero());

@@ -76,10 +76,10 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t delta = 0, dq = 0;   // backward: (batch, nheads, seqlen_q), (batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
-  size_t walked = 0;          // backward, if there are splits: (batch, nheads_k, split), see dq_order.h
-  bool dq_in_output = false;  // backward: dq accumulates in the output itself
-  size_t dbias = 0;           // backward: the same for dbias
+  size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
+  size_t walked = 0;                          // backward, if there are splits: (batch, nheads_k, split), see dq_order.h
+  bool dq_in_output = false;                  // backward: dq accumulates in the output itself
+  size_t dbias = 0;                           // backward: the same for dbias
   bool dbias_in_output = false;
   size_t order = 0, ends = 0;  // packed: (batch) each, see entries.h
   size_t total = 0;

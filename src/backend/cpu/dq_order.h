@@ -1,7 +1,7 @@
-// In which order the tasks of a key head add to the rows of dq that they share: that of their keys, whoever computes them and whenever. So there is one
-// dq, and not a part of it for each task. All tasks walk over the rows from the last to the first and, at each tile of rows, over the heads: under a causal
-// mask the first keys have the most rows, begin first, and are ahead of those behind them from the start. A task waits only for tasks that were taken
-// before it, so one at least never waits. Internal to each translation unit, which has its own flags.
+// In which order the tasks of a key head add to the rows of dq that they share: that of their keys, whoever computes them and whenever. So there is
+// one dq, and not a part of it for each task. All tasks walk over the rows from the last to the first and, at each tile of rows, over the heads:
+// under a causal mask the first keys have the most rows, begin first, and are ahead of those behind them from the start. A task waits only for tasks
+// that were taken before it, so one at least never waits. Internal to each translation unit, which has its own flags.
 #pragma once
 
 #include "backend/cpu/kernels.h"

@@ -23,8 +23,8 @@ struct ForwardScratch {
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
   uint32_t* words;   // which pairs a mask shows; which of P^T stay
-  // Where V holds an Inf or NaN at a pair that a mask hides: V in two parts (nonfinite.h), as T and where they need a buffer, and of a panel what is hidden,
-  // the kinds of pairs, and sums of codes.
+  // Where V holds an Inf or NaN at a pair that a mask hides: V in two parts (nonfinite.h), as T and where they need a buffer, and of a panel what is
+  // hidden, the kinds of pairs, and sums of codes.
   T *finite_rows, *code_rows;
   Element *finite, *codes, *kinds;
   float *hidden, *sums;
@@ -148,11 +148,12 @@ __attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScr
 }
 
 // A block of keys for one panel of kVecs vectors of query rows, the first of which is lane 0 here; `at` says which. Lane i sees
-// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `codes`: of V's Inf and NaN, which v lacks then, where some row
-// of the tile does not see one.
+// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `codes`: of V's Inf and NaN, which v lacks then, where
+// some row of the tile does not see one.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, Scalars codes, TilePlace at, int64_t first_seen, int64_t first_hidden, bool mixed) {
+                                             Scalars k, Scalars v, Scalars codes, TilePlace at, int64_t first_seen, int64_t first_hidden,
+                                             bool mixed) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const ScoreInputs& inputs = task.inputs;
@@ -353,8 +354,7 @@ void forward_task(const ForwardTask& task) {
         to = to < keys_here ? to : keys_here;
         return from < to && any_nonfinite(values + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
-      const bool poisoned =
-          all_poisoned || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
+      const bool poisoned = all_poisoned || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
       if (poisoned && !codes.data) split_values();
       const auto part_of = [&](Scalars a) { return Scalars{a.data + part.begin / Ops::kPair * a.stride, a.stride}; };
       const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part = part_of(poisoned ? finite : v);

@@ -1,9 +1,9 @@
-// Products with an operand that holds Inf or NaN beside weights of 0, which must not meet: 0 * Inf is NaN, and a pair that is hidden takes no part. The
-// operand goes into the product with zeros in such places. What these add to the visible pairs is found by a second product, of codes and of what kind a
-// weight is: both as wide as any other, so that no value makes a call slow.
+// Products with an operand that holds Inf or NaN beside weights of 0, which must not meet: 0 * Inf is NaN, and a pair that is hidden takes no part.
+// The operand goes into the product with zeros in such places. What these add to the visible pairs is found by a second product, of codes and of what
+// kind a weight is: both as wide as any other, so that no value makes a call slow.
 //
-// A code is a digit in base 128 (NaN 1, +Inf 128, -Inf 128^2), a pair's kind 0 if it is hidden, 1 if its weight is above 0, and 129 if the weight is 0 or
-// NaN: then Inf adds to both of its digits, which makes NaN. Sums over up to 126 terms do not carry into a digit that would mean less.
+// A code is a digit in base 128 (NaN 1, +Inf 128, -Inf 128^2), a pair's kind 0 if it is hidden, 1 if its weight is above 0, and 129 if the weight is
+// 0 or NaN: then Inf adds to both of its digits, which makes NaN. Sums over up to 126 terms do not carry into a digit that would mean less.
 #pragma once
 
 #include "backend/cpu/score_inputs.h"
@@ -69,8 +69,8 @@ void kinds_of(OpsDot, const float* hidden, const uint32_t* weights, int64_t keys
 }
 #endif
 
-// Of a tile of the backward pass, [key][kTile] lanes: P and dS of hidden pairs become 0, and the kinds of pairs, as P^T lies (rows) and as dS^T lies for dQ
-// (columns, where it matters only whether a pair counts).
+// Of a tile of the backward pass, [key][kTile] lanes: P and dS of hidden pairs become 0, and the kinds of pairs, as P^T lies (rows) and as dS^T lies
+// for dQ (columns, where it matters only whether a pair counts).
 FATTN_INLINE void hide_and_tell_kinds(OpsF32, const float* hidden, int64_t keys, float* p, float* ds, float*, float* rows, float*) {
   const F32 hides = set1(minus_infinity()), some = set1(kSomeWeight), none = set1(kNoWeight), zeros = zero();
   for (int64_t i = 0; i < keys * kTile; i += kLanes) {
