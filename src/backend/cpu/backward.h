@@ -376,9 +376,11 @@ void backward_task(const BackwardTask& task) {
         }
         return q_nonfinite > 0 || dout_nonfinite > 0;
       };
+      using Element = typename Ops::Element;
       bool rows_split = false;
       const auto split_rows = [&] {
-        const auto split = [&](const T* from, int64_t stride, int64_t n, bool all_nan, auto* finite, auto* codes) {
+        const auto split = [&](const T* from, int64_t stride, int64_t n, bool all_nan, Element* finite, Element* codes)
+            __attribute__((always_inline)) {
           split_nonfinite(from, stride, rows, n, all_nan, scratch.finite_rows, scratch.code_rows);
           pack_columns(Ops{}, scratch.finite_rows, n, rows, n, finite);
           pack_columns(Ops{}, scratch.code_rows, n, rows, n, codes);
