@@ -1,4 +1,4 @@
-// The CPU's backward pass needs no more memory than PyTorch's: workspace and gradients together.
+// What memory the CPU's backward pass needs: workspace, gradients, o and lse together, as `fattn bench` counts them.
 #include <gtest/gtest.h>
 
 #include "fattn/fattn.hpp"
@@ -14,11 +14,12 @@ struct Known {
   DType dtype;
   int64_t headdim;
   bool causal;
-  double torch_mib;  // torch 2.15: batch 1, seqlen 2048, 8 heads, 2 threads
+  double most_mib;
 };
-constexpr Known kKnown[] = {{DType::kF32, 64, false, 22.1}, {DType::kF32, 128, true, 42.1}, {DType::kBF16, 128, false, 25.0}};
+// Of batch 1, seqlen 2048, 8 heads, 2 threads. PyTorch 2.15 takes 22.1, 42.1 and 25.0; bf16 has 8 MiB of dq in fp32.
+constexpr Known kKnown[] = {{DType::kF32, 64, false, 22.1}, {DType::kF32, 128, true, 42.1}, {DType::kBF16, 128, false, 26.6}};
 
-TEST(CpuMemory, OfTheBackwardPassIsAtMostTorchs) {
+TEST(CpuMemory, OfTheBackwardPassHasOneDq) {
   int measured = 0;
   for (const Target& target : all_targets()) {
     if (target.backend != Backend::kCpu || target.algorithm == Algorithm::kStandard) continue;
@@ -37,10 +38,10 @@ TEST(CpuMemory, OfTheBackwardPassIsAtMostTorchs) {
       options.num_threads = 2;
       const BackwardTensors tensors{in.q, in.k, in.v, forward.o, forward.lse, in.dout, gradients.dq, gradients.dk, gradients.dv};
       const auto workspace = static_cast<double>(Plan(tensors, options).workspace_bytes());
-      const double outputs = 3.0 * 2048 * 8 * static_cast<double>(known.headdim) * (known.dtype == DType::kF32 ? 4 : 2);
-      EXPECT_TRUE(workspace + outputs <= known.torch_mib * kMiB)
+      const double outputs = 2048 * 8 * (4.0 * static_cast<double>(known.headdim) * (known.dtype == DType::kF32 ? 4 : 2) + 4);
+      EXPECT_TRUE(workspace + outputs <= known.most_mib * kMiB)
           << name_of(c) << " on " << name_of(target) << ": " << workspace / kMiB << " MiB of workspace and " << outputs / kMiB
-          << " MiB of gradients, torch's " << known.torch_mib;
+          << " MiB of outputs, allowed " << known.most_mib;
       ++measured;
     }
   }
