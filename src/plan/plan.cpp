@@ -105,13 +105,14 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   plan.block_k = amx ? 128 : 96;
   const int64_t width = std::max(p.headdim, p.headdim_v);
   plan.task_k = std::clamp<int64_t>(640 * 1024 / 16 / width / plan.block_k * plan.block_k, plan.block_k, 6 * plan.block_k);
-  // Key heads are independent; where they are few, up to 8 partial dq are summed at the end, in a fixed order.
+  // Key heads are independent; where they are few, each super-block of keys is a task of its own.
   int64_t units = p.backward_units();
   // Of packed sequences one may have most of the rows: as many count as the longest has room for.
   if (p.packed && !p.shares_dbias_of_batch() && p.seqlen_k > 0)
     units = std::min(units, ceil_div(p.total_k, p.seqlen_k) * (units / std::max<int64_t>(p.batch, 1)));
-  const int64_t blocks = ceil_div(p.seqlen_k, plan.task_k);
-  plan.splits = std::clamp<int64_t>(ceil_div(kTasksWanted, std::max<int64_t>(units, 1)), 1, std::clamp<int64_t>(blocks, 1, 8));
+  // A super-block may end where a document does, in its second half.
+  const bool cut = p.has_documents && p.dropout_below == 0 && !p.shares_dbias_of_batch();
+  plan.splits = units < kTasksWanted ? std::max<int64_t>(1, ceil_div(p.seqlen_k, cut ? plan.task_k / 2 + 1 : plan.task_k)) : 1;
 }
 
 constexpr int64_t kDecodeRows = 8;    // seqlen_q up to which the decode kernels are used
@@ -136,7 +137,7 @@ void plan_cpu(const Problem& p, Plan& plan) {
                       c.task_k, " keys, ", c.heads, " key heads a task");
       break;
     case CpuPlan::Path::kBackward:
-      plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " partial dq of a key head");
+      plan.why = text("super-blocks of ", c.task_k, " keys, steps of ", c.block_k, " keys, ", c.splits, " tasks of a key head");
       break;
   }
 }

@@ -25,7 +25,7 @@ struct CpuPlan {
   int64_t block_k = 0;  // keys of one inner step
   int64_t task_k = 0;   // keys of a task: decode chunk, backward super-block
   int64_t heads = 1;    // decode: key heads that a task takes together
-  int64_t splits = 1;   // backward: independent partial dq of a (batch, key head); decode: chunks of keys
+  int64_t splits = 1;   // backward: tasks of a (batch, key head), one for all of its super-blocks or one for each; decode: chunks of keys
 };
 
 // Where decode's chunks of keys begin: no query sees those before; with dropout at a block of its random numbers.

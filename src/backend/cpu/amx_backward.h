@@ -1,6 +1,6 @@
 // FlashAttention-2 backward in bf16 on AMX for a range of keys: query rows in lanes.
 //
-// The task's keys are packed once; blocks of 128 query rows of every head go past them, and each meets the keys panel by
+// The task's keys are packed once; blocks of 128 query rows of every head go past them, the last rows first, and each meets the keys panel by
 // panel. For 32 keys and 32 rows:
 //   S^T[key][q] = K Q^T     dP^T[key][q] = V dO^T                                     on AMX
 //   P^T = exp2(S^T - lse)   dS^T = P^T (dP^T - delta), both rounded to bf16           on the vector units
@@ -12,6 +12,7 @@
 #include "backend/cpu/amx_exp.h"
 #include "backend/cpu/amx_options.h"
 #include "backend/cpu/amx_pack.h"
+#include "backend/cpu/dq_order.h"
 #include "shared/half.h"
 #include "shared/lowest.h"
 
@@ -81,9 +82,10 @@ class Backward {
   void run() {
     const TileScope tiles;
     load_keys();
-    for (head_ = 0; head_ < t_.group; ++head_)
-      for (row_ = 0; row_ < t_.seqlen_q; row_ += kBackwardRows) {
+    for (row_ = (ceil_div(t_.seqlen_q, kBackwardRows) - 1) * kBackwardRows; row_ >= 0; row_ -= kBackwardRows)
+      for (head_ = 0; head_ < t_.group; ++head_) {
         rows_ = min_of(kBackwardRows, t_.seqlen_q - row_);
+        say_begun(t_, row_, row_ + rows_, head_);
         const int64_t keys = t_.key_end - t_.key_begin;
         const int64_t begin = (first_key(row_) - t_.key_begin) / kSide * kSide, end = limit(row_ + rows_ - 1) - t_.key_begin;
         if (begin >= end || !meets_documents(keys)) {
@@ -95,6 +97,7 @@ class Backward {
         for (int64_t square = begin / kSide; square * kSide < end; square += at_.panel)
           add_panel(square, min_of(at_.panel, ceil_div(end, kSide) - square));
         pass_over(row_, rows_, ceil_div(end, kSide) * kSide, keys);
+        await_turn(t_, row_, head_);
         store_dq();
       }
     store_gradient(at_.dk, at_.depth, t_.headdim, t_.scale, static_cast<uint16_t*>(t_.dk), t_.dk_stride);

@@ -73,4 +73,9 @@ FATTN_AMX_INLINE __m512i pair_bf16(__m512 a, __m512 b) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_add_epi32(_mm512_castps_si512(b), half));
 }
 
+// sum + low + high of every lane of such pairs.
+FATTN_AMX_INLINE __m512 add_pairs(__m512 sum, __m512i pairs) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(0x3f803f80));
+}
+
 }  // namespace fattn::core::amx

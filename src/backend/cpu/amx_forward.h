@@ -13,6 +13,9 @@
 // Schwarz) often proves that exp2 can neither overflow nor lose a weight; then the shift is 0, which softmax permits,
 // and the maximum and all rescaling vanish.
 //
+// The largest weight of a row is then not 1, and what rounding it to bf16 does to the product would not be done to the sum: so o is divided by the
+// sum of the weights as they are rounded, while lse has that of the weights themselves.
+//
 // Options change a step's scores in place before its weights are taken, while AMX has the product of the step before to do. What a mask or documents
 // hide from bounded scores waits until then.
 #pragma once
@@ -45,7 +48,7 @@ struct TileKeys {
 
 struct ForwardLayout {
   int64_t tiles, units, depth, groups, values;  // query tiles; units of a block; d tiles of Q and K; groups of 4 d tiles of V, d tiles in them
-  int64_t q, k, v, s, p, acc, sum, max, norm, softmax, keys, mask_words, dropout_words, bytes;  // offsets
+  int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, keys, mask_words, dropout_words, bytes;  // offsets
 
   // inputs: scores depend on more than q k, or weights are dropped.
   ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -62,6 +65,7 @@ struct ForwardLayout {
     q = take(tiles * depth * kTileBytes);
     acc = take(tiles * values * kTileBytes);
     sum = take(tiles * kTileRow);
+    rounded = take(tiles * kTileRow);
     max = take(tiles * kTileRow);
     norm = take(tiles * static_cast<int64_t>(sizeof(float)));
     softmax = take(tiles * static_cast<int64_t>(sizeof(Softmax)));
@@ -214,6 +218,7 @@ class Forward {
   int64_t first_row(int64_t tile) const { return t_.row_begin + tile * kLanes; }
   int64_t last_row(int64_t tile) const { return min_of(first_row(tile) + kLanes, t_.row_end) - 1; }
   float* sum(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.sum) + tile * kLanes; }
+  float* sum_of_rounded(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.rounded) + tile * kLanes; }
   float* max(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.max) + tile * kLanes; }
   float& norm(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.norm)[tile]; }
   Softmax& softmax(int64_t tile) const { return reinterpret_cast<Softmax*>(scratch_ + at_.softmax)[tile]; }
@@ -242,6 +247,7 @@ class Forward {
       norm(tile) = largest_norm(squares);
       softmax(tile) = has_bias() ? Softmax::kWhole : Softmax::kBounded;
       _mm512_store_ps(sum(tile), _mm512_setzero_ps());
+      _mm512_store_ps(sum_of_rounded(tile), _mm512_setzero_ps());
       _mm512_store_ps(max(tile), _mm512_set1_ps(has_bias() ? kMinusInfinity : 0.0f));
       for (int64_t r = 0; r < at_.values * 16; ++r) store_row(acc(tile), r, _mm512_setzero_si512());
     }
@@ -555,6 +561,7 @@ class Forward {
     const __mmask16 seen = _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ);
     const __m512 factor = exp2_accurate(_mm512_mul_ps(_mm512_maskz_sub_ps(seen, old, raised), _mm512_set1_ps(to_log2)));
     _mm512_store_ps(sum(tile), _mm512_mul_ps(_mm512_load_ps(sum(tile)), factor));
+    _mm512_store_ps(sum_of_rounded(tile), _mm512_mul_ps(_mm512_load_ps(sum_of_rounded(tile)), factor));
     float* o = reinterpret_cast<float*>(acc(tile));
     for (int64_t i = 0; i < at_.values * 16; ++i) _mm512_store_ps(o + i * kLanes, _mm512_mul_ps(_mm512_load_ps(o + i * kLanes), factor));
     memory_barrier();
@@ -574,11 +581,16 @@ class Forward {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kind == Softmax::kWhole ? s : u, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), or_nan);
   }
 
+  // Of the weights of rows so far: as they are (of the first and of the second 16 keys of units), and as they are rounded.
+  struct Sums {
+    __m512 exact[2], rounded;
+  };
+
   // Weights of one unit, rows [begin, begin + 4) of both accumulators, of pairs that are `seen` if `masked`. `words` are those of its first key's
   // block of random numbers, turned so that bit 0 is that key's.
   template <Softmax kind, bool masked, bool drops>
   FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
-                                   __m512& sum0, __m512& sum1) {
+                                   Sums& sums) {
 #pragma GCC unroll 4
     for (int r = begin; r < begin + 4; ++r) {
       __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift), b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift);
@@ -586,25 +598,28 @@ class Forward {
         a = _mm512_maskz_mov_ps(sees(seen, r), a);
         b = _mm512_maskz_mov_ps(sees(seen, 16 + r), b);
       }
-      sum0 = _mm512_add_ps(sum0, a);
-      sum1 = _mm512_add_ps(sum1, b);
+      sums.exact[0] = _mm512_add_ps(sums.exact[0], a);
+      sums.exact[1] = _mm512_add_ps(sums.exact[1], b);
+      __m512i both = pair_bf16(a, b);
+      sums.rounded = add_pairs(sums.rounded, both);
       if (drops) {
         a = _mm512_maskz_mov_ps(_mm512_test_epi32_mask(words[r % 8 / 2], _mm512_set1_epi32(1 << dropout_bit(0, r))), a);
         b = _mm512_maskz_mov_ps(_mm512_test_epi32_mask(words[r % 8 / 2], _mm512_set1_epi32(1 << dropout_bit(0, 16 + r))), b);
+        both = pair_bf16(a, b);
       }
-      store_row(p, r, pair_bf16(a, b));
+      store_row(p, r, both);
     }
   }
 
   // One unit of weights with portions of AMX work between its quarters.
   template <Softmax kind, bool masked, bool drops, int kDepth, int kGroups>
   FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
-                                          __m512& sum0, __m512& sum1, ScoreStream<kDepth>& next, ProductStream& product) const {
+                                          Sums& sums, ScoreStream<kDepth>& next, ProductStream& product) const {
     const int64_t depth = next.depth(), groups = kGroups ? kGroups : at_.groups;
 #pragma GCC unroll 4
     for (int quarter = 0; quarter < 4; ++quarter) {
       for (int64_t i = (quarter * groups + 3) / 4; i < ((quarter + 1) * groups + 3) / 4; ++i) product.portion();
-      weigh_rows<kind, masked, drops>(s, p, quarter * 4, scale, shift, seen, words, sum0, sum1);
+      weigh_rows<kind, masked, drops>(s, p, quarter * 4, scale, shift, seen, words, sums);
       if (next.units > 0 && quarter * depth / 4 < (quarter + 1) * depth / 4) next.portion(quarter * depth / 4, (quarter + 1) * depth / 4);
     }
   }
@@ -639,7 +654,7 @@ class Forward {
     if (kind != Softmax::kBounded)  // a row without a key has no maximum: its scores are all -inf or not visible
       shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(shift, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), shift);
     const __m512 scale = fixed_scale_;
-    __m512 sum0 = _mm512_load_ps(sum(tile)), sum1 = _mm512_setzero_ps();
+    Sums sums{{_mm512_load_ps(sum(tile)), _mm512_setzero_ps()}, _mm512_load_ps(sum_of_rounded(tile))};
     // Units that all rows see whole. (kWhole has hidden what they do not.)
     int64_t begin = 0, end = step.units;
     if (kind != Softmax::kWhole) {
@@ -660,11 +675,12 @@ class Forward {
       const bool whole = unit >= begin && unit < end;
       const __m512i of_unit = whole ? _mm512_set1_epi32(-1) : visible(step, seen, unit);
       if (whole || sees_all(of_unit))
-        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sum0, sum1, next, product);
+        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sums, next, product);
       else
-        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sum0, sum1, next, product);
+        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sums, next, product);
     }
-    _mm512_store_ps(sum(tile), _mm512_add_ps(sum0, sum1));
+    _mm512_store_ps(sum(tile), _mm512_add_ps(sums.exact[0], sums.exact[1]));
+    _mm512_store_ps(sum_of_rounded(tile), sums.rounded);
     next.finish();
     product.finish();
     memory_barrier();
@@ -694,7 +710,9 @@ class Forward {
     const int64_t row = first_row(tile), rows = min_of(kLanes, t_.row_end - row);
     const __m512 total = _mm512_load_ps(sum(tile));
     const __mmask16 seen = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-    const __m512 inverse = _mm512_maskz_div_ps(seen, _mm512_set1_ps(kOptions ? t_.inputs.dropout_scale : 1.0f), total);
+    // A NaN among the weights is sure to be in their own sum only: rounding may make a number of it.
+    const __m512 divisor = _mm512_mask_mov_ps(_mm512_load_ps(sum_of_rounded(tile)), _mm512_cmp_ps_mask(total, total, _CMP_UNORD_Q), total);
+    const __m512 inverse = _mm512_maskz_div_ps(seen, _mm512_set1_ps(kOptions ? t_.inputs.dropout_scale : 1.0f), divisor);
     uint16_t* o = static_cast<uint16_t*>(t_.o) + row * t_.o_stride;
     const float* from = reinterpret_cast<const float*>(acc(tile));
     for (int64_t d = 0; d < t_.headdim_v; d += 16, from += 16 * kLanes) {

@@ -1,9 +1,9 @@
 // Backward pass of the CPU backend (FlashAttention-2, algorithm 2, with K/V blocks outside): a task owns a range of keys
-// and their dK and dV, walks over all tiles of query rows that see them, and adds its part of dQ.
+// and their dK and dV, walks over all tiles of query rows that see them, the last one first, and adds its part of dQ.
 //   P = exp(S - lse)   dV += P^T dO   dP = dO V^T   dS = P * (dP - delta)   dQ += scale dS K   dK += scale dS^T Q
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/dq_order.h"
 #include "shared/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
@@ -29,6 +29,11 @@ struct BackwardScratch : BlockScratch<Ops> {
   Element *q_lanes, *dout_lanes;         // [elements(headdim)][kTile], by lane_offset: operands of S^T and dP^T
   Element *q_columns, *dout_columns;     // [elements(kTile)][copy_stride(headdim)]: operands of dK and dV
   float* dq;                             // [headdim][kTile], by lane_offset
+  // Where an operand holds an Inf or NaN at a pair that does not count, its two parts (nonfinite.h): rows as T, and as what they stand for.
+  T *finite_rows, *code_rows;
+  Element *q_finite, *q_codes, *dout_finite, *dout_codes, *k_finite, *k_codes;
+  Element *kinds_rows, *kinds_columns;  // as p_rows and ds_columns
+  float *hidden, *sums;                 // [block_k][kTile]: -Inf where a pair does not count; of codes
 
   size_t lay_out(char* base, int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
     Scratch a{base};
@@ -43,6 +48,20 @@ struct BackwardScratch : BlockScratch<Ops> {
     q_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
     dout_columns = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
     dq = a.take<float>(static_cast<int64_t>(headdim) * kTile);
+    const int64_t wide = headdim > headdim_v ? headdim : headdim_v, long_side = block_k > kTile ? block_k : kTile;
+    finite_rows = a.take<T>(long_side * wide);
+    code_rows = a.take<T>(long_side * wide);
+    q_finite = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
+    q_codes = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim));
+    dout_finite = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
+    dout_codes = a.take<Element>(elements<Ops>(kTile) * copy_stride(headdim_v));
+    k_finite = a.take<Element>(elements<Ops>(block_k) * copy_stride(headdim));
+    k_codes = a.take<Element>(elements<Ops>(block_k) * copy_stride(headdim));
+    kinds_rows = a.take<Element>(block_k * elements<Ops>(kTile));
+    kinds_columns = a.take<Element>(Ops::kPair == 1 ? 0 : elements<Ops>(block_k) * kTile);
+    if (Ops::kPair == 1) kinds_columns = kinds_rows;
+    hidden = a.take<float>(block_k * kTile);
+    sums = a.take<float>(long_side * round_up(wide, kLanes));
     s = a.take<float>(block_k * kTile);
     ds = a.take<float>(block_k * kTile);
     if constexpr (Ops::kPair == 1) {
@@ -213,9 +232,7 @@ FATTN_INLINE void softmax_gradient(OpsDot, const Score& score, const Inputs& inp
     }
   }
 }
-FATTN_INLINE float element_at(const uint32_t* rows, int64_t i) { return bf16_to_float(reinterpret_cast<const bf16*>(rows)[i].bits); }
 #endif
-FATTN_INLINE float element_at(const float* rows, int64_t i) { return rows[i]; }
 
 // What there is in a block beside products: pairs hidden by more than the mask's geometry, terms apart from the scores, a wish for the gradient of
 // the scores, pairs to be looked at one by one afterwards.
@@ -256,31 +273,21 @@ __attribute__((noinline)) void gradients_of_block(const BackwardTask& task, cons
 // Of lse in a tile, where rows without a gradient and lanes beyond the tensor have +inf, so that P is 0.
 FATTN_INLINE bool has_gradient(float lse) { return lse != __builtin_inff(); }
 
-// The three products of a block with pairs that a mask hides, or with rows that have no gradient, where an operand holds an Inf or NaN, which these
-// must not meet. Rare, hence scalar.
-template <class T, class Element>
-void accumulate_visible(const BackwardTask& task, const T* q, const T* dout, const T* k, const Element* p, const Element* ds, const BlockMask& mask,
-                        const float* lse, int64_t head, const TilePlace& at, float* dq, float* dk, float* dv) {
-  const int64_t width = round_up(task.headdim, kLanes), width_v = round_up(task.headdim_v, kLanes);
-  for (int64_t key = 0; key < at.keys; ++key)
-    for (int64_t row = 0; row < at.rows; ++row) {
-      if (!has_gradient(lse[row]) || key < mask.first_seen + row || key >= mask.first_hidden + row) continue;
-      if (is_hidden<T>(task.inputs, head, at.row + row, at.key + key)) continue;
-      const float weight = element_at(p, key * kTile + row), gradient = element_at(ds, key * kTile + row);
-      for (int64_t d = 0; d < task.headdim_v; ++d) dv[key * width_v + d] += weight * to_float(dout[row * task.dout_stride + d]);
-      for (int64_t d = 0; d < task.headdim; ++d) {
-        dk[key * width + d] += gradient * to_float(q[row * task.q_stride + d]);
-        dq[lane_offset(task.headdim, row) + d * kPanel] += gradient * to_float(k[key * task.k_stride + d]);
-      }
-    }
-}
-
-// The gradient of hidden pairs, and in rows without one, is 0 whatever the inputs hold. Rare, hence scalar.
-template <class T>
-void clear_hidden(const ScoreInputs& in, const float* lse, int64_t head, const TilePlace& at, float* gradient) {
-  for (int64_t key = 0; key < at.keys; ++key)
-    for (int64_t row = 0; row < at.rows; ++row)
-      if (!has_gradient(lse[row]) || is_hidden<T>(in, head, at.row + row, at.key + key)) gradient[key * kTile + row] = 0;
+// -Inf for the pairs of a block that do not count: hidden by what there is, or of rows without a gradient.
+template <class T, class Ops>
+__attribute__((noinline)) void find_hidden(const ScoreInputs& in, BackwardScratch<T, Ops>& scratch, const BlockMask& mask, const float* lse,
+                                           int64_t head, const TilePlace& at) {
+  F32 unused[kTileVecs];
+  for (int w = 0; w < kTileVecs; ++w) unused[w] = zero();
+  for (int64_t i = 0; i < at.keys * kTile; i += kLanes) store(scratch.hidden + i, zero());
+  if (in.bias) add_terms<kTileVecs, T>(in, head, at, 1.0f, scratch.hidden, unused);
+  if (in.mask && make_mask_words<kTileVecs>(in, head, at, scratch.words) != Seen::kAll)
+    hide_masked<kTileVecs>(scratch.words, at.keys, scratch.hidden, unused);
+  if (in.document_q) hide_documents<kTileVecs>(in, at, scratch.hidden, unused);
+  if (mask.whole_begin > 0 || mask.whole_end < at.keys)
+    hide_scores<kTileVecs>(scratch.hidden, 0, at.keys, mask.first_seen, mask.first_hidden, unused);
+  for (int64_t i = 0; i < kTile; ++i)
+    for (int64_t key = 0; !has_gradient(lse[i]) && key < at.keys; ++key) scratch.hidden[key * kTile + i] = minus_infinity();
 }
 
 template <class T, class Ops>
@@ -324,19 +331,24 @@ void backward_task(const BackwardTask& task) {
   // The rows that see a key of this task.
   const int64_t first_row = task.key_begin - task.diagonal + 1, row_end = task.key_end - task.left_diagonal;
   const int64_t begin = first_row > 0 ? first_row / kTile * kTile : 0, end = row_end < task.seqlen_q ? row_end : task.seqlen_q;
-  for (int64_t head = 0; head < task.group; ++head) {
+  for (int64_t head = 0; task.has_dbias && head < task.group; ++head) {  // of rows that see none
     const BiasGradient<T> dbias = bias_gradient_of<T>(task, head);
-    const auto pass_over = [&](int64_t row, int64_t end_row, int64_t from_key, int64_t to_key) {
-      if (task.has_dbias) dbias.pass_over(row, end_row, task.key_begin + from_key, task.key_begin + to_key);
-    };
-    pass_over(0, begin < task.seqlen_q ? begin : task.seqlen_q, 0, task_keys);
-    int64_t row0 = begin;
-    for (int64_t rows = 0; row0 < end; row0 += rows) {
-      rows = task.seqlen_q - row0 < kTile ? task.seqlen_q - row0 : kTile;
-      if (row_ids) rows = rows_of_one(row_ids + row0, rows);
-      const IdRange ids = row_ids ? ids_of(row_ids, row0, row0 + rows) : IdRange{};
+    dbias.pass_over(0, begin < task.seqlen_q ? begin : task.seqlen_q, task.key_begin, task.key_end);
+    dbias.pass_over(begin < end ? end : begin, task.seqlen_q, task.key_begin, task.key_end);
+  }
+  for (int64_t tile_end = end, row0; tile_end > begin; tile_end = row0) {
+    const int64_t left = tile_end - begin;
+    row0 = row_ids ? tile_end - rows_of_one(row_ids + tile_end, left < kTile ? left : kTile) : begin + (left - 1) / kTile * kTile;
+    const int64_t rows = tile_end - row0;
+    const IdRange ids = row_ids ? ids_of(row_ids, row0, tile_end) : IdRange{};
+    for (int64_t head = 0; head < task.group; ++head) {
+      say_begun(task, row0, tile_end, head);
+      const BiasGradient<T> dbias = bias_gradient_of<T>(task, head);
+      const auto pass_over = [&](int64_t from_key, int64_t to_key) {
+        if (task.has_dbias) dbias.pass_over(row0, tile_end, task.key_begin + from_key, task.key_begin + to_key);
+      };
       if (row_ids && !may_meet(ids, task_ids)) {
-        pass_over(row0, row0 + rows, 0, task_keys);
+        pass_over(0, task_keys);
         continue;
       }
       const int vecs = static_cast<int>((rows + kLanes - 1) / kLanes);  // of the tile's that have rows
@@ -356,11 +368,27 @@ void backward_task(const BackwardTask& task) {
         some_without = some_without || (i < rows && !has_gradient(lse[i]));
       }
 
-      int nonfinite = -1;
+      int q_nonfinite = -1, dout_nonfinite = -1;
       const auto rows_nonfinite = [&] {
-        if (nonfinite < 0)
-          nonfinite = any_nonfinite(q, task.q_stride, rows, task.headdim) || any_nonfinite(dout, task.dout_stride, rows, task.headdim_v);
-        return nonfinite > 0;
+        if (q_nonfinite < 0) {
+          q_nonfinite = any_nonfinite(q, task.q_stride, rows, task.headdim);
+          dout_nonfinite = any_nonfinite(dout, task.dout_stride, rows, task.headdim_v);
+        }
+        return q_nonfinite > 0 || dout_nonfinite > 0;
+      };
+      using Element = typename Ops::Element;
+      bool rows_split = false;
+      const auto split_rows = [&] {
+        const auto split = [&](const T* from, int64_t stride, int64_t n, bool all_nan, Element* finite, Element* codes)
+            __attribute__((always_inline)) {
+          split_nonfinite(from, stride, rows, n, all_nan, scratch.finite_rows, scratch.code_rows);
+          pack_columns(Ops{}, scratch.finite_rows, n, rows, n, finite);
+          pack_columns(Ops{}, scratch.code_rows, n, rows, n, codes);
+        };
+        // With an Inf in q, or in k, dS is 0 or NaN.
+        if (q_nonfinite) split(q, task.q_stride, task.headdim, true, scratch.q_finite, scratch.q_codes);
+        if (dout_nonfinite) split(dout, task.dout_stride, task.headdim_v, false, scratch.dout_finite, scratch.dout_codes);
+        rows_split = true;
       };
       const int64_t last_seen = row0 + rows - 1 + task.diagonal - task.key_begin;
       const int64_t keys_seen = last_seen < task_keys ? last_seen : task_keys;
@@ -369,12 +397,14 @@ void backward_task(const BackwardTask& task) {
       if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
       NextRows next_q, next_dout, next_dq;
       int64_t fetched = 0;  // rows a panel
-      if (kFetchesAhead && row0 + rows < end && some.begin < some.end) {
-        const int64_t next = end - row0 - rows < kTile ? end - row0 - rows : kTile,
-                      blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
-        next_q = NextRows(q + rows * task.q_stride, task.q_stride, next, task.headdim);
-        next_dout = NextRows(dout + rows * task.dout_stride, task.dout_stride, next, task.headdim_v);
-        next_dq = NextRows(task.dq + head * task.dq_head_stride + (row0 + rows) * task.dq_stride, task.dq_stride, next, task.headdim);
+      const bool next_head = head + 1 < task.group;
+      if (kFetchesAhead && (next_head || row0 > begin) && some.begin < some.end) {
+        const int64_t to_next = next_head ? 0 : row0 - begin < kTile ? row0 - begin : kTile;  // rows before
+        const int64_t next = next_head ? rows : to_next, heads = next_head ? 1 : -head;
+        const int64_t blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
+        next_q = NextRows(q + heads * task.q_head_stride - to_next * task.q_stride, task.q_stride, next, task.headdim);
+        next_dout = NextRows(dout + heads * task.dout_head_stride - to_next * task.dout_stride, task.dout_stride, next, task.headdim_v);
+        next_dq = NextRows(task.dq + (head + heads) * task.dq_head_stride + (row0 - to_next) * task.dq_stride, task.dq_stride, next, task.headdim);
         fetched = (kTile + kPanelsOfTile * blocks - 1) / (kPanelsOfTile * blocks);
       }
       int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
@@ -451,15 +481,22 @@ void backward_task(const BackwardTask& task) {
 
         float* dk = scratch.dk + key0 * width;
         float* dv = scratch.dv + key0 * width_v;
-        if (element_wise && task.has_dbias) clear_hidden<T>(in, lse, head, at, keeps ? scratch.score_gradient : scratch.ds);
+        bool split_k = false;  // of the block
+        if (element_wise) {
+          if (rows_nonfinite() && !rows_split) split_rows();
+          const T* k_block = k + key0 * task.k_stride;
+          split_k = keys_nonfinite(key0, keys);
+          if (split_k) split_nonfinite(k_block, task.k_stride, keys, task.headdim, true, scratch.finite_rows, scratch.code_rows);
+          find_hidden(in, scratch, mask, lse, head, at);
+          hide_and_tell_kinds(Ops{}, scratch.hidden, keys, scratch.p_rows, scratch.ds_rows, scratch.ds_columns, scratch.kinds_rows,
+                              scratch.kinds_columns);
+          for (int64_t i = 0; keeps && i < keys * kTile; ++i)
+            if (scratch.hidden[i] == minus_infinity()) scratch.score_gradient[i] = 0;
+        }
         if (task.has_dbias) {
-          pass_over(row0, row0 + rows, dbias_end, key0);
+          pass_over(dbias_end, key0);
           dbias.template add<kTileVecs>(bias_gradient, at);
           dbias_end = key0 + keys;
-        }
-        if (element_wise) {
-          accumulate_visible(task, q, dout, k + key0 * task.k_stride, scratch.p_rows, scratch.ds_rows, mask, lse, head, at, scratch.dq, dk, dv);
-          continue;
         }
         const auto add_to_keys = [&](const typename Ops::Element* of_pairs, const typename Ops::Element* columns, int headdim, float* to) {
           const int64_t row_width = round_up(headdim, kLanes), part = at_edge ? kTile / 2 : kTile;
@@ -473,20 +510,44 @@ void backward_task(const BackwardTask& task) {
                                         row_width / kLanes);
           }
         };
-        add_to_keys(scratch.p_rows, scratch.dout_columns, task.headdim_v, dv);
-        add_to_keys(scratch.ds_rows, scratch.q_columns, task.headdim, dk);
-        for_parts([&](int w, auto count) {
-          constexpr int kVecs = decltype(count)::value;
-          const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
-          if (seen.begin >= seen.end) return;
-          const Scalars kc{k_columns.data + (key0 + seen.begin) / Ops::kPair * k_columns.stride, k_columns.stride};
-          product_by_column<Ops, kVecs>(kc, task.headdim, scratch.ds_columns + seen.begin / Ops::kPair * kTile + w * kLanes, kTile,
-                                        elements<Ops>(seen.end - seen.begin), scratch.dq + lane_offset(task.headdim, w * kLanes), one);
-        });
+        const auto add_nonfinite_to_keys = [&](const typename Ops::Element* codes, int headdim, float* to) {
+          const int64_t n = keys * round_up(headdim, kLanes);
+          for (int64_t i = 0; i < n; i += kLanes) store(scratch.sums + i, zero());
+          add_to_keys(scratch.kinds_rows, codes, headdim, scratch.sums);
+          for (int64_t i = 0; i < n; i += kLanes) add_decoded(scratch.sums + i, to + i);
+        };
+        const bool split_dout = element_wise && dout_nonfinite, split_q = element_wise && q_nonfinite;
+        add_to_keys(scratch.p_rows, split_dout ? scratch.dout_finite : scratch.dout_columns, task.headdim_v, dv);
+        if (split_dout) add_nonfinite_to_keys(scratch.dout_codes, task.headdim_v, dv);
+        add_to_keys(scratch.ds_rows, split_q ? scratch.q_finite : scratch.q_columns, task.headdim, dk);
+        if (split_q) add_nonfinite_to_keys(scratch.q_codes, task.headdim, dk);
+        const auto add_to_rows = [&](Scalars of_keys, const typename Ops::Element* of_pairs, float* to) {
+          for_parts([&](int w, auto count) {
+            constexpr int kVecs = decltype(count)::value;
+            const KeyRange seen = keys_seen_by(w * kLanes, kVecs * kLanes);
+            if (seen.begin >= seen.end) return;
+            const Scalars kc{of_keys.data + seen.begin / Ops::kPair * of_keys.stride, of_keys.stride};
+            product_by_column<Ops, kVecs>(kc, task.headdim, of_pairs + seen.begin / Ops::kPair * kTile + w * kLanes, kTile,
+                                          elements<Ops>(seen.end - seen.begin), to + lane_offset(task.headdim, w * kLanes), one);
+          });
+        };
+        if (!split_k) {
+          add_to_rows(Scalars{k_columns.data + key0 / Ops::kPair * k_columns.stride, k_columns.stride}, scratch.ds_columns, scratch.dq);
+          continue;
+        }
+        const auto columns_of = [&](const T* from, typename Ops::Element* buffer) {
+          return Operand<T, Ops>::column_scalars(from, task.headdim, keys, task.headdim, buffer);
+        };
+        const int64_t n = static_cast<int64_t>(task.headdim) * kTile;
+        add_to_rows(columns_of(scratch.finite_rows, scratch.k_finite), scratch.ds_columns, scratch.dq);
+        for (int64_t i = 0; i < n; i += kLanes) store(scratch.sums + i, zero());
+        add_to_rows(columns_of(scratch.code_rows, scratch.k_codes), scratch.kinds_columns, scratch.sums);
+        for (int64_t i = 0; i < n; i += kLanes) add_decoded(scratch.sums + i, scratch.dq + i);
       }
 
-      pass_over(row0, row0 + rows, dbias_end, task_keys);
+      pass_over(dbias_end, task_keys);
 
+      await_turn(task, row0, head);
       float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
@@ -495,7 +556,6 @@ void backward_task(const BackwardTask& task) {
         store_n(at, fma(x, scale, load_n(at, columns)), columns);
       });
     }
-    pass_over(row0, task.seqlen_q, 0, task_keys);
   }
 
   const F32 scale = set1(task.scale);

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 #include "backend/cpu/entries.h"
 #include "backend/cpu/executor.h"
 #include "backend/cpu/id_range.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/thread_pool.h"
 #include "shared/lowest.h"
 #include "shared/text.h"
 
@@ -74,25 +76,16 @@ constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t dq_splits = 0;                       // backward, if there are splits: (batch, kRowsOfDelta rows), DqSplits
-  size_t delta = 0, dq = 0;   // backward: (batch, nheads, seqlen_q), (split, batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
-  bool dq_in_output = false;  // backward: dq accumulates in the output itself
-  size_t dbias = 0;           // backward: the same for dbias
+  size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
+  size_t walked = 0;                          // backward, if there are splits: (batch, nheads_k, split), see dq_order.h
+  bool dq_in_output = false;                  // backward: dq accumulates in the output itself
+  size_t dbias = 0;                           // backward: the same for dbias
   bool dbias_in_output = false;
   size_t order = 0, ends = 0;  // packed: (batch) each, see entries.h
   size_t total = 0;
 };
 
 constexpr int64_t kRowsOfDelta = 256;  // rows of a task of the passes before and after the backward kernel
-int64_t blocks_of_rows(const Problem& p) { return (p.dense_rows() + kRowsOfDelta - 1) / kRowsOfDelta; }
-
-// Which splits [begin, end) add to dq of kRowsOfDelta rows, and the rows' documents. Packed sequences have rows of several side by side: all add to
-// them.
-struct DqSplits {
-  IdRange rows;
-  int64_t begin, end;
-};
-bool finds_dq_splits(const Problem& p, const CpuPlan& c) { return !p.packed && c.splits > 1; }
 
 int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 
@@ -140,10 +133,10 @@ Workspace lay_out(const Plan& plan) {
     }
     case CpuPlan::Path::kBackward:
       scratch = kernels.backward_scratch(dtype, shape);
-      w.dq_in_output = p.dtype == DType::kF32 && c.splits == 1;
+      w.dq_in_output = p.dtype == DType::kF32;
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
-      if (!w.dq_in_output) w.dq = layout.add({c.splits, p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
-      if (finds_dq_splits(p, c)) w.dq_splits = layout.add({p.batch, blocks_of_rows(p), static_cast<int64_t>(sizeof(DqSplits))});
+      if (!w.dq_in_output) w.dq = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
+      if (c.splits > 1) w.walked = layout.add({p.batch, p.nheads_k, c.splits, static_cast<int64_t>(sizeof(int64_t))});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       // Nothing is summed where each part of dbias is one head's of one batch entry.
       if (p.dbias.given && !w.dbias_in_output && (!walks_all_of_dbias(p) || p.shares_dbias_of_batch() || p.shares_dbias_of_heads()))
@@ -395,41 +388,21 @@ void for_super_blocks(const Call& call, const Sequence& s, const ScoreInputs& in
   }
 }
 
-// Of all kRowsOfDelta rows of a batch entry the splits that may add to their dq, and those between them: where mask and documents leave the rows few
-// super-blocks of keys, the parts of the others are not even cleared.
-void find_dq_splits(const Call& call, int64_t n, DqSplits* of_rows) {
-  const Sequence s = sequence_of(call.p, call.b, n);
-  const ScoreInputs in = call.inputs(n, 0, s);
-  const int64_t blocks = blocks_of_rows(call.p), diagonal = call.diagonal(s), left_diagonal = call.left_diagonal(s);
-  const auto end_of_rows = [&](int64_t block) { return std::min(s.seqlen_q, (block + 1) * kRowsOfDelta); };
-  for (int64_t block = 0; block < blocks; ++block)
-    of_rows[block] = {in.document_q ? ids_of(in.document_q, block * kRowsOfDelta, end_of_rows(block)) : IdRange{}, call.c.splits, 0};
-  for_super_blocks(call, s, in, [&](int64_t i, int64_t begin, int64_t end) {
-    const IdRange keys = in.document_k ? ids_of(in.document_k, begin, end) : IdRange{};
-    const int64_t split = i % call.c.splits;
-    for (int64_t block = 0; block < blocks; ++block) {
-      DqSplits& of = of_rows[block];
-      if (end <= block * kRowsOfDelta + left_diagonal || begin >= end_of_rows(block) - 1 + diagonal || !may_meet(of.rows, keys)) continue;
-      of.begin = std::min(of.begin, split);
-      of.end = std::max(of.end, split + 1);
-    }
-  });
-  for (int64_t block = 0; block < blocks; ++block)
-    if (of_rows[block].end == 0) of_rows[block].begin = 0, of_rows[block].end = 1;  // of rows that see nothing one, which stays 0
+// Between two looks of a task that waits for another one, which is computing.
+void pause_of_task(int64_t times) {
+  constexpr int64_t kSpins = 64;
+  times < kSpins ? relax_cpu() : std::this_thread::yield();
 }
 
 void backward(const Call& call) {
   const Problem& p = call.p;
-  // Strides of the fp32 dq: the output's own, or the workspace's (split, batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry
-  // there.
+  // Strides of the fp32 dq: the output's own, or the workspace's (batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry there.
   const int64_t batch = p.dense_batch(), all_rows = p.dense_rows();
   const auto of_batch = [&](int64_t stride) { return p.packed ? 0 : stride; };
   Strides dq{of_batch(p.nheads * all_rows * p.headdim), p.headdim, all_rows * p.headdim};
-  int64_t dq_split = batch * p.nheads * all_rows * p.headdim;
   float* dq_base = call.floats(call.w.dq);
   if (call.w.dq_in_output) {
     dq = p.dq;
-    dq_split = 0;
     dq_base = static_cast<float*>(call.b.dq);
   }
   float* delta = call.floats(call.w.delta);
@@ -448,12 +421,10 @@ void backward(const Call& call) {
   const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
   run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
-  const int64_t blocks = blocks_of_rows(p);
-  const bool finds = finds_dq_splits(p, call.c);
-  auto* const found = reinterpret_cast<DqSplits*>(call.workspace + call.w.dq_splits);
-  run_tasks(call.plan, finds ? batch : 0, [&](int64_t n, int) { find_dq_splits(call, n, found + n * blocks); });
-  const auto splits_of = [&](int64_t n, int64_t block) { return finds ? found[n * blocks + block] : DqSplits{{}, 0, call.c.splits}; };
+  auto* const walked = call.c.splits > 1 ? call.numbers(call.w.walked) : nullptr;
+  if (walked) std::fill_n(walked, p.batch * p.nheads_k * call.c.splits, 0);
 
+  const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
@@ -462,9 +433,7 @@ void backward(const Call& call) {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    const DqSplits splits = splits_of(n, i % blocks);
-    for (int64_t split = splits.begin; split < splits.end; ++split)
-      for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + split * dq_split + place(dq, n, row, h), p.headdim, 0.0f);
+    for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + place(dq, n, row, h), p.headdim, 0.0f);
   });
 
   run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
@@ -474,7 +443,7 @@ void backward(const Call& call) {
               std::memset(at(call.b.dv, place(p.dv, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
             });
 
-  // A (batch, key head, split): its super-blocks one after the other, each adding to the split's dq.
+  // A (batch, key head, split): all super-blocks one after the other, or super-block `split`. Each adds to dq in its turn.
   const auto walk = [&](int64_t n, int64_t hk, int64_t split, int worker) {
     const int64_t h = hk * p.group();
     const Sequence s = sequence_of(p, call.b, n);
@@ -485,7 +454,7 @@ void backward(const Call& call) {
     t.dout = at(call.b.dout, place(p.dout, n, s.q_begin, h), call.element);
     t.lse = at(static_cast<const float*>(call.b.lse), place(p.lse, n, s.q_begin, h));
     t.delta = delta + place(of_delta, n, s.q_begin, h);
-    t.dq = at(dq_base, split * dq_split + place(dq, n, s.q_begin, h));
+    t.dq = at(dq_base, place(dq, n, s.q_begin, h));
     t.dk = at(call.b.dk, place(p.dk, n, s.k_begin, hk), call.element);
     t.dv = at(call.b.dv, place(p.dv, n, s.k_begin, hk), call.element);
     t.q_stride = p.q.row;
@@ -525,9 +494,11 @@ void backward(const Call& call) {
     t.dbias_out_stride = pairs.strides.row;
     t.dbias_out_head_stride = own_head ? pairs.strides.head : 0;
     t.scratch = call.scratch(worker);
-    // Super-blocks in turn to the splits, so that a causal mask loads them alike.
+    t.walked = walked ? walked + (n * p.nheads_k + hk) * call.c.splits : nullptr;
+    t.turn = split;
+    t.pause = pause_of_task;
     for_super_blocks(call, s, t.inputs, [&](int64_t i, int64_t begin, int64_t end) {
-      if (i % call.c.splits != split) return;
+      if (walked && i != split) return;
       t.key_begin = begin;
       t.key_end = std::clamp(s.keys, begin, end);
       if (t.key_begin < t.key_end) call.kernels.backward(call.dtype, t);
@@ -536,15 +507,17 @@ void backward(const Call& call) {
         std::memset(at(t.dv, key * p.dv.row, call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
       }
     });
+    if (walked) __atomic_store_n(t.walked + split, std::numeric_limits<int64_t>::max(), __ATOMIC_RELEASE);
   };
   // What adds to the same dbias is done one after the other, in order.
   const int64_t entries = p.shares_dbias_of_batch() ? p.batch : 1, heads = p.shares_dbias_of_heads() ? p.nheads_k : 1;
   const int64_t head_units = p.nheads_k / heads;
-  const Entries order = call.entries([&](const Sequence&) { return head_units * call.c.splits; },
+  const Entries order = call.entries([&](const Sequence&) { return head_units * (p.packed ? call.c.splits : 1); },
                                      [](const Sequence& s) { return static_cast<double>(s.seqlen_q) * static_cast<double>(s.keys); });
   run_tasks(call.plan, p.backward_units() * call.c.splits, [&](int64_t i, int worker) {
-    const auto [entry, index] = order.task(i);  // the first, if all entries are one unit
-    const int64_t split = index % call.c.splits, unit = index / call.c.splits;
+    // The splits of a key head lie as far apart as they can, so that few tasks wait for one another; of a sequence at a time, the longest first.
+    const auto [entry, index] = order.task(p.packed ? i : i % p.backward_units());  // the first, if all entries are one unit
+    const int64_t split = p.packed ? index / head_units : i / p.backward_units(), unit = index % head_units;
     const int64_t first = entries > 1 ? 0 : entry;
     for (int64_t n = first; n < first + entries; ++n)
       for (int64_t hk = unit * heads; hk < (unit + 1) * heads; ++hk) walk(n, hk, split, worker);
@@ -563,10 +536,8 @@ void backward(const Call& call) {
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
-    const DqSplits splits = splits_of(n, i % blocks);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.sum_rows(call.dtype, dq_base + splits.begin * dq_split + place(dq, n, row, h), dq_split, splits.end - splits.begin, p.headdim,
-                            at(call.b.dq, place(p.dq, n, row, h), call.element));
+      call.kernels.sum_rows(call.dtype, dq_base + place(dq, n, row, h), 0, 1, p.headdim, at(call.b.dq, place(p.dq, n, row, h), call.element));
   });
 }
 

@@ -14,10 +14,10 @@ FATTN_INLINE bool is_one(IdRange a) { return a.least == a.most; }
 FATTN_INLINE bool are_one(IdRange a, IdRange b) { return a.least == a.most && b.least == b.most && a.least == b.least; }
 FATTN_INLINE bool holds(IdRange range, int32_t id) { return range.least <= id && id <= range.most; }
 
-// How many of the up to `most` rows from ids[0] on a tile takes: those of the first document, if they fill a vector at least.
-static inline int64_t rows_of_one(const int32_t* ids, int64_t most) {
+// How many of the up to `most` rows before `end` a tile takes: those of the last document, if they fill a vector at least.
+static inline int64_t rows_of_one(const int32_t* end, int64_t most) {
   int64_t rows = 1;
-  while (rows < most && ids[rows] == ids[0]) ++rows;
+  while (rows < most && end[-1 - rows] == end[-1]) ++rows;
   return rows < kLanes ? most : rows;
 }
 

@@ -3,7 +3,7 @@
 // once for all of them.
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/nonfinite.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -23,6 +23,11 @@ struct ForwardScratch {
   float* scores;     // S^T of a panel; P^T replaces it for fp32 products
   Element* weights;  // P^T of a panel
   uint32_t* words;   // which pairs a mask shows; which of P^T stay
+  // Where V holds an Inf or NaN at a pair that a mask hides: V in two parts (nonfinite.h), as T and where they need a buffer, and of a panel what is
+  // hidden, the kinds of pairs, and sums of codes.
+  T *finite_rows, *code_rows;
+  Element *finite, *codes, *kinds;
+  float *hidden, *sums;
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.
@@ -40,6 +45,13 @@ struct ForwardScratch {
     scores = s.take<float>(block_k * kPanel);
     weights = Ops::kPair == 1 ? reinterpret_cast<Element*>(scores) : s.take<Element>(elements<Ops>(block_k) * kPanel);
     words = s.take<uint32_t>(inputs ? dropout_rows(block_k) * kPanel : 0);
+    finite_rows = s.take<T>(block_k * headdim_v);
+    code_rows = s.take<T>(block_k * headdim_v);
+    finite = s.take<Element>(Operand<T, Ops>::column_buffer(block_k, headdim_v));
+    codes = s.take<Element>(Operand<T, Ops>::column_buffer(block_k, headdim_v));
+    kinds = s.take<Element>(elements<Ops>(block_k) * kPanel);
+    hidden = s.take<float>(block_k * kPanel);
+    sums = s.take<float>(headdim_v * kPanel);
     return s.used;
   }
 };
@@ -77,37 +89,15 @@ FATTN_INLINE void exponentials(OpsDot, float* scores, uint32_t* weights, int64_t
   for (int64_t key = 0; key < n; key += 2) FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) {
     const float* at = scores + key * kStride + w * kLanes;
-    const F32 p0 = exp2_coarse(mul(sub(load(at), largest[w]), f));
-    const F32 p1 = key + 1 < n ? exp2_coarse(mul(sub(load(at + kStride), largest[w]), f)) : zero();
+    const F32 p0 = exp2_of_sum(mul(sub(load(at), largest[w]), f));
+    const F32 p1 = key + 1 < n ? exp2_of_sum(mul(sub(load(at + kStride), largest[w]), f)) : zero();
     total[w] = add(total[w], add(p0, p1));
     store_pairs(weights + key / 2 * kStride + w * kLanes, make_pairs(p0, p1));
   }
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) block_sum[w] = total[w];
 }
-FATTN_INLINE float weight_at(OpsDot, const uint32_t* weights, int64_t stride, int64_t key, int64_t lane) {
-  const uint32_t pair = weights[key / 2 * stride + lane];
-  return __builtin_bit_cast(float, key % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
-}
 #endif
-FATTN_INLINE float weight_at(OpsF32, const float* weights, int64_t stride, int64_t key, int64_t lane) { return weights[key * stride + lane]; }
-
-// O^T of a panel with pairs that a mask hides, where V holds an Inf or NaN: a weight of 0 must not meet it, so only the keys
-// that a row sees are summed. Rare, hence scalar.
-template <class T, class Ops>
-void weigh_visible(const T* v, int64_t v_stride, int headdim_v, const typename Ops::Element* weights, int64_t stride, const ScoreInputs& in,
-                   const TilePlace& at, int64_t first_seen, int64_t first_hidden, const float* alpha, float* o) {
-  const int64_t keys = at.keys;
-  for (int64_t lane = 0; lane < at.rows; ++lane) {
-    const int64_t begin = first_seen + lane > 0 ? first_seen + lane : 0, end = first_hidden + lane < keys ? first_hidden + lane : keys;
-    for (int64_t d = 0; d < headdim_v; ++d) {
-      float sum = o[d * kPanel + lane] * alpha[lane];
-      for (int64_t key = begin; key < end; ++key)
-        if (!is_hidden<T>(in, 0, at.row + lane, at.key + key)) sum += weight_at(Ops{}, weights, stride, key, lane) * to_float(v[key * v_stride + d]);
-      o[d * kPanel + lane] = sum;
-    }
-  }
-}
 
 // largest[w] = max(largest[w], scores of the keys [begin, end)).
 template <int kVecs>
@@ -134,13 +124,36 @@ FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t
     }
 }
 
+// Adds to O^T of a panel what Inf and NaN in V, given as `codes`, are to the pairs that rows see.
+template <class T, class Ops, int kVecs>
+__attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScratch<T, Ops>& scratch, Scalars codes, const TilePlace& at,
+                                             int64_t first_seen, int64_t first_hidden, Seen mask_shows, float* o) {
+  constexpr int64_t kStride = kVecs * kLanes;
+  const ScoreInputs& in = task.inputs;
+  F32 unused[kVecs], one[kVecs];
+  for (int w = 0; w < kVecs; ++w) unused[w] = one[w] = set1(1.0f);
+  for (int64_t i = 0; i < at.keys * kStride; i += kLanes) store(scratch.hidden + i, zero());
+  if (in.bias) add_terms<kVecs, T>(in, 0, at, 1.0f, scratch.hidden, unused);
+  if (mask_shows == Seen::kSome) {
+    if (in.dropout_below > 0) make_mask_words<kVecs>(in, 0, at, scratch.words);  // dropout has the words
+    hide_masked<kVecs>(scratch.words, at.keys, scratch.hidden, unused);
+  }
+  if (in.document_q) hide_documents<kVecs>(in, at, scratch.hidden, unused);
+  if (first_seen + kStride - 1 > 0 || first_hidden < at.keys) hide_scores<kVecs>(scratch.hidden, 0, at.keys, first_seen, first_hidden, unused);
+  kinds_of<kStride>(Ops{}, scratch.hidden, scratch.weights, at.keys, scratch.kinds);
+  for (int64_t i = 0; i < task.headdim_v * kPanel; i += kLanes) store(scratch.sums + i, zero());
+  product_by_column<Ops, kVecs>(codes, task.headdim_v, scratch.kinds, kStride, elements<Ops>(at.keys), scratch.sums, one);
+  for (int64_t i = 0; i < task.headdim_v * kPanel; i += kPanel)
+    for (int64_t l = 0; l < kStride; l += kLanes) add_decoded(scratch.sums + i + l, o + i + l);
+}
+
 // A block of keys for one panel of kVecs vectors of query rows, the first of which is lane 0 here; `at` says which. Lane i sees
-// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `poisoned`: V has an Inf or NaN at a key that some row
-// of the tile does not see.
+// the keys [first_seen + i, first_hidden + i) of the block. `mixed`: of different documents. `codes`: of V's Inf and NaN, which v lacks then, where
+// some row of the tile does not see one.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, const T* v_rows, TilePlace at, int64_t first_seen, int64_t first_hidden,
-                                             bool mixed, bool poisoned) {
+                                             Scalars k, Scalars v, Scalars codes, TilePlace at, int64_t first_seen, int64_t first_hidden,
+                                             bool mixed) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const ScoreInputs& inputs = task.inputs;
@@ -149,7 +162,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     const int64_t skip = first_seen / unit * unit;
     k.data += skip * k.stride;
     v.data += skip / Ops::kPair * v.stride;
-    v_rows += skip * task.v_stride;
+    if (codes.data) codes.data += skip / Ops::kPair * codes.stride;
     at.key += skip;
     at.keys -= skip;
     first_seen -= skip;
@@ -173,6 +186,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
                                scratch.scores + begin * kStride, kStride, largest);
   };
   const bool capped = task.softcap > 0, added = adds(inputs), fetches = has_pairs(inputs);
+  Seen visible = Seen::kAll;  // of pairs, by a mask
   if (!capped && !added && !inputs.mask) {
     products_of(seen, whole, seen_top);
     if (seen > 0) products_of(0, seen, unused);
@@ -185,7 +199,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
       for (int w = 0; w < kVecs; ++w) reached[w] = old[w];
     };
     const bool one_row = inputs.mask && inputs.mask_stride == 0;
-    Seen visible = one_row ? make_mask_words<kVecs>(inputs, 0, at, scratch.words) : Seen::kAll;
+    visible = one_row ? make_mask_words<kVecs>(inputs, 0, at, scratch.words) : Seen::kAll;
     if (visible == Seen::kNone) return;
     restart();
     const int64_t parts = fetches ? (n + kFetchKeys - 1) / kFetchKeys : 1;
@@ -234,14 +248,9 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     make_dropout_words<kVecs>(inputs, 0, at, scratch.words);
     drop_weights<kVecs>(Ops{}, at.key, scratch.words, n, scratch.weights);
   }
-  if (poisoned) {
-    float alphas[kStride];
-    for (int w = 0; w < kVecs; ++w) store(alphas + w * kLanes, alpha[w]);
-    weigh_visible<T, Ops>(v_rows, task.v_stride, task.headdim_v, scratch.weights, kStride, inputs, at, first_seen, first_hidden, alphas,
-                          tile.o + lane_offset(task.headdim_v, lane0));
-    return;
-  }
-  product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), tile.o + lane_offset(task.headdim_v, lane0), alpha);
+  float* const o = tile.o + lane_offset(task.headdim_v, lane0);
+  product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), o, alpha);
+  if (codes.data) add_nonfinite<T, Ops, kVecs>(task, scratch, codes, at, first_seen, first_hidden, visible, o);
 }
 
 // o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf.
@@ -315,6 +324,12 @@ void forward_task(const ForwardTask& task) {
     }
     const int64_t fetched = (task.block_k + kPanelsOfTile * tiles - 1) / (kPanelsOfTile * tiles);  // rows a panel
     const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
+    Scalars finite{}, codes{};  // once they are wanted
+    const auto split_values = [&] {
+      split_nonfinite(v_rows, task.v_stride, block, task.headdim_v, false, scratch.finite_rows, scratch.code_rows);
+      finite = Operand<T, Ops>::column_scalars(scratch.finite_rows, task.headdim_v, block, task.headdim_v, scratch.finite);
+      codes = Operand<T, Ops>::column_scalars(scratch.code_rows, task.headdim_v, block, task.headdim_v, scratch.codes);
+    };
     // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
     // documents.
     const auto attend = [&](int64_t t, int first_vec, int end_vec, IdRange of_rows) {
@@ -328,7 +343,6 @@ void forward_task(const ForwardTask& task) {
         mixed = !are_one(of_rows, ids_of(key_ids + key0, part.begin, part.end));
       }
       const int64_t key_begin = key0 + part.begin, keys_here = part.end - part.begin;
-      const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part{v.data + part.begin / Ops::kPair * v.stride, v.stride};
       const T* values = v_rows + part.begin * task.v_stride;
       const int64_t row0 = task.row_begin + t * kTile;
       const int64_t here = task.row_end - row0 < kTile ? task.row_end - row0 : kTile;
@@ -341,6 +355,10 @@ void forward_task(const ForwardTask& task) {
         return from < to && any_nonfinite(values + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
       const bool poisoned = all_poisoned || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
+      if (poisoned && !codes.data) split_values();
+      const auto part_of = [&](Scalars a) { return Scalars{a.data + part.begin / Ops::kPair * a.stride, a.stride}; };
+      const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part = part_of(poisoned ? finite : v);
+      const Scalars codes_part = poisoned ? part_of(codes) : Scalars{};
       const auto panel = [&](int w, auto count) {
         constexpr int kVecs = decltype(count)::value;
         const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;
@@ -349,8 +367,8 @@ void forward_task(const ForwardTask& task) {
           next_v.fetch(fetched);
         }
         const TilePlace at{row0 + lane0, left < lanes ? left : lanes, key_begin, keys_here};
-        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k_part, v_part, values, at, first_seen + lane0, first_hidden + lane0, mixed,
-                                     poisoned);
+        forward_panel<T, Ops, kVecs>(task, scratch.tiles[t], w, scratch, k_part, v_part, codes_part, at, first_seen + lane0, first_hidden + lane0,
+                                     mixed);
       };
       if (kPanelVecs == 4 && (first_hidden < keys_here || seen_from > 0)) {
         // Half panels at an edge of the mask, which need fewer keys each.

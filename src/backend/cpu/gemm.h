@@ -139,18 +139,15 @@ template <class Ops, int kVecs>
 __attribute__((noinline)) void product_by_column(Scalars a, int64_t columns, const typename Ops::Element* b, int64_t b_stride, int64_t n, float* to,
                                                  const F32* scale) {
   sweep<Ops, true, kVecs>(
-      a, columns, b, b_stride, n,
+      a, columns, b, b_stride, n, [](auto& acc, int64_t) { set_zero(acc); },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
         for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) acc[r][w] = mul(load(to + (row + r) * kPanel + w * kLanes), scale[w]);
-      },
-      [&](auto& acc, int64_t row) {
-        constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
-        FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * kPanel + w * kLanes, acc[r][w]);
+        for (int w = 0; w < kVecs; ++w) {
+          float* at = to + (row + r) * kPanel + w * kLanes;
+          store(at, fma(load(at), scale[w], acc[r][w]));
+        }
       });
 }
 
@@ -160,18 +157,15 @@ template <class Ops, int kVecs>
 __attribute__((noinline)) void product_into_rows(Scalars a, int64_t rows, const typename Ops::Element* b, int64_t b_stride, int64_t n, float* to,
                                                  int64_t to_stride) {
   sweep<Ops, false, kVecs>(
-      a, rows, b, b_stride, n,
+      a, rows, b, b_stride, n, [](auto& acc, int64_t) { set_zero(acc); },
       [&](auto& acc, int64_t row) {
         constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
         FATTN_UNROLL
         for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) acc[r][w] = load(to + (row + r) * to_stride + w * kLanes);
-      },
-      [&](auto& acc, int64_t row) {
-        constexpr int kRows = sizeof(acc) / sizeof(acc[0]);
-        FATTN_UNROLL
-        for (int r = 0; r < kRows; ++r) FATTN_UNROLL
-        for (int w = 0; w < kVecs; ++w) store(to + (row + r) * to_stride + w * kLanes, acc[r][w]);
+        for (int w = 0; w < kVecs; ++w) {
+          float* at = to + (row + r) * to_stride + w * kLanes;
+          store(at, add(load(at), acc[r][w]));
+        }
       });
 }
 

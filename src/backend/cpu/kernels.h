@@ -75,7 +75,7 @@ struct DecodeTask {
 };
 
 // The keys [key_begin, key_end) of one key head against all rows of the query heads that share it.
-// dq is accumulated in fp32 (added to what is there), dk and dv are written.
+// dq is accumulated in fp32 (added to what is there, in turn with the other tasks of the key head: dq_order.h), dk and dv are written.
 struct BackwardTask {
   const void *q, *k, *v, *dout;  // q, dout at the group's first head
   const float *lse, *delta;      // delta = rowsum(o * dout), (head, row) with the strides below
@@ -94,8 +94,11 @@ struct BackwardTask {
   int64_t dbias_stride, dbias_head_stride;
   void* dbias;
   int64_t dbias_out_stride, dbias_out_head_stride;
-  bool first_of_dbias;  // nothing was added to the sums yet, and they hold anything: the task's keys are written whole; dbias_stride > 0
-  bool last_of_dbias;   // nothing more will be: the tensor is written, in its dtype, and the sums need not be
+  bool first_of_dbias;           // nothing was added to the sums yet, and they hold anything: the task's keys are written whole; dbias_stride > 0
+  bool last_of_dbias;            // nothing more will be: the tensor is written, in its dtype, and the sums need not be
+  int64_t* walked;               // how far each task of the key head is, in the order of their keys; null: nobody else adds to dq
+  int64_t turn;                  // this task's place there
+  void (*pause)(int64_t times);  // for who waits, and has done so `times` times
   void* scratch;
 };
 

@@ -39,14 +39,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) noexcept {
 // Takes an address and not an atomic: it may already be gone, then the call wakes nobody or a waiter that looks again.
 void futex_wake(void* word) noexcept { ::syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 
-void relax_cpu() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");  // `yield` is a no-op on most cores
-#endif
-}
-
 // Polls for a short time; true if `ready` came true.
 template <class Ready>
 bool spin_until(bool crowded, const Ready& ready) noexcept {

@@ -12,4 +12,13 @@ namespace fattn::core {
 // more would only wait for each other. Any number of calls at once, from any threads. Allocates nothing once the threads are there.
 void run_on_pool(int workers, const CpuMask& cpus, WorkerFn fn, void* arg) noexcept;
 
+// A moment of a thread that waits for another one by looking.
+inline void relax_cpu() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // `yield` is a no-op on most cores
+#endif
+}
+
 }  // namespace fattn::core

@@ -171,6 +171,17 @@ FATTN_INLINE F32 exp2_coarse(F32 x) {
   p = fma(p, f, set1(1.0f));
   return _mm512_maskz_scalef_ps(has_exp2(x), p, n);
 }
+// The same with degree 4: relative error 2.8e-6. For the forward pass, whose sums are lse.
+FATTN_INLINE F32 exp2_of_sum(F32 x) {
+  const F32 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const F32 f = sub(x, n);
+  F32 p = set1(0.009582853f);
+  p = fma(p, f, set1(0.055906426f));
+  p = fma(p, f, set1(0.24024099f));
+  p = fma(p, f, set1(0.6931242f));
+  p = fma(p, f, set1(1.0f));
+  return _mm512_maskz_scalef_ps(has_exp2(x), p, n);
+}
 #else
 constexpr bool kHasDot = false;
 #endif
