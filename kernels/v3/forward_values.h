@@ -1,0 +1,160 @@
+// Inf and NaN in values of keys that some row does not see. Their weight is 0, but 0 * Inf is NaN. Two warps of the loader's warpgroup look through each
+// block of values in which something may be hidden from a row of the tile, before consumers multiply with it, and put 0 in place of Inf and NaN: a
+// hidden value then changes no bit of the result, and costs nothing. What rows may see is noted (v3/spoilt_notes.h) and added when the tile is done
+// (v3/hidden_values.h). Values arrive blocks ahead of when they are wanted, so nobody waits for this.
+#pragma once
+
+#include "kernels/ptx/async_proxy.h"
+#include "kernels/ptx/mbarrier.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v3/block_order.h"
+#include "kernels/v3/forward_shape.h"
+#include "kernels/v3/ring.h"
+#include "kernels/v3/schedule.h"
+#include "kernels/v3/spoilt_notes.h"
+#include "kernels/v3/tiles_of_cta.h"
+
+namespace fattn::v3 {
+
+inline constexpr int kValueThreads = 32 * kV3NoteWarps;
+
+template <class Spec, class Place>
+__device__ __forceinline__ int last_row(const ForwardCall& p, const Place& place) {
+  return min(place.row + ForwardShape<Spec>::kBlockM, keys_of<Spec>(p.call, place).queries(p.call)) - 1;
+}
+
+// Of a tile: blocks outside of [whole_begin, whole_end) may hide something from some of its rows.
+struct TileValues {
+  int nth, whole_begin, whole_end;
+
+  template <class Spec, class Place>
+  static __device__ __forceinline__ TileValues of(const ForwardCall& p, const Place& place, int nth) {
+    using Mask = typename Spec::Mask;
+    constexpr int kBlockN = Spec::kBlockN;
+    const auto keys = keys_of<Spec>(p.call, place);
+    TileValues tile{nth, 0, 0};
+    if constexpr (!kPairTerms<Spec>) {
+      tile.whole_begin = (visible_begin<Mask>(p.call, keys, last_row<Spec>(p, place)) + kBlockN - 1) / kBlockN;
+      tile.whole_end = Mask::visible_end(p.call, keys, place.row) / kBlockN;
+    }
+    if constexpr (kPairOf<Spec>.documents) {
+#pragma unroll 1
+      for (int group = 0; group < Spec::kGroups; ++group) {
+        const auto own = keys_of<Spec>(p.call, place, group);
+        tile.whole_begin = max(tile.whole_begin, own.one_begin);
+        tile.whole_end = min(tile.whole_end, own.one_end);
+      }
+    }
+    return tile;
+  }
+};
+
+// The thread's part in it: block after block, in the order in which they are loaded.
+template <class Spec>
+struct ValueGuard {
+  using Shape = ForwardShape<Spec>;
+  using Element = typename Spec::Element;
+  using Notes = SpoiltNotes<Spec>;
+  static constexpr int kUnits = Shape::TileV::kBytes / (16 * kValueThreads);  // of 16 bytes, of a thread
+  static_assert(kUnits * 16 * kValueThreads == Shape::TileV::kBytes);
+
+  TightRing<Spec::kStagesV> v;
+
+  // kValueThreads together, which are the last ones of the loader's warpgroup. The thread's number is found again each time, to keep a register free.
+  static __device__ __forceinline__ int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) % kValueThreads; }
+  __device__ __forceinline__ void look_at(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, const TileValues& tile, int block) {
+    ptx::mbarrier_wait(barriers.v_full(v.stage()), v.parity());
+    if (block < tile.whole_begin || block >= tile.whole_end) {
+      const unsigned at = shared + Shape::kOffsetV + v.stage() * Shape::TileV::kBytes + static_cast<unsigned>(thread()) * 16;
+      if (any_nonfinite(at)) [[unlikely]]
+        clear(p, shared, at, tile.nth, block);
+    }
+    ptx::warp_sync();
+    if (thread() % 32 == 0) ptx::mbarrier_arrive(barriers.v_good(v.stage()));
+    v.next();
+  }
+
+ private:
+  // In the units of the warp, the thread's first being `at`: x * 0 is NaN then.
+  static __device__ __forceinline__ bool any_nonfinite(unsigned at) {
+    unsigned sum[2] = {0, 0};
+#pragma unroll 2
+    for (int i = 0; i < kUnits; ++i) {
+      const uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
+      sum[0] = ptx::fma2<Element>(x.x, 0, sum[0]);
+      sum[1] = ptx::fma2<Element>(x.y, 0, sum[1]);
+      sum[0] = ptx::fma2<Element>(x.z, 0, sum[0]);
+      sum[1] = ptx::fma2<Element>(x.w, 0, sum[1]);
+    }
+    return !ptx::vote_all(((sum[0] | sum[1]) & 0x7fff7fffu) == 0);
+  }
+
+  // Keys of the tile that some row sees are before it.
+  static __device__ __forceinline__ int keys_end(const ForwardCall& p, unsigned shared, int nth) {
+    const auto place = tile_place<Spec>(p, shared, nth, tile_number<Spec>(p, shared, nth));
+    return Spec::Mask::visible_end(p.call, keys_of<Spec>(p.call, place), last_row<Spec>(p, place));
+  }
+  static __device__ __forceinline__ void clear(const ForwardCall& p, unsigned shared, unsigned at, int nth, int block) {
+    const int behind = keys_end(p, shared, nth) - block * Spec::kBlockN;
+    unsigned found = 0;  // of the block's steps a bit each, and from bit 8 on what kinds
+#pragma unroll 1
+    for (int i = 0; i < kUnits; ++i) {
+      uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
+      unsigned* const words = &x.x;
+      unsigned plus = 0, minus = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const unsigned of_plus = nonfinite_halves<Element>(words[j], kPlus2<Element>);
+        const unsigned of_minus = nonfinite_halves<Element>(words[j], kMinus2<Element>);
+        plus |= of_plus, minus |= of_minus;
+        words[j] &= ~(((of_plus | of_minus) >> 14 & 0x10001u) * 0xffffu);
+      }
+      if ((plus | minus) == 0) continue;
+      ptx::st_shared_16(at + i * (16 * kValueThreads), x);
+      const int in_block = (i * (kValueThreads / 8) + thread() / 8) % Spec::kBlockN;
+      if (in_block >= behind) continue;
+      found |= 1u << in_block / kStepKeys | (plus != 0 ? kSpoiltPlus << 8 : 0u) | (minus != 0 ? kSpoiltMinus << 8 : 0u);
+    }
+    ptx::async_proxy_fence();
+#pragma unroll 1
+    for (int lanes = 1; lanes < 32; lanes *= 2) found |= ptx::shfl_xor(found, lanes);
+    if (found != 0) note(Notes{shared}, nth, block, found);
+  }
+  static __device__ __forceinline__ void note(const Notes& notes, int nth, int block, unsigned found) {
+    const int lane = thread() % 32, warp = thread() / 32;
+    const unsigned head = notes.heads(nth) + static_cast<unsigned>(warp) * 4, kinds = Notes::kinds_in(ptx::ld_shared_4(head), nth);
+    if (lane < kV3NoteWords) {
+      const unsigned word = notes.bits(nth, warp) + static_cast<unsigned>(lane) * 4, bit = Notes::first_bit(block);
+      const unsigned others = kinds != 0 ? ptx::ld_shared_4(word) : 0;
+      ptx::st_shared_4(word, others | (lane == static_cast<int>(bit / 32) ? (found & 0xff) << bit % 32 : 0));
+    }
+    ptx::warp_sync();
+    if (lane == 0) ptx::st_shared_4(head, Notes::head(nth, kinds | found >> 8));
+  }
+};
+
+// The role of two warps that have nothing else to do; where they copy a bias, they do this beside it (v3/forward_terms.h).
+template <class Spec>
+__device__ __forceinline__ void guard_values(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers) {
+  using Mask = typename Spec::Mask;
+  constexpr int kBlockM = ForwardShape<Spec>::kBlockM;
+  ValueGuard<Spec> guard;
+  for (int nth = 0;; ++nth) {
+    const int number = tile_number<Spec>(p, shared, nth);
+    if (number < 0) break;
+    const auto place = tile_place<Spec>(p, shared, nth, number);
+    const auto keys = keys_of<Spec>(p.call, place);
+    const TileValues tile = TileValues::of<Spec>(p, place, nth);
+    int block = first_block<Spec, kBlockM>(p.call, keys, place.row);
+    if constexpr (kFromDiagonal<Spec>) {
+      for (; block >= 0; block = block_after<Spec, kBlockM>(p.call, keys, place.row, block)) guard.look_at(p, shared, barriers, tile, block);
+    } else {
+      const int first = block_begin<Mask, Spec::kBlockN>(p.call, keys, place.row);
+      for (; block >= first; --block) guard.look_at(p, shared, barriers, tile, block);
+    }
+  }
+}
+
+}  // namespace fattn::v3
