@@ -21,8 +21,8 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   const unsigned shared = ptx::shared_address(memory);
   const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
   if (threadIdx.x == 0) {
-    barriers.init();
     if constexpr (kHidesPairs<Spec>) SpoiltNotes<Spec>{shared}.init();
+    barriers.init();
   }
   __syncthreads();
   // Which lists the tiles, or their blocks.

@@ -637,24 +637,28 @@ struct Consumer {
     if constexpr (Shape::kStoreFromRegisters)
       store_output(inverse, nth);
     else
-      hand_output_over(inverse, buffer);
+      hand_output_over(inverse, nth, buffer);
   }
 
   // Stores o.
   __device__ __forceinline__ void store_output(const Inverse& inverse, int nth) {
     const auto place = place_again(nth);
+    unsigned zero[2];
     for_each<0, 2>([&](auto r) {
       constexpr int kRow = decltype(r)::value;
       const int at = place.row + own_row() + 8 * kRow;
-      store_row<Element, kRow>(o, inverse.of_row[kRow], row_of_o(place, at), at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
+      zero[kRow] = store_row<Element, kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o(place, at),
+                                                                 at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
     });
+    look_for_nan(zero, inverse, nth);
   }
 
   // Leaves o to the warp that stores it, in the buffer of the queries.
-  __device__ __forceinline__ void hand_output_over(const Inverse& inverse, unsigned buffer) {
+  __device__ __forceinline__ void hand_output_over(const Inverse& inverse, int nth, unsigned buffer) {
     const float inverse0 = inverse.of_row[0], inverse1 = inverse.of_row[1];
     const unsigned line = q_tile(buffer) + static_cast<unsigned>((warp_row() + lane() % 16) * 128);
     ptx::bar_sync(kOwnBarrier + group, 128);  // every warp of the group is done with the queries
+    unsigned zero[2] = {0, 0};                // or NaN, if there is a NaN in the lane's part of a row
 #pragma unroll
     for (int i = 0; i < Spec::kHeaddimV / 8; i += 2) {
       const unsigned a[4] = {ptx::pack2<Element>(o[4 * i] * inverse0, o[4 * i + 1] * inverse0),
@@ -662,10 +666,24 @@ struct Consumer {
                              ptx::pack2<Element>(o[4 * i + 4] * inverse0, o[4 * i + 5] * inverse0),
                              ptx::pack2<Element>(o[4 * i + 6] * inverse1, o[4 * i + 7] * inverse1)};
       ptx::stmatrix_x4(line + static_cast<unsigned>(i / 8 * Shape::TileO::kColumnBytes + ((i % 8 + lane() / 16) ^ (lane() % 8)) * 16), a);
+      if constexpr (kTrustsValues<Spec>) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
+      }
     }
+    look_for_nan(zero, inverse, nth);
     ptx::async_proxy_fence();
     ptx::warp_sync();
     if (lane() == 0) ptx::mbarrier_arrive(barriers.o_full(buffer, static_cast<unsigned>(group)));
+  }
+
+  // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
+  __device__ __forceinline__ void look_for_nan(const unsigned (&zero)[2], const Inverse& inverse, int nth) const {
+    if constexpr (kTrustsValues<Spec>) {
+      const bool good = ((zero[0] & 0x7fff7fffu) == 0 || !(inverse.of_row[0] > 0)) && ((zero[1] & 0x7fff7fffu) == 0 || !(inverse.of_row[1] > 0));
+      if (!ptx::vote_all(good)) [[unlikely]]
+        if (lane() == 0 && !SpoiltNotes<Spec>{shared}.looked_through(nth)) SpoiltNotes<Spec>{shared}.compute_again(nth);
+    }
   }
 
   template <class Place>
@@ -739,7 +757,7 @@ struct Consumer {
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
       const bool spoilt = kHidesPairs<Spec> && has_spoilt_values(nth);
-      const int next = number_of(nth + 1);
+      const int next = kTrustsValues<Spec> ? tile_in_turn<Spec>(p, nth + 1) : number_of(nth + 1);
       begun = kJoin && next >= 0 && !spoilt;
       const auto next_place = begun ? place_at(nth + 1, next) : decltype(place_at(nth, next)){};
       const int next_row = next_place.row;
@@ -760,6 +778,11 @@ struct Consumer {
             add_spoilt_values<Spec>(o, p, place_again(nth), warp_row(), nth, SpoiltNotes<Spec>{shared}, lane());
         finish(inverse, nth, buffer.stage);
         if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
+        if constexpr (kTrustsValues<Spec>)
+          if (next < 0 && tile_in_turn<Spec>(p, nth) >= 0) {
+            ptx::warp_sync();
+            if (lane() == 0) SpoiltNotes<Spec>{shared}.all_done(nth + 1);
+          }
       }
     }
   }

@@ -42,6 +42,10 @@ inline constexpr int kTermThreads = 64;
 // Whether pairs may be hidden: values then wait until Inf and NaN are out of the way (v3/forward_values.h).
 template <class Spec>
 inline constexpr bool kHidesPairs = Spec::Mask::kUneven || kPairTerms<Spec>;
+// Whether values are taken for numbers until there was NaN in o: any block may hide something, and to look through all of them costs too much
+// (v3/spoilt_notes.h).
+template <class Spec>
+inline constexpr bool kTrustsValues = kPairTerms<Spec>;
 // Whether CTAs take tiles when they are free (v3/tiles_of_cta.h).
 template <class Spec>
 inline constexpr bool kTakesTiles = kPairOf<Spec>.packed;

@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
     const auto place = tile_place<Spec>(p, shared, nth, number);
     const auto keys = keys_of<Spec>(p.call, place);
     const Terms<kPairOf<Spec>, typename Spec::Element> terms(p.call, place.batch, place.head, 0);
-    const TileValues values = TileValues::of<Spec>(p, place, nth);
+    const TileValues values = TileValues::of<Spec>(p, shared, place, nth);
     const int rows = p.call.seqlen_q - place.row, begin = block_begin<typename Spec::Mask, kBlockN>(p.call, keys, place.row);
     const int first = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row);
     for (int block = first; block >= begin; --block) {

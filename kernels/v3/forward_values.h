@@ -30,12 +30,19 @@ struct TileValues {
   int nth, whole_begin, whole_end;
 
   template <class Spec, class Place>
-  static __device__ __forceinline__ TileValues of(const ForwardCall& p, const Place& place, int nth) {
+  static __device__ __forceinline__ TileValues of(const ForwardCall& p, unsigned shared, const Place& place, int nth) {
     using Mask = typename Spec::Mask;
     constexpr int kBlockN = Spec::kBlockN;
     const auto keys = keys_of<Spec>(p.call, place);
     TileValues tile{nth, 0, 0};
-    if constexpr (!kPairTerms<Spec>) {
+    if constexpr (kTrustsValues<Spec>) {
+      const SpoiltNotes<Spec> notes{shared};
+      if (!notes.careful()) {
+        tile.whole_end = 0x7fffffff;
+      } else if (threadIdx.x % 32 == 0) {
+        ptx::st_shared_4(notes.heads(nth) + threadIdx.x / 32 % kV3NoteWarps * 4, SpoiltNotes<Spec>::head(nth, 0));
+      }
+    } else {
       tile.whole_begin = (visible_begin<Mask>(p.call, keys, last_row<Spec>(p, place)) + kBlockN - 1) / kBlockN;
       tile.whole_end = Mask::visible_end(p.call, keys, place.row) / kBlockN;
     }
@@ -97,7 +104,8 @@ struct ValueGuard {
     return Spec::Mask::visible_end(p.call, keys_of<Spec>(p.call, place), last_row<Spec>(p, place));
   }
   static __device__ __forceinline__ void clear(const ForwardCall& p, unsigned shared, unsigned at, int nth, int block) {
-    const int behind = keys_end(p, shared, nth) - block * Spec::kBlockN;
+    // Windows, which have no register for it, note what nobody sees, too: that costs little.
+    const int behind = Spec::Mask::kBegins ? Spec::kBlockN : keys_end(p, shared, nth) - block * Spec::kBlockN;
     unsigned found = 0;  // of the block's steps a bit each, and from bit 8 on what kinds
 #pragma unroll 1
     for (int i = 0; i < kUnits; ++i) {
@@ -120,18 +128,20 @@ struct ValueGuard {
     ptx::async_proxy_fence();
 #pragma unroll 1
     for (int lanes = 1; lanes < 32; lanes *= 2) found |= ptx::shfl_xor(found, lanes);
-    if (found != 0) note(Notes{shared}, nth, block, found);
+    if (found != 0 && thread() % 32 == 0) note(Notes{shared}, nth, block, found);
   }
+  // By one lane of each warp.
   static __device__ __forceinline__ void note(const Notes& notes, int nth, int block, unsigned found) {
-    const int lane = thread() % 32, warp = thread() / 32;
-    const unsigned head = notes.heads(nth) + static_cast<unsigned>(warp) * 4, kinds = Notes::kinds_in(ptx::ld_shared_4(head), nth);
-    if (lane < kV3NoteWords) {
-      const unsigned word = notes.bits(nth, warp) + static_cast<unsigned>(lane) * 4, bit = Notes::first_bit(block);
-      const unsigned others = kinds != 0 ? ptx::ld_shared_4(word) : 0;
-      ptx::st_shared_4(word, others | (lane == static_cast<int>(bit / 32) ? (found & 0xff) << bit % 32 : 0));
+    const int warp = thread() / 32;
+    const unsigned head = notes.heads(nth) + static_cast<unsigned>(warp) * 4, bits = notes.bits(nth, warp), bit = Notes::first_bit(block);
+    const unsigned kinds = Notes::kinds_in(ptx::ld_shared_4(head), nth);
+    if (kinds == 0) {
+#pragma unroll
+      for (int i = 0; i < kV3NoteWords; i += 2) ptx::st_shared_8(bits + 4 * i, {0, 0});
     }
-    ptx::warp_sync();
-    if (lane == 0) ptx::st_shared_4(head, Notes::head(nth, kinds | found >> 8));
+    const unsigned word = bits + bit / 32 * 4;
+    ptx::st_shared_4(word, ptx::ld_shared_4(word) | (found & 0xff) << bit % 32);
+    ptx::st_shared_4(head, Notes::head(nth, kinds | found >> 8));
   }
 };
 
@@ -146,7 +156,7 @@ __device__ __forceinline__ void guard_values(const ForwardCall& p, unsigned shar
     if (number < 0) break;
     const auto place = tile_place<Spec>(p, shared, nth, number);
     const auto keys = keys_of<Spec>(p.call, place);
-    const TileValues tile = TileValues::of<Spec>(p, place, nth);
+    const TileValues tile = TileValues::of<Spec>(p, shared, place, nth);
     int block = first_block<Spec, kBlockM>(p.call, keys, place.row);
     if constexpr (kFromDiagonal<Spec>) {
       for (; block >= 0; block = block_after<Spec, kBlockM>(p.call, keys, place.row, block)) guard.look_at(p, shared, barriers, tile, block);

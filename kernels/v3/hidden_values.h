@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_spoilt_values(float (&o)[Spec::kHeaddimV / 2
           ptx::mma_m16n8k16_bf16(count, seen, nonfinite_halves<Element>(x[0] | x[1] << 16, sign), nonfinite_halves<Element>(x[2] | x[3] << 16, sign));
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (count[e] != 0) o[4 * n + e] = fmaf(count[e], huge, o[4 * n + e]);
+            if (count[e] != 0) o[4 * n + e] += __fmul_rn(count[e], huge);  // not in one: only the product is Inf
         }
       }
       left = 0;

@@ -2,9 +2,13 @@
 // Inf and NaN that a row may see. Each of the warps has a word with the tile's number and what there was, and a bit for each 16 keys of a block. Blocks
 // share bits with others far away: one that is set without need costs time only. Notes of a tile that had nothing of the kind are not written, so the
 // number says whose they are. They are written again kV3NoteTiles tiles further on: nobody is as far ahead as that, because there are fewer stages.
+//
+// With kTrustsValues nothing is looked through at first. A consumer with NaN in o leaves word of the tile, and from then on tiles are looked through.
+// When the CTA has come to the end of its tiles, those that were not are computed again: all roles go on with them as if they were further ones.
 #pragma once
 
 #include "kernels/ptx/math.h"
+#include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/v3/forward_shape.h"
 
@@ -40,9 +44,38 @@ struct SpoiltNotes {
     return shared + ForwardShape<Spec>::kOffsetNotes + kHeads +
            (static_cast<unsigned>(nth) % kV3NoteTiles * kV3NoteWarps + static_cast<unsigned>(warp)) * (4 * kV3NoteWords);
   }
-  // By one thread: there are none.
+  // With kTrustsValues: a barrier at which consumers say that all tiles are done, how many there were, and the first and last to be computed again.
+  __device__ __forceinline__ unsigned done() const { return shared + ForwardShape<Spec>::kEndNotes - 24; }
+  __device__ __forceinline__ unsigned tiles() const { return done() + 8; }
+  __device__ __forceinline__ unsigned again() const { return done() + 16; }
+
+  // By one thread, before Barriers::init(): there are none.
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < kV3NoteTiles; ++i) ptx::st_shared_8(heads(i), {0, 0});
+    if constexpr (kTrustsValues<Spec>) {
+      ptx::mbarrier_init(done(), 4 * Spec::kGroups);
+      ptx::st_shared_8(again(), {0x7fffffffu, 0});
+    }
+  }
+  // Whether values are looked through by now.
+  __device__ __forceinline__ bool careful() const { return ptx::ld_shared_4(again()) != 0x7fffffffu; }
+  // Whether those of a tile were, as long as its notes are there.
+  __device__ __forceinline__ bool looked_through(int nth) const { return ptx::ld_shared_4(heads(nth)) >> 2 == static_cast<unsigned>(nth) + 1; }
+  __device__ __forceinline__ void compute_again(int nth) const {
+    asm volatile("red.shared.min.s32 [%0], %1;" ::"r"(again()), "r"(nth) : "memory");
+    asm volatile("red.shared.max.s32 [%0], %1;" ::"r"(again() + 4), "r"(nth) : "memory");
+  }
+  // By one lane of each consumer warp, after the last of `count` tiles.
+  __device__ __forceinline__ void all_done(int count) const {
+    ptx::st_shared_4(tiles(), static_cast<unsigned>(count));
+    ptx::mbarrier_arrive(done());
+  }
+  // Which tile the one behind the last is, and so on; -1 after the last of them.
+  __device__ __forceinline__ int again_as(int nth) const {
+    ptx::mbarrier_wait(done(), 0);
+    const uint2 ends = ptx::ld_shared_8(again());
+    const int further = nth - static_cast<int>(ptx::ld_shared_4(tiles()));
+    return ends.x == 0x7fffffffu || further > static_cast<int>(ends.y - ends.x) ? -1 : static_cast<int>(ends.x) + further;
   }
   static __device__ __forceinline__ unsigned head(int nth, unsigned kinds) { return (static_cast<unsigned>(nth) + 1) << 2 | kinds; }
   static __device__ __forceinline__ unsigned kinds_in(unsigned head, int nth) { return head >> 2 == static_cast<unsigned>(nth) + 1 ? head & 3 : 0; }

@@ -2,20 +2,24 @@
 #pragma once
 
 #include "kernels/ptx/convert.h"
+#include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
 
 namespace fattn::v3 {
 
 // The lanes' first row (kRow = 0) or second (1) of o, times `factor`, to the `columns` elements at `row`, which is aligned to 8 bytes. Neighbouring
-// lanes swap every other pair of elements, so that each has four in a row and 32 bytes are written whole. All lanes of a warp together.
-template <class Element, int kRow, int kWidth>
-__device__ __forceinline__ void store_row(const float (&o)[kWidth], float factor, unsigned short* row, int columns, int lane) {
+// lanes swap every other pair of elements, so that each has four in a row and 32 bytes are written whole. The result is 0, or NaN if kLook and there
+// is a NaN in the lane's part of the row. All lanes of a warp together.
+template <class Element, int kRow, bool kLook, int kWidth>
+__device__ __forceinline__ unsigned store_row(const float (&o)[kWidth], float factor, unsigned short* row, int columns, int lane) {
   const bool odd = lane % 2 == 1;
   const int first = odd * 8 + lane % 4 / 2 * 4;
+  unsigned zero = 0;
 #pragma unroll
   for (int i = 0; i < kWidth / 4; i += 2) {  // columns 8 i to 8 i + 15 of the row
     const unsigned left = ptx::pack2<Element>(o[4 * i + 2 * kRow] * factor, o[4 * i + 2 * kRow + 1] * factor);
     const unsigned right = ptx::pack2<Element>(o[4 * i + 2 * kRow + 4] * factor, o[4 * i + 2 * kRow + 5] * factor);
+    if constexpr (kLook) zero = ptx::fma2<Element>(right, 0, ptx::fma2<Element>(left, 0, zero));
     const unsigned other = ptx::shfl_xor(odd ? left : right, 1);
     const uint2 four{odd ? other : left, odd ? right : other};
     const int column = first + i * 8;
@@ -27,6 +31,7 @@ __device__ __forceinline__ void store_row(const float (&o)[kWidth], float factor
         if (column + e < columns) row[column + e] = static_cast<unsigned short>((e < 2 ? four.x : four.y) >> e % 2 * 16);
     }
   }
+  return zero;
 }
 
 }  // namespace fattn::v3

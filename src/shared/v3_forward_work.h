@@ -21,7 +21,7 @@ constexpr int v3_slots_end(int bytes, bool packed) { return packed ? v3_slots_of
 
 // What consumers are told of Inf and NaN in a tile's values (kernels/v3/spoilt_notes.h): notes of so many tiles, by each of two warps a word and bits.
 inline constexpr int kV3NoteTiles = 8, kV3NoteWarps = 2, kV3NoteWords = 8;
-inline constexpr int kV3NoteBytes = kV3NoteTiles * kV3NoteWarps * (1 + kV3NoteWords) * 4;
+inline constexpr int kV3NoteBytes = kV3NoteTiles * kV3NoteWarps * (1 + kV3NoteWords) * 4 + 24;
 
 // Barriers of queries and of o: "full" and "empty" for each buffer of queries and "full" for each warpgroup's rows of o; or, with one buffer, "full"
 // and "empty" for each warpgroup's queries (kernels/v3/forward_shape.h: kQueriesByGroup).
