@@ -136,7 +136,8 @@ struct Consumer {
     if (!k_is_there) ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
   }
   __device__ __forceinline__ void wait_v() const {
-    ptx::mbarrier_wait(kHidesPairs<Spec> ? barriers.v_good(v.stage) : barriers.v_full(v.stage), v.parity);
+    if constexpr (kHidesPairs<Spec>) ptx::mbarrier_wait(barriers.v_good(v.stage), v.parity);
+    if constexpr (!kHidesPairs<Spec> || kStaged) ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
   }
   // The blocks that the latest products read; the rings are one further already.
   __device__ __forceinline__ void free_k() const {

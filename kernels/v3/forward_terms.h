@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
       ptx::mbarrier_arrive(barriers.terms_full(stage.stage));           // of what is stored at once
       ptx::cp_async_mbarrier_arrive(barriers.terms_full(stage.stage));  // of what is on its way
       stage.next();
-      if (block < first) guard.look_at(p, shared, barriers, values, block + 1);
+      if (block < first) guard.template look_at<false>(p, shared, barriers, values, block + 1);
     }
     guard.look_at(p, shared, barriers, values, begin);
   }

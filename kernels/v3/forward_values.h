@@ -71,9 +71,13 @@ struct ValueGuard {
 
   // kValueThreads together, which are the last ones of the loader's warpgroup. The thread's number is found again each time, to keep a register free.
   static __device__ __forceinline__ int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) % kValueThreads; }
+  // !kWaits: who has something else to do, and cannot come to the values of the stage's next block before consumers have waited for these, waits only
+  // for values to look at; consumers wait for them, too.
+  template <bool kWaits = true>
   __device__ __forceinline__ void look_at(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, const TileValues& tile, int block) {
-    ptx::mbarrier_wait(barriers.v_full(v.stage()), v.parity());
-    if (block < tile.whole_begin || block >= tile.whole_end) {
+    const bool looks = block < tile.whole_begin || block >= tile.whole_end;
+    if (looks || kWaits) ptx::mbarrier_wait(barriers.v_full(v.stage()), v.parity());
+    if (looks) {
       const unsigned at = shared + Shape::kOffsetV + v.stage() * Shape::TileV::kBytes + static_cast<unsigned>(thread()) * 16;
       if (any_nonfinite(at)) [[unlikely]]
         clear(p, shared, at, tile.nth, block);
@@ -112,14 +116,21 @@ struct ValueGuard {
       uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
       unsigned* const words = &x.x;
       unsigned plus = 0, minus = 0;
+      if (found >> 8 != (kSpoiltPlus | kSpoiltMinus)) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          plus |= nonfinite_halves<Element>(words[j], kPlus2<Element>);
+          minus |= nonfinite_halves<Element>(words[j], kMinus2<Element>);
+        }
+      }
+      unsigned any = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const unsigned of_plus = nonfinite_halves<Element>(words[j], kPlus2<Element>);
-        const unsigned of_minus = nonfinite_halves<Element>(words[j], kMinus2<Element>);
-        plus |= of_plus, minus |= of_minus;
-        words[j] &= ~(((of_plus | of_minus) >> 14 & 0x10001u) * 0xffffu);
+        const unsigned nonfinite = ptx::fma2<Element>(words[j], 0, 0) >> 14 & 0x10001u;  // NaN then, a bit of whose exponent this is
+        any |= nonfinite;
+        words[j] &= ~(nonfinite * 0xffffu);
       }
-      if ((plus | minus) == 0) continue;
+      if (any == 0) continue;
       ptx::st_shared_16(at + i * (16 * kValueThreads), x);
       const int in_block = (i * (kValueThreads / 8) + thread() / 8) % Spec::kBlockN;
       if (in_block >= behind) continue;
