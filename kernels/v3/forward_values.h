@@ -79,8 +79,10 @@ struct ValueGuard {
     if (looks || kWaits) ptx::mbarrier_wait(barriers.v_full(v.stage()), v.parity());
     if (looks) {
       const unsigned at = shared + Shape::kOffsetV + v.stage() * Shape::TileV::kBytes + static_cast<unsigned>(thread()) * 16;
-      if (any_nonfinite(at)) [[unlikely]]
-        clear(p, shared, at, tile.nth, block);
+      if (any_nonfinite(at)) [[unlikely]] {
+        write_down(p, shared, at, tile.nth, block);
+        clear(at);
+      }
     }
     ptx::warp_sync();
     if (thread() % 32 == 0) ptx::mbarrier_arrive(barriers.v_good(v.stage()));
@@ -107,39 +109,48 @@ struct ValueGuard {
     const auto place = tile_place<Spec>(p, shared, nth, tile_number<Spec>(p, shared, nth));
     return Spec::Mask::visible_end(p.call, keys_of<Spec>(p.call, place), last_row<Spec>(p, place));
   }
-  static __device__ __forceinline__ void clear(const ForwardCall& p, unsigned shared, unsigned at, int nth, int block) {
+  // Writes down where there is something that a row may see.
+  static __device__ __forceinline__ void write_down(const ForwardCall& p, unsigned shared, unsigned at, int nth, int block) {
     // Windows, which have no register for it, note what nobody sees, too: that costs little.
     const int behind = Spec::Mask::kBegins ? Spec::kBlockN : keys_end(p, shared, nth) - block * Spec::kBlockN;
-    unsigned found = 0;  // of the block's steps a bit each, and from bit 8 on what kinds
+    unsigned found = 0;    // of the block's steps a bit each, and from bit 8 on what kinds
+    unsigned columns = 0;  // of the thread's eight in each 64 a bit each
 #pragma unroll 1
     for (int i = 0; i < kUnits; ++i) {
-      uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
-      unsigned* const words = &x.x;
-      unsigned plus = 0, minus = 0;
-      if (found >> 8 != (kSpoiltPlus | kSpoiltMinus)) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          plus |= nonfinite_halves<Element>(words[j], kPlus2<Element>);
-          minus |= nonfinite_halves<Element>(words[j], kMinus2<Element>);
-        }
-      }
-      unsigned any = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const unsigned nonfinite = ptx::fma2<Element>(words[j], 0, 0) >> 14 & 0x10001u;  // NaN then, a bit of whose exponent this is
-        any |= nonfinite;
-        words[j] &= ~(nonfinite * 0xffffu);
-      }
-      if (any == 0) continue;
-      ptx::st_shared_16(at + i * (16 * kValueThreads), x);
       const int in_block = (i * (kValueThreads / 8) + thread() / 8) % Spec::kBlockN;
       if (in_block >= behind) continue;
-      found |= 1u << in_block / kStepKeys | (plus != 0 ? kSpoiltPlus << 8 : 0u) | (minus != 0 ? kSpoiltMinus << 8 : 0u);
+      const uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
+      const unsigned words[4] = {x.x, x.y, x.z, x.w};
+      unsigned own = 0, kinds = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const unsigned plus = nonfinite_halves<Element>(words[j], kPlus2<Element>), minus = nonfinite_halves<Element>(words[j], kMinus2<Element>);
+        own |= ((plus | minus) >> 14 & 1 | (plus | minus) >> 29 & 2) << 2 * j;
+        kinds |= (plus != 0 ? kSpoiltPlus << 8 : 0u) | (minus != 0 ? kSpoiltMinus << 8 : 0u);
+      }
+      columns |= own << i * (kValueThreads / 8) / Spec::kBlockN * 8;
+      if (own != 0) found |= 1u << in_block / kStepKeys | kinds;
     }
-    ptx::async_proxy_fence();
 #pragma unroll 1
     for (int lanes = 1; lanes < 32; lanes *= 2) found |= ptx::shfl_xor(found, lanes);
-    if (found != 0 && thread() % 32 == 0) note(Notes{shared}, nth, block, found);
+    if (found == 0) return;
+    if (thread() % 32 == 0) note(Notes{shared}, nth, block, found);
+    ptx::warp_sync();
+    const int unit = (thread() ^ thread() / 8) % 8;  // in 64 columns
+#pragma unroll 1
+    for (unsigned to = Notes{shared}.columns(nth, thread() / 32) + static_cast<unsigned>(unit / 4 * 4); columns != 0; columns >>= 8, to += 8)
+      ptx::or_shared(to, (columns & 0xff) << unit % 4 * 8);
+  }
+  static __device__ __forceinline__ void clear(unsigned at) {
+#pragma unroll 2
+    for (int i = 0; i < kUnits; ++i) {
+      const uint4 x = ptx::ld_shared_16(at + i * (16 * kValueThreads));
+      const auto finite = [](unsigned two) {  // NaN is what the others times 0 are; the bit is one of its exponent's
+        return two & ~((ptx::fma2<Element>(two, 0, 0) >> 14 & 0x10001u) * 0xffffu);
+      };
+      ptx::st_shared_16(at + i * (16 * kValueThreads), uint4{finite(x.x), finite(x.y), finite(x.z), finite(x.w)});
+    }
+    ptx::async_proxy_fence();
   }
   // By one lane of each warp.
   static __device__ __forceinline__ void note(const Notes& notes, int nth, int block, unsigned found) {
@@ -148,7 +159,7 @@ struct ValueGuard {
     const unsigned kinds = Notes::kinds_in(ptx::ld_shared_4(head), nth);
     if (kinds == 0) {
 #pragma unroll
-      for (int i = 0; i < kV3NoteWords; i += 2) ptx::st_shared_8(bits + 4 * i, {0, 0});
+      for (int i = 0; i < 2 * kV3NoteWords; i += 2) ptx::st_shared_8(bits + 4 * i, {0, 0});
     }
     const unsigned word = bits + bit / 32 * 4;
     ptx::st_shared_4(word, ptx::ld_shared_4(word) | (found & 0xff) << bit % 32);

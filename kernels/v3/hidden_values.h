@@ -100,10 +100,13 @@ __device__ __forceinline__ void add_spoilt_values(float (&o)[Spec::kHeaddimV / 2
       }
       left = 0;
       const float stays = kinds == kSpoiltPlus ? kInfinity : kinds == kSpoiltMinus ? -kInfinity : __uint_as_float(0x7fffffffu);
-      const int others = columns + lane / 4 - lane % 4 * 2;  // from the lane's first column on
 #pragma unroll
-      for (int i = 0; i < Spec::kHeaddimV / 2; ++i)
-        if (o[i] == o[i] && o[i] != stays && i / 4 * 8 + i % 2 < others) left |= 1u << (i >> 1 & 1);
+      for (int word = 0; word < (Spec::kHeaddimV + 31) / 32; ++word) {
+        const unsigned spoilt = notes.spoilt_columns(nth, word) >> lane % 4 * 2;
+#pragma unroll
+        for (int i = 16 * word; i < min(16 * word + 16, Spec::kHeaddimV / 2); ++i)
+          if ((spoilt >> (i / 4 % 4 * 8 + i % 2) & 1) != 0 && o[i] == o[i] && o[i] != stays) left |= 1u << (i >> 1 & 1);
+      }
       left |= ptx::shfl_xor(left, 1);
       left |= ptx::shfl_xor(left, 2);
       if (row >= keys.queries(call)) left &= 2;

@@ -1,5 +1,5 @@
 // What the warps that look through values (v3/forward_values.h) tell consumers of a tile (v3/hidden_values.h): of which 16 keys they put 0 in place of
-// Inf and NaN that a row may see. Each of the warps has a word with the tile's number and what there was, and a bit for each 16 keys of a block. Blocks
+// Inf and NaN that a row may see. Each of the warps has a word with the tile's number and what there was, and bits of 16 keys of a block, and of columns. Blocks
 // share bits with others far away: one that is set without need costs time only. Notes of a tile that had nothing of the kind are not written, so the
 // number says whose they are. They are written again kV3NoteTiles tiles further on: nobody is as far ahead as that, because there are fewer stages.
 //
@@ -42,8 +42,9 @@ struct SpoiltNotes {
   __device__ __forceinline__ unsigned bits(int nth, int warp) const {
     constexpr unsigned kHeads = kV3NoteTiles * kV3NoteWarps * 4;
     return shared + ForwardShape<Spec>::kOffsetNotes + kHeads +
-           (static_cast<unsigned>(nth) % kV3NoteTiles * kV3NoteWarps + static_cast<unsigned>(warp)) * (4 * kV3NoteWords);
+           (static_cast<unsigned>(nth) % kV3NoteTiles * kV3NoteWarps + static_cast<unsigned>(warp)) * (8 * kV3NoteWords);
   }
+  __device__ __forceinline__ unsigned columns(int nth, int warp) const { return bits(nth, warp) + 4 * kV3NoteWords; }
   // With kTrustsValues: a barrier at which consumers say that all tiles are done, how many there were, and the first and last to be computed again.
   __device__ __forceinline__ unsigned done() const { return shared + ForwardShape<Spec>::kEndNotes - 24; }
   __device__ __forceinline__ unsigned tiles() const { return done() + 8; }
@@ -62,8 +63,8 @@ struct SpoiltNotes {
   // Whether those of a tile were, as long as its notes are there.
   __device__ __forceinline__ bool looked_through(int nth) const { return ptx::ld_shared_4(heads(nth)) >> 2 == static_cast<unsigned>(nth) + 1; }
   __device__ __forceinline__ void compute_again(int nth) const {
-    asm volatile("red.shared.min.s32 [%0], %1;" ::"r"(again()), "r"(nth) : "memory");
-    asm volatile("red.shared.max.s32 [%0], %1;" ::"r"(again() + 4), "r"(nth) : "memory");
+    ptx::min_shared(again(), nth);
+    ptx::max_shared(again() + 4, nth);
   }
   // By one lane of each consumer warp, after the last of `count` tiles.
   __device__ __forceinline__ void all_done(int count) const {
@@ -95,6 +96,14 @@ struct SpoiltNotes {
     if (kinds_in(of_warps.x, nth) != 0) found = ptx::ld_shared_4(bits(nth, 0) + word);
     if (kinds_in(of_warps.y, nth) != 0) found |= ptx::ld_shared_4(bits(nth, 1) + word);
     return found >> bit % 32 & ((1u << kSteps) - 1);
+  }
+  // Bit i: whether there is something in column 32 * word + i.
+  __device__ __forceinline__ unsigned spoilt_columns(int nth, int word) const {
+    const uint2 of_warps = ptx::ld_shared_8(heads(nth));
+    unsigned found = 0;
+    if (kinds_in(of_warps.x, nth) != 0) found = ptx::ld_shared_4(columns(nth, 0) + 4 * word);
+    if (kinds_in(of_warps.y, nth) != 0) found |= ptx::ld_shared_4(columns(nth, 1) + 4 * word);
+    return found;
   }
 };
 
