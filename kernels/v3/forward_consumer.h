@@ -698,8 +698,8 @@ struct Consumer {
     return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
   }
 
-  // Whether Inf and NaN were taken out of the tile's values: its end then needs the registers that joining it to the next one takes. All of its blocks
-  // have been looked through by now, but for those that a warpgroup passes over.
+  // Whether Inf and NaN were taken out of the tile's values: its end then needs the registers that joining it to the next one takes. All of its
+  // blocks have been looked through by now, but for those that a warpgroup passes over.
   __device__ __forceinline__ bool has_spoilt_values(int nth) const {
     wait_v();
     const bool spoilt = SpoiltNotes<Spec>{shared}.kinds(nth) != 0;
@@ -776,7 +776,7 @@ struct Consumer {
         output_done();
         if constexpr (kHidesPairs<Spec>)
           if (SpoiltNotes<Spec>{shared}.kinds(nth) != 0) [[unlikely]]
-            add_spoilt_values<Spec>(o, p, place_again(nth), warp_row(), nth, SpoiltNotes<Spec>{shared}, lane());
+            add_spoilt_values<Spec>(o, p, place_again(nth), warp_row(), ptx::opaque(nth), SpoiltNotes<Spec>{shared}, lane());
         finish(inverse, nth, buffer.stage);
         if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
         if constexpr (kTrustsValues<Spec>)

@@ -1,6 +1,6 @@
-// Inf and NaN in values of keys that some row does not see. Their weight is 0, but 0 * Inf is NaN. Two warps of the loader's warpgroup look through each
-// block of values in which something may be hidden from a row of the tile, before consumers multiply with it, and put 0 in place of Inf and NaN: a
-// hidden value then changes no bit of the result, and costs nothing. What rows may see is noted (v3/spoilt_notes.h) and added when the tile is done
+// Inf and NaN in values of keys that some row does not see. Their weight is 0, but 0 * Inf is NaN. Two warps of the loader's warpgroup look through
+// each block of values in which something may be hidden from a row of the tile, before consumers multiply with it, and put 0 in place of Inf and NaN:
+// a hidden value then changes no bit of the result, and costs nothing. What rows may see is noted (v3/spoilt_notes.h) and added when the tile is done
 // (v3/hidden_values.h). Values arrive blocks ahead of when they are wanted, so nobody waits for this.
 #pragma once
 
@@ -111,8 +111,8 @@ struct ValueGuard {
   }
   // Writes down where there is something that a row may see.
   static __device__ __forceinline__ void write_down(const ForwardCall& p, unsigned shared, unsigned at, int nth, int block) {
-    // Windows, which have no register for it, note what nobody sees, too: that costs little.
-    const int behind = Spec::Mask::kBegins ? Spec::kBlockN : keys_end(p, shared, nth) - block * Spec::kBlockN;
+    // Windows and documents, which have no register for it, note what nobody sees, too: that costs little.
+    const int behind = Spec::Mask::kBegins || kPairOf<Spec>.documents ? Spec::kBlockN : keys_end(p, shared, nth) - block * Spec::kBlockN;
     unsigned found = 0;    // of the block's steps a bit each, and from bit 8 on what kinds
     unsigned columns = 0;  // of the thread's eight in each 64 a bit each
 #pragma unroll 1
@@ -134,7 +134,7 @@ struct ValueGuard {
 #pragma unroll 1
     for (int lanes = 1; lanes < 32; lanes *= 2) found |= ptx::shfl_xor(found, lanes);
     if (found == 0) return;
-    if (thread() % 32 == 0) note(Notes{shared}, nth, block, found);
+    if (thread() % 32 == 0) note(Notes{shared}, ptx::opaque(nth), ptx::opaque(block), found);
     ptx::warp_sync();
     const int unit = (thread() ^ thread() / 8) % 8;  // in 64 columns
 #pragma unroll 1

@@ -1,7 +1,8 @@
-// What the warps that look through values (v3/forward_values.h) tell consumers of a tile (v3/hidden_values.h): of which 16 keys they put 0 in place of
-// Inf and NaN that a row may see. Each of the warps has a word with the tile's number and what there was, and bits of 16 keys of a block, and of columns. Blocks
-// share bits with others far away: one that is set without need costs time only. Notes of a tile that had nothing of the kind are not written, so the
-// number says whose they are. They are written again kV3NoteTiles tiles further on: nobody is as far ahead as that, because there are fewer stages.
+// What the warps that look through values (v3/forward_values.h) tell consumers of a tile (v3/hidden_values.h): of which 16 keys they put 0 in place
+// of Inf and NaN that a row may see. Each of the warps has a word with the tile's number and what there was, and bits of 16 keys of a block, and of
+// columns. Blocks share bits with others far away: one that is set without need costs time only. Notes of a tile that had nothing of the kind are not
+// written, so the number says whose they are. They are written again kV3NoteTiles tiles further on: nobody is as far ahead as that, because there are
+// fewer stages.
 //
 // With kTrustsValues nothing is looked through at first. A consumer with NaN in o leaves word of the tile, and from then on tiles are looked through.
 // When the CTA has come to the end of its tiles, those that were not are computed again: all roles go on with them as if they were further ones.

@@ -27,8 +27,7 @@ constexpr unsigned kNumberInSlot = 28;
 // The number of the CTA's tile `nth`, of packed sequences its row; -1 after the last.
 template <class Spec>
 __device__ __forceinline__ int tile_number(const TileCall& p, unsigned shared, int nth) {
-  if constexpr (kTakesTiles<Spec>)
-    return static_cast<int>(ptx::ld_shared_4(tile_slot<Spec>(shared, nth)));
+  if constexpr (kTakesTiles<Spec>) return static_cast<int>(ptx::ld_shared_4(tile_slot<Spec>(shared, nth)));
   int number = tile_in_turn<Spec>(p, nth);
   if constexpr (kTrustsValues<Spec>)
     if (number < 0 && nth > 0) [[unlikely]] {
