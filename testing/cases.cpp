@@ -17,7 +17,7 @@ bool Case::has_scores() const {
 
 bool Case::meant_nonfinite() const {
   return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient ||
-         inputs == Inputs::kMinusInfKeys;
+         inputs == Inputs::kSpoiltValues || inputs == Inputs::kMinusInfKeys;
 }
 
 double Case::flops() const {
@@ -146,6 +146,7 @@ const char* name_of(Inputs inputs) {
     case Inputs::kNanValue: return "nan_value";
     case Inputs::kInfKey: return "inf_key";
     case Inputs::kNanGradient: return "nan_gradient";
+    case Inputs::kSpoiltValues: return "spoilt_values";
     case Inputs::kMinusInfKeys: return "minus_inf_keys";
   }
   return "unknown";

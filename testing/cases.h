@@ -34,6 +34,7 @@ enum class Inputs {
   kNanValue,      // v holds a NaN at one key
   kInfKey,        // k holds +Inf at one key
   kNanGradient,   // one row of dout holds a NaN
+  kSpoiltValues,  // v holds NaN, Inf and -Inf at many keys, of all blocks, in many columns
   kMinusInfKeys,  // the first half of k makes scores of -Inf: a row that sees nothing else is empty
 };
 

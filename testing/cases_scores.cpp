@@ -243,6 +243,29 @@ void add_pairs(Table& table) {
     c.bias = Pairs::kAll;
     table.add(c);
   }
+  // Inf and NaN in values that some rows see and others do not, in several blocks, for each way to hide a pair.
+  for (int headdim : {64, 128, 256}) {
+    Case c = shape(2, 300, 420, 2, 1, headdim);
+    c.inputs = Inputs::kSpoiltValues;
+    c.backward = false;
+    table.add_both_masks(c);
+    Case other = c;
+    other.window_left = 70;
+    other.window_right = 10;
+    table.add(other);
+    other = c;
+    other.key_lengths = true;
+    table.add_both_masks(other);
+    other = c;
+    other.documents = Documents::kSorted;
+    table.add(other);
+    other = c;
+    other.mask = Pairs::kHeads;
+    table.add_both_masks(other);
+    other = c;
+    other.bias = Pairs::kHeads;
+    table.add(other);
+  }
   // Tiles that a mask leaves whole or hides; gradients of biases in tiles that the mask, a window or documents leave out.
   for (Pairs pairs : {Pairs::kOne, Pairs::kKeys}) {
     Case c = shape(1, 400, 800, 2, 1, 40);

@@ -333,6 +333,15 @@ CaseInputs make_inputs(const Case& c) {
     case Inputs::kNanValue: v[static_cast<size_t>(middle_k * c.nheads_k * c.headdim_v)] = nan; break;
     case Inputs::kInfKey: k[static_cast<size_t>(middle_k * c.nheads_k * c.headdim)] = infinity; break;
     case Inputs::kNanGradient: dout[static_cast<size_t>(middle_q * c.nheads * c.headdim_v)] = nan; break;
+    case Inputs::kSpoiltValues:
+      for (int64_t i = 0; i < in.v.size(); ++i) {
+        const int64_t column = i % c.headdim_v, j = i / c.headdim_v / c.nheads_k % c.seqlen_k;
+        double& x = v[static_cast<size_t>(i)];
+        if (column % 3 == 1 && j % 61 == column % 61) x = column % 9 < 3 ? nan : column % 9 < 6 ? infinity : -infinity;
+        if (column % 7 == 2 && middle_k <= j && j < middle_k + 20) x = infinity;
+        if (column % 5 == 0 && j + 1 == c.seqlen_k) x = nan;
+      }
+      break;
     case Inputs::kMinusInfKeys: lead(1.0, [&](int64_t j) { return j < middle_k ? -infinity : 0.0; }); break;
     case Inputs::kNormal:
     case Inputs::kSigma2:

@@ -169,7 +169,8 @@ TEST(V3ForwardPlanSmall, WarpgroupsOfAWindowPassOverBlocks) {
   const V3ForwardTile three{3, 64, 6, 5, 1, false, true, 8, 32, 160};
   EXPECT_TRUE(three.queries_by_group(V3Mask::kWindow));
   EXPECT_FALSE(three.queries_by_group(V3Mask::kCausal));
-  EXPECT_EQ(three.shared_bytes(128, 128), 192 * 256 + 11 * 64 * 256 + 8 * (2 * 3 + 2 * 11)) << "two barriers for each warpgroup's queries";
+  EXPECT_EQ(three.shared_bytes(128, 128), 192 * 256 + 11 * 64 * 256 + 8 * (2 * 3 + 2 * 11 + three.stages_v) + kV3NoteBytes)
+      << "two barriers for each warpgroup's queries, one more for each block of values, and notes";
 }
 
 TEST(V3ForwardPlanSmall, SectionsOnAnyGpu) {

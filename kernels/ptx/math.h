@@ -37,6 +37,17 @@ __device__ __forceinline__ unsigned fma2(unsigned a, unsigned b, unsigned c) {
   return d;
 }
 
+// max(a * b, 0) on two 16-bit floats at once; of a NaN NaN. sm_80 and later.
+template <class Element>
+__device__ __forceinline__ unsigned mul_relu2(unsigned a, unsigned b) {
+  unsigned d;
+  if constexpr (is_same<Element, bf16>)
+    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0u));
+  else
+    asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0u));
+  return d;
+}
+
 // The lesser of each half; of a NaN and a number the number. sm_80 and later.
 template <class Element>
 __device__ __forceinline__ unsigned min2(unsigned a, unsigned b) {

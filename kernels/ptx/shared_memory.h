@@ -65,4 +65,15 @@ __device__ __forceinline__ void st_shared_f32(unsigned address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
+// Atomic.
+__device__ __forceinline__ void or_shared(unsigned address, unsigned x) {
+  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ void min_shared(unsigned address, int x) {
+  asm volatile("red.shared.min.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ void max_shared(unsigned address, int x) {
+  asm volatile("red.shared.max.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 }  // namespace fattn::ptx

@@ -1,6 +1,6 @@
 // Attention forward on Hopper: persistent CTAs, a warp that loads with TMA, one that stores, and warpgroups that compute with wgmma. PTX of sm_90a.
 // The parts: v3/forward_shape.h (specialisation, shared memory), schedule.h and tiles_of_cta.h (tiles), block_order.h (their blocks), forward_copy.h
-// (loads, stores), forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
+// (loads, stores), forward_values.h (Inf and NaN in values), forward_terms.h (bias), forward_mask_words.h (mask of pairs), forward_consumer.h.
 #pragma once
 
 #include "kernels/ptx/dependent_launch.h"
@@ -10,6 +10,7 @@
 #include "kernels/v3/forward_consumer.h"
 #include "kernels/v3/forward_copy.h"
 #include "kernels/v3/forward_terms.h"
+#include "kernels/v3/forward_values.h"
 #include "kernels/v3/tiles_of_cta.h"
 
 namespace fattn::v3 {
@@ -19,7 +20,10 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const unsigned shared = ptx::shared_address(memory);
   const Barriers<Spec> barriers{shared + ForwardShape<Spec>::kOffsetBarriers};
-  if (threadIdx.x == 0) barriers.init();
+  if (threadIdx.x == 0) {
+    if constexpr (kHidesPairs<Spec>) SpoiltNotes<Spec>{shared}.init();
+    barriers.init();
+  }
   __syncthreads();
   // Which lists the tiles, or their blocks.
   if constexpr (kPairOf<Spec>.packed || kPairOf<Spec>.documents || kPairOf<Spec>.mask) ptx::wait_for_kernel_before();
@@ -35,6 +39,8 @@ __device__ __forceinline__ void forward(const ForwardCall& p) {
     if (!ForwardShape<Spec>::kStoreFromRegisters && (kPairOf<Spec>.packed ? warp == 1 : threadIdx.x == 32)) store_forward<Spec>(p, shared, barriers);
     if constexpr (kStagedTerms<Spec>)
       if (warp >= 2) load_terms<Spec>(p, shared, barriers, static_cast<int>(threadIdx.x) - 64);
+    if constexpr (kHidesPairs<Spec> && !kStagedTerms<Spec>)
+      if (warp >= 2) guard_values<Spec>(p, shared, barriers);
   } else {
     ptx::take_registers<Spec::kConsumerRegisters>();
     Consumer<Spec>(p, shared, barriers, warp / 4 - 1).run();

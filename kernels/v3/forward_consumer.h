@@ -48,7 +48,6 @@ struct Consumer {
   // The tiles of a window are joined across blocks that the warpgroup passes over, if there is room for the values that it has not come to.
   static constexpr bool kJoinsPast = Shape::kSkipsBefore && kJoin && Spec::kStagesV > kGroups;
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
-  static constexpr bool kHides = Mask::kUneven || kTerms;
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
   // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
@@ -140,7 +139,10 @@ struct Consumer {
   __device__ __forceinline__ void wait_k() const {
     if (!k_is_there) ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
   }
-  __device__ __forceinline__ void wait_v() const { ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity); }
+  __device__ __forceinline__ void wait_v() const {
+    if constexpr (kHidesPairs<Spec>) ptx::mbarrier_wait(barriers.v_good(v.stage), v.parity);
+    if constexpr (!kHidesPairs<Spec> || kStaged) ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
+  }
   // The blocks that the latest products read; the rings are one further already.
   __device__ __forceinline__ void free_k() const {
     if (lane() == 0) ptx::mbarrier_arrive(barriers.k_empty(k.last()));
@@ -523,7 +525,7 @@ struct Consumer {
 #pragma unroll 1
     for (int skip = count; skip > 0; --skip) {
       ptx::mbarrier_wait(barriers.k_full(k.stage), k.parity);
-      ptx::mbarrier_wait(barriers.v_full(v.stage), v.parity);
+      wait_v();
       k.next();
       v.next();
       free_k();
@@ -688,10 +690,10 @@ struct Consumer {
     for_each<0, 2>([&](auto r) {
       constexpr int kRow = decltype(r)::value;
       const int at = place.row + own_row() + 8 * kRow;
-      zero[kRow] = store_row<Element, kRow, kHides>(o, inverse.of_row[kRow], row_of_o(place, at),
-                                                    at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
+      zero[kRow] = store_row<Element, kRow, kTrustsValues<Spec>>(o, inverse.of_row[kRow], row_of_o(place, at),
+                                                                 at < queries_of(p.call, place) ? p.work.columns_v : 0, lane());
     });
-    look_for_hidden_values(zero, inverse, nth, 0);
+    look_for_nan(zero, inverse, nth);
   }
 
   // Leaves o to the warp that stores it, in the buffer of the queries.
@@ -707,23 +709,23 @@ struct Consumer {
                              ptx::pack2<Element>(o[4 * i + 4] * inverse0, o[4 * i + 5] * inverse0),
                              ptx::pack2<Element>(o[4 * i + 6] * inverse1, o[4 * i + 7] * inverse1)};
       ptx::stmatrix_x4(line + static_cast<unsigned>(i / 8 * Shape::TileO::kColumnBytes + ((i % 8 + lane() / 16) ^ (lane() % 8)) * 16), a);
-      if constexpr (kHides) {
+      if constexpr (kTrustsValues<Spec>) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) zero[e % 2] = ptx::fma2<Element>(a[e], 0, zero[e % 2]);
       }
     }
-    look_for_hidden_values(zero, inverse, nth, buffer);
+    look_for_nan(zero, inverse, nth);
     ptx::async_proxy_fence();
     ptx::warp_sync();
     if (lane() == 0) ptx::mbarrier_arrive(barriers.o_full(buffer, static_cast<unsigned>(group)));
   }
 
   // NaN in a row whose sum is a number came from values, perhaps from hidden ones.
-  __device__ __forceinline__ void look_for_hidden_values(const unsigned (&zero)[2], const Inverse& inverse, int nth, unsigned buffer) {
-    if constexpr (kHides) {
-      const bool suspicious[2] = {(zero[0] & 0x7fff7fffu) != 0 && inverse.of_row[0] > 0, (zero[1] & 0x7fff7fffu) != 0 && inverse.of_row[1] > 0};
-      if (!ptx::vote_all(!suspicious[0] && !suspicious[1])) [[unlikely]]
-        without_hidden_values(nth, suspicious, buffer);
+  __device__ __forceinline__ void look_for_nan(const unsigned (&zero)[2], const Inverse& inverse, int nth) const {
+    if constexpr (kTrustsValues<Spec>) {
+      const bool good = ((zero[0] & 0x7fff7fffu) == 0 || !(inverse.of_row[0] > 0)) && ((zero[1] & 0x7fff7fffu) == 0 || !(inverse.of_row[1] > 0));
+      if (!ptx::vote_all(good)) [[unlikely]]
+        if (lane() == 0 && !SpoiltNotes<Spec>{shared}.looked_through(nth)) SpoiltNotes<Spec>{shared}.compute_again(nth);
     }
   }
 
@@ -738,35 +740,13 @@ struct Consumer {
     return static_cast<unsigned short*>(p.call.o) + place.batch * strides.batch + row_of_q * strides.row + place.head * strides.head;
   }
 
-  // Computes suspicious rows of the warp again, if keys that not all of its rows see have values that are no numbers.
-  __device__ __forceinline__ void without_hidden_values(int nth, const bool (&suspicious)[2], unsigned buffer) {
-    const AttentionParams& call = p.call;
-    const auto place = place_again(nth);
-    const int first = warp_row();  // in the tile
-    const Keys of = keys_of<Spec>(call, place);
-    const int seen_by_all = Mask::visible_end(call, of, place.row + first), end = min(all_blocks(place.row, of) * kBlockN, place.keys_behind(call));
-    const auto values = keys_at<Element>(call.v, call.v_strides, place);
-    bool hidden = any_nonfinite(values, kDocuments || kTerms ? block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN : seen_by_all, end,
-                                p.work.columns_v, lane());
-    if constexpr (Mask::kBegins && !kDocuments && !kTerms) {
-      const int begin = block_begin<Mask, kBlockN>(call, of, place.row) * kBlockN;
-      hidden = hidden || any_nonfinite(values, begin, Mask::visible_begin(call, of, place.row + first + 15), p.work.columns_v, lane());
-    }
-    if (!hidden) return;
-    ptx::warp_sync();
-#pragma unroll 1
-    for (int i = 0; i < 16; ++i) {
-      const bool own = lane() / 4 == i % 8 && (i < 8 ? suspicious[0] : suspicious[1]);
-      const int row_of_q = place.row + first + i;
-      if (ptx::vote_all(!own) || row_of_q >= queries_of(call, place)) continue;
-      const auto again = [&](auto row_of_output) {
-        row_again<Spec>(p, place, row_of_q, visible_begin<Mask>(call, of, row_of_q), Mask::visible_end(call, of, row_of_q), row_of_output, lane());
-      };
-      if constexpr (Shape::kStoreFromRegisters)
-        again(GlobalRow{row_of_o(place, row_of_q)});
-      else
-        again(SharedRow{q_tile(buffer) + static_cast<unsigned>((first + i) * 128), first + i, Shape::TileO::kColumnBytes});
-    }
+  // Whether Inf and NaN were taken out of the tile's values: its end then needs the registers that joining it to the next one takes. All of its
+  // blocks have been looked through by now, but for those that a warpgroup passes over.
+  __device__ __forceinline__ bool has_spoilt_values(int nth) const {
+    wait_v();
+    const bool spoilt = SpoiltNotes<Spec>{shared}.kinds(nth) != 0;
+    if constexpr (Shape::kSkipsBefore) return !ptx::bar_and(kOwnBarrier + group, 128, !spoilt);
+    return spoilt;
   }
 
   // The last product of a tile beside the first scores of the next.
@@ -819,8 +799,9 @@ struct Consumer {
       blocks(buffer.stage);
       if constexpr (Shape::kStoreFromRegisters) free_queries(buffer.stage);
 
-      const int next = number_of(nth + 1);
-      begun = kJoin && next >= 0;
+      const bool spoilt = kHidesPairs<Spec> && has_spoilt_values(nth);
+      const int next = kTrustsValues<Spec> ? tile_in_turn<Spec>(p, nth + 1) : number_of(nth + 1);
+      begun = kJoin && next >= 0 && !spoilt;
       const auto next_place = begun ? place_at(nth + 1, next) : decltype(place_at(nth, next)){};
       const int next_row = next_place.row;
       const Keys next_keys = begun ? keys_of_warp<Spec>(p.call, next_place, group, lane()) : Keys{};
@@ -835,9 +816,16 @@ struct Consumer {
         issue_last_product();
         const Inverse inverse = close_rows(nth);
         output_done();
+        if constexpr (kHidesPairs<Spec>)
+          if (SpoiltNotes<Spec>{shared}.kinds(nth) != 0) [[unlikely]]
+            add_spoilt_values<Spec>(o, p, place_again(nth), warp_row(), ptx::opaque(nth), SpoiltNotes<Spec>{shared}, lane());
         finish(inverse, nth, buffer.stage);
         if constexpr (Shape::kSkipsBefore) pass_over(blocks_before());
-        if constexpr (kMaskAlone && kJoin && !(Spec::kSkip && Mask::kUneven)) break;  // the last: `begun` needs no register
+        if constexpr (kTrustsValues<Spec>)
+          if (next < 0 && tile_in_turn<Spec>(p, nth) >= 0) {
+            ptx::warp_sync();
+            if (lane() == 0) SpoiltNotes<Spec>{shared}.all_done(nth + 1);
+          }
       }
     }
   }

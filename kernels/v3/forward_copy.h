@@ -149,6 +149,8 @@ __device__ __forceinline__ void store_forward(const ForwardCall& p, unsigned sha
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
+    if constexpr (kTrustsValues<Spec>)
+      if (tile_in_turn<Spec>(p, nth + 1) < 0) ptx::bulk_wait<0>();  // perhaps the tile is stored again
     if constexpr (kPairOf<Spec>.packed) {
       ptx::warp_sync();  // after all reads
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barriers.q_empty(buffer.stage));

@@ -39,6 +39,13 @@ constexpr int stages_of_terms() {
   return 0;
 }
 inline constexpr int kTermThreads = 64;
+// Whether pairs may be hidden: values then wait until Inf and NaN are out of the way (v3/forward_values.h).
+template <class Spec>
+inline constexpr bool kHidesPairs = Spec::Mask::kUneven || kPairTerms<Spec>;
+// Whether values are taken for numbers until there was NaN in o: any block may hide something, and to look through all of them costs too much
+// (v3/spoilt_notes.h).
+template <class Spec>
+inline constexpr bool kTrustsValues = kPairTerms<Spec>;
 // Whether CTAs take tiles when they are free (v3/tiles_of_cta.h).
 template <class Spec>
 inline constexpr bool kTakesTiles = kPairOf<Spec>.packed;
@@ -63,10 +70,11 @@ struct ForwardShape {
   static constexpr int kOffsetBarriers = kOffsetV + Spec::kStagesV * TileV::kBytes;
   static constexpr int kQueryBarriers = v3_query_barriers(kGroups, Spec::kQueryBuffers, Spec::kSkip);
   static constexpr int kStagesTerms = stages_of_terms<Spec>();
-  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kStagesTerms);
-  static constexpr int kOffsetTiles = v3_slots_offset(kOffsetBarriers + 8 * kBarriers);
+  static constexpr int kBarriers = kQueryBarriers + 2 * (Spec::kStagesK + Spec::kStagesV + kStagesTerms) + Spec::kStagesV;
+  static constexpr int kOffsetNotes = kOffsetBarriers + 8 * kBarriers, kEndNotes = kOffsetNotes + kV3NoteBytes;
+  static constexpr int kOffsetTiles = v3_slots_offset(kEndNotes);
   static constexpr TermTile kTermTile = {kBlockM, kBlockN, kPairOf<Spec>.bias == 0 ? 0 : kPairOf<Spec>.bias == 2 ? 4 : 2, false, false};
-  static constexpr int kOffsetTerms = v3_terms_offset(v3_slots_end(kOffsetBarriers + 8 * kBarriers, kTakesTiles<Spec>), kStagesTerms);
+  static constexpr int kOffsetTerms = v3_terms_offset(v3_slots_end(kEndNotes, kTakesTiles<Spec>), kStagesTerms);
   static constexpr int kSharedBytes = kOffsetTerms + kStagesTerms * kTermTile.bytes();
 
   // Rows of a warpgroup may begin to see keys behind the tile's first block.
@@ -108,6 +116,9 @@ struct Barriers {
   __device__ __forceinline__ unsigned terms_full(unsigned stage) const { return v_empty(Spec::kStagesV + stage); }
   __device__ __forceinline__ unsigned terms_empty(unsigned stage) const { return terms_full(Shape::kStagesTerms + stage); }
 
+  // Of values that have been looked through.
+  __device__ __forceinline__ unsigned v_good(unsigned stage) const { return terms_empty(Shape::kStagesTerms + stage); }
+
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr int kConsumerWarps = 4 * Shape::kGroups;
@@ -128,6 +139,7 @@ struct Barriers {
     for (unsigned i = 0; i < Spec::kStagesV; ++i) {
       ptx::mbarrier_init(v_full(i), 1);
       ptx::mbarrier_init(v_empty(i), kConsumerWarps);
+      ptx::mbarrier_init(v_good(i), kV3NoteWarps);
     }
     for (unsigned i = 0; i < Shape::kStagesTerms; ++i) {
       ptx::mbarrier_init(terms_full(i), 2 * kTermThreads);  // each twice

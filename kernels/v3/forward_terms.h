@@ -14,6 +14,7 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/block_order.h"
 #include "kernels/v3/forward_shape.h"
+#include "kernels/v3/forward_values.h"
 #include "kernels/v3/schedule.h"
 
 namespace fattn::v3 {
@@ -54,21 +55,26 @@ __device__ __forceinline__ void copy_pairs(unsigned tile, const char* first, lon
   }
 }
 
-// Tile by tile those of each block, in the order in which blocks are computed. kTermThreads threads together, `thread` of them.
+// Tile by tile those of each block, in the order in which blocks are computed. kTermThreads threads together, `thread` of them. While a block's is on
+// its way they look through the values of the block before (v3/forward_values.h), whose product is wanted later.
 template <class Spec>
 __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared, Barriers<Spec> barriers, int thread) {
   using Shape = ForwardShape<Spec>;
   constexpr TermTile kTile = Shape::kTermTile;
   constexpr int kBlockN = Shape::kBlockN, kUnrolled = kPairOf<Spec>.mask ? 2 : 4;  // more spills
+  static_assert(kTermThreads == kValueThreads);
   Ring<Shape::kStagesTerms> stage;
+  ValueGuard<Spec> guard;
   for (int nth = 0;; ++nth) {
     const int number = tile_number<Spec>(p, shared, nth);
     if (number < 0) break;
     const auto place = tile_place<Spec>(p, shared, nth, number);
     const auto keys = keys_of<Spec>(p.call, place);
     const Terms<kPairOf<Spec>, typename Spec::Element> terms(p.call, place.batch, place.head, 0);
+    const TileValues values = TileValues::of<Spec>(p, shared, place, nth);
     const int rows = p.call.seqlen_q - place.row, begin = block_begin<typename Spec::Mask, kBlockN>(p.call, keys, place.row);
-    for (int block = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row); block >= begin; --block) {
+    const int first = first_block<Spec, Shape::kBlockM>(p.call, keys, place.row);
+    for (int block = first; block >= begin; --block) {
       ptx::mbarrier_wait(barriers.terms_empty(stage.stage), stage.parity ^ 1);
       const unsigned tile = shared + Shape::kOffsetTerms + stage.stage * kTile.bytes();
       const int key = block * kBlockN, exist = p.call.seqlen_k - key;
@@ -78,7 +84,9 @@ __device__ __forceinline__ void load_terms(const ForwardCall& p, unsigned shared
       ptx::mbarrier_arrive(barriers.terms_full(stage.stage));           // of what is stored at once
       ptx::cp_async_mbarrier_arrive(barriers.terms_full(stage.stage));  // of what is on its way
       stage.next();
+      if (block < first) guard.template look_at<false>(p, shared, barriers, values, block + 1);
     }
+    guard.look_at(p, shared, barriers, values, begin);
   }
   ptx::cp_async_wait_all();
 }

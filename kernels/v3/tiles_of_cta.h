@@ -13,6 +13,7 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/v3/forward_shape.h"
 #include "kernels/v3/schedule.h"
+#include "kernels/v3/spoilt_notes.h"
 
 namespace fattn::v3 {
 
@@ -26,10 +27,14 @@ constexpr unsigned kNumberInSlot = 28;
 // The number of the CTA's tile `nth`, of packed sequences its row; -1 after the last.
 template <class Spec>
 __device__ __forceinline__ int tile_number(const TileCall& p, unsigned shared, int nth) {
-  if constexpr (kTakesTiles<Spec>)
-    return static_cast<int>(ptx::ld_shared_4(tile_slot<Spec>(shared, nth)));
-  else
-    return tile_in_turn<Spec>(p, nth);
+  if constexpr (kTakesTiles<Spec>) return static_cast<int>(ptx::ld_shared_4(tile_slot<Spec>(shared, nth)));
+  int number = tile_in_turn<Spec>(p, nth);
+  if constexpr (kTrustsValues<Spec>)
+    if (number < 0 && nth > 0) [[unlikely]] {
+      const int again = SpoiltNotes<Spec>{shared}.again_as(nth);
+      if (again >= 0) number = tile_in_turn<Spec>(p, again);
+    }
+  return number;
 }
 // Where it is. `number`: tile_number().
 template <class Spec>

@@ -19,6 +19,11 @@ inline constexpr int kV3TileSlots = 4, kV3TileSlotBytes = 32;
 constexpr int v3_slots_offset(int bytes) { return (bytes + 15) / 16 * 16; }
 constexpr int v3_slots_end(int bytes, bool packed) { return packed ? v3_slots_offset(bytes) + kV3TileSlots * kV3TileSlotBytes : bytes; }
 
+// What consumers are told of Inf and NaN in a tile's values (kernels/v3/spoilt_notes.h): notes of so many tiles, by each of two warps a word, and
+// bits of keys and of columns.
+inline constexpr int kV3NoteTiles = 8, kV3NoteWarps = 2, kV3NoteWords = 8;
+inline constexpr int kV3NoteBytes = kV3NoteTiles * kV3NoteWarps * (1 + 2 * kV3NoteWords) * 4 + 24;
+
 // Barriers of queries and of o: "full" and "empty" for each buffer of queries and "full" for each warpgroup's rows of o; or, with one buffer, "full"
 // and "empty" for each warpgroup's queries (kernels/v3/forward_shape.h: kQueriesByGroup).
 constexpr int v3_query_barriers(int groups, int query_buffers, bool skip) {
