@@ -346,6 +346,9 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
     model.fused = true;
     const ModelBackward peer = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
     const double factor = kRmsFactor * (options.softcap > 0 || options.p_dropout > 0 ? kOneMoreRounding : 1.0);
+    const double of_weights = ulp(sums, standard.score_terms) * standard.dp_terms * std::fabs(model.softmax_scale);  // by the last place of a score
+    all[0].last_places += of_weights * standard.k_terms;
+    all[1].last_places += of_weights * standard.q_terms;
     hold_against(all[0], peer.dq, t.q.shape(3), dtype, kGradientFactor, factor);
     hold_against(all[1], peer.dk, t.k.shape(3), dtype, kGradientFactor, factor);
     hold_against(all[2], peer.dv, t.v.shape(3), dtype, kGradientFactor, kRmsFactor);

@@ -16,6 +16,7 @@
 // yardstick. A second bound tells how weights were rounded, which a largest error does not. Let M be the mean square of its error, R the tensor's
 // rows (of headdim elements), and S the standard deviation of the rows' mean squares. The mean square of a result's error may be
 //     1.10^2 (M + 4 sqrt(2 / R) S) + U / R + (last places of the fp32 sums, as above)^2
+// where those of dq and dk include one of a score, which is relative to a weight: biases of -6e4 leave weights 8 bits.
 // 1.10 is what docs/NUMERICS.md promises. Rows, whose elements share their weights, are the samples: the mean squares of two computations that err
 // alike differ by sqrt(2 / R) S in standard deviation, and by 4 of these in one tensor of 30,000. U / R is for tensors of a few rows, where M and S
 // themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
