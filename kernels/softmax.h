@@ -18,6 +18,9 @@ namespace fattn {
 // is below may round the greatest weight of a row that is at most some third of it.
 template <int kRowTiles>
 inline constexpr float kDominance = 1.0f / kRowTiles;
+// No more than this counts of the weights before: where each block has some more than the last, weights would leave the range of their type.
+template <class Element>
+inline constexpr float kMostBefore = is_same<Element, bf16> ? 0x1p24f : 0x1p13f;
 
 // What references that were raised lack of the greatest scores: they are rounded, those of great scores by as much as weights are.
 template <int kRowTiles>
@@ -119,14 +122,18 @@ struct Weights {
   }
 
   // Whether they dominate no rows of the warp. False for NaN too.
+  template <class Element>
   __device__ __forceinline__ bool are_minor(const Softmax<kRowTiles>& softmax) const {
-    float excess = -1.0f;
+    float all = 0, before = 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) excess += fmaf(-kDominance<kRowTiles>, softmax.sum[i][half], sum[i][half]);
+      for (int half = 0; half < 2; ++half) {
+        all += sum[i][half];
+        before += softmax.sum[i][half];
+      }
     }
-    return ptx::vote_all(excess <= 0);
+    return ptx::vote_all(all <= fmaf(kDominance<kRowTiles>, fminf(before, kMostBefore<Element>), 1.0f));
   }
 
   __device__ __forceinline__ void add_to(Softmax<kRowTiles>& softmax) const {

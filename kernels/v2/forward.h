@@ -315,7 +315,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   // step: the references are raised for all of them at once, unless they are great, whose rest is for these weights alone.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
-      if (!weights[chunk % 2].are_minor(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+      if (!weights[chunk % 2].template are_minor<Element>(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
         if constexpr (kTerms && kHidesLate) {
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {

@@ -20,6 +20,8 @@ template <class Element>
 struct Window {
   static constexpr float kHeadroom = is_same<Element, bf16> ? 16.0f : 0.0f;
   static constexpr float kGreatest = is_same<Element, bf16> ? 0x1p-16f : 1.0f;
+  // The most that a lane's weights of a block may sum to: where each has some more than the last, they would leave the range of their type.
+  static constexpr float kMost = is_same<Element, bf16> ? 0x1p24f : 0x1p14f;
 };
 // A block dominates a lane's rows if its weights sum to more than kDominance times those of all blocks before, and one more greatest weight. What is
 // below may round the greatest weight of a row that is at most some third of it. A lower bound finds blocks of ordinary scores, too.
@@ -114,8 +116,9 @@ struct Softmax {
   __device__ __forceinline__ bool add(const Scores& s, bool good = true) {
     float partial[2];
     sum_up(s, partial);
-    const float allowed = fmaf(kDominance, sum[0] + sum[1], Window<Element>::kGreatest);
-    if (!ptx::vote_all(partial[0] + partial[1] <= allowed && good)) return false;
+    const float both = partial[0] + partial[1];
+    good = good && both <= fmaf(kDominance, sum[0] + sum[1], Window<Element>::kGreatest) && both <= Window<Element>::kMost;
+    if (!ptx::vote_all(good)) return false;
     sum[0] += partial[0];
     sum[1] += partial[1];
     return true;
