@@ -354,7 +354,10 @@ void forward_task(const ForwardTask& task) {
         to = to < keys_here ? to : keys_here;
         return from < to && any_nonfinite(values + from * task.v_stride, task.v_stride, to - from, task.headdim_v);
       };
-      const bool poisoned = all_poisoned || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
+      // Keys in pairs: the last of another document may be one with the part's last, at a weight of 0.
+      const int64_t paired = elements<Ops>(keys_here) * Ops::kPair < block - part.begin ? elements<Ops>(keys_here) * Ops::kPair : block - part.begin;
+      const bool behind = paired > keys_here && any_nonfinite(values + keys_here * task.v_stride, task.v_stride, paired - keys_here, task.headdim_v);
+      const bool poisoned = all_poisoned || behind || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
       if (poisoned && !codes.data) split_values();
       const auto part_of = [&](Scalars a) { return Scalars{a.data + part.begin / Ops::kPair * a.stride, a.stride}; };
       const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part = part_of(poisoned ? finite : v);
