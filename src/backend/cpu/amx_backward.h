@@ -413,7 +413,7 @@ class Backward {
         for (int q = 0; q < 2; ++q) {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 u = _mm512_fmsub_ps(_mm512_load_ps(s + at), scale, lse[q]);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u, kSmallestFactor), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
+          w[q] = _mm512_mask_mov_ps(exp2_coarse(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 x = _mm512_mul_ps(w[q], _mm512_sub_ps(_mm512_load_ps(dp + at), delta[q]));
           if (masked) {
             const __mmask16 sees = _mm512_cmpgt_epi32_mask(visible[q], _mm512_set1_epi32(key * 16 + row));
@@ -520,7 +520,7 @@ class Backward {
           // A difference first: scores and lse may be larger than fixed point is.
           const __m512 difference = kCapped && added ? _mm512_fmadd_ps(t, scale, _mm512_sub_ps(term, lse[q])) : _mm512_fmsub_ps(t, scale, lse[q]);
           const __m512 u = _mm512_mul_ps(difference, to_fixed);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u, kSmallestFactor), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
+          w[q] = _mm512_mask_mov_ps(exp2_coarse(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 of_weight = _mm512_load_ps(dp + at), kept = w[q];
           if (kDrops) {
             const int64_t of_key = of_block + key * 16 + row;
