@@ -10,7 +10,7 @@ namespace {
 class CpuDqOrderSmall : public ::testing::TestWithParam<Target> {};
 
 TEST_P(CpuDqOrderSmall, IsThatOfKeysWithAnyNumberOfThreads) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     if (!why_unavailable(GetParam(), dtype).empty()) continue;
     std::vector<Case> cases(6);
     for (Case& c : cases) {

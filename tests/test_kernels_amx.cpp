@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -242,7 +243,25 @@ struct Gradients {
   Rows dk, dv;
 };
 
+// Sums as the kernels keep them: the high and the low halves of fp32 numbers apart.
+struct Halves {
+  std::vector<uint16_t> high, low;
+
+  explicit Halves(const std::vector<float>& x) {
+    for (const float f : x) {
+      high.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(f) >> 16));
+      low.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(f)));
+    }
+  }
+  std::vector<float> joined() const {
+    std::vector<float> x;
+    for (size_t i = 0; i < high.size(); ++i) x.push_back(std::bit_cast<float>(uint32_t{high[i]} << 16 | low[i]));
+    return x;
+  }
+};
+
 void run_backward(const Case& c, const Inputs& in, const Results& exact, Gradients& g) {
+  Halves dq(g.dq);
   std::vector<float> lse(exact.lse.begin(), exact.lse.end()), delta(exact.delta.begin(), exact.delta.end());
   const KernelShape shape{c.seqlen_q, c.task, c.block_k, c.headdim, c.headdim_v};
   Scratch scratch(kernels_amx()->backward_scratch(kKernelBF16, shape));
@@ -254,7 +273,8 @@ void run_backward(const Case& c, const Inputs& in, const Results& exact, Gradien
     t.dout = in.dout.data();
     t.lse = lse.data();
     t.delta = delta.data();
-    t.dq = g.dq.data();
+    t.dq = dq.high.data();
+    t.dq_low = dq.low.data();
     t.dk = g.dk.data();
     t.dv = g.dv.data();
     t.q_stride = in.q.stride();
@@ -262,13 +282,13 @@ void run_backward(const Case& c, const Inputs& in, const Results& exact, Gradien
     t.v_stride = in.v.stride();
     t.dout_stride = in.dout.stride();
     t.lse_stride = t.delta_stride = 1;
-    t.dq_stride = c.headdim;
+    t.dq_stride = t.dq_low_stride = c.headdim;
     t.dk_stride = g.dk.stride();
     t.dv_stride = g.dv.stride();
     t.q_head_stride = c.seqlen_q * in.q.stride();
     t.dout_head_stride = c.seqlen_q * in.dout.stride();
     t.lse_head_stride = t.delta_head_stride = c.seqlen_q;
-    t.dq_head_stride = c.seqlen_q * c.headdim;
+    t.dq_head_stride = t.dq_low_head_stride = c.seqlen_q * c.headdim;
     t.group = c.group;
     t.seqlen_q = c.seqlen_q;
     t.seqlen_k = c.seqlen_k;
@@ -283,6 +303,7 @@ void run_backward(const Case& c, const Inputs& in, const Results& exact, Gradien
     t.scratch = scratch.data();
     kernels_amx()->backward(kKernelBF16, t);
   }
+  g.dq = dq.joined();
 }
 
 // Largest difference of finite elements; infinity where one side is NaN or infinite in another way.
@@ -462,7 +483,7 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
   }
 
   lse[kRow] = bits_to_float(0x7fffffffu);
-  std::vector<float> dq(static_cast<size_t>(c.seqlen_q * c.headdim), 0.0f);
+  Halves dq(std::vector<float>(static_cast<size_t>(c.seqlen_q * c.headdim)));
   Rows dk(c.seqlen_k, c.headdim, c.headdim), dv(c.seqlen_k, c.headdim, c.headdim);
   const KernelShape shape{c.seqlen_q, c.task, c.block_k, c.headdim, c.headdim_v, 1, true};
   Scratch scratch(kernels_amx()->backward_scratch(kKernelBF16, shape));
@@ -470,8 +491,8 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
     BackwardTask t{};
     fill(t);
     t.dout = in.dout.data(), t.lse = lse.data(), t.delta = delta.data();
-    t.dq = dq.data(), t.dk = dk.data(), t.dv = dv.data();
-    t.dout_stride = t.dq_stride = t.dk_stride = t.dv_stride = c.headdim;
+    t.dq = dq.high.data(), t.dq_low = dq.low.data(), t.dk = dk.data(), t.dv = dv.data();
+    t.dout_stride = t.dq_stride = t.dq_low_stride = t.dk_stride = t.dv_stride = c.headdim;
     t.delta_stride = 1;
     t.group = 1;
     t.seqlen_q = c.seqlen_q;
@@ -488,7 +509,7 @@ TEST_F(AmxKernels, OptionsStayInTheirScratchAndKeepNan) {
     EXPECT_TRUE(std::isnan(sums[kRow * static_cast<size_t>(c.seqlen_k) + static_cast<size_t>(key)])) << key;
     EXPECT_FALSE(std::isnan(sums[static_cast<size_t>(key)])) << key;
   }
-  for (int64_t row = 0; row < c.seqlen_q; ++row) EXPECT_EQ(std::isnan(dq[static_cast<size_t>(row * c.headdim)]), row == kRow) << row;
+  for (int64_t row = 0; row < c.seqlen_q; ++row) EXPECT_EQ(std::isnan(dq.joined()[static_cast<size_t>(row * c.headdim)]), row == kRow) << row;
 }
 
 // dq is added to, so that tasks over parts of the keys sum up.

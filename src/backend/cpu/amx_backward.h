@@ -413,7 +413,7 @@ class Backward {
         for (int q = 0; q < 2; ++q) {
           const int at = (key * 16 + row) * 32 + q * 16;
           const __m512 u = _mm512_fmsub_ps(_mm512_load_ps(s + at), scale, lse[q]);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u, kSmallestFactor), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
+          w[q] = _mm512_mask_mov_ps(exp2_coarse(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 x = _mm512_mul_ps(w[q], _mm512_sub_ps(_mm512_load_ps(dp + at), delta[q]));
           if (masked) {
             const __mmask16 sees = _mm512_cmpgt_epi32_mask(visible[q], _mm512_set1_epi32(key * 16 + row));
@@ -520,7 +520,7 @@ class Backward {
           // A difference first: scores and lse may be larger than fixed point is.
           const __m512 difference = kCapped && added ? _mm512_fmadd_ps(t, scale, _mm512_sub_ps(term, lse[q])) : _mm512_fmsub_ps(t, scale, lse[q]);
           const __m512 u = _mm512_mul_ps(difference, to_fixed);
-          w[q] = _mm512_mask_mov_ps(exp2_fixed(u, kSmallestFactor), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
+          w[q] = _mm512_mask_mov_ps(exp2_coarse(u), _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), nan);
           __m512 of_weight = _mm512_load_ps(dp + at), kept = w[q];
           if (kDrops) {
             const int64_t of_key = of_block + key * 16 + row;
@@ -583,9 +583,10 @@ class Backward {
     memory_barrier();
   }
 
-  // Adds the block's dQ, transposed back, to memory.
+  // Adds the block's dQ, transposed back, to memory, where its sums are in two halves (dq_sums.h).
   void store_dq() const {
-    float* dq = t_.dq + head_ * t_.dq_head_stride + row_ * t_.dq_stride;
+    uint16_t* const dq = static_cast<uint16_t*>(t_.dq) + head_ * t_.dq_head_stride + row_ * t_.dq_stride;
+    uint16_t* const dq_low = t_.dq_low + head_ * t_.dq_low_head_stride + row_ * t_.dq_low_stride;
     const __m512 scale = _mm512_set1_ps(t_.scale);
     for (int64_t i = 0; i * 16 < rows_; ++i)
       for (int64_t d = 0; d < t_.headdim; d += 16) {
@@ -595,8 +596,12 @@ class Backward {
         for (int r = 0; r < 16; ++r) x[r] = _mm512_load_si512(from + r * 16);
         transpose16(x);
         for (int64_t r = 0; r < min_of(16, rows_ - i * 16); ++r) {
-          float* to = dq + (i * 16 + r) * t_.dq_stride + d;
-          _mm512_mask_storeu_ps(to, lanes, _mm512_fmadd_ps(_mm512_castsi512_ps(x[r]), scale, _mm512_maskz_loadu_ps(lanes, to)));
+          uint16_t *high = dq + (i * 16 + r) * t_.dq_stride + d, *low = dq_low + (i * 16 + r) * t_.dq_low_stride + d;
+          const __m512i high_half = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, high)), 16);
+          const __m512i before = _mm512_or_si512(high_half, _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, low)));
+          const __m512i sum = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(x[r]), scale, _mm512_castsi512_ps(before)));
+          _mm256_mask_storeu_epi16(high, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16)));
+          _mm256_mask_storeu_epi16(low, lanes, _mm512_cvtepi32_epi16(sum));
         }
       }
   }

@@ -572,9 +572,9 @@ class Forward {
   // Weight of a vector of scores.
   template <Softmax kind>
   FATTN_AMX_INLINE __m512 weight(__m512 s, __m512 scale, __m512 shift) {
-    if (kind == Softmax::kBounded) return exp2_of_magic(_mm512_fmadd_ps(s, scale, _mm512_set1_ps(kMagic)));
+    if (kind == Softmax::kBounded) return exp2_of_product(s, scale);
     const __m512 u = kind == Softmax::kWhole ? _mm512_mul_ps(_mm512_sub_ps(s, shift), scale) : _mm512_fmsub_ps(s, scale, shift);
-    const __m512 w = exp2_fixed(u, kSmallestExponent);
+    const __m512 w = exp2_fixed(u);
     if (kind == Softmax::kOnline) return w;
     const __m512 or_nan = _mm512_mask_mov_ps(w, _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
     // (With a scale of 0, u of a hidden score is NaN.)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cpu/dq_order.h"
+#include "backend/cpu/dq_sums.h"
 #include "shared/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
@@ -395,7 +396,7 @@ void backward_task(const BackwardTask& task) {
       const int64_t unseen = row0 + task.left_diagonal - task.key_begin;
       KeyRange some{unseen > 0 ? unseen : 0, keys_seen};
       if (row_ids) some = keys_of(ids, key_ids + task.key_begin, some.begin, some.end);
-      NextRows next_q, next_dout, next_dq;
+      NextRows next_q, next_dout, next_dq, next_dq_low;
       int64_t fetched = 0;  // rows a panel
       const bool next_head = head + 1 < task.group;
       if (kFetchesAhead && (next_head || row0 > begin) && some.begin < some.end) {
@@ -404,7 +405,9 @@ void backward_task(const BackwardTask& task) {
         const int64_t blocks = (some.end - some.begin + task.block_k - 1) / task.block_k;
         next_q = NextRows(q + heads * task.q_head_stride - to_next * task.q_stride, task.q_stride, next, task.headdim);
         next_dout = NextRows(dout + heads * task.dout_head_stride - to_next * task.dout_stride, task.dout_stride, next, task.headdim_v);
-        next_dq = NextRows(task.dq + (head + heads) * task.dq_head_stride + (row0 - to_next) * task.dq_stride, task.dq_stride, next, task.headdim);
+        const DqRows<T> dq(task, head + heads, row0 - to_next);
+        next_dq = dq.next(next, task.headdim);
+        next_dq_low = dq.next_low(next, task.headdim);
         fetched = (kTile + kPanelsOfTile * blocks - 1) / (kPanelsOfTile * blocks);
       }
       int64_t dbias_end = 0;  // up to this key of the task dbias has all it gets
@@ -442,6 +445,7 @@ void backward_task(const BackwardTask& task) {
             if constexpr (kFetchesAhead) {
               next_q.fetch(fetched);
               next_dq.fetch(fetched);
+              next_dq_low.fetch(fetched);
               next_dout.fetch(fetched);
             }
             product_by_row<Ops, kVecs>(from(k_rows), end_key - first_key, scratch.q_lanes + lane_offset(elements<Ops>(task.headdim), w * kLanes),
@@ -548,12 +552,11 @@ void backward_task(const BackwardTask& task) {
       pass_over(dbias_end, task_keys);
 
       await_turn(task, row0, head);
-      float* dq = task.dq + head * task.dq_head_stride + row0 * task.dq_stride;
+      const DqRows<T> dq(task, head, row0);
       const F32 scale = set1(task.scale);
       unpack_transposed(scratch.dq, rows, task.headdim, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
         if (!has_gradient(lse[row])) return;  // 0 * -inf, where k holds -inf, is NaN
-        float* at = dq + row * task.dq_stride + d;
-        store_n(at, fma(x, scale, load_n(at, columns)), columns);
+        dq.add(row, d, x, scale, columns);
       });
     }
   }

@@ -70,15 +70,15 @@ class Layout {
   size_t total_ = 0;
 };
 
-constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float));
+constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float)), kHalf = static_cast<int64_t>(sizeof(uint16_t));
 
 // Where the pieces of the workspace begin.
 struct Workspace {
   size_t scratch = 0, scratch_of_worker = 0;  // all paths
   size_t largest = 0, sum = 0, acc = 0;       // decode: (batch, nheads_k, chunk, row[, headdim_v])
-  size_t delta = 0, dq = 0;                   // backward: (batch, nheads, seqlen_q), (batch, nheads, seqlen_q, headdim); packed: batch 1, total_q
+  size_t delta = 0;                           // backward: (batch, nheads, seqlen_q); packed: batch 1, total_q
+  size_t dq_low = 0;                          // backward in 16 bits: (batch, nheads, seqlen_q, headdim), likewise; see dq_sums.h
   size_t walked = 0;                          // backward, if there are splits: (batch, nheads_k, split), see dq_order.h
-  bool dq_in_output = false;                  // backward: dq accumulates in the output itself
   size_t dbias = 0;                           // backward: the same for dbias
   bool dbias_in_output = false;
   size_t order = 0, ends = 0;  // packed: (batch) each, see entries.h
@@ -133,9 +133,8 @@ Workspace lay_out(const Plan& plan) {
     }
     case CpuPlan::Path::kBackward:
       scratch = kernels.backward_scratch(dtype, shape);
-      w.dq_in_output = p.dtype == DType::kF32;
       w.delta = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), kFloat});
-      if (!w.dq_in_output) w.dq = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kFloat});
+      if (p.dtype != DType::kF32) w.dq_low = layout.add({p.dense_batch(), p.nheads, p.dense_rows(), p.headdim, kHalf});
       if (c.splits > 1) w.walked = layout.add({p.batch, p.nheads_k, c.splits, static_cast<int64_t>(sizeof(int64_t))});
       w.dbias_in_output = p.dbias.given && p.dbias.dtype == DType::kF32;
       // Nothing is summed where each part of dbias is one head's of one batch entry.
@@ -396,15 +395,12 @@ void pause_of_task(int64_t times) {
 
 void backward(const Call& call) {
   const Problem& p = call.p;
-  // Strides of the fp32 dq: the output's own, or the workspace's (batch, nheads, seqlen_q, headdim). Packed sequences are one batch entry there.
+  // In the workspace packed sequences are one batch entry.
   const int64_t batch = p.dense_batch(), all_rows = p.dense_rows();
   const auto of_batch = [&](int64_t stride) { return p.packed ? 0 : stride; };
-  Strides dq{of_batch(p.nheads * all_rows * p.headdim), p.headdim, all_rows * p.headdim};
-  float* dq_base = call.floats(call.w.dq);
-  if (call.w.dq_in_output) {
-    dq = p.dq;
-    dq_base = static_cast<float*>(call.b.dq);
-  }
+  const bool dq_in_halves = p.dtype != DType::kF32;
+  const Strides of_dq_low{of_batch(p.nheads * all_rows * p.headdim), p.headdim, all_rows * p.headdim};
+  auto* const dq_low = reinterpret_cast<uint16_t*>(call.workspace + call.w.dq_low);
   float* delta = call.floats(call.w.delta);
   const Strides of_delta{of_batch(p.nheads * all_rows), 1, all_rows};
   const PairTensor& pairs = p.dbias;
@@ -433,7 +429,9 @@ void backward(const Call& call) {
                           at(call.b.dout, place(p.dout, n, begin, h), call.element), p.dout.row, end - begin, static_cast<int>(p.headdim_v),
                           delta + place(of_delta, n, begin, h), 1);
     if (p.has_dlse) subtract_dlse(call, n, h, begin, end, delta + place(of_delta, n, 0, h));
-    for (int64_t row = begin; row < end; ++row) std::fill_n(dq_base + place(dq, n, row, h), p.headdim, 0.0f);
+    for (int64_t row = begin; row < end; ++row)
+      std::memset(at(call.b.dq, place(p.dq, n, row, h), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
+    if (dq_in_halves) std::fill_n(dq_low + place(of_dq_low, n, begin, h), (end - begin) * p.headdim, uint16_t{0});
   });
 
   run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
@@ -454,7 +452,8 @@ void backward(const Call& call) {
     t.dout = at(call.b.dout, place(p.dout, n, s.q_begin, h), call.element);
     t.lse = at(static_cast<const float*>(call.b.lse), place(p.lse, n, s.q_begin, h));
     t.delta = delta + place(of_delta, n, s.q_begin, h);
-    t.dq = at(dq_base, place(dq, n, s.q_begin, h));
+    t.dq = at(call.b.dq, place(p.dq, n, s.q_begin, h), call.element);
+    t.dq_low = dq_in_halves ? dq_low + place(of_dq_low, n, s.q_begin, h) : nullptr;
     t.dk = at(call.b.dk, place(p.dk, n, s.k_begin, hk), call.element);
     t.dv = at(call.b.dv, place(p.dv, n, s.k_begin, hk), call.element);
     t.q_stride = p.q.row;
@@ -463,14 +462,16 @@ void backward(const Call& call) {
     t.dout_stride = p.dout.row;
     t.lse_stride = p.lse.row;
     t.delta_stride = 1;
-    t.dq_stride = dq.row;
+    t.dq_stride = p.dq.row;
+    t.dq_low_stride = of_dq_low.row;
     t.dk_stride = p.dk.row;
     t.dv_stride = p.dv.row;
     t.q_head_stride = p.q.head;
     t.dout_head_stride = p.dout.head;
     t.lse_head_stride = p.lse.head;
     t.delta_head_stride = of_delta.head;
-    t.dq_head_stride = dq.head;
+    t.dq_head_stride = p.dq.head;
+    t.dq_low_head_stride = of_dq_low.head;
     t.group = p.group();
     t.seqlen_q = s.seqlen_q;
     t.seqlen_k = s.seqlen_k;
@@ -532,12 +533,12 @@ void backward(const Call& call) {
       call.kernels.sum_rows(call.dtype, dbias_row(i), 0, 1, p.seqlen_k, out);
     });
 
-  if (call.w.dq_in_output) return;
+  if (!dq_in_halves) return;
   run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
     for (int64_t row = begin; row < end; ++row)
-      call.kernels.sum_rows(call.dtype, dq_base + place(dq, n, row, h), 0, 1, p.headdim, at(call.b.dq, place(p.dq, n, row, h), call.element));
+      call.kernels.round_sums(call.dtype, dq_low + place(of_dq_low, n, row, h), p.headdim, at(call.b.dq, place(p.dq, n, row, h), call.element));
   });
 }
 

@@ -28,6 +28,7 @@ struct ForwardScratch {
   T *finite_rows, *code_rows;
   Element *finite, *codes, *kinds;
   float *hidden, *sums;
+  uint32_t* marks;  // of codes
 
   static constexpr int64_t kMaxTiles = 16;
   // Lays the pieces out from base; returns the bytes used.
@@ -52,6 +53,7 @@ struct ForwardScratch {
     kinds = s.take<Element>(elements<Ops>(block_k) * kPanel);
     hidden = s.take<float>(block_k * kPanel);
     sums = s.take<float>(headdim_v * kPanel);
+    marks = s.take<uint32_t>(elements<Ops>(block_k));
     return s.used;
   }
 };
@@ -126,7 +128,7 @@ FATTN_INLINE void hide_scores(float* scores, int64_t begin, int64_t end, int64_t
 
 // Adds to O^T of a panel what Inf and NaN in V, given as `codes`, are to the pairs that rows see.
 template <class T, class Ops, int kVecs>
-__attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScratch<T, Ops>& scratch, Scalars codes, const TilePlace& at,
+__attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScratch<T, Ops>& scratch, const Codes& codes, const TilePlace& at,
                                              int64_t first_seen, int64_t first_hidden, Seen mask_shows, float* o) {
   constexpr int64_t kStride = kVecs * kLanes;
   const ScoreInputs& in = task.inputs;
@@ -141,8 +143,11 @@ __attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScr
   if (in.document_q) hide_documents<kVecs>(in, at, scratch.hidden, unused);
   if (first_seen + kStride - 1 > 0 || first_hidden < at.keys) hide_scores<kVecs>(scratch.hidden, 0, at.keys, first_seen, first_hidden, unused);
   kinds_of<kStride>(Ops{}, scratch.hidden, scratch.weights, at.keys, scratch.kinds);
+  const KeyRange some = codes_that_count<Ops, kStride>(scratch.kinds, codes.marks, elements<Ops>(at.keys));
+  if (some.begin == some.end) return;
   for (int64_t i = 0; i < task.headdim_v * kPanel; i += kLanes) store(scratch.sums + i, zero());
-  product_by_column<Ops, kVecs>(codes, task.headdim_v, scratch.kinds, kStride, elements<Ops>(at.keys), scratch.sums, one);
+  product_by_column<Ops, kVecs>(codes.template from<Ops>(some.begin * Ops::kPair).rows, task.headdim_v, scratch.kinds + some.begin * kStride, kStride,
+                                some.end - some.begin, scratch.sums, one);
   for (int64_t i = 0; i < task.headdim_v * kPanel; i += kPanel)
     for (int64_t l = 0; l < kStride; l += kLanes) add_decoded(scratch.sums + i + l, o + i + l);
 }
@@ -152,8 +157,7 @@ __attribute__((noinline)) void add_nonfinite(const ForwardTask& task, ForwardScr
 // some row of the tile does not see one.
 template <class T, class Ops, int kVecs>
 __attribute__((noinline)) void forward_panel(const ForwardTask& task, const ForwardTile<Ops>& tile, int first_vec, ForwardScratch<T, Ops>& scratch,
-                                             Scalars k, Scalars v, Scalars codes, TilePlace at, int64_t first_seen, int64_t first_hidden,
-                                             bool mixed) {
+                                             Scalars k, Scalars v, Codes codes, TilePlace at, int64_t first_seen, int64_t first_hidden, bool mixed) {
   constexpr int64_t kStride = kVecs * kLanes;
   const int lane0 = first_vec * kLanes;
   const ScoreInputs& inputs = task.inputs;
@@ -162,7 +166,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
     const int64_t skip = first_seen / unit * unit;
     k.data += skip * k.stride;
     v.data += skip / Ops::kPair * v.stride;
-    if (codes.data) codes.data += skip / Ops::kPair * codes.stride;
+    if (codes.any()) codes = codes.template from<Ops>(skip);
     at.key += skip;
     at.keys -= skip;
     first_seen -= skip;
@@ -250,7 +254,7 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   }
   float* const o = tile.o + lane_offset(task.headdim_v, lane0);
   product_by_column<Ops, kVecs>(v, task.headdim_v, scratch.weights, kStride, elements<Ops>(n), o, alpha);
-  if (codes.data) add_nonfinite<T, Ops, kVecs>(task, scratch, codes, at, first_seen, first_hidden, visible, o);
+  if (codes.any()) add_nonfinite<T, Ops, kVecs>(task, scratch, codes, at, first_seen, first_hidden, visible, o);
 }
 
 // o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf.
@@ -324,11 +328,13 @@ void forward_task(const ForwardTask& task) {
     }
     const int64_t fetched = (task.block_k + kPanelsOfTile * tiles - 1) / (kPanelsOfTile * tiles);  // rows a panel
     const bool all_poisoned = hides(task.inputs) && any_nonfinite(v_rows, task.v_stride, block, task.headdim_v);
-    Scalars finite{}, codes{};  // once they are wanted
+    Scalars finite{};  // these once they are wanted
+    Codes codes{};
     const auto split_values = [&] {
       split_nonfinite(v_rows, task.v_stride, block, task.headdim_v, false, scratch.finite_rows, scratch.code_rows);
       finite = Operand<T, Ops>::column_scalars(scratch.finite_rows, task.headdim_v, block, task.headdim_v, scratch.finite);
-      codes = Operand<T, Ops>::column_scalars(scratch.code_rows, task.headdim_v, block, task.headdim_v, scratch.codes);
+      mark_nonfinite<Ops>(v_rows, task.v_stride, block, task.headdim_v, scratch.marks);
+      codes = {Operand<T, Ops>::column_scalars(scratch.code_rows, task.headdim_v, block, task.headdim_v, scratch.codes), scratch.marks};
     };
     // Vectors [first_vec, end_vec) of tile t, rows of the documents `of_rows`, with their part of the block: all of it, or what is of their
     // documents.
@@ -357,11 +363,15 @@ void forward_task(const ForwardTask& task) {
       // Keys in pairs: the last of another document may be one with the part's last, at a weight of 0.
       const int64_t paired = elements<Ops>(keys_here) * Ops::kPair < block - part.begin ? elements<Ops>(keys_here) * Ops::kPair : block - part.begin;
       const bool behind = paired > keys_here && any_nonfinite(values + keys_here * task.v_stride, task.v_stride, paired - keys_here, task.headdim_v);
-      const bool poisoned = all_poisoned || behind || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
-      if (poisoned && !codes.data) split_values();
+      bool poisoned = all_poisoned || behind || (mixed ? nonfinite(0, keys_here) : nonfinite(first_hidden, keys_here) || nonfinite(0, seen_from));
+      if (poisoned) {
+        const int64_t lane = static_cast<int64_t>(first_vec) * kLanes, end_lane = static_cast<int64_t>(end_vec) * kLanes;
+        poisoned = !all_nan(scratch.tiles[t].o, task.headdim_v, lane, end_lane < here ? end_lane : here);
+      }
+      if (poisoned && !codes.any()) split_values();
       const auto part_of = [&](Scalars a) { return Scalars{a.data + part.begin / Ops::kPair * a.stride, a.stride}; };
       const Scalars k_part{k.data + part.begin * k.stride, k.stride}, v_part = part_of(poisoned ? finite : v);
-      const Scalars codes_part = poisoned ? part_of(codes) : Scalars{};
+      const Codes codes_part = poisoned ? codes.template from<Ops>(part.begin) : Codes{};
       const auto panel = [&](int w, auto count) {
         constexpr int kVecs = decltype(count)::value;
         const int64_t lane0 = static_cast<int64_t>(w) * kLanes, left = here - lane0, lanes = kVecs * kLanes;

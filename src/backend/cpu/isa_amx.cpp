@@ -53,13 +53,14 @@ void row_dots(KernelDType dtype, const void* a, int64_t a_stride, const void* b,
 void sum_rows(KernelDType dtype, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to) {
   vectors()->sum_rows(dtype, parts, part_stride, nparts, headdim, to);
 }
+void round_sums(KernelDType dtype, const uint16_t* low, int64_t headdim, void* row) { vectors()->round_sums(dtype, low, headdim, row); }
 
 }  // namespace
 }  // namespace amx
 
 const CpuKernels* kernels_amx() {
-  static constexpr CpuKernels kTable = {amx::forward_scratch,  amx::forward,  amx::decode_scratch, amx::decode,
-                                        amx::backward_scratch, amx::backward, amx::row_dots,       amx::sum_rows};
+  static constexpr CpuKernels kTable = {amx::forward_scratch, amx::forward,  amx::decode_scratch, amx::decode,    amx::backward_scratch,
+                                        amx::backward,        amx::row_dots, amx::sum_rows,       amx::round_sums};
   return &kTable;
 }
 

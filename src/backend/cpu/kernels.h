@@ -75,14 +75,16 @@ struct DecodeTask {
 };
 
 // The keys [key_begin, key_end) of one key head against all rows of the query heads that share it.
-// dq is accumulated in fp32 (added to what is there, in turn with the other tasks of the key head: dq_order.h), dk and dv are written.
+// dq is accumulated in fp32 (added to what is there, in turn with the other tasks of the key head: dq_order.h), in 16 bits in two halves (dq_sums.h);
+// dk and dv are written.
 struct BackwardTask {
   const void *q, *k, *v, *dout;  // q, dout at the group's first head
   const float *lse, *delta;      // delta = rowsum(o * dout), (head, row) with the strides below
-  float* dq;
+  void* dq;                      // fp32: the sums; else their high halves
+  uint16_t* dq_low;              // else: their low halves
   void *dk, *dv;
-  int64_t q_stride, k_stride, v_stride, dout_stride, lse_stride, delta_stride, dq_stride, dk_stride, dv_stride;  // rows
-  int64_t q_head_stride, dout_head_stride, lse_head_stride, delta_head_stride, dq_head_stride;
+  int64_t q_stride, k_stride, v_stride, dout_stride, lse_stride, delta_stride, dq_stride, dq_low_stride, dk_stride, dv_stride;  // rows
+  int64_t q_head_stride, dout_head_stride, lse_head_stride, delta_head_stride, dq_head_stride, dq_low_head_stride;
   int64_t group, seqlen_q, seqlen_k, key_begin, key_end, diagonal, left_diagonal;
   int64_t block_k;
   int headdim, headdim_v;
@@ -114,6 +116,8 @@ struct CpuKernels {
                    int64_t to_stride);
   // to (in dtype) = sum of `parts` fp32 rows, in order
   void (*sum_rows)(KernelDType, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to);
+  // A row of dq from its sums: their high halves are in it (16 bits only)
+  void (*round_sums)(KernelDType, const uint16_t* low, int64_t headdim, void* row);
 };
 
 // One a translation unit; null where the compiler or the architecture lacks it.

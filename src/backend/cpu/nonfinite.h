@@ -69,6 +69,61 @@ void kinds_of(OpsDot, const float* hidden, const uint32_t* weights, int64_t keys
 }
 #endif
 
+// Codes as the scalars of a product along keys, and of each element of a column (a key, or a pair of them) the bits of keys that have a code at all.
+struct Codes {
+  Scalars rows;
+  const uint32_t* marks;
+
+  bool any() const { return rows.data; }
+  template <class Ops>
+  Codes from(int64_t key) const {
+    return {{rows.data + key / Ops::kPair * rows.stride, rows.stride}, marks + key / Ops::kPair};
+  }
+};
+
+template <class Ops, class T>
+void mark_nonfinite(const T* x, int64_t stride, int64_t rows, int64_t n, uint32_t* marks) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint32_t bits = !any_nonfinite(x + r * stride, stride, 1, n) ? 0 : Ops::kPair == 1 ? ~0u : r % 2 == 0 ? 0xffffu : 0xffff0000u;
+    marks[r / Ops::kPair] = bits | (r % Ops::kPair == 0 ? 0 : marks[r / Ops::kPair]);
+  }
+}
+
+// The elements of a column from the first to the last with a code at a pair that counts; n elements of kStride lanes.
+template <class Ops, int64_t kStride>
+KeyRange codes_that_count(const typename Ops::Element* kinds, const uint32_t* marks, int64_t n) {
+  const auto counts = [&](int64_t i) {
+    if (marks[i] == 0) return false;
+    uint32_t bits[kStride], all = 0;
+    __builtin_memcpy(bits, kinds + i * kStride, sizeof bits);
+    for (int64_t l = 0; l < kStride; ++l) all |= bits[l];
+    return (all & marks[i]) != 0;
+  };
+  KeyRange range{0, n};
+  while (range.begin < range.end && !counts(range.begin)) ++range.begin;
+  while (range.begin < range.end && !counts(range.end - 1)) --range.end;
+  return range;
+}
+
+// Are lanes [begin, end) of a tile of n rows, by lane_offset, all NaN? Then no code changes them, nor does a product with NaN.
+static inline bool all_nan(const float* x, int64_t n, int64_t begin, int64_t end) {
+  const F32 ones = set1(1.0f), zeros = zero();
+  for (int64_t lane = begin; lane < end; lane += kLanes) {
+    const float* at = x + lane_offset(n, lane);
+    F32 numbers = zeros;
+    if (at[0] == at[0]) return false;
+    for (int64_t i = 0; i < n; ++i) {
+      const F32 y = load(at + i * kPanel);
+      numbers = max(numbers, where_equal(y, y, ones, zeros));
+    }
+    float some[kLanes];
+    store(some, numbers);
+    for (int64_t l = 0; l < kLanes && lane + l < end; ++l)
+      if (some[l] != 0) return false;
+  }
+  return true;
+}
+
 // Of a tile of the backward pass, [key][kTile] lanes: P and dS of hidden pairs become 0, and the kinds of pairs, as P^T lies (rows) and as dS^T lies
 // for dQ (columns, where it matters only whether a pair counts).
 FATTN_INLINE void hide_and_tell_kinds(OpsF32, const float* hidden, int64_t keys, float* p, float* ds, float*, float* rows, float*) {

@@ -52,6 +52,11 @@ static inline void sum_rows(KernelDType dtype, const float* parts, int64_t part_
   return sum_rows_of<bf16>(parts, part_stride, nparts, headdim, to);
 }
 
-static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch, decode, backward_scratch, backward, row_dots, sum_rows};
+static inline void round_sums(KernelDType dtype, const uint16_t* low, int64_t headdim, void* row) {
+  if (dtype == kKernelF16) return round_sums_of<f16>(low, headdim, row);
+  return round_sums_of<bf16>(low, headdim, row);
+}
+
+static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch, decode, backward_scratch, backward, row_dots, sum_rows, round_sums};
 
 }  // namespace fattn::core::FATTN_ISA
