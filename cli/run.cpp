@@ -356,7 +356,8 @@ int run(const RunFlags& flags, Json& record) {
     };
     std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(-1), options, rounding_of(forward));
     if (backward)
-      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options, rounding_of(*backward))) verdicts.push_back(std::move(verdict));
+      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options, rounding_of(*backward)))
+        verdicts.push_back(std::move(verdict));
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
     for (const testing::TensorVerdict& verdict : verdicts) {

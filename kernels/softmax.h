@@ -1,8 +1,8 @@
 // Online softmax in base 2 of the rows that a warp owns, with a reference that is seldom renewed.
 //
 // A weight is exp2(score * scale - reference). Any reference gives the same quotients; it only has to keep the weights inside the range of
-// their type. But the rounding of a weight that makes up most of its row is the error of o, unless the reference makes that weight 1. So the maximum of
-// the scores is taken where it is needed to find a first reference (the first keys of a row, masked keys), and afterwards where a step's weights
+// their type. But the rounding of a weight that makes up most of its row is the error of o, unless the reference makes that weight 1. So the maximum
+// of the scores is taken where it is needed to find a first reference (the first keys of a row, masked keys), and afterwards where a step's weights
 // dominate: their sums, which are needed anyway, tell. That saves the comparisons, the exchange between lanes and the rescaling of o for most blocks
 // of keys. docs/NUMERICS.md has the consequences.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace fattn {
 
-// The weights of 16 keys dominate if those of a lane's rows sum to more than this times what all keys before gave them, and 1, the greatest weight. What
-// is below may round the greatest weight of a row that is at most some third of it.
+// The weights of 16 keys dominate if those of a lane's rows sum to more than this times what all keys before gave them, and 1, the greatest weight.
+// What is below may round the greatest weight of a row that is at most some third of it.
 template <int kRowTiles>
 inline constexpr float kDominance = 1.0f / kRowTiles;
 // No more than this counts of the weights before: where each block has some more than the last, weights would leave the range of their type.

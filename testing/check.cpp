@@ -84,7 +84,7 @@ Expected expected(const char* name, const Dense& oracle, const Dense& standard, 
 // What the peer's error is in each row of `width` elements.
 void hold_against(Expected& wanted, const Dense& peer, int64_t width, DType dtype, double factor, double rms_factor) {
   wanted.rms_factor = rms_factor;
-  wanted.allowed_fused = factor * largest_error(wanted, peer) + std::max(wanted.last_places, wanted.unit);
+  wanted.allowed_fused = factor * largest_error(wanted, peer) + std::max(wanted.last_places + wanted.unit / 2, wanted.unit);
   for (size_t first = 0; width > 0 && first < peer.size(); first += static_cast<size_t>(width)) {
     double sum = 0, units = 0;
     for (size_t i = first; i < first + static_cast<size_t>(width); ++i) {
@@ -118,8 +118,7 @@ bool judge_rms(TensorVerdict& verdict, const Expected& wanted, const Dense& got,
   const double factor = rounding == Rounding::kOfRoundedWeights && wanted.of_scores ? kRmsFactor * kOneMoreRounding : wanted.rms_factor;
   const double deviation = std::sqrt(std::max(0.0, of_squares / rows - mean * mean));
   const double chance = kDeviations * std::sqrt(2 / rows) * deviation;
-  verdict.rms_allowed =
-      std::sqrt(factor * factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
+  verdict.rms_allowed = std::sqrt(factor * factor * (mean + chance) + wanted.row_unit / rows + wanted.last_places * wanted.last_places);
   return verdict.rms <= verdict.rms_allowed;
 }
 

@@ -77,14 +77,14 @@ struct Consumer {
   Ring<Spec::kStagesK> k;
   Ring<Spec::kStagesV> v;
   bool k_is_there = false;  // looked at early: the next block of keys has arrived
-  // How wild the scores of the warp's rows are. Beyond kWild every block takes a maximum, which then costs less than to find weights that dominate. Blocks
-  // whose maxima change nothing calm it down. From kVeryWildBefore on it stays to the end of the tile: weights are beyond all bounds in many blocks.
-  // Capped scores are tanh itself from the first that left the curve to the tile's end: until then it is 0.
+  // How wild the scores of the warp's rows are. Beyond kWild every block takes a maximum, which then costs less than to find weights that dominate.
+  // Blocks whose maxima change nothing calm it down. From kVeryWildBefore on it stays to the end of the tile: weights are beyond all bounds in many
+  // blocks. Capped scores are tanh itself from the first that left the curve to the tile's end: until then it is 0.
   int wildness = 0;
-  int row = 0;              // the tile's first
-  Kept keys;                // of the tile's batch entry
-  int block = 0;            // whose weights are computed; under a mask of pairs counted from the tile's first
-  Slope slope;              // of the tile's head
+  int row = 0;    // the tile's first
+  Kept keys;      // of the tile's batch entry
+  int block = 0;  // whose weights are computed; under a mask of pairs counted from the tile's first
+  Slope slope;    // of the tile's head
 
   DropoutBits bits;   // of the block whose weights are computed
   Terms terms;        // likewise
@@ -295,8 +295,8 @@ struct Consumer {
     }
   }
 
-  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum. kWhole: all rows see it whole,
-  // but for words of a mask.
+  // A block that some row does not see whole, or with ALiBi one that the diagonal crosses: hidden scores, and a maximum. kWhole: all rows see it
+  // whole, but for words of a mask.
   template <bool kBehind = false, bool kWhole = false>
   __device__ __forceinline__ void masked_block(unsigned buffer) {
     visible.read(p, block - 1);

@@ -14,8 +14,8 @@
 
 namespace fattn::v3 {
 
-// The window of weights. A new reference is kHeadroom above the maximum (log2 units), which so has the weight kGreatest. bf16 has fp32's range: what is
-// lost is room for small v below (weights * v are exact down to v = 2^-110). fp16 needs the bits below for small weights.
+// The window of weights. A new reference is kHeadroom above the maximum (log2 units), which so has the weight kGreatest. bf16 has fp32's range: what
+// is lost is room for small v below (weights * v are exact down to v = 2^-110). fp16 needs the bits below for small weights.
 template <class Element>
 struct Window {
   static constexpr float kHeadroom = is_same<Element, bf16> ? 16.0f : 0.0f;

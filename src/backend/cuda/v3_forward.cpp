@@ -305,8 +305,8 @@ int v3_row_width(int width, int width_v) {
 int V3ForwardTile::shared_bytes(int width, int width_v, const PairFeatures& pair) const {
   const int query_bytes = block_m() * kColumnBytes * std::max(v3_columns(width), v3_columns(width_v));
   const int barriers = v3_query_barriers(groups, query_buffers, skip) + 2 * (stages_k + stages_v + stages_terms) + stages_v;
-  const int bytes =
-      query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) + 8 * barriers + kV3NoteBytes;
+  const int bytes = query_buffers * query_bytes + block_n * kColumnBytes * (stages_k * v3_columns(width) + stages_v * v3_columns(width_v)) +
+                    8 * barriers + kV3NoteBytes;
   const PairFeatures staged{.bias = pair.bias};  // of a mask there are words
   return v3_terms_offset(v3_slots_end(bytes, pair.packed), stages_terms) + stages_terms * term_tile(staged, block_m(), block_n, false).bytes();
 }
