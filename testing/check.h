@@ -23,8 +23,10 @@
 // themselves are chance: one row may be off by a unit in the last place of each of its elements (U is the mean of their squares, in the row where
 // that is largest). It fades with R, and as rounding once has a mean square of U / 12 it is nothing from some hundred rows on. dq and dk of calls
 // with softcap or dropout, and of algorithms v1 and v2 on a GPU, may have 1.10 sqrt(3 / 2) in place of 1.10: beside dS and the result, P is rounded
-// for dS. Rows that have no finite number in the oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its
-// matrices, and so do other programs: they have the bound by standard attention only.
+// for dS. Rows of the inputs
+// `rising` and `constant` have the same weights, so that they are one sample: such cases have no second bound. Rows that have no finite number in the
+// oracle or the peer, or an lse below -2^25, are not counted. Algorithm `standard` rounds all of its matrices, and so do other programs: they have
+// the bound by standard attention only.
 //
 // An expected Inf or NaN must be met by an Inf or NaN, -inf in lse by -inf, an lse below -2^25 by one that is, too (in fp16 by one below -6e4); NaN
 // passes nowhere else.
