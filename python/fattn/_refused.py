@@ -18,7 +18,12 @@ _WAYS_OUT = {
 
 def is_dtensor(x: Any) -> bool:
     """Of torch.distributed.tensor, which is not imported for it."""
-    return type(x) is not torch.Tensor and any(base.__name__ == "DTensor" for base in type(x).__mro__)
+    kind = type(x)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    if torch.compiler.is_compiling():  # which cannot walk through base classes
+        return kind.__name__ == "DTensor"
+    return any(base.__name__ == "DTensor" for base in kind.__mro__)
 
 
 def require_dense(name: str, x: Any, allowed: str = "") -> None:

@@ -143,7 +143,7 @@ def test_help(which):
 
 def test_interrupted_keeps_what_was_measured(tmp_path):
     path = tmp_path / "a.json"
-    process = subprocess.Popen([sys.executable, "-m", "fattn", "check", "--accuracy", "--device", "cpu", "--seqlen", "128", "--sigma", "1", "--seeds", "1", "--json", str(path)],
+    process = subprocess.Popen([sys.executable, "-u", "-m", "fattn", "check", "--accuracy", "--device", "cpu", "--seqlen", "128", "--seeds", "2", "--json", str(path)],
                                stdout=subprocess.PIPE, text=True)
     while not process.stdout.readline().startswith("bf16"):
         assert process.poll() is None
