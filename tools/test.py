@@ -118,7 +118,7 @@ def stages(jobs, long):
     fuzz_s = 600 if long else 60
     # No detect_stack_use_after_return: g++ 12 places 64-byte vectors unaligned on its fake stacks (GCC bug 110027).
     sanitizer_options = (
-        "export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=0:check_initialization_order=1\n"
+        "export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=0:check_initialization_order=1:allocator_may_return_null=1\n"
         "export UBSAN_OPTIONS=print_stacktrace=1\n"
     )
     # Without address randomisation, because ThreadSanitizer of these compilers cannot place its shadow with some kernels' settings.
