@@ -15,7 +15,7 @@ run: build ## set up, build, check GPT-2's attention (batch 8, seqlen 1024, caus
 build: ## set up what is missing and build the library and the command line in release mode, in build/
 	@tools/setup.sh build
 	@$(CONFIGURE) --log-level=WARNING
-	cmake --build $(BUILD) --parallel $(JOBS) --target fattn fattn_cli
+	cmake --build $(BUILD) --parallel $(JOBS) --target fattn fattn_static fattn_cli
 
 test: ## set up, build and pass everything; ends with the line "N passed, N failed"
 	@tools/setup.sh test

@@ -1,9 +1,14 @@
-# What `cmake --install` puts where: headers, library, command line, package files for find_package and pkg-config,
+# What `cmake --install` puts where: headers, libraries, command line, package files for find_package and pkg-config,
 # providers, a pack of compiled GPU kernels, documents. The tree may be moved afterwards.
 include(CMakePackageConfigHelpers)
 
-install(TARGETS fattn EXPORT fattnTargets
+set(libraries fattn)
+if(NOT SKBUILD)  # a wheel has the shared library only
+  list(APPEND libraries fattn_static)
+endif()
+install(TARGETS ${libraries} EXPORT fattnTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 
@@ -32,18 +37,14 @@ if(SKBUILD)
 endif()
 
 # The pack is made by the command line, which must run here.
-if(NOT FATTN_PACK STREQUAL OFF)
-  if(TARGET fattn_cli AND NOT CMAKE_CROSSCOMPILING)
-    install(CODE "set(fattn_pack ${FATTN_PACK})
-set(fattn_cli \"$<TARGET_FILE:fattn_cli>\")
+if(FATTN_PACK)
+  if(NOT TARGET fattn_cli OR CMAKE_CROSSCOMPILING)
+    message(FATAL_ERROR "FATTN_PACK=ON needs FATTN_BUILD_CLI, and a command line that runs on this machine")
+  endif()
+  install(CODE "set(fattn_cli \"$<TARGET_FILE:fattn_cli>\")
 set(fattn_pack_dir \"${CMAKE_INSTALL_LIBDIR}/fattn\")
 set(fattn_build_dir \"${PROJECT_BINARY_DIR}\")")
-    install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_pack.cmake)
-  elseif(FATTN_PACK STREQUAL ON)
-    message(FATAL_ERROR "FATTN_PACK=ON needs FATTN_BUILD_CLI, and a command line that runs on this machine")
-  else()
-    message(STATUS "fattn: no pack of kernels will be installed (FATTN_PACK=AUTO): it needs FATTN_BUILD_CLI, and a command line that runs here")
-  endif()
+  install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_pack.cmake)
 endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/README.zh-TW.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles every public header alone, and twice in one unit: as C++20 with g++ and clang++, fattn.h as C11 too.
+"""Compiles every public header alone, and twice in one unit: as C++17 and C++20 with g++ and clang++, fattn.h as C11 too.
 No warning passes. `--self-test` checks that a header that needs another one first fails."""
 
 import argparse
@@ -39,7 +39,7 @@ def main():
                 passed, failed = passed + right, failed + (not right)
     else:
         include = Path(__file__).resolve().parent.parent / "include"
-        jobs = [(compiler, "c++", "c++20", path) for path in sorted(include.rglob("*.h*")) for compiler in ("g++", "clang++")]
+        jobs = [(compiler, "c++", standard, path) for path in sorted(include.rglob("*.h*")) for compiler in ("g++", "clang++") for standard in ("c++17", "c++20")]
         jobs += [(compiler, "c", "c11", include / "fattn/fattn.h") for compiler in ("gcc", "clang")]
         for compiler, language, standard, path in jobs:
             header = path.relative_to(include).as_posix()

@@ -23,25 +23,41 @@ expect() {
 }
 absent() { ! grep -rIl "$@"; }
 
-# Kernels are compiled by the stub of NVRTC and kept apart, so that this takes no minutes and no real cache gets them.
-stub=$build/tests/libfattn_stub_nvrtc.so
-expect "cmake --install" env FATTN_NVRTC="$stub" FATTN_CACHE_DIR="$scratch/compiled" cmake --install "$build" --prefix "$scratch/first"
+# Nothing is compiled unless asked for: no NVRTC is looked for.
+expect "cmake --install" env FATTN_NVRTC=/nonexistent/libnvrtc.so.13 cmake --install "$build" --prefix "$scratch/first"
 if [ "$failed" -gt 0 ]; then
   echo "$passed passed, $failed failed"
   exit 1
 fi
 mv "$scratch/first" "$scratch/moved"
 prefix=$scratch/moved
-for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn.so.0 lib/cmake/fattn/fattnConfig.cmake \
+for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn.so.0 lib/libfattn.a lib/cmake/fattn/fattnConfig.cmake \
   lib/cmake/fattn/fattnConfigVersion.cmake lib/pkgconfig/fattn.pc share/fattn/providers/README.md share/doc/fattn/README.md share/doc/fattn/LICENSE; do
   expect "installs $file" test -e "$prefix/$file"
 done
 expect "no path of the build in text files" absent -e "$build" -e "$source_dir" -e "$scratch/first" "$prefix/lib" "$prefix/include"
-# The pack of kernels is found where it is installed, by a machine that has neither NVRTC nor a cache.
+expect "installs no pack of kernels" test ! -e "$prefix/lib/fattn/kernels.pack"
+# With FATTN_PACK=ON: the script that makes the pack, on the kernels that the stub of NVRTC compiles at once, kept apart from any real cache.
+stub=$build/tests/libfattn_stub_nvrtc.so
+cat >"$scratch/pack.cmake" <<EOF
+set(CMAKE_INSTALL_PREFIX "$prefix")
+set(fattn_cli "$build/cli/fattn")
+set(fattn_pack_dir lib/fattn)
+set(fattn_build_dir "$scratch")
+include("$source_dir/cmake/install_pack.cmake")
+EOF
+makes_pack() { env FATTN_NVRTC="$1" FATTN_CACHE_DIR="$scratch/compiled" cmake -P "$scratch/pack.cmake" >"$scratch/pack.log" 2>&1; }
+without_compiler() { ! makes_pack /nonexistent/libnvrtc.so.13; }
+expect "FATTN_PACK=ON without NVRTC fails" without_compiler
+expect "and says why" grep -F "no usable NVRTC" "$scratch/pack.log"
+expect "and installs none" test ! -e "$prefix/lib/fattn/kernels.pack"
+expect "FATTN_PACK=ON makes a pack" makes_pack "$stub"
+expect "and prints a line for each kernel" grep -E "^ *2/[0-9]+ " "$scratch/pack.log"
+# The pack is found where it is installed, by a machine that has neither NVRTC nor a cache.
 pack=$(readlink -f "$prefix/lib/fattn/kernels.pack")
 without_nvrtc() { env FATTN_NVRTC=/nonexistent/libnvrtc.so.13 FATTN_CACHE_DIR="$scratch/empty" "$@"; }
 looks_for_pack() { without_nvrtc "$prefix/bin/fattn" cache path --json - | grep -F "\"installed_pack\": \"$pack\""; }
-expect "installs a pack of kernels where the library looks" looks_for_pack
+expect "the library looks for the pack there" looks_for_pack
 for arch in 75 80 86 89 90 100 120; do
   all_from_pack() { without_nvrtc "$prefix/bin/fattn" cache warm --arch "$arch" >"$scratch/warm" && ! grep -v ' pack$' "$scratch/warm"; }
   expect "kernels for $arch come from the pack" all_from_pack
@@ -50,10 +66,6 @@ no_pack() { ! without_nvrtc "$prefix/bin/fattn" cache warm --arch 90; }
 mv "$pack" "$pack.away"
 expect "and from nowhere else" no_pack
 mv "$pack.away" "$pack"
-installed_without() { without_nvrtc cmake --install "$build" --prefix "$scratch/without" >"$scratch/without.log"; }
-expect "cmake --install without NVRTC" installed_without
-expect "says that there is no pack" grep -F "No pack of kernels is installed (FATTN_PACK=AUTO): fattn: no usable NVRTC" "$scratch/without.log"
-expect "and installs none" test ! -e "$scratch/without/lib/fattn/kernels.pack"
 
 expect "bin/fattn --version" "$prefix/bin/fattn" --version
 expect "bin/fattn info" "$prefix/bin/fattn" info
@@ -88,8 +100,51 @@ expect "pkg-config --exists" pkg-config --exists "fattn >= 0.1"
 read -ra flags <<<"$(pkg-config --cflags --libs fattn)"
 expect "pkg-config: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -lm -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_c"
 expect "pkg-config: C runs" "$scratch/pc_c"
-expect "pkg-config: C++" g++ -std=c++20 "$source_dir/examples/cpp/forward.cpp" "${flags[@]}" -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_cpp"
+expect "pkg-config: C++" g++ -std=c++17 "$source_dir/examples/cpp/forward.cpp" "${flags[@]}" -Wl,-rpath,"$prefix/lib" -o "$scratch/pc_cpp"
 expect "pkg-config: C++ runs" "$scratch/pc_cpp"
+read -ra flags <<<"$(pkg-config --static --cflags --libs fattn | sed 's/-lfattn/-l:libfattn.a/')"
+expect "pkg-config --static: C" gcc -std=c11 "$source_dir/examples/c/forward.c" "${flags[@]}" -o "$scratch/pc_static"
+needs_no_library() { ! ldd "$1" | grep -F libfattn; }
+expect "pkg-config --static: C runs" "$scratch/pc_static"
+expect "and needs no libfattn.so" needs_no_library "$scratch/pc_static"
+
+# The archive as a target, in C++17.
+mkdir "$scratch/static"
+cat >"$scratch/static/CMakeLists.txt" <<EOF
+cmake_minimum_required(VERSION 3.22)
+project(one_file LANGUAGES CXX)
+set(CMAKE_CXX_STANDARD 17)
+find_package(fattn REQUIRED)
+add_executable(one_file "$source_dir/examples/cpp/forward.cpp")
+target_link_libraries(one_file PRIVATE fattn::static)
+EOF
+expect "fattn::static: configure" cmake -S "$scratch/static" -B "$scratch/static/build" -DCMAKE_PREFIX_PATH="$prefix"
+expect "fattn::static: build" cmake --build "$scratch/static/build"
+expect "fattn::static: runs" "$scratch/static/build/one_file"
+expect "and needs no libfattn.so" needs_no_library "$scratch/static/build/one_file"
+
+# The sources below another project, as FetchContent brings them: its own build type, nothing of ours in its `install`.
+mkdir "$scratch/fetched"
+cat >"$scratch/fetched/CMakeLists.txt" <<EOF
+cmake_minimum_required(VERSION 3.22)
+project(fetched LANGUAGES C CXX)
+set(CMAKE_CXX_STANDARD 17)
+include(FetchContent)
+FetchContent_Declare(fattn SOURCE_DIR "$source_dir")
+FetchContent_MakeAvailable(fattn)
+add_executable(fetched "$source_dir/examples/cpp/forward.cpp")
+target_link_libraries(fetched PRIVATE fattn::fattn)
+add_executable(fetched_static "$source_dir/examples/cpp/forward.cpp")
+target_link_libraries(fetched_static PRIVATE fattn::static)
+install(TARGETS fetched)
+EOF
+expect "FetchContent: configure" cmake -G Ninja -S "$scratch/fetched" -B "$scratch/fetched/build"
+expect "FetchContent: build" cmake --build "$scratch/fetched/build"
+expect "FetchContent: runs" "$scratch/fetched/build/fetched"
+expect "FetchContent: the archive runs" "$scratch/fetched/build/fetched_static"
+expect "FetchContent: install" cmake --install "$scratch/fetched/build" --prefix "$scratch/fetched/prefix"
+only_its_own() { [ "$(find "$scratch/fetched/prefix" -type f | wc -l)" = 1 ]; }
+expect "FetchContent: installs nothing of fattn" only_its_own
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
