@@ -23,8 +23,17 @@ constexpr Format format_of(DType dtype) {
   }
 }
 
-// A power of two, exactly.
-double power_of_two(int exponent) { return std::ldexp(1.0, exponent); }
+// A power of two, exactly. Of normal numbers by its bits: this and the next are called for every element that a test looks at.
+double power_of_two(int exponent) {
+  if (exponent < -1022 || exponent > 1023) return std::ldexp(1.0, exponent);
+  return __builtin_bit_cast(double, static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// That of a finite number other than 0, as std::ilogb.
+int exponent_of(double x) {
+  const int biased = static_cast<int>(__builtin_bit_cast(uint64_t, x) >> 52) & 0x7ff;
+  return biased == 0 ? std::ilogb(x) : biased - 1023;
+}
 
 // A 16-bit pattern: sign, exponent, then precision - 1 bits of fraction.
 double decode(Format f, uint16_t bits) {
@@ -46,7 +55,7 @@ uint16_t encode(Format f, double x) {
   if (std::isnan(x)) return static_cast<uint16_t>(sign | infinity | (1 << (fraction_bits - 1)));
   if (std::isinf(x)) return static_cast<uint16_t>(sign | infinity);
   if (x == 0) return static_cast<uint16_t>(sign);
-  const int exponent = std::ilogb(x);
+  const int exponent = exponent_of(x);
   if (exponent < f.min_exponent) return static_cast<uint16_t>(sign | static_cast<int>(std::fabs(x) * power_of_two(fraction_bits - f.min_exponent)));
   const int significand = static_cast<int>(std::fabs(x) * power_of_two(fraction_bits - exponent));
   return static_cast<uint16_t>(sign | (((exponent - f.min_exponent) << fraction_bits) + significand));
@@ -56,7 +65,7 @@ uint16_t encode(Format f, double x) {
 
 double ulp(DType dtype, double x) {
   const Format f = format_of(dtype);
-  const int exponent = x == 0 || !std::isfinite(x) ? f.min_exponent : std::max(std::ilogb(x), f.min_exponent);
+  const int exponent = x == 0 || !std::isfinite(x) ? f.min_exponent : std::max(exponent_of(x), f.min_exponent);
   return power_of_two(exponent - (f.precision - 1));
 }
 

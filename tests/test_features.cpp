@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fattn/fattn.hpp"
+#include "prepared_cases.h"
 #include "shared/dropout.h"
 #include "testing/dropout.h"
 #include "testing/random.h"
@@ -34,7 +35,7 @@ class Features : public ::testing::TestWithParam<Parameter> {
       const Case c = random_case(dtype, n);
       Target on = target;
       on.num_threads = 1 + static_cast<int>(n % 3);
-      const CaseResult result = run_case(c, on);
+      const CaseResult result = Prepared::of(c)->run(on);
       EXPECT_TRUE(result.passed()) << "combination " << n << ", " << c.name << ": " << result.summary();
     }
   }
@@ -45,18 +46,21 @@ class FeaturesMany : public Features {};
 TEST_P(FeaturesSmall, CombinationsAgreeWithTheOracle) { run(0, 12); }
 TEST_P(FeaturesMany, CombinationsAgreeWithTheOracle) { run(12, 260); }
 
-std::vector<Target> computing() {
+std::vector<Target> computing(bool reference) {
   std::vector<Target> all;
   for (const Target& t : all_targets()) {
+    if (t.backend == Backend::kReference && !reference) continue;
     Case c;
     c.key_lengths = true;
     if (is_to_compute(t, c)) all.push_back(t);
   }
   return all;
 }
-const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(computing()));
+const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(computing(true)));
 INSTANTIATE_TEST_SUITE_P(Every, FeaturesSmall, kParameters, parameter_name);
-INSTANTIATE_TEST_SUITE_P(Every, FeaturesMany, kParameters, parameter_name);
+// Without the reference backend, which is what it would be compared with.
+const auto kFastParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(computing(false)));
+INSTANTIATE_TEST_SUITE_P(Every, FeaturesMany, kFastParameters, parameter_name);
 
 // ---- Documents --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+// Nothing: the unit that the tests' precompiled headers belong to (tests/CMakeLists.txt).
