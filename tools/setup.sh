@@ -28,6 +28,7 @@ library libopenblas.so.0 libopenblas0-pthread
 TEST_NEEDS="
 $BUILD_NEEDS
 command g++ g++
+command ccache ccache
 command clang++ clang
 clang_runtime fuzzer libclang-rt-dev
 command aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
