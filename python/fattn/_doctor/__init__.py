@@ -9,7 +9,7 @@ import torch
 
 from .calls import Call
 from .operators import FLEX, LAYERS
-from .prices import Price, prices
+from .prices import Price, price_of
 from .reasons import Verdict, as_now, verdict
 from .report import Diagnosis, Layer
 from .subject import Subject
@@ -58,7 +58,7 @@ def _priced(call: Call, found: Verdict, backward: bool, notes: dict[str, None]) 
         return None, None
     ways = {"now": now} | ({} if found.by_fattn is None else {"fattn": found.by_fattn})
     try:
-        measured = prices(call, ways, backward)
+        measured = price_of(call, ways, backward)
     except Exception as error:  # a layer may want what only the model can give it
         notes[f"A call of {call.function} could not be measured by itself: {type(error).__name__}: {error}"] = None
         return None, None
@@ -96,8 +96,9 @@ def doctor(model: Any, inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
 
     It finds F.scaled_dot_product_attention, fattn's own functions, the attention of transformers' models, the operators of flash_attn, xFormers and torch, and
     attention that is written out as matmul, softmax and matmul. The time of each call is measured in the model; each that is not fattn's is then measured by itself,
-    as it is and by fattn, and the whole is expected to become faster by what its calls do. What is around attention (masks that are no longer made, copies) is not
-    counted, nor what caches do in the model: expect the right tenth of a gain, not its second digit, and less of a machine that does something else, too.
+    as it is and by fattn, and the whole is expected to become faster by what its calls do. What is around attention is not counted: in the place of fused kernels
+    the gain comes within a few percent of what is expected; in the place of standard attention more comes, because masks and the memory of the scores are no
+    longer there. Of a machine that does something else, too, expect less.
 
     Models that torch.compile has are timed as they are, and looked at uncompiled; the time of their attention is then that of uncompiled calls.
 

@@ -58,7 +58,7 @@ def _in_turns(ways: dict[str, Callable], inputs: tuple[torch.Tensor, ...], backw
     return {name: min(x) for name, x in samples.items()}
 
 
-def prices(call: Call, ways: dict[str, Callable], backward: bool) -> dict[str, Price]:
+def price_of(call: Call, ways: dict[str, Callable], backward: bool) -> dict[str, Price]:
     """Of each way.
 
     Raises:

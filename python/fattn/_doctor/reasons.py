@@ -97,9 +97,9 @@ def _sdpa(call: Call, backward: bool) -> Verdict:
         taken = sdpa._is_ours(q, k, call.dropout_p, call.causal)
         why = "" if taken else "dropout on a GPU stays with torch's own kernel"
     else:
-        taken = q.device.type == "cpu" and sdpa._is_ours_of_math(q, k, call.v, call.mask, call.dropout_p, call.causal, options["enable_gqa"])
+        taken = q.device.type == "cpu" and options["flash"] and sdpa._is_ours_of_math(q, k, call.v, call.mask, call.dropout_p, call.causal, options["enable_gqa"])
         why = "" if taken else f"torch gave it to another backend than flash ({ran})"
-        if not taken and not torch.backends.cuda.flash_sdp_enabled():
+        if not taken and not options["flash"]:
             why = "torch's flash backend, which fattn takes the place of, is switched off (sdpa_kernel, enable_flash_sdp)"
     if not taken:
         return Verdict(ran, why, _CALL, by_fattn)

@@ -19,6 +19,7 @@ from .calls import Call, Like, mark
 from .operators import Operators
 
 _TORCH, _FATTN = (os.path.dirname(x) + os.sep for x in (torch.__file__, _operators.__file__))
+_FORWARD = ("forward", "forward_at_once", "forward_out", "forward_varlen", "forward_with_scores")
 _RUNS = subject.__file__  # above its frames there is whoever asks
 
 
@@ -93,7 +94,7 @@ class Watch:
             if not self.is_ours() or self._open is not None:
                 return original(query, key, value, **rest)
             call = Call("sdpa", "F.scaled_dot_product_attention", q=Like.of(query, True), k=Like.of(key, True), v=Like.of(value, True), causal=is_causal, mask=attn_mask,
-                        dropout_p=dropout_p, options={"scale": scale, "enable_gqa": enable_gqa})
+                        dropout_p=dropout_p, options={"scale": scale, "enable_gqa": enable_gqa, "flash": torch.backends.cuda.flash_sdp_enabled()})
             call.again = lambda q, k, v: original(q, k, v, **rest)
             return self.run(call, call.again, query, key, value)
 
@@ -124,13 +125,15 @@ class Watch:
 
         return interface
 
-    def _forward_out(self, original: Callable) -> Callable:
-        def forward_out(*arguments: Any) -> Any:
+    def _forward(self, original: Callable) -> Callable:
+        """Of fattn's own operators: those that torch's kernels have become are called where nobody looks at operators."""
+
+        def forward(*arguments: Any) -> Any:
             if self.is_ours() and self._open is not None:
                 self._open.ours = True
             return original(*arguments)
 
-        return forward_out
+        return forward
 
     # At work.
 
@@ -148,20 +151,23 @@ class Watch:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator["Watch"]:
+        interfaces = _interfaces_of_transformers()  # which imports modules, that should see torch's own function
         with contextlib.ExitStack() as stack:
             for handle in (register_module_forward_pre_hook(self._push), register_module_forward_hook(self._pop, always_call=True)):
                 stack.callback(handle.remove)
             original = F.scaled_dot_product_attention
             watched = self._sdpa(original)
-            for module in list(sys.modules.values()):  # whoever imported it by name has it under that name
+            for name, module in list(sys.modules.items()):  # whoever imported it by name has it under that name
+                if name.startswith("torch.") and module is not F:  # the compiler knows torch's functions by those names, and remembers them
+                    continue
                 names = getattr(module, "__dict__", None)
                 for name in [name for name, x in list(names.items()) if x is original] if isinstance(names, dict) else ():
                     _put(stack, names, name, watched)
-            interfaces = _interfaces_of_transformers()
             if interfaces is not None:
                 stack.callback(setattr, interfaces, "get_interface", interfaces.get_interface)
                 interfaces.get_interface = self._interfaces(interfaces.get_interface)
-            _put(stack, vars(_operators), "forward_out", self._forward_out(_operators.forward_out))
+            for name in _FORWARD if self.closely else ():
+                _put(stack, vars(_operators), name, self._forward(getattr(_operators, name)))
             if self._eagerly and "torch._dynamo" in sys.modules:  # else nothing is compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(warnings.catch_warnings())  # that hooks see a compiled model twice, which does no harm
