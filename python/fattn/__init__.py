@@ -1,4 +1,5 @@
-"""fattn: exact attention (the FlashAttention family) for PyTorch and NumPy, on the CPU and on NVIDIA GPUs.
+"""fattn: exact attention (the FlashAttention family) for PyTorch and NumPy,
+on the CPU and on NVIDIA GPUs.
 
     o = softmax(cap(softmax_scale * q k^T) + mask) v
     cap(s) = softcap tanh(s / softcap), or s
@@ -14,13 +15,13 @@ Attention on torch tensors, with gradients, in torch.compile and autocast:
     with_kvcache          decoding with a cache that grows
 
 A model as it is, without a change of its code:
-    doctor                which layers run fattn, which not and why, and what it
-                          would gain
+    doctor                which layers run fattn, which not and why, and
+                          what the model would gain
     sdpa.activate         F.scaled_dot_product_attention by fattn
     transformers          attn_implementation="fattn" after the import;
                           transformers.compare shows time, memory and errors
-    precision             which part computes in which dtype, and what 16 bits
-                          spoil
+    precision             which part computes in which dtype, and what
+                          16 bits spoil
 
 Without torch:
     numpy.forward, numpy.backward
@@ -30,9 +31,9 @@ What runs here:
     support               whether a problem can run, and why not
     plan                  how it would run
     warmup                its GPU kernels, compiled ahead
-    info                  what was found on this machine: print(fattn.info())
-    set_check             errors in place of NaN where lengths in a GPU's memory
-                          are out of range
+    info                  what was found on this machine; it prints itself
+    set_check             errors in place of NaN where lengths in a GPU's
+                          memory are out of range
 
 On the command line, `fattn` or `python -m fattn`.
 """

@@ -57,11 +57,6 @@ def most_held(call: Callable[[], Any], device: torch.device) -> int | None:
     """Bytes; None where they cannot be counted: on other devices, without torch's profiler, or while another profiler runs."""
     if device.type == "cuda":
         return _on_cuda(call, device)
-    if device.type != "cpu" or not torch.profiler.kineto_available():
+    if device.type != "cpu" or not torch.profiler.kineto_available() or torch.autograd._profiler_enabled():
         return None
-    try:
-        return _on_cpu(call)
-    except RuntimeError as error:
-        if "profiler" in str(error).lower():
-            return None
-        raise
+    return _on_cpu(call)
