@@ -44,7 +44,7 @@ def find(name: str, of_torch: Mapping[str, str]) -> Any:
     if name in MODULES:
         return importlib.import_module(f".{name}", __package__)
     meant = f": {_MEANT[name]}" if name in _MEANT else ""
-    raise AttributeError(f"module 'fattn' has no attribute '{name}'{meant}", name=name, obj=sys.modules[__package__])
+    raise AttributeError(f"module 'fattn' has no attribute '{name}'{meant}")
 
 
 def _installed(needs: Mapping[str, tuple[int, ...]]) -> bool:

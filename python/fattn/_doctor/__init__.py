@@ -65,6 +65,22 @@ def _priced(call: Call, found: Verdict, backward: bool, notes: dict[str, None]) 
     return measured["now"], measured.get("fattn")
 
 
+def _all_priced(seen: list[Call], seconds: _Seconds, verdicts: dict[tuple, Verdict], backward: bool, notes: dict[str, None]) -> dict[tuple, tuple[Price | None, Price | None]]:
+    """Of each kind of call that fattn does not compute, those first that take most of a pass: a generation has many kinds, one for each length."""
+    taken, one = defaultdict(float), {}
+    for i, call in enumerate(seen):
+        if not call.ours:
+            taken[call.key] += sum(x or 0.0 for x in seconds[i])
+            one[call.key] = call
+    measured, end = {}, time.perf_counter() + _PATIENCE
+    for key in sorted(taken, key=taken.__getitem__, reverse=True):
+        if time.perf_counter() > end:
+            notes[f"{len(taken) - len(measured)} of {len(taken)} kinds of calls, those that take least, were not measured by themselves."] = None
+            break
+        measured[key] = _priced(one[key], verdicts[key], backward, notes)
+    return measured
+
+
 def _total(call: Call, forward: float, backward: float | None, price: Price | None) -> float:
     """Of a call in the model. A backward pass that was not seen takes as long, beside its forward pass, as by itself; and so does attention inside of the operator
     of a whole layer."""
@@ -129,7 +145,7 @@ def doctor(model: Any, inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
         whole, seconds = _times(subject, kept, seen, repeat)
         alike = {call.key: call for call in seen}
         verdicts = {key: verdict(call, backward) for key, call in alike.items()}
-        measured = {key: _priced(call, verdicts[key], backward, notes) for key, call in alike.items() if not call.ours}
+        measured = _all_priced(seen, seconds, verdicts, backward, notes)
     return _diagnosis(subject, seen, whole, seconds, verdicts, measured, notes)
 
 

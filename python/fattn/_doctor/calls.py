@@ -29,6 +29,13 @@ class Like:
     def dim(self) -> int:
         return len(self.shape)
 
+    def heads_first(self) -> "Like":
+        """Of (batch, seqlen, heads, headdim)."""
+        if self.dim() != 4:
+            return self
+        shape, strides = ((x[0], x[2], x[1], x[3]) for x in (self.shape, self.strides))
+        return dataclasses.replace(self, shape=shape, strides=strides)
+
     def random(self, requires_grad: bool) -> torch.Tensor:
         """Numbers in the same order in memory, where that is known, so that a call costs the same."""
         x = torch.randn(self.shape, device=self.device, dtype=torch.float32).to(self.dtype)
@@ -50,7 +57,7 @@ class Call:
     k: Like | None = None
     v: Like | None = None
     causal: bool = False
-    mask: torch.Tensor | None = None
+    mask: Any = None  # a tensor; FlexAttention has one of its own kind
     masked: bool = False  # a mask that was seen at work only
     dropout_p: float = 0.0
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,7 +72,7 @@ class Call:
     @property
     def key(self) -> tuple:
         """The same for calls that cost the same and have the same reasons."""
-        mask = None if self.mask is None else (tuple(self.mask.shape), self.mask.dtype, self.mask.requires_grad)
+        mask = (tuple(self.mask.shape), self.mask.dtype, self.mask.requires_grad) if isinstance(self.mask, torch.Tensor) else type(self.mask)
         plain = tuple(sorted((name, x) for name, x in self.options.items() if isinstance(x, (int, float, str, bool))))
         return (self.kind, self.function, self.module, self.q, self.k, self.v, self.causal, mask, self.masked, self.dropout_p, plain, self.ours,
                 frozenset(self.operators))
@@ -87,8 +94,11 @@ def mark(device: torch.device) -> Any:
 
 
 def between(begin: Any, end: Any) -> float:
-    """Seconds. The devices must have been waited for."""
-    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
+    """Seconds."""
+    if isinstance(begin, float):
+        return end - begin
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
 
 
 def wait(device: torch.device) -> None:

@@ -71,6 +71,10 @@ class Operators(TorchDispatchMode):
             call.q = call.k = call.v = Like(shape, (), x.dtype, x.device, False)
         elif len(tensors) >= 3:
             call.q, call.k, call.v = map(Like.of, tensors[:3])
+            if name.startswith("fattn::"):
+                call.causal = len(arguments) > 4 and bool(arguments[4])
+            if not name.startswith("aten::") and not (name.startswith("fattn::") and len(arguments) > 6 and arguments[6]) and name != FLEX:
+                call.q, call.k, call.v = (x.heads_first() for x in (call.q, call.k, call.v))
         else:
             call.q = call.k = call.v = Like((), (), torch.float32, torch.device("cpu"), False)
         begin = mark(call.q.device)

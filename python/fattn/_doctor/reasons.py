@@ -112,9 +112,11 @@ def _hidden(mask: torch.Tensor) -> torch.Tensor:
     return ~mask if mask.dtype == torch.bool else mask <= HIDDEN
 
 
-def fattns_mask(mask: torch.Tensor | None, rows: int, keys: int, causal: bool, window: int | None) -> torch.Tensor | None:
+def fattns_mask(mask: Any, rows: int, keys: int, causal: bool, window: int | None) -> torch.Tensor | None:
     """What fattn would be given in the place of a mask that another implementation was given: none, which keys are there (batch, keys), or the mask as it is."""
-    if mask is None or mask.dim() != 4 or mask.device.type not in ("cpu", "cuda"):
+    if not isinstance(mask, torch.Tensor):  # none, or FlexAttention's, of which what is beside causal and a window is not known
+        return None
+    if mask.dim() != 4 or mask.device.type not in ("cpu", "cuda"):
         return mask
     hidden = _hidden(mask[..., :keys])
     distance = torch.arange(keys, device=mask.device) - torch.arange(keys - rows, keys, device=mask.device)[:, None]

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 _WIDTH = 78
+_GROUPS = 8  # that are written out: a generation has one for each length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +171,10 @@ class Diagnosis:
                 head = f"{self.model}: fattn {'computes' if ours else 'does not compute'} its one call of attention."
             else:
                 head = f"{self.model}: fattn computes {'all' if ours == calls else 'none' if not ours else ours} of its {calls} calls of attention."
-            alike = itertools.groupby(sorted(self.layers, key=_alike_order(self.layers)), key=_alike)
-            found = [_fill(head), *(self._group(list(group)) for _, group in alike), _fill(self._summary())]
+            groups = [list(group) for _, group in itertools.groupby(sorted(self.layers, key=_alike_order(self.layers)), key=_alike)]
+            rest = [layer for group in groups[_GROUPS:] for layer in group]
+            more = [f"And {_plural(len(groups) - _GROUPS, 'more kind')} of calls, {_milliseconds(sum(x.seconds for x in rest))} of a pass."] if rest else []
+            found = [_fill(head), *map(self._group, groups[:_GROUPS]), *more, _fill(self._summary())]
         return "\n\n".join([*found, *(_fill(note) for note in self.notes)])
 
 

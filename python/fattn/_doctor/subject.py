@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from .calls import wait
-
 _PLAIN = (torch.Tensor, torch.nn.Module, str, bytes, int, float, complex, type(None))
 
 
@@ -81,6 +79,10 @@ class Subject:
         return any(isinstance(x, dynamo.OptimizedModule) or x._compiled_call_impl is not None or hasattr(x.forward, "_torchdynamo_orig_callable")
                    for x in self.model.modules())
 
+    def _wait(self) -> None:
+        for index in self._devices:
+            torch.cuda.synchronize(index)
+
     def kept(self) -> "_Kept":
         return _Kept(self.model if self.is_module else None, self._devices)
 
@@ -88,10 +90,10 @@ class Subject:
         """Seconds of a pass: forward, and backward if that is asked for. Gradients go nowhere: no `grad` is written, and nothing learns."""
         kept.rewind()
         arguments, options = _fresh(self._arguments), _fresh(self._options)
-        wait(self.device)
+        self._wait()
         begin = time.perf_counter()
         result = self.model(*arguments, **options)
-        wait(self.device)
+        self._wait()
         seconds = time.perf_counter() - begin
         if not self.backward:
             return seconds
@@ -101,10 +103,10 @@ class Subject:
         if not leaves:
             raise ValueError("backward=True, and no result asks for a gradient: parameters or inputs must have requires_grad, and no torch.no_grad() be around the call")
         gradients = [torch.ones_like(x) for x in outputs]
-        wait(self.device)
+        self._wait()
         begin = time.perf_counter()
         torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-        wait(self.device)
+        self._wait()
         return seconds + time.perf_counter() - begin
 
 

@@ -91,7 +91,7 @@ class Watch:
     def _sdpa(self, original: Callable) -> Callable:
         def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
             rest = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-            if not self.is_ours() or self._open is not None:
+            if not self.is_ours() or self._open is not None or torch._C._are_functorch_transforms_active():
                 return original(query, key, value, **rest)
             call = Call("sdpa", "F.scaled_dot_product_attention", q=Like.of(query, True), k=Like.of(key, True), v=Like.of(value, True), causal=is_causal, mask=attn_mask,
                         dropout_p=dropout_p, options={"scale": scale, "enable_gqa": enable_gqa, "flash": torch.backends.cuda.flash_sdp_enabled()})
@@ -111,8 +111,10 @@ class Watch:
         from ..transformers import _weights_are_collected as weights_are_collected  # it is there: `at_work` has imported it
 
         def interface(module, query, key, value, attention_mask, *arguments, **options):
-            if self._open is not None or arguments:
+            if self._open is not None or arguments or torch._C._are_functorch_transforms_active():
                 return chosen(module, query, key, value, attention_mask, *arguments, **options)
+            if name == "sdpa" and options.get("position_bias") is not None:  # a mask for torch's function, which is the one to look at
+                return chosen(module, query, key, value, attention_mask, **options)
             causal = options.get("is_causal")
             causal = getattr(module, "is_causal", True) if causal is None else causal
             call = Call("interface", f'transformers\' attn_implementation="{name}"', q=Like.of(query, True), k=Like.of(key, True), v=Like.of(value, True), causal=bool(causal),

@@ -1,5 +1,6 @@
 """fattn.doctor: what runs fattn and what does not, why, the times, and that nothing is left changed."""
 
+import importlib.util
 import json
 import random
 import threading
@@ -11,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 import fattn
 import fattn.sdpa
-from fattn import _operators
+from fattn import _doctor, _operators
 from fattn._doctor import prices
 from fattn._doctor.reasons import fattns_mask
 
@@ -43,7 +45,7 @@ def q_of(*shape: int, device: str = "cpu", dtype: torch.dtype | None = None, req
     return torch.randn(shape or (2, 4, 32, 16), device=device, dtype=dtype, requires_grad=requires_grad)
 
 
-def only(result: fattn._doctor.Diagnosis) -> fattn._doctor.Layer:
+def only(result: _doctor.Diagnosis) -> _doctor.Layer:
     assert len(result.layers) == 1, str(result)
     check(result)
     return result.layers[0]
@@ -120,10 +122,28 @@ def test_a_problem_that_fattn_does_not_compute(monkeypatch):
 @pytest.mark.parametrize("backward", [False, True])
 def test_fattns_own(device, backward):
     result = fattn.doctor(lambda q: fattn.attention(q, q, q, layout="bhsd"), q_of(device=device, requires_grad=backward), backward=backward, repeat=1)
-    assert only(result).fattn and result.layers[0].function.startswith("fattn.")
+    assert only(result).fattn and result.layers[0].function.startswith("fattn.") and result.layers[0].q == (2, 4, 32, 16)
+    result = fattn.doctor(lambda q: fattn.attention(q, q, q, causal=True), q_of(device=device), repeat=1)
+    assert only(result).causal and result.layers[0].q == (2, 32, 4, 16)
     packed = fattn.doctor(lambda q, ends: fattn.attention_varlen(q, q, q, cu_seqlens_q=ends, max_seqlen_q=9, max_seqlen_k=9),
                           (q_of(14, 4, 16), torch.tensor([0, 5, 14], dtype=torch.int32)), repeat=1)
     assert only(packed).fattn
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="the operators of flash_attn are there")
+def test_other_libraries():
+    library = torch.library.Library("flash_attn", "DEF")
+    library.define("_flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
+    library.impl("_flash_attn_forward", lambda q, k, v: q.clone(), "CompositeExplicitAutograd")
+    layer = only(fattn.doctor(lambda q: torch.ops.flash_attn._flash_attn_forward(q, q, q), q_of(), repeat=1))
+    assert layer.function == "flash_attn._flash_attn_forward" and "another library" in layer.why and layer.q == (2, 32, 4, 16)
+    layer = only(fattn.doctor(flex_attention, (q_of(), q_of(), q_of()), repeat=1))
+    assert layer.function == "flex_attention" and "FlexAttention is called" in layer.why
+
+
+def test_inside_of_functorch():
+    result = fattn.doctor(lambda q: torch.func.grad(lambda x: F.scaled_dot_product_attention(x, x, x).sum())(q), q_of(), repeat=1)
+    assert all(layer.q == (2, 4, 32, 16) for layer in result.layers)
 
 
 class Written(nn.Module):
@@ -209,18 +229,31 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("how", ["module", "in place", "method", "function"])
 def test_compiled(how):
     torch._dynamo.reset()
-    model = Attention()
+    model, graphs = Attention(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
     if how == "module":
-        model = torch.compile(model, backend="aot_eager")
+        model = torch.compile(model, backend=backend)
     elif how == "in place":
-        model.compile(backend="aot_eager")
+        model.compile(backend=backend)
     elif how == "method":
-        model.forward = torch.compile(model.forward, backend="aot_eager")
+        model.forward = torch.compile(model.forward, backend=backend)
     else:
-        model = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), backend="aot_eager")
+        model = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), backend=backend)
     result = fattn.doctor(model, q_of(requires_grad=True), backward=True, repeat=1)
     assert only(result).change == ACTIVATE and result.compiled and "looked at uncompiled" in " ".join(str(result).split())
+    assert len(graphs) == 1, "what is watched is compiled, too"
     assert result.layers[0].name == "" and result.model == ("<lambda>" if how == "function" else "Attention")
+
+
+def test_the_compiler_finds_torchs_function():
+    """It remembers for good what it finds under this name when it first looks."""
+    original, found = torch._C._nn.scaled_dot_product_attention, []
+    fattn.doctor(lambda q: found.append(torch._C._nn.scaled_dot_product_attention) or F.scaled_dot_product_attention(q, q, q), q_of(), repeat=1)
+    assert set(found) == {original}
 
 
 def test_other_threads_are_not_looked_at():
@@ -238,6 +271,22 @@ def test_by_another_name():
 
     layer = only(fattn.doctor(lambda q: scaled_dot_product_attention(q, q, q), q_of(), repeat=1))
     assert layer.function == "aten._scaled_dot_product_flash_attention_for_cpu" and layer.change == ACTIVATE
+
+
+def test_many_kinds_of_calls(monkeypatch):
+    """As a generation has them; those that take most are priced first."""
+    def function(q):
+        for n in range(1, 12):
+            F.scaled_dot_product_attention(q[:, :, :1], q[:, :, :n], q[:, :, :n])
+        return F.scaled_dot_product_attention(*[q.repeat(1, 1, 32, 1)] * 3)
+
+    result = fattn.doctor(function, q_of(), repeat=1)
+    check(result)
+    assert len(result.layers) == 12 and all(layer.speedup for layer in result.layers) and "And 4 more kinds of calls" in str(result)
+    monkeypatch.setattr(_doctor, "price_of", lambda call, ways, backward: time.sleep(0.1) or dict.fromkeys(ways, prices.Price(1.0, None)))
+    monkeypatch.setattr(_doctor, "_PATIENCE", 0.05)
+    result = fattn.doctor(function, q_of(), repeat=1)
+    assert [layer.speedup for layer in result.layers] == [None] * 11 + [1.0] and "11 of 12 kinds of calls" in str(result)
 
 
 def test_no_attention():

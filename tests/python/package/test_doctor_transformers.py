@@ -73,6 +73,20 @@ def test_weights_are_asked_for(quickly):
         assert all("output_attentions=True" in layer.why and "ask for no weights" in layer.change for layer in result.layers) and len(result.layers) == 2
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_position_biases(backward, quickly):
+    """T5's: fattn.transformers refuses them, torch's function takes them as masks, and so does fattn in its place."""
+    config = transformers.T5Config(vocab_size=97, d_model=64, d_kv=16, d_ff=96, num_layers=1, num_heads=4, decoder_start_token_id=0, dropout_rate=0.0)
+    tokens = inputs_of()["input_ids"]
+    for implementation in ("eager", "sdpa"):
+        model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation=implementation).eval()
+        layers = fattn.doctor(model, {"input_ids": tokens, "labels": tokens}, backward=backward, repeat=1).layers
+        assert len(layers) == 3 and all(("position bias" in layer.why) == (implementation == "eager") for layer in layers)
+    assert all(layer.change == "fattn.sdpa.activate()" for layer in layers)
+    fattn.sdpa.activate()
+    assert all(layer.fattn for layer in fattn.doctor(model, {"input_ids": tokens, "labels": tokens}, backward=backward, repeat=1).layers)
+
+
 def test_sdpa_of_transformers_is_active(quickly):
     """transformers' function of that name calls torch's."""
     fattn.sdpa.activate()

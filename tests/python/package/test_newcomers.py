@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fattn
+from fattn import _names
 
 PACKAGE = pathlib.Path(fattn.__file__).parent
 WITH_TORCH = "attention" in dir(fattn)
@@ -44,6 +45,10 @@ def test_dir_and_help_without_torch():
             "assert 'attention' not in dir(fattn) and 'doctor' not in dir(fattn) and 'numpy' in dir(fattn) and 'set_check' in text")
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_dir_without_what_is_too_old():
+    assert _names._installed({"numpy": (1,)}) and not _names._installed({"numpy": (999,)}) and not _names._installed({"no-such-package": ()})
 
 
 def test_help_lists_every_function():
