@@ -16,6 +16,8 @@ _BACKWARD = re.compile(r"aten::_scaled_dot_product_\w*attention\w*_backward$|ate
                        r"|(flash_attn\w*|xformers\w*)::\w*(bwd|backward)\w*$")
 # Whole layers in one operator: (the argument that is the input, the one that is the number of heads).
 LAYERS = {"aten::_transformer_encoder_layer_fwd": (0, 2), "aten::_native_multi_head_attention": (0, 4)}
+# (q, k, v, dropout_p, is_causal, ...)
+FLASH = {"aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention"}
 HIDDEN = -1e4  # a score that is no larger is meant to hide the key
 FLEX = "flex_attention"
 _COMPOSED = ("aten::scaled_dot_product_attention", "aten::matmul", "aten::softmax", "aten::linear")
@@ -77,10 +79,16 @@ class Operators(TorchDispatchMode):
                 call.q, call.k, call.v = (x.heads_first() for x in (call.q, call.k, call.v))
         else:
             call.q = call.k = call.v = Like((), (), torch.float32, torch.device("cpu"), False)
-        begin = mark(call.q.device)
-        result = function(*arguments, **options)
-        call.marks = [begin, mark(call.q.device)]
+        if name in FLASH:
+            call.causal, call.mask = len(arguments) > 4 and bool(arguments[4]), options.get("attn_mask")
+            call.dropout_p = arguments[3] if len(arguments) > 3 else 0.0
         self._watch.add(call)
+        begin, self._watch.open = mark(call.q.device), call  # fattn may have taken its place
+        try:
+            result = function(*arguments, **options)
+        finally:
+            self._watch.open = None
+        call.marks = [begin, mark(call.q.device)]
         return result
 
     def _backward(self, name: str, function: Any, arguments: tuple, options: dict) -> Any:

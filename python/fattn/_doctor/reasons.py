@@ -11,7 +11,7 @@ from .. import sdpa
 from .._attention import attention
 from .._support import support
 from .calls import Call
-from .operators import FLEX, HIDDEN, LAYERS
+from .operators import FLASH, FLEX, HIDDEN, LAYERS
 
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _KERNELS = {
@@ -22,7 +22,6 @@ _KERNELS = {
     "aten::_softmax": "standard attention, which stores the matrix of scores",
     "aten::_safe_softmax": "standard attention, which stores the matrix of scores",
 }
-_FLASH = {"aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention"}
 _ACTIVATE = "fattn.sdpa.activate()"
 _CALL = 'call fattn.attention(q, k, v, ..., layout="bhsd") there'
 
@@ -78,7 +77,7 @@ def _sdpa(call: Call, backward: bool) -> Verdict:
         return Verdict(ran, refused)
     if call.q.dim() == 0:
         return Verdict(ran, "its tensors are nested or sparse", "fattn.attention_varlen takes sequences of unequal lengths behind each other")
-    flash = bool(call.operators & _FLASH)
+    flash = bool(call.operators & FLASH)
     if q.dim() != 4 and not flash:
         return Verdict(ran, f"q has {q.dim()} dimensions, for which torch takes no kernel that fattn takes the place of",
                        "give F.scaled_dot_product_attention 4 dimensions (unsqueeze), then fattn.sdpa.activate()")
@@ -195,7 +194,10 @@ def _operator(call: Call, backward: bool) -> Verdict:
         return Verdict(ran, "torch's FlexAttention is called", "fattn.attention has windows, softcap, ALiBi, documents, biases and masks of its own")
     if name.startswith("aten::"):
         refused = _unsupported(call, backward)
-        return Verdict(ran, refused or "an operator of torch is called by itself (by compiled or scripted code)", "" if refused else _ACTIVATE)
+        taken = not refused and name in FLASH and sdpa._is_ours(call.q, call.k, call.dropout_p, call.causal)
+        by_fattn = functools.partial(attention, causal=call.causal, dropout_p=call.dropout_p, layout="bhsd", **_pairs(call.mask)) if taken else None
+        why = "torch's function is called by another name, by torch.func, or by compiled or scripted code, and runs torch's own kernel"
+        return Verdict(ran, refused or why, _ACTIVATE if taken else "" if refused else _CALL, by_fattn)
     return Verdict(ran, "another library's attention is called", "docs/MIGRATION.md of fattn says what to write in its place")
 
 
@@ -219,6 +221,8 @@ def as_now(call: Call) -> Callable[..., Any] | None:
     """The call of q, k and v by what computes it now; None where that is unknown."""
     if call.again is not None:
         return call.again
+    if call.operators & FLASH:
+        return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, call.mask, call.dropout_p, call.causal)
     if call.kind == "written" or (call.operators & set(LAYERS) and call.q.dim() == 4):
         return lambda q, k, v: standard(q, k, v, call.causal, call.masked, call.dropout_p)
     return None

@@ -43,16 +43,12 @@ class Watch:
     def __init__(self, model: Any, closely: bool = False, operators: bool = False, eagerly: bool = True) -> None:
         self.calls: list[Call] = []
         self.closely, self._by_operator, self._eagerly, self._thread = closely, operators, eagerly, threading.get_ident()
-        self._open: Call | None = None
+        self.open: Call | None = None
         self._names = {id(module): name for name, module in model.named_modules()} if isinstance(model, torch.nn.Module) else {}
         self._stack: list[torch.nn.Module] = []
         self._operators = Operators(self)
 
     # What the parts of the watch ask it.
-
-    @property
-    def open(self) -> Call | None:
-        return self._open
 
     def is_ours(self) -> bool:
         """Whether this is the thread that is watched."""
@@ -74,12 +70,12 @@ class Watch:
         """`function(q, k, v)`, timed; nothing inside of it is a call of its own."""
         backward = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         q, k, v = (_told(x, call) if backward and x.requires_grad else x for x in (q, k, v))
-        self._open = self.add(call)
+        self.open = self.add(call)
         begin = mark(q.device)
         try:
             result = function(q, k, v)
         finally:
-            self._open = None
+            self.open = None
         call.marks = [begin, mark(q.device)]
         o = result[0] if isinstance(result, tuple) else result
         if backward and isinstance(o, torch.Tensor) and o.grad_fn is not None:
@@ -91,7 +87,7 @@ class Watch:
     def _sdpa(self, original: Callable) -> Callable:
         def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
             rest = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-            if not self.is_ours() or self._open is not None or torch._C._are_functorch_transforms_active():
+            if not self.is_ours() or self.open is not None or torch._C._are_functorch_transforms_active():
                 return original(query, key, value, **rest)
             call = Call("sdpa", "F.scaled_dot_product_attention", q=Like.of(query, True), k=Like.of(key, True), v=Like.of(value, True), causal=is_causal, mask=attn_mask,
                         dropout_p=dropout_p, options={"scale": scale, "enable_gqa": enable_gqa, "flash": torch.backends.cuda.flash_sdp_enabled()})
@@ -111,7 +107,7 @@ class Watch:
         from ..transformers import _weights_are_collected as weights_are_collected  # it is there: `at_work` has imported it
 
         def interface(module, query, key, value, attention_mask, *arguments, **options):
-            if self._open is not None or arguments or torch._C._are_functorch_transforms_active():
+            if self.open is not None or arguments or torch._C._are_functorch_transforms_active():
                 return chosen(module, query, key, value, attention_mask, *arguments, **options)
             if name == "sdpa" and options.get("position_bias") is not None:  # a mask for torch's function, which is the one to look at
                 return chosen(module, query, key, value, attention_mask, **options)
@@ -131,8 +127,8 @@ class Watch:
         """Of fattn's own operators: those that torch's kernels have become are called where nobody looks at operators."""
 
         def forward(*arguments: Any) -> Any:
-            if self.is_ours() and self._open is not None:
-                self._open.ours = True
+            if self.is_ours() and self.open is not None:
+                self.open.ours = True
             return original(*arguments)
 
         return forward

@@ -131,6 +131,7 @@ def test_fattns_own(device, backward):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="the operators of flash_attn are there")
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_other_libraries():
     library = torch.library.Library("flash_attn", "DEF")
     library.define("_flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
@@ -141,9 +142,13 @@ def test_other_libraries():
     assert layer.function == "flex_attention" and "FlexAttention is called" in layer.why
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_inside_of_functorch():
-    result = fattn.doctor(lambda q: torch.func.grad(lambda x: F.scaled_dot_product_attention(x, x, x).sum())(q), q_of(), repeat=1)
-    assert all(layer.q == (2, 4, 32, 16) for layer in result.layers)
+    """What is mapped is called as often as torch calls it."""
+    layer = only(fattn.doctor(lambda q: torch.func.grad(lambda x: F.scaled_dot_product_attention(x, x, x).sum())(q), q_of(), repeat=1))
+    assert layer.q == (2, 4, 32, 16) and layer.calls == 1 and layer.change == ACTIVATE
+    layer = only(fattn.doctor(lambda q: torch.func.vmap(lambda x: F.scaled_dot_product_attention(x, x, x))(q), q_of(3, 2, 4, 8, 16), repeat=1))
+    assert layer.q == (2, 4, 8, 16) and layer.calls == 3
 
 
 class Written(nn.Module):
@@ -270,7 +275,9 @@ def test_by_another_name():
     from torch.nn.functional import scaled_dot_product_attention  # here in this function, where nobody can put another
 
     layer = only(fattn.doctor(lambda q: scaled_dot_product_attention(q, q, q), q_of(), repeat=1))
-    assert layer.function == "aten._scaled_dot_product_flash_attention_for_cpu" and layer.change == ACTIVATE
+    assert layer.function == "aten._scaled_dot_product_flash_attention_for_cpu" and layer.change == ACTIVATE and layer.speedup > 0
+    fattn.sdpa.activate()
+    assert only(fattn.doctor(lambda q: scaled_dot_product_attention(q, q, q), q_of(), repeat=1)).fattn
 
 
 def test_many_kinds_of_calls(monkeypatch):
@@ -283,6 +290,7 @@ def test_many_kinds_of_calls(monkeypatch):
     result = fattn.doctor(function, q_of(), repeat=1)
     check(result)
     assert len(result.layers) == 12 and all(layer.speedup for layer in result.layers) and "And 4 more kinds of calls" in str(result)
+    assert str(result).count("\n  computes ") == 8
     monkeypatch.setattr(_doctor, "price_of", lambda call, ways, backward: time.sleep(0.1) or dict.fromkeys(ways, prices.Price(1.0, None)))
     monkeypatch.setattr(_doctor, "_PATIENCE", 0.05)
     result = fattn.doctor(function, q_of(), repeat=1)

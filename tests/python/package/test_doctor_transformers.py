@@ -93,6 +93,7 @@ def test_sdpa_of_transformers_is_active(quickly):
     assert all(layer.fattn for layer in fattn.doctor(model_of("gpt2", "sdpa"), inputs_of(), repeat=1).layers)
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
 def test_training_with_dropout_and_a_cache(quickly):
     model = model_of("gpt2", "eager").train()
     tokens = inputs_of()["input_ids"]
