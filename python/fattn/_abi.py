@@ -163,6 +163,9 @@ class CacheInfo(_Sized):
 
 def _load() -> ctypes.CDLL:
     path = PACKAGE / "lib" / "libfattn.so"
+    if not path.is_file():
+        raise ImportError(f"'{path}' is absent: this is the source of fattn, which is built and installed by `pip install .` in its root; then start Python in another "
+                          "folder, or without this one in PYTHONPATH")
     library = ctypes.CDLL(str(path))
     library.fattn_version.restype = ctypes.c_char_p
     library.fattn_last_error.restype = ctypes.c_char_p

@@ -29,7 +29,8 @@ def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ..
 def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
-            return TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+            arrays = ". Arrays of NumPy go to fattn.numpy.forward" if hasattr(x, "__array_interface__") else ""
+            return TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor{arrays}")
     name, x = next((name, x) for name, x in tensors.items() if x.dim() != 4)
     return ValueError(f"{name} has {x.dim()} dimensions; allowed: 4 (batch, seqlen, heads, headdim). Add a dimension of 1 where one is missing")
 

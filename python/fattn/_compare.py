@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ._memory import most_held
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Seconds are medians of a forward pass, bytes the most that torch's allocator held during one beyond the model and its inputs (CUDA only). `error` and
-    `error_baseline` are the largest differences of the outputs from the baseline computed in float64."""
+    """Seconds are medians of a forward pass, bytes the most that torch's allocator held during one beyond the model and its inputs, outputs included (None on other
+    devices than the CPU and CUDA). `error` and `error_baseline` are the largest differences of the outputs from the baseline computed in float64."""
 
     baseline: str
     seconds: float
@@ -72,24 +74,17 @@ def _outputs(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _measure(model: torch.nn.Module, inputs: Mapping[str, Any], repeat: int) -> tuple[torch.Tensor, float, int | None]:
-    on_cuda = next(model.parameters()).is_cuda
-
-    def wait() -> None:
-        if on_cuda:
-            torch.cuda.synchronize()
-
+    device = next(model.parameters()).device
     outputs = _outputs(model, inputs)  # warms up
-    wait()
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    size = most_held(lambda: _outputs(model, inputs), device)
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
         _outputs(model, inputs)
-        wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return outputs.double(), statistics.median(seconds), torch.cuda.max_memory_allocated() - before if on_cuda else None
+    return outputs.double(), statistics.median(seconds), size
 
 
 def compare(model: torch.nn.Module, inputs: Mapping[str, Any], *, baseline: str = "eager", repeat: int = 10) -> Comparison:

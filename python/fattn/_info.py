@@ -1,6 +1,7 @@
 """What the library found on this machine."""
 
 import ctypes
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,8 +49,31 @@ def _cuda() -> dict[str, Any]:
     return {"devices": devices, "reason": reason.value.decode(errors="replace")}
 
 
-def info() -> dict[str, Any]:
-    """The library and this machine as it sees it; every value can be written as JSON.
+def _lines(name: str, text: str) -> str:
+    """Two columns of 78; what came from outside may hold anything."""
+    text = "".join(x if x.isprintable() else "?" for x in text)
+    return textwrap.fill(text, 78, initial_indent=f"{name:<14}", subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False)
+
+
+class Info(dict):
+    """What `info` returns: a dictionary that prints itself for people. `dict(fattn.info())` prints as dictionaries do."""
+
+    def __repr__(self) -> str:
+        cpu, cuda, cache = self["cpu"], self["cuda"], self["kernel_cache"]
+        said_below = any(x["reason"] == cuda["reason"] for x in self["libraries"])
+        devices = ", ".join(x["name"] for x in cuda["devices"]) or ("none" if said_below else f"none: {cuda['reason']}")
+        lines = [_lines("fattn", f"{self['version']} (C ABI {self['abi_version']})"),
+                 _lines("CPU", f"{cpu['model'] or 'unknown'}, {cpu['usable_threads']} threads, instruction set {cpu['isa']} of {', '.join(cpu['isas'])}"),
+                 _lines("GPU", devices)]
+        for library in self["libraries"]:
+            lines.append(_lines(library["name"], library["path"] if library["loaded"] else f"not used: {library['reason']}"))
+        lines.append(_lines("kernel cache", cache["path"]))
+        lines += [_lines("environment", f"{x['name']}={x['value']}") for x in self["environment"] if x["is_set"]]
+        return "\n".join(lines)
+
+
+def info() -> Info:
+    """The library and this machine as it sees it; every value can be written as JSON, and `print(fattn.info())` is for people (as `fattn info` on the command line).
 
     Returns:
         A dictionary with
@@ -71,7 +95,7 @@ def info() -> dict[str, Any]:
     available, default = cpu.pop("isas_available"), cpu.pop("isa_default")
     cpu["isas"] = [name for name, value in _abi.ISAS.items() if available >> value & 1]
     cpu["isa"] = next(name for name, value in _abi.ISAS.items() if value == default)
-    return {
+    return Info({
         "version": _abi.version(),
         "abi_version": _abi.ABI_VERSION,
         "cpu": cpu,
@@ -79,4 +103,4 @@ def info() -> dict[str, Any]:
         "environment": list(_until_the_end(_abi.library.fattn_query_environment, _abi.EnvInfo)),
         "cuda": _cuda(),
         "kernel_cache": _values(cache),
-    }
+    })

@@ -8,6 +8,28 @@ Window = tuple[int | None, int | None]
 ALL_KEYS = -1
 
 
+# Names of dtypes in torch and NumPy; `str` of theirs, too.
+_DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float64": "fp64", "double": "fp64"}
+
+
+def short_dtype(dtype: object) -> object:
+    """"fp32" of "float32", torch.float32 or a dtype of NumPy; what is none stays, to be refused."""
+    if isinstance(dtype, type):  # numpy.float32
+        dtype = dtype.__name__
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES.get(name, dtype if isinstance(dtype, str) else name)
+
+
+def device_and_index(device: object, index: int) -> tuple[object, int]:
+    """("cuda", 1) of "cuda:1" or torch.device("cuda", 1)."""
+    kind, colon, number = str(device).partition(":")
+    if not colon or not number.isdecimal():
+        return (device if isinstance(device, str) else str(device)), index
+    if index not in (0, int(number)):
+        raise ValueError(f"device is {str(device)!r} and device_index is {index}; give one of them")
+    return kind, int(number)
+
+
 def choose(option: str, value: str, allowed: Mapping[str, int]) -> int:
     """The value of the C ABI."""
     try:

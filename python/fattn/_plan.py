@@ -14,7 +14,7 @@ from ._unknown import options_of, unknown_options
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How a problem is computed. `workspace_bytes` is what a call needs beside its inputs and outputs; `flops` counts the pairs that masks leave, `bytes`
-    every input and output once; `kernel` and `why` are for people."""
+    every input and output once; `kernel` and `why` are for people, as `str` of a plan is."""
 
     backend: str
     algorithm: str
@@ -25,6 +25,11 @@ class Plan:
     bytes: float
     kernel: str
     why: str
+
+    def __str__(self) -> str:
+        threads = f", {self.num_threads} threads, instruction set {self.isa}" if self.num_threads else ""
+        work = f"{self.flops / 1e9:.4g} GFLOP, {self.bytes / 2**20:.4g} MiB of inputs and outputs, {self.workspace_bytes / 2**20:.4g} MiB of workspace"
+        return "\n".join((f"{self.kernel} (backend {self.backend}, algorithm {self.algorithm}{threads})", self.why, work))
 
 
 def _name(names: dict[str, int], value: int) -> str:

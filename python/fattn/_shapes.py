@@ -4,13 +4,17 @@ import operator
 from collections.abc import Sequence
 
 from . import _abi, _problem
-from ._options import Window, choose, is_bhsd, within
+from ._options import Window, choose, device_and_index, is_bhsd, short_dtype, within
 
 
 def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None, *, dtype: str, device: str, device_index: int, backward: bool, causal: bool,
               softmax_scale: float | None, window: Window | None, softcap: float | None, seqused_k: bool, alibi_slopes: bool, documents: bool,
               packed: tuple[int, int, int] | None, bias: Sequence[int] | None, mask: Sequence[int] | None, dropout_p: float, deterministic: bool, backend: str,
               algorithm: str, layout: str, num_threads: int = 0) -> _abi.Problem:
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if hasattr(shape, "shape"):
+            raise TypeError(f"{name} is a {type(shape).__name__}; it must be a shape: give {name}.shape, and dtype and device as options")
+    dtype, (device, device_index) = short_dtype(dtype), device_and_index(device, device_index)
     bhsd = is_bhsd(layout)
     problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
                                 deterministic=deterministic, num_threads=num_threads, backward=backward, dropout_p=dropout_p)

@@ -13,13 +13,16 @@ from ._unknown import options_of, unknown_options
 
 @dataclasses.dataclass(frozen=True)
 class Support:
-    """True where the problem can run; `reason` says why not where it cannot."""
+    """True where the problem can run; `reason` says why not where it cannot. `str` of it says both."""
 
     supported: bool
     reason: str
 
     def __bool__(self) -> bool:
         return self.supported
+
+    def __str__(self) -> str:
+        return "supported" if self.supported else f"not supported: {self.reason}"
 
 
 def support(
@@ -53,8 +56,8 @@ def support(
     Args:
         q, k, v: shapes, (batch, seqlen_q, nheads, headdim), (batch, seqlen_k, nheads_k, headdim), (batch, seqlen_k, nheads_k, headdim_v);
             that of v is k's unless given.
-        dtype: "fp32", "fp16", "bf16", "fp64".
-        device, device_index: "cpu", or "cuda" and which one.
+        dtype: "fp32", "fp16", "bf16", "fp64", or as torch and NumPy call them ("bfloat16", torch.bfloat16).
+        device, device_index: "cpu", or "cuda" and which one; also "cuda:1", or a torch.device.
         backward: asks for the backward pass instead of the forward pass.
         causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
         seqused_k, alibi_slopes, documents: whether there are such tensors (documents: document_q and document_k).
@@ -65,6 +68,7 @@ def support(
         A `Support`, true or false, with the library's reason.
 
     Raises:
+        TypeError: q, k or v is no shape.
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
     if unknown:

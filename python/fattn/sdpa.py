@@ -31,13 +31,13 @@ from ._errors import exception_of_operator
 from ._operators import OPTIONS, rows_contiguous
 from ._scores import Scores, of_pairs
 
-__all__ = ["activate", "deactivate"]
+__all__ = ["activate", "deactivate", "is_active"]
 
 NAME = "fattn"
 
 
 def _is_ours(q: torch.Tensor, k: torch.Tensor, dropout_p: float, is_causal: bool) -> bool:
-    return dropout_p == 0 and not (is_causal and q.shape[2] != k.shape[2]) and q.dtype != torch.float64
+    return dropout_p == 0 and not (is_causal and q.shape[-2] != k.shape[-2]) and q.dtype != torch.float64
 
 
 def _run(operator: Any, *arguments: Any) -> None:
@@ -89,13 +89,18 @@ def _cpu_backward(original, keys, dout, q, k, v, o, lse, dropout_p, is_causal, *
     return _backward(dout, q, k, v, o, lse, is_causal, scale, gradients, attn_mask)
 
 
+def _is_ours_of_math(q, k, v, attn_mask, dropout_p: float, is_causal: bool, enable_gqa: bool) -> bool:
+    """Of what torch gives to its math backend on the CPU."""
+    heads_fit = q.dim() == k.dim() == v.dim() == 4 and (enable_gqa or q.shape[1] == k.shape[1]) and q.shape[0] == k.shape[0]
+    needed = dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad)
+    return (needed and heads_fit and _is_ours(q, k, 0, is_causal) and torch.backends.cuda.flash_sdp_enabled()
+            and not (is_causal and attn_mask is not None))
+
+
 def _math(original, keys, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, dropout_mask=None, *, scale=None, enable_gqa=False):
     """torch's function for what no other kernel of its own computes, which is differentiated piece by piece. Of its two results
     scaled_dot_product_attention takes the first; the weights are not there."""
-    heads_fit = q.dim() == k.dim() == v.dim() == 4 and (enable_gqa or q.shape[1] == k.shape[1]) and q.shape[0] == k.shape[0]
-    needed = dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad)
-    if not (needed and heads_fit and dropout_mask is None and _is_ours(q, k, 0, is_causal) and torch.backends.cuda.flash_sdp_enabled()
-            and not (is_causal and attn_mask is not None)):
+    if dropout_mask is not None or not _is_ours_of_math(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
         return original(keys, q, k, v, attn_mask, dropout_p, is_causal, dropout_mask, scale=scale, enable_gqa=enable_gqa)
     pairs = {} if attn_mask is None else {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
     o = attention(q, k, v, causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, layout="bhsd", **pairs)
@@ -169,6 +174,11 @@ def activate() -> None:
     torch.nn.attention.activate_flash_attention_impl(NAME)
     if _last is None or not _last.at_work:  # torch 2.10 takes for active what was taken back
         _register()
+
+
+def is_active() -> bool:
+    """Whether fattn is in the place of torch's kernels now."""
+    return _last is not None and _last.at_work
 
 
 def deactivate() -> None:

@@ -519,3 +519,31 @@ def test_precision_of_a_model():
     assert all(x.grad.dtype == torch.float32 for x in model.parameters())
     assert {violation.rule for violation in tracker.violations} <= {"loss"}, tracker.report()
     assert tracker.check_gradients() == []
+
+
+def test_memory_on_the_cpu():
+    """Standard attention stores matrices of scores, which grow with the square of seqlen; fattn stores none."""
+    results = {}
+    for seqlen in (256, 512):
+        config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=97, n_positions=512, use_cache=False, **TOKENS)
+        model = transformers.AutoModel.from_config(config).eval()
+        results[seqlen] = fattn.transformers.compare(model, {"input_ids": torch.randint(3, 97, (2, seqlen))}, repeat=1)
+    scores = 2 * 4 * 512**2 * 4  # bytes, in float32
+    assert results[512].bytes_baseline >= 2 * scores  # they, and their softmax
+    assert 3.5 < results[512].bytes_baseline / results[256].bytes_baseline < 4.5
+    assert 0 < results[512].bytes < scores and results[512].bytes / results[256].bytes < 2.5
+    assert f"{results[512].bytes / 2**20:.1f} MiB" in str(results[512])
+
+
+def test_memory_that_cannot_be_counted():
+    """While another profiler runs there is none."""
+    from fattn._memory import most_held
+
+    cpu = torch.device("cpu")
+    assert 2**20 <= most_held(lambda: torch.ones(2**18), cpu) < 2**20 + 2**12
+    assert most_held(lambda: [torch.ones(2**18).sum() for _ in range(3)], cpu) < 2 * 2**20  # each is freed before the next
+    assert most_held(lambda: torch.ones(4), torch.device("meta")) is None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert most_held(lambda: torch.ones(4), cpu) is None
+    with pytest.raises(RuntimeError, match="of the call"):
+        most_held(lambda: (_ for _ in ()).throw(RuntimeError("of the call")), cpu)
