@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cli/presets.h"
+#include "cli/values.h"
 
 namespace fattn::cli {
 namespace {
@@ -57,22 +58,20 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
 
 void ProblemFlags::add_problem_to(CLI::App& command) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
-  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group("The problem");
   const auto own = [this](CLI::Option* option) {
     problem_options_.push_back(option);
     return option;
   };
-  // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
-  constexpr int64_t kMost = int64_t{1} << 48;
-  const auto size = CLI::Range(int64_t{1}, kMost);
+  const auto size = whole_number(1);
   auto integer = [&](Integer& flag, const char* name, const char* help) {
     flag.option = own(command.add_option(name, flag.value, help)->check(size)->type_name("N"));
   };
   const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
-    own(command.add_option(name, value, help)->check(CLI::Range(least, kMost))->type_name("N")->capture_default_str());
+    own(command.add_option(name, value, help)->check(whole_number(least))->type_name("N")->capture_default_str());
   };
   own(command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
-          ->check(CLI::IsMember(preset_names()))
+          ->transform(one_of(preset_names()))
           ->type_name("NAME"));
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
@@ -85,12 +84,14 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   number(window_left_, "--window-left", -1, "Keys that a query sees before its own position; -1: all");
   number(window_right_, "--window-right", -1, "The same behind it; with --causal there are none");
   own(command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+          ->type_name("X")
           ->capture_default_str());
   own(command.add_option("--dropout", p_dropout_, "Weights become 0 with this probability, by random numbers from --seed; 0: none")
+          ->type_name("P")
           ->capture_default_str());
   own(command.add_flag("--alibi", alibi_, "ALiBi, with the slopes 2^(-8 h / nheads), h from 1"));
   const auto pairs = [&](std::string& value, const char* name, const std::string& help) {
-    own(command.add_option(name, value, help)->check(CLI::IsMember(pair_shapes()))->type_name("SHAPE")->capture_default_str());
+    own(command.add_option(name, value, help)->transform(one_of(pair_shapes()))->type_name("SHAPE")->capture_default_str());
   };
   pairs(
       bias_, "--bias",
@@ -104,9 +105,11 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
          "Packed sequences, --batch of them, of N rows, the first (and the only one), to --seqlen, the last; 0: a dense batch");
   number(documents_, "--documents", 0, "As many documents of about one length in every batch entry, of which a query sees its own; 0: none");
   dtype_option_ = own(command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
-                          ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                          ->transform(one_dtype_of({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                          ->type_name("NAME")
                           ->capture_default_str());
   no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
+  command.option_defaults()->group("Options");
 }
 
 bool ProblemFlags::problem_given() const {
@@ -124,24 +127,25 @@ std::string ProblemFlags::first_of_one_problem() const {
 void ProblemFlags::add_to(CLI::App& command) {
   add_problem_to(command);
   target.add_to(command);
+  command.option_defaults()->group("Samples");
   command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
   const auto own = [this](const CLI::Option* option) { sampling_options_.push_back(option); };
   own(command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
-          ->check(CLI::Range(1, 100000))
+          ->check(whole_number(1, 100000))
           ->capture_default_str());
-  own(command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str());
-  own(command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
-          ->check(CLI::Range(0.0, 3600.0))
-          ->capture_default_str());
+  own(command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(number(0, 3600))->capture_default_str());
+  own(command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")->check(number(0, 3600))->capture_default_str());
   own(command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
-          ->check(CLI::Range(-1, 100000))
+          ->check(whole_number(-1, 100000))
           ->capture_default_str());
   own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
+      ->transform(CLI::AsSizeValue(true).description(""))
+      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
       ->type_name("SIZE");
+  command.option_defaults()->group("Output");
   command.add_option("--json", json_, "Write the record (docs/RECORD.md) to a file, or - for stdout")->type_name("FILE|-");
+  command.option_defaults()->group("Options");
 }
 
 measure::ProblemSpec ProblemFlags::spec() const {

@@ -40,6 +40,13 @@ void Progress::step() {
   if (now - drawn_ >= std::chrono::milliseconds(100) || done_ == total_) draw(now);
 }
 
+void Progress::wipe() {
+  if (!visible_) return;
+  const std::lock_guard lock(mutex_);
+  std::fputs("\r\x1b[K", stderr);
+  drawn_ = {};
+}
+
 void Progress::say(const std::string& text) {
   const std::lock_guard lock(mutex_);
   fmt::print(stderr, "{}{}: {}\n", visible_ ? "\r\x1b[K" : "", label_, printable(text, 600));

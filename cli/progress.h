@@ -16,6 +16,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step();                        // one of `total` is done; safe to call from several threads
+  void wipe();                        // before something else is printed; the next step draws it anew
   void say(const std::string& text);  // a line of its own, also where stderr is no terminal
 
  private:
