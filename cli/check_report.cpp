@@ -83,7 +83,7 @@ void CheckReport::finish(double seconds) {
   if (passed_ + failed_ > 0 && skipped_ > 0)
     verdict += fmt::format(" {} {} skipped, because this backend does not compute {}.", skipped_, skipped_ == 1 ? "case was" : "cases were",
                            skipped_ == 1 ? "it" : "them");
-  out_.say("\n" + verdict +
+  out_.say((verdict.empty() ? "" : "\n" + verdict) +
            fmt::format("\nIn {:.{}f} s: {} passed, {} failed, {} skipped", seconds, seconds < 10 ? 1 : 0, passed_, failed_, skipped_));
 }
 

@@ -44,24 +44,25 @@ std::string called() {
 std::string times_text(double ratio) { return fmt::format("{:.{}f}", ratio, ratio < 10 ? 1 : 0); }
 
 std::string answer(const Output& out, const std::vector<Row>& rows) {
-  size_t tensors = 0, wrong = 0;
+  std::vector<std::string> names, wrong;
   const TensorCheck* nearest = nullptr;
-  std::string names;
+  double difference = 0;
   for (const Row& row : rows) {
-    if (row.who.provider != "fattn" || row.pass == Pass::kForwardBackward) continue;
+    if (row.who.provider != "fattn") continue;
+    difference = std::max(difference, row.max_difference_to_standard.value_or(0));
     for (const TensorCheck& check : row.checks) {
-      ++tensors;
-      names += (names.empty() ? "" : ", ") + check.tensor;
-      if (!check.pass) ++wrong;
+      if (std::find(names.begin(), names.end(), check.tensor) != names.end()) continue;
+      names.push_back(check.tensor);
+      if (!check.pass) wrong.push_back(check.tensor);
       if (check.error > 0 && (!nearest || !(check.error / check.allowed <= nearest->error / nearest->allowed))) nearest = &check;
     }
   }
-  if (wrong > 0) return out.in(Mood::kBad, "Wrong answer") + fmt::format(": {} of {} outputs of fattn are beyond their error bound.", wrong, tensors);
-  if (tensors == 0) return "";
-  return out.in(Mood::kGood, "Same answer") + fmt::format(": {} are within the error bound of attention in float64{}.", names,
-                                                          nearest ? fmt::format(" ({} comes nearest, with {:.0f} % of what is allowed)",
-                                                                                nearest->tensor, 100 * nearest->error / nearest->allowed)
-                                                                  : "");
+  if (!wrong.empty()) return out.in(Mood::kBad, "Wrong answer") + ": beyond their error bound are " + any_of(wrong, "and") + " of fattn.";
+  if (names.empty()) return "";
+  std::string text = out.in(Mood::kGood, "Same answer") + ": " + any_of(names, "and") + " are within the error bound of attention in float64";
+  if (nearest) text += fmt::format(" ({} is nearest to it: {:.0f} % of what is allowed)", nearest->tensor, 100 * nearest->error / nearest->allowed);
+  if (difference > 0) text += ", and differ from standard attention's by " + short_text(difference) + " at most";
+  return text + ".";
 }
 
 std::string speed(const Output& out, const Row& own, const Row& standard) {
@@ -75,10 +76,11 @@ std::string speed(const Output& out, const Row& own, const Row& standard) {
 
 std::string memory(const Output& out, const Row& own, const Row& standard) {
   const auto mine = static_cast<double>(own.memory->extra_bytes), theirs = static_cast<double>(standard.memory->extra_bytes);
-  const std::string sizes = fmt::format(": {} beside the inputs, standard attention {}, whose scores of every query with every key it need not keep.",
-                                        bytes_text(mine), bytes_text(theirs));
   if (mine <= 0 || theirs <= 0) return "";
-  if (theirs >= 1.05 * mine) return out.in(Mood::kGood, times_text(theirs / mine) + " times less memory") + sizes;
+  if (theirs >= 1.05 * mine)
+    return out.in(Mood::kGood, times_text(theirs / mine) + " times less memory") +
+           fmt::format(": {} beside the inputs; standard attention, which keeps the score of every query with every key, takes {}.", bytes_text(mine),
+                       bytes_text(theirs));
   return fmt::format("Memory: {} beside the inputs, standard attention {}.", bytes_text(mine), bytes_text(theirs));
 }
 
@@ -95,11 +97,11 @@ void print_conclusion(const Output& out, const std::vector<Row>& rows) {
   } else if (!standard) {
     return;
   }
-  out.say("\nIn short");
+  out.say("\n" + out.in(Mood::kTitle, "In short"));
   for (const std::string& line : lines)
     if (!line.empty()) out.say("  " + line, 2);
   const std::string fattn = called();
-  out.say("Next");
+  out.say("\n" + out.in(Mood::kTitle, "Next"));
   out.say("  your sizes: " + fattn + " compare --seqlen 4096 --causal --dtype bf16", 2);
   out.say("  all sizes:  " + fattn + " bench --suite cpu", 2);
   out.say("  the rest:   " + fattn + " --help, and README.md for Python and C++", 2);

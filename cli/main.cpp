@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
     print_error(printable(error.what()));
   }
   // Text that did not reach its reader (a full disk) is no success.
-  if (std::fflush(stdout) != 0 && exit_code == kExitFine) {
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && exit_code == kExitFine) {
     fmt::print(stderr, "fattn: cannot write to stdout\n");
     exit_code = kExitBadInput;
   }

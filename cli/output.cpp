@@ -42,8 +42,9 @@ void Output::print(const Table& table) {
     text = (printed_ ? "\n" : "") + as_markdown(table);
   } else {
     const size_t width = width_of(tables_);
-    if (!table.title().empty()) text = "\n" + laid_out(table.title(), width);
-    text += as_lines(table, {wide_ ? 0 : width, !is_terminal(tables_), shows_colour(tables_)});
+    const bool colour = shows_colour(tables_);
+    if (!table.title().empty()) text = "\n" + laid_out(colour ? painted(table.title(), Mood::kTitle) : table.title(), width);
+    text += as_lines(table, {wide_ ? 0 : width, !is_terminal(tables_), colour});
   }
   printed_ = true;
   fmt::print(tables_, "{}", text);

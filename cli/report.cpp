@@ -39,7 +39,7 @@ void print_peaks(const Output& out, const Peaks& before, const Peaks& after) {
   };
   if (before.fma.rate <= 0 && after.fma.rate <= 0 && before.problem.empty()) return;  // nothing was run, so nothing was measured
   if (before.device == "cpu")
-    out.say(fmt::format("Peak of this machine, {} thread{}, instruction set {}, measured in this run:", before.threads,
+    out.say(fmt::format("Peak of this machine, {} thread{}, {}, measured in this run:", before.threads,
                         before.threads == 1 ? "" : "s", name_of(before.isa)));
   else
     out.say(fmt::format("Peak of {}, measured in this run:", before.device));

@@ -9,7 +9,7 @@
 namespace fattn::cli {
 
 // What a cell says of itself, in colour where there are colours.
-enum class Mood { kPlain, kGood, kBad, kUnsure };
+enum class Mood { kPlain, kGood, kBad, kUnsure, kTitle };
 
 struct Cell {
   std::string text;   // for people

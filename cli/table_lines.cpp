@@ -152,8 +152,15 @@ std::string part_as_lines(const Table& table, const Fit& fit, bool with_notes, c
 }  // namespace
 
 std::string painted(const std::string& text, Mood mood) {
-  const char* const code = mood == Mood::kGood ? "32" : mood == Mood::kBad ? "31" : mood == Mood::kUnsure ? "33" : nullptr;
-  return code ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
+  const char* code = nullptr;
+  switch (mood) {
+    case Mood::kPlain: return text;
+    case Mood::kGood: code = "32"; break;
+    case Mood::kBad: code = "31"; break;
+    case Mood::kUnsure: code = "33"; break;
+    case Mood::kTitle: code = "1"; break;
+  }
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
 std::string as_lines(const Table& table, const LineOptions& options) {

@@ -29,9 +29,10 @@ EPILOG = f"""The goals, against FlashAttention-2 where torch has it for the prob
 at most {MAX_GOAL} (sigma 1: {MAX_GOAL_SIGMA_1}); lse {LSE_GOAL}, or {LSE_UNITS} units in its last place, whichever is more; fp32 {FP32_GOALS[0]} and {FP32_GOALS[1]}, against torch.
 Exit 1 if one is missed, 130 after Ctrl-C, which keeps what was measured.
 
-Examples:  fattn check --accuracy --quick
-           fattn check --accuracy --dtype bf16 --headdim 64 --sigma 2,3 --option none,bias
-           fattn check --accuracy --json docs/results/accuracy.json"""
+Examples:
+  fattn check --accuracy --quick
+  fattn check --accuracy --dtype bf16 --headdim 64 --sigma 2,3 --option none,bias
+  fattn check --accuracy --json docs/results/accuracy.json"""
 
 
 class Error:
@@ -159,7 +160,7 @@ class Measurement:
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("fattn check --accuracy", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("fattn check --accuracy", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--device", default="auto", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
     parser.add_argument("--dtype", type=names(tuple(DTYPES)), default=["bf16", "fp16"], help="[bf16,fp16]")
     parser.add_argument("--headdim", type=numbers(int), help="[64,96,128,192,256; on the CPU and with --quick 64,128]")

@@ -27,9 +27,10 @@ the queries, and of the gradients of the keys, that do not see them; zeros in th
 EPILOG = f"""The goal: no call takes more than {LIMIT} times as long (--limit); one that does is measured again before it counts.
 Exit 1 if one does or a bit changes, 130 after Ctrl-C, which keeps what was measured.
 
-Examples:  fattn check --values --quick
-           fattn check --values --algorithm v3 --dtype bf16 --option seqused_k,causal
-           fattn check --values --json docs/results/values.json"""
+Examples:
+  fattn check --values --quick
+  fattn check --values --algorithm v3 --dtype bf16 --option seqused_k,causal
+  fattn check --values --json docs/results/values.json"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("fattn check --values", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("fattn check --values", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--device", default="auto", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
     parser.add_argument("--algorithm", type=names(("v2", "v3", "v1", "standard", "decode")), help="[v2,v3,standard,decode; on the CPU without v3]")
     parser.add_argument("--dtype", type=names(tuple(DTYPES)), help="[bf16,fp16,fp32; with --quick bf16]")
