@@ -164,7 +164,8 @@ int compare(const CompareFlags& flags) {
 
   Output out(flags.output, problem.json());
   out.say(fmt::format("{}, {}: checked against the float64 oracle, then timed in turns", describe(spec),
-                      result.before.device == "cpu" ? fmt::format("{} thread{}", result.before.threads, result.before.threads == 1 ? "" : "s") : result.before.device));
+                      result.before.device == "cpu" ? fmt::format("{} thread{}", result.before.threads, result.before.threads == 1 ? "" : "s")
+                                                    : result.before.device));
   std::set<std::string> told;
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {

@@ -67,8 +67,8 @@ std::string answer(const Output& out, const std::vector<Row>& rows) {
 
 std::string speed(const Output& out, const Row& own, const Row& standard) {
   const double ratio = standard.time->median / own.time->median;
-  const std::string times = fmt::format(": the {} takes {}, standard attention {}.", words_for(own.pass), seconds_text(own.time->median),
-                                        seconds_text(standard.time->median));
+  const std::string times = fmt::format(": the {} takes {}, standard attention {}.", words_for(own.pass), unbroken(seconds_text(own.time->median)),
+                                        unbroken(seconds_text(standard.time->median)));
   if (undecided(*own.time, *standard.time)) return out.in(Mood::kUnsure, "As fast, within what can be measured") + times;
   if (ratio >= 1) return out.in(Mood::kGood, times_text(ratio) + " times as fast") + times;
   return out.in(Mood::kBad, times_text(1 / ratio) + " times slower") + times;
@@ -79,9 +79,9 @@ std::string memory(const Output& out, const Row& own, const Row& standard) {
   if (mine <= 0 || theirs <= 0) return "";
   if (theirs >= 1.05 * mine)
     return out.in(Mood::kGood, times_text(theirs / mine) + " times less memory") +
-           fmt::format(": {} beside the inputs; standard attention, which keeps the score of every query with every key, takes {}.", bytes_text(mine),
-                       bytes_text(theirs));
-  return fmt::format("Memory: {} beside the inputs, standard attention {}.", bytes_text(mine), bytes_text(theirs));
+           fmt::format(": {} beside the inputs; standard attention, which keeps the score of every query with every key, takes {}.",
+                       unbroken(bytes_text(mine)), unbroken(bytes_text(theirs)));
+  return fmt::format("Memory: {} beside the inputs, standard attention {}.", unbroken(bytes_text(mine)), unbroken(bytes_text(theirs)));
 }
 
 }  // namespace

@@ -80,15 +80,16 @@ std::string usage_of(const CLI::App& app, const std::string& name) {
 }
 
 // A flag stays beside its value, and what goes on behind a '\' can be copied.
-std::string command_lines(std::string line, size_t width) {
+std::string command_lines(const std::string& line, size_t width) {
   if (display_width(line) <= width) return line + "\n";
-  constexpr char kGlue = '\x01';
-  for (size_t at = line.find(" --"); at != std::string::npos; at = line.find(" --", at + 1)) {
-    const size_t end = line.find(' ', at + 1);
-    if (end != std::string::npos && line.compare(end, 3, " --") != 0) line[end] = kGlue;
+  // From a flag to the next one nothing is broken.
+  std::string glued;
+  for (size_t at = 0; at < line.size();) {
+    const size_t next = std::min(line.find(" --", at + 1), line.size());
+    glued += at == 0 ? line.substr(0, next) : " " + unbroken(line.substr(at + 1, next - at - 1));
+    at = next;
   }
-  std::string text = laid_out(line, width - 2, 4);
-  std::replace(text.begin(), text.end(), kGlue, ' ');
+  std::string text = laid_out(glued, width - 2, 4);
   for (size_t at = text.find('\n'); at + 1 < text.size(); at = text.find('\n', at + 3)) text.insert(at, " \\");
   return text;
 }

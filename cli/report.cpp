@@ -39,8 +39,8 @@ void print_peaks(const Output& out, const Peaks& before, const Peaks& after) {
   };
   if (before.fma.rate <= 0 && after.fma.rate <= 0 && before.problem.empty()) return;  // nothing was run, so nothing was measured
   if (before.device == "cpu")
-    out.say(fmt::format("Peak of this machine, {} thread{}, {}, measured in this run:", before.threads,
-                        before.threads == 1 ? "" : "s", name_of(before.isa)));
+    out.say(fmt::format("Peak of this machine, {} thread{}, {}, measured in this run:", before.threads, before.threads == 1 ? "" : "s",
+                        name_of(before.isa)));
   else
     out.say(fmt::format("Peak of {}, measured in this run:", before.device));
   line(before.fma, after.fma);

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 namespace fattn::cli {
 namespace {
+
+constexpr std::string_view kNoBreak = "\u00a0";
 
 struct Points {
   uint32_t first, last;
@@ -60,13 +63,15 @@ size_t display_width(std::string_view text) {
   return width;
 }
 
-std::vector<std::string> wrapped(std::string_view text, size_t width) {
+std::vector<std::string> wrapped(std::string_view text, size_t first_width, size_t other_width) {
   std::vector<std::string> lines(1);
+  size_t width = first_width;
   size_t used = 0;
   const auto next_line = [&] {
     lines.back().erase(lines.back().find_last_not_of(' ') + 1);
     lines.emplace_back();
     used = 0;
+    width = other_width;
   };
   for (size_t at = 0; at < text.size();) {
     const size_t spaces = std::min(text.find_first_not_of(' ', at), text.size()) - at;
@@ -89,7 +94,16 @@ std::vector<std::string> wrapped(std::string_view text, size_t width) {
     lines.back() += word;
     used += columns;
   }
+  for (std::string& line : lines)
+    for (size_t at = 0; (at = line.find(kNoBreak, at)) != std::string::npos; ++at) line.replace(at, kNoBreak.size(), " ");
   return lines;
+}
+
+std::vector<std::string> wrapped(std::string_view text, size_t width) { return wrapped(text, width, width); }
+
+std::string unbroken(std::string text) {
+  for (size_t at = 0; (at = text.find(' ', at)) != std::string::npos; at += kNoBreak.size()) text.replace(at, 1, kNoBreak);
+  return text;
 }
 
 std::string laid_out(std::string_view text, size_t width, size_t hanging) {
@@ -98,23 +112,13 @@ std::string laid_out(std::string_view text, size_t width, size_t hanging) {
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    const size_t indent = std::min(std::min(line.find_first_not_of(' '), line.size()), width / 2);
+    const size_t indent = std::min({line.find_first_not_of(' '), line.size(), width / 2}), further = std::min(indent + hanging, width / 2);
     line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
-    // The first line has more room than those that it continues on.
     size_t lead = indent;
-    std::vector<std::string> lines = wrapped(line, width - indent);
-    if (lines.size() > 1 && hanging > 0) {
-      const std::string first = lines.front();
-      const std::string_view rest = line.substr(std::min(line.size(), first.size()));
-      std::vector<std::string> more =
-          wrapped(rest.substr(std::min(rest.find_first_not_of(' '), rest.size())), width - std::min(indent + hanging, width / 2));
-      lines = {first};
-      lines.insert(lines.end(), more.begin(), more.end());
-    }
-    for (const std::string& one : lines) {
+    for (const std::string& one : wrapped(line, width - indent, width - further)) {
       if (!one.empty()) all.append(lead, ' ').append(one);
       all += '\n';
-      lead = std::min(indent + hanging, width / 2);
+      lead = further;
     }
   }
   return all;

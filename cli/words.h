@@ -12,6 +12,9 @@ size_t display_width(std::string_view text);
 
 // Lines of at most `width` columns, broken at spaces; only a word that is wider than a line is broken inside, behind a '/' or ',' if it has one.
 std::vector<std::string> wrapped(std::string_view text, size_t width);
+std::vector<std::string> wrapped(std::string_view text, size_t first_width, size_t other_width);
+// With spaces at which no line ends; `wrapped` makes spaces of them again.
+std::string unbroken(std::string text);
 
 // The same for a text of several lines, each with its own leading spaces kept; what a line continues on has `hanging` more. A newline ends each.
 std::string laid_out(std::string_view text, size_t width, size_t hanging = 0);
