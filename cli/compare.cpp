@@ -117,8 +117,9 @@ void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::stri
       speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
     table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high),
                giga_text(*row.flops_per_s), row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup,
-               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "", row.moved_bytes ? bytes_text(*row.moved_bytes) : "",
-               "  " + worst_check(row), row.who.provider == "standard" ? "" : difference});
+               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "",
+               row.moved_bytes && row.who.device != "cpu" ? bytes_text(*row.moved_bytes) : "", "  " + worst_check(row),
+               row.who.provider == "standard" ? "" : difference});
   }
   table.print(out);
   fmt::print(out, "fastest: {}; leanest: {}\n", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows))));
@@ -133,6 +134,7 @@ int compare(const CompareFlags& flags) {
   options.passes = problem.passes();
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
+  options.patience = problem.patience();
   options.oracle_flops = kOracleFlops;
   options.time_limit = flags.time_limit;
   options.library = problem.options();
@@ -150,9 +152,8 @@ int compare(const CompareFlags& flags) {
 
   RaceResult result;
   {
-    Progress progress("compare", race_steps(contestants.size(), options));
-    options.step = [&progress] { progress.step(); };
-    options.tell = [&progress](const std::string& text) { progress.say(text); };
+    Progress progress("compare");
+    options.progress = &progress;
     result = race(spec, contestants, options);
   }
 
@@ -163,7 +164,9 @@ int compare(const CompareFlags& flags) {
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
-    const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    // Who was not asked for by name has no row of its own where it is not here, but a part of one line below.
+    if (flags.names.empty()) std::erase_if(rows, [](const Row& row) { return !row.absent.empty(); });
     print_pass(out, rows, told);
     summary.push_back(
         {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
@@ -171,6 +174,9 @@ int compare(const CompareFlags& flags) {
   fmt::print(out, "\n");
   print_peaks(out, result.before, result.after);
   print_warnings(out, result.rows);
+  print_disturbance(out, result.disturbance, result.rows);
+  if (const std::string absent = flags.names.empty() ? absent_line(result.rows) : std::string(); !absent.empty())
+    fmt::print(out, "{}\n", printable(absent, 600));
   if (!problem.json().empty()) {
     std::vector<std::string> repeating = problem.repeating_flags();
     for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
@@ -178,7 +184,9 @@ int compare(const CompareFlags& flags) {
     const std::vector<std::string> more = flags.providers.repeating_flags();
     repeating.insert(repeating.end(), more.begin(), more.end());
     for (std::string& flag : repeating) flag = printable(flag);
-    write_json(to_json(Record{"compare", repeating, result.before, result.after, result.rows, summary}), problem.json());
+    Record record{"compare", repeating, result.before, result.after, result.rows, summary};
+    record.disturbance = to_json(result.disturbance, result.rows);
+    write_json(to_json(record), problem.json());
   }
   return exit_code_of(result.rows);
 }

@@ -1,6 +1,7 @@
 // Named problems: the attention of well-known models and scenarios.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,11 @@ struct Preset {
 };
 
 const std::vector<Preset>& presets();
+// By its name or by another that people use for it: gpt2, llama-3-8b.
 const Preset* find_preset(const std::string& name);
+// The name that was probably meant, or "".
+std::string nearest_preset(const std::string& name);
+// All of them with their shapes, 80 columns wide at most.
+void print_presets(std::FILE* out);
 
 }  // namespace fattn::cli

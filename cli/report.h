@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "measure/disturbance.h"
 #include "measure/record.h"
 
 namespace fattn::cli {
@@ -15,5 +16,9 @@ std::string status_text(const measure::Row& row);  // "out_of_memory: standard: 
 std::string worst_check(const measure::Row& row);
 void print_peaks(std::FILE* out, const measure::Peaks& before, const measure::Peaks& after);
 void print_warnings(std::FILE* out, const std::vector<measure::Row>& rows);  // each text once
+// One line if something disturbed the measurement.
+void print_disturbance(std::FILE* out, const measure::Disturbance& disturbance, const std::vector<measure::Row>& rows);
+// One line, "Not here: flash-attn, xformers (for GPUs); flex-attention (no module named torch)", of rows that have Row::absent; each reason once.
+std::string absent_line(const std::vector<measure::Row>& rows);
 
 }  // namespace fattn::cli

@@ -143,7 +143,7 @@ std::vector<Samples> in_turns(MeteredSampler& metered) {
   options.min_seconds = 0;
   options.warmup = 0;
   return sample_in_turns(
-      {std::ref(metered)}, options, [](size_t, const std::exception& e) { ADD_FAILURE() << e.what(); }, [] {},
+      {std::ref(metered)}, options, [](size_t, const std::exception& e) { ADD_FAILURE() << e.what(); }, [](size_t, bool) {},
       [&](size_t, bool last) { metered.end_turn(last); });
 }
 

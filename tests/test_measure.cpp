@@ -109,7 +109,7 @@ TEST(Sampling, TakesTurnsAndEndsOnlyTheOneThatFails) {
   options.warmup = 0;
   size_t failed = 99;
   const auto samples = sample_in_turns(
-      samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [] {});
+      samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [](size_t, bool) {});
   EXPECT_EQ(failed, 1u);
   EXPECT_GE(samples[0].seconds.size(), 10u);
   EXPECT_EQ(samples[0].turn_medians, std::vector<double>(5, 0.01));
@@ -125,11 +125,11 @@ TEST(Sampling, MeetsBothStopRules) {
   options.repeats = 5;
   options.min_seconds = 0.1;
   const auto fail = [](size_t, const std::exception&) { ADD_FAILURE(); };
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 100u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 100u);
   options.max_samples = 50;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 50u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 50u);
   options.min_seconds = 0;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 5u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 5u);
 }
 
 TEST(Sampling, RepeatsShortCallsInsideOneSample) {
