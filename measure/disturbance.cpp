@@ -169,14 +169,17 @@ std::string held_back_by(const std::vector<Row>& rows) {
 
 }  // namespace
 
+std::optional<double> Disturbance::other_cpus() const {
+  return other_seconds && seconds >= kFewestSeconds ? std::optional(*other_seconds / seconds) : std::nullopt;
+}
+
 void Disturbance::add(const Disturbance& other) {
   if (seconds == 0) {
     *this = other;
     return;
   }
   if (other.seconds == 0) return;
-  if (other_cpus && other.other_cpus) other_cpus = (*other_cpus * seconds + *other.other_cpus * other.seconds) / (seconds + other.seconds);
-  if (!other_cpus) other_cpus = other.other_cpus;  // the one that lasted long enough
+  other_seconds = sum(other_seconds, other.other_seconds);
   seconds += other.seconds;
   throttled = sum(throttled, other.throttled);
   quota_seconds = sum(quota_seconds, other.quota_seconds);
@@ -203,15 +206,15 @@ Disturbance MachineWatch::stop() const {
   found.throttled = difference(end.throttled, begin_.throttled);
   found.quota_seconds = difference(end.quota_seconds, begin_.quota_seconds);
   const auto busy = difference(end.busy, begin_.busy), own = difference(end.own, begin_.own);
-  if (busy && own && found.seconds >= kFewestSeconds) found.other_cpus = std::max(0.0, *busy - *own) / found.seconds;
+  if (busy && own) found.other_seconds = std::max(0.0, *busy - *own);
   return found;
 }
 
 std::string warning_of(const Disturbance& d, const std::vector<Row>& rows) {
   const bool on_gpu = !rows.empty() && rows.front().who.device != "cpu";
   const double matters = on_gpu ? kLoadThatStopsAHost * d.cpus : std::max(kLeastLoad, kLoadThatMatters * d.cpus);
-  if (d.other_cpus && *d.other_cpus > matters)
-    return line_of("Busy machine: other programs used %.1f of %d CPUs; repeat when it is quiet.", *d.other_cpus, d.cpus);
+  if (const auto others = d.other_cpus(); others && *others > matters)
+    return line_of("Busy machine: other programs used %.1f of %d CPUs; repeat when it is quiet.", *others, d.cpus);
   if (const std::string cause = held_back_by(rows); !cause.empty())
     return line_of("The GPU was slowed down by %s; repeat when it is not.", cause.c_str());
   if (d.throttled && *d.throttled > 0 && !on_gpu) return "The processor was too hot and slowed down; repeat when it is cool.";
@@ -230,7 +233,7 @@ nlohmann::ordered_json to_json(const Disturbance& d, const std::vector<Row>& row
   const std::string said = warning_of(d, rows);
   return {{"seconds", d.seconds},
           {"cpus", d.cpus},
-          {"other_cpus", known(d.other_cpus)},
+          {"other_cpus", known(d.other_cpus())},
           {"thermal_throttles", known(d.throttled)},
           {"quota_seconds", known(d.quota_seconds)},
           {"warning", said.empty() ? Json(nullptr) : Json(said)}};

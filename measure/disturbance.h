@@ -14,14 +14,16 @@ namespace fattn::measure {
 struct Disturbance {
   double seconds = 0;                   // that were watched: those of the samples
   int cpus = 0;                         // processors that this program may run on
-  std::optional<double> other_cpus;     // of them, used by other programs (or taken by the host of a virtual machine), on average
+  std::optional<double> other_seconds;  // processor seconds on them of other programs, and what the host of a virtual machine took
   std::optional<int64_t> throttled;     // times that a processor's temperature slowed it down
   std::optional<double> quota_seconds;  // that the control group's quota held threads back, summed over them
 
+  // Processors that others used on average; nothing of so little time that the kernel's steps are too coarse for it.
+  std::optional<double> other_cpus() const;
   void add(const Disturbance& other);
 };
 
-// Watches from construction to `stop`. Numbers are the kernel's, in steps of a hundredth of a second: little time gives none. `root`: of /proc and
+// Watches from construction to `stop`. Numbers are the kernel's, in steps of a hundredth of a second. `root`: of /proc and
 // /sys, for tests; `self`: the process whose use, and that of its children, is not other programs'.
 class MachineWatch {
  public:
