@@ -172,10 +172,13 @@ class Schedule {
   void estimate(std::vector<Entry>& entries, bool apart) {
     for (Entry& entry : entries)
       if (entry.running && entry.contestant->apart() == apart) {
-        calls_.push_back({&entry, {}});
+        const CallSeconds first = calls_.empty() ? CallSeconds() : calls_.front().second;
         // What compiles takes longer to do so for a slice than it tells: it is taken to be as fast as the first contestant.
-        calls_.back().second = entry.compiles ? calls_.front().second
-                                              : estimate_calls(*entry.contestant, *entry.spec, entry.grad, options_.memory_limit, options_.place);
+        if (entry.compiles)
+          calls_.push_back({&entry, first});
+        else
+          calls_.push_back({&entry, estimate_calls(*entry.contestant, *entry.spec, entry.grad, options_.memory_limit, options_.place,
+                                                   apart ? telling_flops(first, *entry.spec) : 0)});
       }
   }
 

@@ -8,10 +8,11 @@ namespace fattn::measure {
 namespace {
 
 // Of a forward call. A GPU is filled by no less than that, and begins where the CPU has long ended.
-constexpr double kFirstFlopsCpu = 2e7, kFirstFlopsCuda = 1e12;
+constexpr double kFirstFlopsCpu = 4e6, kFirstFlopsCuda = 1e12;
 constexpr double kLongEnoughCpu = 0.04, kLongEnoughCuda = 0.01;  // seconds: a hundred times what starting a call costs
-constexpr double kFastestGrowth = 64;
-constexpr int kMostSlices = 6;
+constexpr double kSlowestGrowth = 3, kFastestGrowth = 64;
+constexpr double kGrowing = 0.5;  // of the time a FLOP takes on average, what one more takes
+constexpr int kMostSlices = 8;
 
 double forward_flops(const ProblemSpec& spec) { return cost_of(spec, Pass::kForward).flops; }
 
@@ -45,28 +46,44 @@ ProblemSpec slice_of(const ProblemSpec& spec, double flops) {
   return s;
 }
 
-CallSeconds estimate_calls(Contestant& contestant, const ProblemSpec& spec, bool grad, int64_t memory_limit, const Placement& place) {
+double telling_flops(const CallSeconds& other, const ProblemSpec& spec) {
+  return other.forward > 0 ? kLongEnoughCpu / other.forward * forward_flops(spec) : 0;
+}
+
+CallSeconds estimate_calls(Contestant& contestant, const ProblemSpec& spec, bool grad, int64_t memory_limit, const Placement& place,
+                           double telling_flops) {
   const bool on_cpu = place.device == Device::kCpu;
   CallSeconds seconds;
   try {
     contestant.accept(spec, grad, memory_limit);
-    double flops = on_cpu ? kFirstFlopsCpu : kFirstFlopsCuda;
-    for (int i = 0; i < kMostSlices; ++i) {
+    // The fastest of some: first calls start threads and fill caches, and whoever else runs takes turns.
+    const auto call = [&](Pass pass, int samples) {
+      const std::vector<double> times = contestant.time(pass, samples, 1);
+      return *std::min_element(times.begin(), times.end());
+    };
+    const double enough = on_cpu ? kLongEnoughCpu : kLongEnoughCuda, whole = forward_flops(spec);
+    double flops = telling_flops > 0 ? telling_flops : on_cpu ? kFirstFlopsCpu : kFirstFlopsCuda, flops_before = 0, time_before = 0;
+    bool last = false;
+    for (int i = 1; !last; ++i) {
       const ProblemSpec slice = slice_of(spec, flops);
       const Inputs inputs = make_inputs(slice, grad);
       contestant.prepare(slice, inputs, grad, memory_limit);
-      const auto call = [&](Pass pass) { return contestant.time(pass, 1, 1).front(); };
-      const double forward = call(Pass::kForward), enough = on_cpu ? kLongEnoughCpu : kLongEnoughCuda;
-      const bool last = forward >= enough || slice == spec || i + 1 == kMostSlices;
+      const double flops_here = std::max(forward_flops(slice), 1.0);
+      double forward = call(Pass::kForward, 1);
+      if (forward >= enough) forward = std::min(forward, call(Pass::kForward, 2));
+      // What more FLOPs take. Threads that wait for each other on a busy machine take long for few FLOPs, and no longer for some more: then the slice
+      // is too small to say anything.
+      const double each = forward / flops_here, more = (forward - time_before) / std::max(flops_here - flops_before, 1.0);
+      const bool grows = telling_flops > 0 || (i > 1 && more >= kGrowing * each);
+      last = (forward >= enough && grows) || slice == spec || i == kMostSlices;
       if (last) {
-        // FLOPs of the slice and of the whole, each of what it computes.
-        const double whole = cost_of(spec, Pass::kForward).flops / std::max(cost_of(slice, Pass::kForward).flops, 1.0);
-        seconds.forward = forward * whole;
-        if (grad) seconds.backward = call(Pass::kBackward) * whole;
+        seconds.forward = slice == spec ? forward : forward + std::clamp(more, kGrowing * each, each / kGrowing) * (whole - flops_here);
+        if (grad) seconds.backward = call(Pass::kBackward, 2) * seconds.forward / forward;
       }
       contestant.release();
-      if (last) break;
-      flops *= std::clamp(1.5 * enough / std::max(forward, 1e-9), 2.0, kFastestGrowth);
+      flops_before = flops_here;
+      time_before = forward;
+      flops *= std::clamp(1.5 * enough / std::max(forward, 1e-9), kSlowestGrowth, kFastestGrowth);
     }
   } catch (const std::exception&) {  // its row will say why
     seconds = {};

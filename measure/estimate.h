@@ -20,8 +20,12 @@ struct CallSeconds {
 };
 
 // Computes slices, each larger than the one before, until a forward call takes long enough to say something: well below a second in all. FLOPs say
-// the rest. Takes the contestant's problem from it; what it cannot compute, whatever the reason, takes no time.
-CallSeconds estimate_calls(Contestant& contestant, const ProblemSpec& spec, bool grad, int64_t memory_limit, const Placement& place);
+// the rest. Takes the contestant's problem from it; what it cannot compute, whatever the reason, takes no time. `telling_flops`: of a slice that says
+// enough at once, if that is known, so that what a call takes to start does not count.
+CallSeconds estimate_calls(Contestant& contestant, const ProblemSpec& spec, bool grad, int64_t memory_limit, const Placement& place,
+                           double telling_flops = 0);
+// By how long another contestant took.
+double telling_flops(const CallSeconds& other, const ProblemSpec& spec);
 
 // What cannot take long needs no estimate: fewer FLOPs in all calls of a measurement than this.
 double flops_worth_an_estimate(const Placement& place);
