@@ -97,6 +97,7 @@ void print(Output& out, const ProblemSpec& spec, const RaceResult& result) {
   print_peaks(out, result.before, result.after);
   if (first.peak_fraction) out.say("of peak: of " + first.peak_name);
   print_warnings(out, result.rows);
+  print_disturbance(out, result.disturbance, result.rows);
 }
 
 int bench_one(const BenchFlags& flags) {
@@ -108,6 +109,7 @@ int bench_one(const BenchFlags& flags) {
   options.passes = problem.passes();
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
+  options.patience = problem.patience();
   options.oracle_flops = kOracleFlops;
   const Options library = options.library = problem.options();
   // Sizes and settings that cannot be are refused before anything is measured.
@@ -120,8 +122,8 @@ int bench_one(const BenchFlags& flags) {
       make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library, options.place);
   RaceResult result;
   {
-    Progress progress("bench", race_steps(1, options));
-    options.step = [&progress] { progress.step(); };
+    Progress progress("bench");
+    options.progress = &progress;
     result = race(spec, {contestant.get()}, options);
   }
   for (Row& row : result.rows) row.speedup_over_standard.reset();  // nothing was compared
@@ -130,6 +132,7 @@ int bench_one(const BenchFlags& flags) {
   print(out, spec, result);
   if (!problem.json().empty()) {
     Record record{"bench", problem.repeating_flags(), result.before, result.after, result.rows, nullptr};
+    record.disturbance = to_json(result.disturbance, result.rows);
     write_json(to_json(record), problem.json());
   }
   return exit_code_of(result.rows);

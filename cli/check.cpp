@@ -130,6 +130,12 @@ class Runner {
   std::vector<std::thread> threads_;
 };
 
+// About what a case takes, the oracle above all: in the right proportion.
+double seconds_of(const Case& c) {
+  constexpr double kEach = 1e-3, kFlopsPerSecond = 3e8;
+  return kEach + c.flops() / kFlopsPerSecond;
+}
+
 Json case_json(const Case& c, const CaseResult& result) {
   return {{"case", c.name},
           {"outcome", word_for(outcome_of(result))},
@@ -170,14 +176,15 @@ int check_cases(const CheckFlags& flags) {
   out.say(fmt::format("{} case{} on {}", cases.size(), cases.size() == 1 ? "" : "s", where), 2);
   const auto start = std::chrono::steady_clock::now();
   {
-    Progress progress("check", static_cast<int64_t>(cases.size()));
+    Progress progress("check");
+    for (const Case& c : cases) progress.expect(seconds_of(c), false);
     Runner runner(cases, target, std::min(cpu_info().usable_threads, 16));
     for (size_t i = 0; i < cases.size(); ++i) {
       const CaseResult result = runner.wait_for(i);
       if (report.prints(result)) progress.wipe();
       report.add(cases[i], result);
       if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
-      progress.step();
+      progress.step(seconds_of(cases[i]));
     }
   }
   report.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

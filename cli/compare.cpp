@@ -123,8 +123,9 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
     if (row.speedup_over_standard && &row != &*standard) speedup = times_cell(*row.speedup_over_standard, undecided(*row.time, *standard->time));
     table.add({name, seconds_cell(row.time->median), interval_cell(*row.time), giga_cell(*row.flops_per_s),
                row.peak_fraction ? percent_cell(*row.peak_fraction) : "", speedup,
-               row.memory ? bytes_cell(static_cast<double>(row.memory->extra_bytes)) : "", row.moved_bytes ? bytes_cell(*row.moved_bytes) : "",
-               worst_check(row), row.who.provider == "standard" ? "" : difference});
+               row.memory ? bytes_cell(static_cast<double>(row.memory->extra_bytes)) : "",
+               row.moved_bytes && row.who.device != "cpu" ? bytes_cell(*row.moved_bytes) : "", worst_check(row),
+               row.who.provider == "standard" ? "" : difference});
   }
   out.print(table);
   out.say(fmt::format("fastest: {}; leanest: {}", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows)))), 2);
@@ -139,6 +140,7 @@ int compare(const CompareFlags& flags) {
   options.passes = problem.passes();
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
+  options.patience = problem.patience();
   options.oracle_flops = kOracleFlops;
   options.time_limit = flags.time_limit;
   options.library = problem.options();
@@ -156,9 +158,8 @@ int compare(const CompareFlags& flags) {
 
   RaceResult result;
   {
-    Progress progress("compare", race_steps(contestants.size(), options));
-    options.step = [&progress] { progress.step(); };
-    options.tell = [&progress](const std::string& text) { progress.say(text); };
+    Progress progress("compare");
+    options.progress = &progress;
     result = race(spec, contestants, options);
   }
 
@@ -170,7 +171,9 @@ int compare(const CompareFlags& flags) {
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
-    const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    // Who was not asked for by name has no row of its own where it is not here, but a part of one line below.
+    if (flags.names.empty()) std::erase_if(rows, [](const Row& row) { return !row.absent.empty(); });
     print_pass(out, rows, told);
     summary.push_back(
         {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
@@ -178,6 +181,8 @@ int compare(const CompareFlags& flags) {
   out.say("\n");
   print_peaks(out, result.before, result.after);
   print_warnings(out, result.rows);
+  print_disturbance(out, result.disturbance, result.rows);
+  if (const std::string absent = flags.names.empty() ? absent_line(result.rows) : std::string(); !absent.empty()) out.say(printable(absent, 600), 2);
   print_conclusion(out, result.rows);
   if (!problem.json().empty()) {
     std::vector<std::string> repeating = problem.repeating_flags();
@@ -186,7 +191,9 @@ int compare(const CompareFlags& flags) {
     const std::vector<std::string> more = flags.providers.repeating_flags();
     repeating.insert(repeating.end(), more.begin(), more.end());
     for (std::string& flag : repeating) flag = printable(flag);
-    write_json(to_json(Record{"compare", repeating, result.before, result.after, result.rows, summary}), problem.json());
+    Record record{"compare", repeating, result.before, result.after, result.rows, summary};
+    record.disturbance = to_json(result.disturbance, result.rows);
+    write_json(to_json(record), problem.json());
   }
   return exit_code_of(result.rows);
 }

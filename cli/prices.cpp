@@ -149,6 +149,7 @@ int run_prices(const SuiteOptions& suite) {
   Output out(suite.output, suite.json);
   Record record{"suite", repeating_flags(suite), {}, {}, {}, nlohmann::ordered_json::array()};
   record.complete = false;
+  Disturbance disturbance;
   Progress progress("prices", pairs);
   for (const PriceList& list : lists) {
     Table table({Column::text("option").as_key(), Column::text("pass").as_key(), Column::number("plain", "s"), Column::number("with it", "s"),
@@ -159,12 +160,14 @@ int run_prices(const SuiteOptions& suite) {
       const RaceResult result = race({{plain.get(), pair.plain}, {option.get(), pair.with}}, options);
       if (record.peaks_before.fma.rate == 0) record.peaks_before = result.before;
       record.peaks_after = result.after;
+      disturbance.add(result.disturbance);
       add_rows(table, result.rows, record.summary);
       record.rows.insert(record.rows.end(), result.rows.begin(), result.rows.end());
       progress.step();
     }
     out.print(table);
     // A file has what was measured so far, should the suite be interrupted.
+    record.disturbance = to_json(disturbance, record.rows);
     if (!suite.json.empty() && suite.json != "-") write_json(to_json(record), suite.json);
   }
   out.say(
@@ -173,6 +176,7 @@ int run_prices(const SuiteOptions& suite) {
       "hide no pair here. A window is compared with causal rows of its length.");
   print_peaks(out, record.peaks_before, record.peaks_after);
   print_warnings(out, record.rows);
+  print_disturbance(out, disturbance, record.rows);
   record.complete = true;
   if (!suite.json.empty()) write_json(to_json(record), suite.json);
   return exit_code_of(record.rows);

@@ -2,9 +2,11 @@
 #include "cli/problem_flags.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "cli/presets.h"
+#include "cli/sanitize.h"
 #include "cli/values.h"
 
 namespace fattn::cli {
@@ -24,10 +26,34 @@ PairShape pair_shape(const std::string& name) {
   return PairShape::kNone;
 }
 
-std::vector<std::string> preset_names() {
-  std::vector<std::string> names;
-  for (const Preset& p : presets()) names.push_back(p.name);
-  return names;
+// What a preset is called, for what was given: names, other names of them, "list".
+std::string take_preset(std::string& name) {
+  if (name == "list") {
+    Output out{OutputFlags()};
+    print_presets(out);
+    throw CLI::Success();
+  }
+  if (const Preset* preset = find_preset(name)) {
+    name = preset->name;
+    return {};
+  }
+  const std::string near = nearest_preset(name);
+  return "there is no preset '" + printable(name, 40) + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") + "; `--preset list` shows all";
+}
+
+// "90" (seconds), "45s", "90m", "6h", "2d" as seconds.
+std::string take_duration(std::string& text) {
+  const std::string units = "smhd";
+  const double seconds[] = {1, 60, 3600, 86400};
+  const size_t unit = text.empty() ? std::string::npos : units.find(text.back());
+  const std::string digits = unit == std::string::npos ? text : text.substr(0, text.size() - 1);
+  char* end = nullptr;
+  const double number = std::strtod(digits.c_str(), &end);
+  const double value = number * (unit == std::string::npos ? 1 : seconds[unit]);
+  if (digits.empty() || *end != 0 || !(value > 0) || !(value < 1e12))
+    return "'" + printable(text, 40) + "' is no time; allowed: seconds, or a number with s, m, h or d behind it, e.g. 90m";
+  text = CLI::detail::to_string(value);
+  return {};
 }
 
 // The flags that name tensors must fit each other; what the library refuses, it refuses itself.
@@ -70,8 +96,9 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
     own(command.add_option(name, value, help)->check(whole_number(least))->type_name("N")->capture_default_str());
   };
-  own(command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
-          ->transform(one_of(preset_names()))
+  own(command
+          .add_option("--preset", preset_, "A model's or scenario's attention, e.g. gpt2-small; `list` shows all; other flags override its values")
+          ->transform(CLI::Validator(take_preset, ""))
           ->type_name("NAME"));
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
@@ -138,6 +165,9 @@ void ProblemFlags::add_to(CLI::App& command) {
   own(command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
           ->check(whole_number(-1, 100000))
           ->capture_default_str());
+  own(command.add_option("--patience", patience_, "Refuse what would take longer than this in all, e.g. 90m, 6h or 2d [1h]")
+          ->transform(CLI::Validator(take_duration, ""))
+          ->type_name("TIME"));
   own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
       ->transform(CLI::AsSizeValue(true).description(""))
@@ -249,6 +279,7 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--min-time", CLI::detail::to_string(min_seconds_));
   add("--max-time", CLI::detail::to_string(max_seconds_));
   add("--warmup", std::to_string(warmup_));
+  if (patience_ != ProblemFlags().patience_) add("--patience", CLI::detail::to_string(patience_));
   add("--seed", std::to_string(seed_));
   return flags;
 }

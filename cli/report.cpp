@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/sanitize.h"
 #include "cli/table.h"
@@ -58,6 +59,28 @@ void print_warnings(const Output& out, const std::vector<Row>& rows) {
       seen.push_back(text);
       out.say(out.in(Mood::kUnsure, "warning:") + " " + printable(text), 2);
     }
+}
+
+void print_disturbance(const Output& out, const Disturbance& disturbance, const std::vector<Row>& rows) {
+  if (const std::string warning = warning_of(disturbance, rows); !warning.empty()) out.say(out.in(Mood::kUnsure, printable(warning)), 2);
+}
+
+std::string absent_line(const std::vector<Row>& rows) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;  // and who is not here for it, in their order
+  for (const Row& row : rows) {
+    if (row.absent.empty()) continue;
+    auto reason = std::find_if(reasons.begin(), reasons.end(), [&](const auto& known) { return known.first == row.absent; });
+    if (reason == reasons.end()) reason = reasons.insert(reasons.end(), {row.absent, {}});
+    const std::string name = label_of(row);
+    if (std::find(reason->second.begin(), reason->second.end(), name) == reason->second.end()) reason->second.push_back(name);
+  }
+  std::string line;
+  for (const auto& [reason, names] : reasons) {
+    line += line.empty() ? "Not here: " : "; ";
+    for (size_t i = 0; i < names.size(); ++i) line += (i ? ", " : "") + names[i];
+    line += " (" + reason + ")";
+  }
+  return line;
 }
 
 }  // namespace fattn::cli

@@ -6,6 +6,7 @@
 
 #include "cli/output.h"
 #include "cli/table.h"
+#include "measure/disturbance.h"
 #include "measure/record.h"
 
 namespace fattn::cli {
@@ -17,5 +18,9 @@ Cell interval_cell(const measure::Statistics& time);  // "12.1 ms - 12.5 ms"
 std::string worst_check(const measure::Row& row);
 void print_peaks(const Output& out, const measure::Peaks& before, const measure::Peaks& after);
 void print_warnings(const Output& out, const std::vector<measure::Row>& rows);  // each text once
+// One line if something disturbed the measurement.
+void print_disturbance(const Output& out, const measure::Disturbance& disturbance, const std::vector<measure::Row>& rows);
+// One line, "Not here: flash-attn, xformers (for GPUs); flex-attention (no module named torch)", of rows that have Row::absent; each reason once.
+std::string absent_line(const std::vector<measure::Row>& rows);
 
 }  // namespace fattn::cli

@@ -173,6 +173,7 @@ RaceOptions race_options(const SuiteOptions& suite) {
   options.oracle_flops = kSuiteOracleFlops;
   options.place = suite.place;
   options.grad = suite.grad;
+  options.part_of_suite = true;
   const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
   if (suite.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(threads);
   return options;
@@ -212,11 +213,13 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::map<std::string, Ratios> ratios;
   std::set<std::string> told;
   Peaks first, last;
+  Disturbance disturbance;
   std::vector<std::string> flags = repeating_flags(suite);
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
   const auto write_record = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};
     record.complete = complete;
+    record.disturbance = to_json(disturbance, all);
     write_json(to_json(record), suite.json);
   };
   Progress progress("suite", items);
@@ -248,6 +251,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       const RaceResult result = race(item.spec, contestants, options);
       if (first.fma.rate == 0) first = result.before;
       if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
+      disturbance.add(result.disturbance);
       add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
       progress.step();
@@ -265,6 +269,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   out.say("\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.");
   print_peaks(out, first, last);
   print_warnings(out, all);
+  print_disturbance(out, disturbance, all);
   if (!suite.json.empty()) write_record(true);
   return exit_code_of(all);
 }

@@ -160,7 +160,7 @@ def test_memory_limit(fattn):
         (["--seqlen", "0"], "--seqlen"),
         (["--batch", "-1"], "--batch"),
         (["--dtype", "int8"], "--dtype"),
-        (["--preset", "gpt5"], "--preset"),
+        (["--preset", "zzz"], "--preset: there is no preset 'zzz'; `--preset list` shows all"),
         (["--memory-limit", "lots"], "--memory-limit"),
         (["--repeats", "0"], "--repeats"),
         (["--softcap", "inf"], "softcap is inf; allowed: 0 (none)"),
@@ -273,7 +273,7 @@ def test_algorithms_side_by_side(schema, fattn):
     standard, v2, v1, _ = record["rows"]
     assert (standard["algorithm"], v2["algorithm"]) == ("standard", "v2")
     assert v1["status"] == "unsupported" and "algorithm v1 is for GPUs" in v1["reason"]
-    assert v2["speedup_over_standard"] > 0 and v2["moved_bytes_model"] is None
+    assert v2["speedup_over_standard"] > 0 and v2["moved_bytes_model"] >= v2["bytes"] and standard["moved_bytes_model"] is None
     again = fattn.json("compare", *record["flags"])
     assert [row["provider"] for row in again["rows"]] == [row["provider"] for row in record["rows"]]
     assert "'v9' is no algorithm to compare" in fattn.refuses("compare", "--algorithm", "standard,v9")
