@@ -163,10 +163,11 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
 cache::Visit progress(const Output& out, Json& kernels) {
   return [&out, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
     kernels.push_back(as_json(e));
-    out.say(fmt::format("{:>4}/{} {} {}{}{}, {} registers{}, {}{}", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
-                        printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "",
-                        origin_of(e), e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : ""),
-            5);
+    out.say_line(
+        fmt::format("{:>4}/{} {} {}{}{}, {} registers{}, {}{}", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
+                    printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
+                    e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : ""),
+        5);
   };
 }
 

@@ -31,6 +31,12 @@ void Output::say(const std::string& text, size_t hanging) const {
   std::fflush(words_);
 }
 
+void Output::say_line(const std::string& text, size_t hanging) const {
+  if (is_terminal(words_)) return say(text, hanging);
+  fmt::print(words_, "{}\n", text);
+  std::fflush(words_);
+}
+
 void Output::print(const Table& table) {
   std::string text;
   if (format_ == Format::kCsv) {

@@ -23,6 +23,8 @@ class Output {
 
   // Lines of words, each wrapped with its own indent; what a line continues on has `hanging` columns more.
   void say(const std::string& text, size_t hanging = 0) const;
+  // The same for lines that others count or search: where there is no terminal each stays one.
+  void say_line(const std::string& text, size_t hanging = 0) const;
   // A table with its title above it, and an empty line before it if it has one.
   void print(const Table& table);
   // In its colour, where what say() prints has colours.

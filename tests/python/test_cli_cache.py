@@ -95,6 +95,9 @@ def test_warm_list_pack(fattn, folder, compiler, tmp_path):
     assert first["kernels"] and {kernel["origin"] for kernel in first["kernels"]} <= {"compiled", "disk cache"}
     again = fattn.json("cache", "warm", "--arch", "80", *PROBLEM)
     assert {kernel["origin"] for kernel in again["kernels"]} == {"disk cache"}
+    # A line for each, whatever its length, so that they can be counted.
+    lines = fattn("cache", "warm", "--arch", "80", *PROBLEM).stdout.splitlines()
+    assert len(lines) == len(first["kernels"]) and all(line.endswith(" disk cache") for line in lines), lines
     names = {kernel["name"] for kernel in first["kernels"]}
     listed = fattn.json("cache", "list")["entries"]
     assert {entry["name"] for entry in listed} == names
