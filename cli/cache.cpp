@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/output.h"
 #include "cli/problem_flags.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
+#include "cli/values.h"
 #include "fattn/cache.hpp"
 #include "fattn/problem.hpp"
 #include "measure/library_plans.h"
@@ -68,20 +70,21 @@ Json as_json(const fattn_cache_entry& entry) {
 Json record_of(const char* command) { return {{"fattn_cache", 1}, {"command", command}}; }
 
 struct CacheFlags {
-  std::string json, output, use_pack;
+  std::string json, pack, use_pack;
   std::vector<int32_t> archs;
   ProblemFlags problem;
+  OutputFlags output;
 };
 
 void add_json(CLI::App& command, CacheFlags& flags) {
-  command.add_option("--json", flags.json, "Write what was found or done as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command.add_option("--json", flags.json, "Write what was found or done as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
 }
 
 int path(const CacheFlags& flags) {
   const fattn_cache_info info = cache::info();
   std::FILE* text = text_stream(flags.json);
   fmt::print(text, "{}\n", printable(info.path));
-  if (!info.usable) fmt::print(stderr, "fattn: not usable: {}; kernels are compiled anew by every process\n", printable(info.reason));
+  if (!info.usable) print_error(fmt::format("not usable: {}; kernels are compiled anew by every process", printable(info.reason)));
   if (!flags.json.empty()) {
     Json record = record_of("path");
     record["path"] = printable(info.path);
@@ -99,8 +102,10 @@ int path(const CacheFlags& flags) {
 int list(const CacheFlags& flags) {
   const fattn_cache_info info = cache::info();
   const std::vector<fattn_cache_entry> entries = cache::list();
-  std::FILE* text = text_stream(flags.json);
-  Table table({"<kernel", "<for", "<target", "registers", "spilled", "KiB", "compiled in", "<last used", "<NVRTC"});
+  Output out(flags.output, flags.json);
+  Table table({Column::text("kernel").as_key(), Column::text("for").wrapping(30), Column::text("target"), Column::number("registers").ranked(3),
+               Column::number("spilled", "bytes").ranked(2), Column::number("KiB").ranked(1), Column::number("compiled in", "s").ranked(4),
+               Column::text("last used").ranked(5), Column::text("NVRTC").ranked(6)});
   Json all = Json::array();
   for (const fattn_cache_entry& e : entries) {
     all.push_back(as_json(e));
@@ -111,12 +116,13 @@ int list(const CacheFlags& flags) {
       continue;
     }
     table.add({printable(e.name), printable(e.description), target_of(e), std::to_string(e.registers), std::to_string(e.spill_bytes), kib,
-               seconds_text(e.compile_seconds), time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
+               seconds_cell(e.compile_seconds), time_text(e.last_used), fmt::format("{}.{}", e.nvrtc_major, e.nvrtc_minor)});
   }
-  if (!entries.empty()) table.print(text);
-  fmt::print(text, "{} kernels, {} of at most {} in {}\n", entries.size(), bytes_text(static_cast<double>(info.bytes)),
-             bytes_text(static_cast<double>(info.limit_bytes)), printable(info.path));
-  if (!info.usable) fmt::print(text, "not usable: {}\n", printable(info.reason));
+  if (!entries.empty() || out.for_programs()) out.print(table);
+  out.say(fmt::format("{} kernels, {} of at most {} in {}", entries.size(), bytes_text(static_cast<double>(info.bytes)),
+                      bytes_text(static_cast<double>(info.limit_bytes)), printable(info.path)),
+          2);
+  if (!info.usable) out.say("not usable: " + printable(info.reason), 2);
   if (!flags.json.empty()) {
     Json record = record_of("list");
     record["path"] = printable(info.path);
@@ -154,25 +160,26 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
 }
 
 // What prints a line for every kernel that is ready and keeps it for the record.
-cache::Visit progress(std::FILE* text, Json& kernels) {
-  return [text, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
+cache::Visit progress(const Output& out, Json& kernels) {
+  return [&out, &kernels](const fattn_cache_entry& e, int32_t index, int32_t count) {
     kernels.push_back(as_json(e));
-    fmt::print(text, "{:>4}/{} {} {}{}{}, {} registers{}, {}{}\n", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
-               printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
-               e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : "");
-    std::fflush(text);
+    out.say_line(
+        fmt::format("{:>4}/{} {} {}{}{}, {} registers{}, {}{}", index + 1, count, printable(e.name), target_of(e), e.description[0] ? ", " : "",
+                    printable(e.description), e.registers, e.spill_bytes > 0 ? fmt::format(", {} bytes spilled", e.spill_bytes) : "", origin_of(e),
+                    e.origin == FATTN_FROM_COMPILER ? " in " + seconds_text(e.compile_seconds) : ""),
+        5);
   };
 }
 
 int warm(const CacheFlags& flags) {
-  std::FILE* text = text_stream(flags.json);
+  const Output out(flags.output, flags.json);
   if (!flags.use_pack.empty()) cache::use_pack(std::filesystem::absolute(flags.use_pack));
   Json kernels = Json::array();
   const std::vector<int32_t> archs = flags.archs.empty() ? std::vector<int32_t>{0} : flags.archs;
   for (const int32_t arch : archs)
-    for (const auto& problem : problems_of(flags)) cache::warm(problem ? &*problem : nullptr, arch, progress(text, kernels));
+    for (const auto& problem : problems_of(flags)) cache::warm(problem ? &*problem : nullptr, arch, progress(out, kernels));
   const fattn_cache_info info = cache::info();
-  if (!info.usable) fmt::print(stderr, "fattn: nothing was kept: {}\n", printable(info.reason));
+  if (!info.usable) print_error("nothing was kept: " + printable(info.reason));
   if (!flags.json.empty()) {
     Json record = record_of("warm");
     record["path"] = printable(info.path);
@@ -183,17 +190,17 @@ int warm(const CacheFlags& flags) {
 }
 
 int pack(const CacheFlags& flags) {
-  std::FILE* text = text_stream(flags.json);
+  const Output out(flags.output, flags.json);
   Json kernels = Json::array();
   const auto problems = problems_of(flags);
   std::vector<fattn_problem> given;
   for (const auto& problem : problems)
     if (problem) given.push_back(*problem);
-  cache::pack(flags.output, given, flags.archs, progress(text, kernels));
-  fmt::print(text, "wrote {}: {} kernels\n", printable(flags.output), kernels.size());
+  cache::pack(flags.pack, given, flags.archs, progress(out, kernels));
+  out.say(fmt::format("wrote {}: {} kernels", printable(flags.pack), kernels.size()), 2);
   if (!flags.json.empty()) {
     Json record = record_of("pack");
-    record["output"] = printable(flags.output);
+    record["output"] = printable(flags.pack);
     record["kernels"] = kernels;
     write_json(record, flags.json);
   }
@@ -207,14 +214,15 @@ void add_problem(CLI::App& command, CacheFlags& flags) {
   flags.problem.add_problem_to(command);
   command.add_flag("--deterministic", flags.problem.target.deterministic, "A backward pass that gives the same bits every run");
   command.add_option("--cuda-level", flags.problem.target.cuda_level, "Kernels for this compute capability; 0: the best for the architecture")
-      ->check(CLI::IsMember({0, 75, 80}))
+      ->transform(one_of({"0", "75", "80"}))
+      ->type_name("N")
       ->capture_default_str();
 }
 
 void add_archs(CLI::App& command, CacheFlags& flags, const char* help) {
   command.add_option("--arch", flags.archs, help)
       ->delimiter(',')
-      ->check(CLI::Range(50, 999))
+      ->check(whole_number(50, 999))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->type_name("N,...");
 }
@@ -225,17 +233,20 @@ void add_cache(CLI::App& app, int& exit_code) {
   CLI::App* cache_app = app.add_subcommand("cache", "Look at and fill the folder that keeps compiled GPU kernels");
   cache_app->require_subcommand(1);
   cache_app->footer(
-      "A kernel is compiled when it is first needed and kept in the folder that `fattn cache path` prints (FATTN_CACHE_DIR); what was used\n"
-      "longest ago is removed when there is too much. Every one of these commands takes --json FILE|-.");
+      "A kernel is compiled when it is first needed and kept in the folder that `fattn cache path` prints (FATTN_CACHE_DIR); what was used longest "
+      "ago is "
+      "removed when there is too much. Every one of these commands takes --json FILE|-.");
   const auto add = [&](const char* name, const char* help, int (*run)(const CacheFlags&)) {
     CLI::App* command = cache_app->add_subcommand(name, help);
     auto flags = std::make_shared<CacheFlags>();
     command->callback([flags, run, &exit_code] { exit_code = run(*flags); });
     return std::pair(command, flags);
   };
+  const auto [list_command, list_flags] = add("list", "Show the kernels that are there", list);
+  add_json(*list_command, *list_flags);
+  list_flags->output.add_to(*list_command);
   for (const auto& [command, flags] :
-       {add("list", "Show the kernels that are there", list), add("path", "Print the folder; exit 1 and say why if it cannot be used", path),
-        add("clear", "Remove everything that is there", clear)})
+       {add("path", "Print the folder; exit 1 and say why if it cannot be used", path), add("clear", "Remove everything that is there", clear)})
     add_json(*command, *flags);
 
   const auto [warm_command, warm_flags] = add("warm", "Have kernels ready before they are needed", warm);
@@ -246,14 +257,14 @@ void add_cache(CLI::App& app, int& exit_code) {
   warm_command->footer(kProblemFooter);
 
   const auto [pack_command, pack_flags] = add("pack", "Write kernels into one file, for machines without NVRTC", pack);
-  pack_command->add_option("--output", pack_flags->output, "File to write; replaced if it exists")->type_name("FILE")->required();
+  pack_command->add_option("--output", pack_flags->pack, "File to write; replaced if it exists")->type_name("FILE")->required();
   add_archs(*pack_command, *pack_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [all that NVRTC compiles for]");
   add_problem(*pack_command, *pack_flags);
   add_json(*pack_command, *pack_flags);
-  pack_command->footer(
-      std::string(kProblemFooter) +
-      "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for (`cmake --install` puts one there); elsewhere by\n"
-      "`fattn cache warm --pack`.");
+  pack_command->footer(std::string(kProblemFooter) +
+                       "\nAs fattn/kernels.pack beside libfattn.so the file is used without being asked for (`cmake --install` puts one there); "
+                       "elsewhere by `fattn cache "
+                       "warm --pack`.");
 }
 
 }  // namespace fattn::cli

@@ -2,8 +2,8 @@
 #include "cli/check.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <exception>
@@ -16,12 +16,15 @@
 #include <thread>
 #include <vector>
 
+#include "cli/check_report.h"
 #include "cli/interrupt.h"
 #include "cli/json_output.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
+#include "cli/values.h"
 #include "cli/verdicts.h"
 #include "fattn/fattn.hpp"
 #include "measure/environment.h"
@@ -39,8 +42,9 @@ struct CheckFlags {
   TargetFlags target;
   std::string dtype = "all", filter, json;
   uint64_t random = 0;
-  bool list = false, accuracy = false, values = false;  // the last two: cli/check_python.h
+  bool list = false, verbose = false, accuracy = false, values = false;  // the last two: cli/check_python.h
   std::string python;
+  OutputFlags output;
 };
 
 // The table, or so many random combinations of each dtype.
@@ -126,21 +130,10 @@ class Runner {
   std::vector<std::thread> threads_;
 };
 
-enum class Outcome { kPassed, kFailed, kSkipped };
-
-Outcome outcome_of(const CaseResult& result) {
-  if (!result.skipped.empty()) return Outcome::kSkipped;
-  return result.passed() ? Outcome::kPassed : Outcome::kFailed;
-}
-
-const char* word_for(Outcome outcome) { return outcome == Outcome::kPassed ? "passed" : outcome == Outcome::kFailed ? "failed" : "skipped"; }
-
-void print(std::FILE* text, const Case& c, const CaseResult& result) {
-  const Outcome outcome = outcome_of(result);
-  fmt::print(text, "{:<8}{}{}\n", outcome == Outcome::kFailed ? "FAILED" : word_for(outcome), c.name,
-             outcome == Outcome::kSkipped ? ": " + printable(result.skipped) : "");
-  for (const testing::TensorVerdict& verdict : result.tensors) fmt::print(text, "          {}\n", as_text(verdict));
-  if (!result.failure.empty()) fmt::print(text, "          {}\n", printable(result.failure));
+// About what a case takes, the oracle above all: in the right proportion.
+double seconds_of(const Case& c) {
+  constexpr double kEach = 1e-3, kFlopsPerSecond = 3e8;
+  return kEach + c.flops() / kFlopsPerSecond;
 }
 
 Json case_json(const Case& c, const CaseResult& result) {
@@ -174,36 +167,34 @@ int check_cases(const CheckFlags& flags) {
   target.deterministic = options.deterministic;
   target.cuda_level = options.cuda_level;
 
-  std::FILE* text = text_stream(flags.json);
-  int64_t passed = 0, failed = 0, skipped = 0;
-  std::string first_reason;
+  Output out(flags.output, flags.json);
+  CheckReport report(out, flags.verbose, flags.random > 0);
   Json results = Json::array();
-  {
-    // Where the lines themselves go to the terminal, they are the progress.
-    std::optional<Progress> progress;
-    if (isatty(fileno(text)) != 1) progress.emplace("check", static_cast<int64_t>(cases.size()));
-    Runner runner(cases, target, std::min(cpu_info().usable_threads, 16));
-    for (size_t i = 0; i < cases.size(); ++i) {
-      const CaseResult result = runner.wait_for(i);
-      const Outcome outcome = outcome_of(result);
-      ++(outcome == Outcome::kPassed ? passed : outcome == Outcome::kFailed ? failed : skipped);
-      if (outcome == Outcome::kSkipped && first_reason.empty()) first_reason = printable(result.skipped);
-      print(text, cases[i], result);
-      if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
-      if (progress) progress->step();
-    }
-  }
-  const bool nothing_ran = passed + failed == 0;
   const std::string where = fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}", flags.target.device, flags.target.backend,
                                         flags.target.algorithm, flags.target.isa, target.deterministic ? ", deterministic" : "",
                                         target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
-  fmt::print(text, "\n{} cases on {}: {} passed, {} failed, {} skipped\n", cases.size(), where, passed, failed, skipped);
+  out.say(fmt::format("{} case{} on {}", cases.size(), cases.size() == 1 ? "" : "s", where), 2);
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Progress progress("check");
+    for (const Case& c : cases) progress.expect(seconds_of(c), false);
+    Runner runner(cases, target, std::min(cpu_info().usable_threads, 16));
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const CaseResult result = runner.wait_for(i);
+      if (report.prints(result)) progress.wipe();
+      report.add(cases[i], result);
+      if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
+      progress.step(seconds_of(cases[i]));
+    }
+  }
+  report.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  const bool nothing_ran = report.passed() + report.failed() == 0;
   if (!flags.json.empty())
     write_json({{"fattn_check", 1},
-                {"status", failed > 0    ? "check_failed"
-                           : nothing_ran ? "unsupported"
-                                         : "ok"},
-                {"reason", nothing_ran ? Json(first_reason) : Json(nullptr)},
+                {"status", report.failed() > 0 ? "check_failed"
+                           : nothing_ran       ? "unsupported"
+                                               : "ok"},
+                {"reason", nothing_ran ? Json(report.first_reason()) : Json(nullptr)},
                 {"device", flags.target.device},
                 {"backend", flags.target.backend},
                 {"algorithm", flags.target.algorithm},
@@ -211,14 +202,14 @@ int check_cases(const CheckFlags& flags) {
                 {"deterministic", target.deterministic},
                 {"cuda_level", target.cuda_level},
                 {"threads", flags.target.threads},
-                {"passed", passed},
-                {"failed", failed},
-                {"skipped", skipped},
+                {"passed", report.passed()},
+                {"failed", report.failed()},
+                {"skipped", report.skipped()},
                 {"environment", measure::environment()},
                 {"cases", results}},
                flags.json);
-  if (nothing_ran) throw std::runtime_error("no case could run, so nothing was checked: " + first_reason);
-  return failed > 0 ? kExitCheckFailed : kExitFine;
+  if (nothing_ran) throw std::runtime_error("no case could run, so nothing was checked: " + report.first_reason());
+  return report.failed() > 0 ? kExitCheckFailed : kExitFine;
 }
 
 }  // namespace
@@ -228,16 +219,18 @@ void add_check(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<CheckFlags>();
   flags->target.add_to(*command);
   command->add_option("--dtype", flags->dtype, "Only cases of this dtype")
-      ->check(CLI::IsMember({"all", name_of(DType::kF32), name_of(DType::kF16), name_of(DType::kBF16)}))
+      ->transform(one_dtype_of({"all", name_of(DType::kF32), name_of(DType::kF16), name_of(DType::kBF16)}))
+      ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--filter", flags->filter, "Only cases with this text in their name")->type_name("TEXT");
   command
       ->add_option("--random", flags->random,
                    "Instead of the table: so many random combinations of features in each dtype, headdim up to 256; the same every time")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{100000}))
+      ->check(whole_number(1, 100000))
       ->type_name("N");
+  command->add_flag("--verbose", flags->verbose, "Print every case with the errors of its outputs, not only those that fail");
   command->add_flag("--list", flags->list, "Print the names of the cases and run none");
-  command->add_option("--json", flags->json, "Write the verdicts as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->add_option("--json", flags->json, "Write the verdicts as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
   command->add_flag("--accuracy", flags->accuracy,
                     "Instead of the table: errors beside FlashAttention-2's on the same inputs, measured through PyTorch. `fattn check --accuracy "
                     "--help` has its flags");
@@ -248,15 +241,18 @@ void add_check(CLI::App& app, int& exit_code) {
       ->add_option("--python", flags->python,
                    "With --accuracy or --values: a Python that has the package fattn and torch [python3, then python, of PATH]")
       ->type_name("PATH");
+  flags->output.add_to(*command);
   command->footer(
-      "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention\n"
-      "computed in the same dtype, plus one unit in the last place. In fp16 and bf16 the root of the mean square error (rms) is held against that "
-      "of\n"
-      "FlashAttention-2's rounding, too: 1.10 times it, and what chance makes of that. NaN never passes where the oracle has none.\n"
-      "A case that the backend does not support is skipped, with the reason. Exit 1 if a case fails.\n\n"
-      "Examples:  fattn check --dtype bf16 --filter causal\n"
-      "           fattn check --device cuda --random 200\n"
-      "           fattn check --accuracy --quick");
+      "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention computed in the "
+      "same "
+      "dtype, plus one unit in the last place. In fp16 and bf16 the root of the mean square error (rms) is held against that of FlashAttention-2's "
+      "rounding, too: 1.10 times it, and what chance makes of that. NaN never passes where the oracle has none. A case that the backend does not "
+      "support "
+      "is skipped, with the reason. Exit 1 if a case fails.\n\n"
+      "Examples:\n"
+      "  fattn check --dtype bf16 --filter causal\n"
+      "  fattn check --device cuda --random 200\n"
+      "  fattn check --accuracy --quick");
   command->callback([flags, &exit_code] { exit_code = check_cases(*flags); });
 }
 

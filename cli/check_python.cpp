@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/pythons.h"
 #include "cli/sanitize.h"
 #include "cli/usage_error.h"
 
@@ -37,7 +38,7 @@ bool measures_in_python(int argc, char** argv) {
 }
 
 int become_python(int argc, char** argv) {
-  std::vector<std::string> pythons{"python3", "python"}, rest;
+  std::vector<std::string> pythons = usual_pythons(), rest;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument.rfind("--python=", 0) == 0) {

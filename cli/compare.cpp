@@ -9,8 +9,10 @@
 #include <set>
 #include <sstream>
 
+#include "cli/conclusion.h"
 #include "cli/json_output.h"
 #include "cli/oracle_check.h"
+#include "cli/output.h"
 #include "cli/problem_flags.h"
 #include "cli/progress.h"
 #include "cli/provider_flags.h"
@@ -18,6 +20,7 @@
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
+#include "cli/values.h"
 
 namespace fattn::cli {
 namespace {
@@ -27,6 +30,7 @@ using namespace measure;
 struct CompareFlags {
   ProblemFlags problem;
   ProviderFlags providers;
+  OutputFlags output;
   std::vector<std::string> names;
   double time_limit = 0;
 };
@@ -96,32 +100,35 @@ nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& w
 }
 
 // `told` holds the reasons that an earlier table has given already.
-void print_pass(std::FILE* out, const std::vector<Row>& rows, std::set<std::string>& told) {
-  fmt::print(out, "\n{}\n",
-             rows.front().pass == Pass::kForward    ? "forward (fwd)"
-             : rows.front().pass == Pass::kBackward ? "backward (bwd)"
-                                                    : "forward and backward (fwdbwd)");
-  Table table({"<provider", "median", "95 % interval", "GFLOP/s", "of peak", "vs standard", "extra memory", "?moved (model)",
-               "<  worst error against the oracle", "max diff to standard"});
+void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>& told) {
+  const Pass pass = rows.front().pass;
+  Table table({Column::text("provider").as_key(), Column::number("median", "s"), Column::number("95 % interval", "s").ranked(5),
+               Column::number("GFLOP/s").ranked(2), Column::number("of peak").ranked(1), Column::number("vs standard"),
+               Column::number("extra memory", "bytes"), Column::number("moved (model)", "bytes").ranked(4).if_any(),
+               Column::text("worst error and its bound").ranked(3), Column::number("largest difference to standard").ranked(6)},
+              pass == Pass::kForward    ? "forward (fwd)"
+              : pass == Pass::kBackward ? "backward (bwd)"
+                                        : "forward and backward (fwdbwd)");
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
   for (const Row& row : rows) {
     const std::string name = printable(label_of(row), 60),
                       difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
     if (!row.ok() || !row.time) {
-      table.add({name, name_of(row.status), "", "", "", "", "", "", "  " + worst_check(row)});
+      table.add({name, Cell(name_of(row.status)).in(row.status == Status::kCheckFailed ? Mood::kBad : Mood::kUnsure), "", "", "", "", "", "",
+                 worst_check(row)});
       if (told.insert(row.reason).second) table.note(printable(row.reason, 600));
       continue;
     }
-    std::string speedup;
-    if (row.speedup_over_standard && &row != &*standard)
-      speedup = undecided(*row.time, *standard->time) ? "undecided" : fmt::format("{:.2f}x", *row.speedup_over_standard);
-    table.add({name, seconds_text(row.time->median), seconds_text(row.time->ci_low) + " - " + seconds_text(row.time->ci_high),
-               giga_text(*row.flops_per_s), row.peak_fraction ? percent_text(*row.peak_fraction) : "", speedup,
-               row.memory ? bytes_text(static_cast<double>(row.memory->extra_bytes)) : "", row.moved_bytes ? bytes_text(*row.moved_bytes) : "",
-               "  " + worst_check(row), row.who.provider == "standard" ? "" : difference});
+    Cell speedup;
+    if (row.speedup_over_standard && &row != &*standard) speedup = times_cell(*row.speedup_over_standard, undecided(*row.time, *standard->time));
+    table.add({name, seconds_cell(row.time->median), interval_cell(*row.time), giga_cell(*row.flops_per_s),
+               row.peak_fraction ? percent_cell(*row.peak_fraction) : "", speedup,
+               row.memory ? bytes_cell(static_cast<double>(row.memory->extra_bytes)) : "",
+               row.moved_bytes && row.who.device != "cpu" ? bytes_cell(*row.moved_bytes) : "", worst_check(row),
+               row.who.provider == "standard" ? "" : difference});
   }
-  table.print(out);
-  fmt::print(out, "fastest: {}; leanest: {}\n", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows))));
+  out.print(table);
+  out.say(fmt::format("fastest: {}; leanest: {}", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows)))), 2);
 }
 
 int compare(const CompareFlags& flags) {
@@ -133,6 +140,7 @@ int compare(const CompareFlags& flags) {
   options.passes = problem.passes();
   options.sampling = problem.sampling();
   options.memory_limit = problem.memory_limit();
+  options.patience = problem.patience();
   options.oracle_flops = kOracleFlops;
   options.time_limit = flags.time_limit;
   options.library = problem.options();
@@ -150,27 +158,32 @@ int compare(const CompareFlags& flags) {
 
   RaceResult result;
   {
-    Progress progress("compare", race_steps(contestants.size(), options));
-    options.step = [&progress] { progress.step(); };
-    options.tell = [&progress](const std::string& text) { progress.say(text); };
+    Progress progress("compare");
+    options.progress = &progress;
     result = race(spec, contestants, options);
   }
 
-  std::FILE* out = text_stream(problem.json());
-  fmt::print(out, "{}, {}: checked against the float64 oracle, then timed in turns\n", describe(spec),
-             result.before.device == "cpu" ? fmt::format("{} threads", result.before.threads) : result.before.device);
+  Output out(flags.output, problem.json());
+  out.say(fmt::format("{}, {}: checked against the float64 oracle, then timed in turns", describe(spec),
+                      result.before.device == "cpu" ? fmt::format("{} thread{}", result.before.threads, result.before.threads == 1 ? "" : "s")
+                                                    : result.before.device));
   std::set<std::string> told;
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (size_t p = 0; p < options.passes.size(); ++p) {
     const auto begin = result.rows.begin() + static_cast<std::ptrdiff_t>(p * contestants.size());
-    const std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    std::vector<Row> rows(begin, begin + static_cast<std::ptrdiff_t>(contestants.size()));
+    // Who was not asked for by name has no row of its own where it is not here, but a part of one line below.
+    if (flags.names.empty()) std::erase_if(rows, [](const Row& row) { return !row.absent.empty(); });
     print_pass(out, rows, told);
     summary.push_back(
         {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
   }
-  fmt::print(out, "\n");
+  out.say("\n");
   print_peaks(out, result.before, result.after);
   print_warnings(out, result.rows);
+  print_disturbance(out, result.disturbance, result.rows);
+  if (const std::string absent = flags.names.empty() ? absent_line(result.rows) : std::string(); !absent.empty()) out.say(printable(absent, 600), 2);
+  print_conclusion(out, result.rows);
   if (!problem.json().empty()) {
     std::vector<std::string> repeating = problem.repeating_flags();
     for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
@@ -178,7 +191,9 @@ int compare(const CompareFlags& flags) {
     const std::vector<std::string> more = flags.providers.repeating_flags();
     repeating.insert(repeating.end(), more.begin(), more.end());
     for (std::string& flag : repeating) flag = printable(flag);
-    write_json(to_json(Record{"compare", repeating, result.before, result.after, result.rows, summary}), problem.json());
+    Record record{"compare", repeating, result.before, result.after, result.rows, summary};
+    record.disturbance = to_json(result.disturbance, result.rows);
+    write_json(to_json(record), problem.json());
   }
   return exit_code_of(result.rows);
 }
@@ -207,16 +222,19 @@ void add_compare(CLI::App& app, int& exit_code) {
       ->add_option("--time-limit", flags->time_limit,
                    "Seconds for all of it: a provider that is not ready in time has a row that says so, and the others are timed, with fewer samples "
                    "if need be [none]")
-      ->check(CLI::Range(1.0, 86400.0));
+      ->check(number(1, 86400));
+  flags->output.add_to(*command);
   command->footer(
-      "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the\n"
-      "machine hits all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
-      "extra memory: the peak that the call adds over q, k, v (and dout), outputs included. moved (model): bytes between a GPU's memory and its\n"
+      "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the machine hits "
+      "all. "
+      "\"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
+      "extra memory: the peak that the call adds over q, k, v (and dout), outputs included. moved (model): bytes between a GPU's memory and its "
       "multiprocessors, counted from the algorithm and its tiles, not measured (docs/RECORD.md).\n"
       "Exit 1 if a check fails, 2 if nothing could run.\n\n"
-      "Examples:  fattn compare --preset gpt2-small\n"
-      "           fattn compare --device cuda --algorithm standard,v1,v2,v3 --batch 4 --nheads 16 --seqlen 4096 --causal\n"
-      "           fattn compare --seqlen 2048 --dtype bf16 --python venv/bin/python --provider fattn --provider torch-sdpa:flash");
+      "Examples:\n"
+      "  fattn compare --preset gpt2-small\n"
+      "  fattn compare --device cuda --algorithm standard,v1,v2,v3 --batch 4 --nheads 16 --seqlen 4096 --causal\n"
+      "  fattn compare --seqlen 2048 --dtype bf16 --python venv/bin/python --provider fattn --provider torch-sdpa:flash");
   command->callback([flags, &exit_code] {
     take_algorithms(*flags);
     exit_code = compare(*flags);

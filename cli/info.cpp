@@ -10,9 +10,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/output.h"
 #include "cli/sanitize.h"
 #include "fattn/fattn.hpp"
 
@@ -167,54 +169,73 @@ Json info_json() {
 std::string text(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 std::string bytes(const Json& value) { return size(value.is_number() ? value.get<int64_t>() : 0); }
 
-void print_gpus(const Json& gpu) {
+// What is under each other belongs to the name above.
+using Lines = std::vector<std::pair<std::string, std::string>>;
+
+void add_gpus(Lines& lines, const Json& gpu) {
   const auto mhz = [](const Json& value) { return value.is_null() ? std::string("not stated") : text(value) + " MHz"; };
+  const auto add = [&](const std::string& line) { lines.emplace_back(lines.back().first == "GPU" || lines.back().first.empty() ? "" : "GPU", line); };
   if (gpu["available"] == false) {
-    fmt::print("GPU       none: {}\n", text(gpu["reason"]));
-    for (const Json& seen : gpu["seen"]) fmt::print("          seen, not used: {}\n", text(seen));
-    if (gpu["seen"].empty()) fmt::print("          the system shows no GPU device either\n");
+    add("none: " + text(gpu["reason"]));
+    for (const Json& seen : gpu["seen"]) add("seen, not used: " + text(seen));
+    if (gpu["seen"].empty()) add("the system shows no GPU device either");
   }
   for (const Json& device : gpu["devices"]) {
-    fmt::print("GPU       {}: {}, capability {}, {} SMs, {} memory, {}\n", text(device["device"]), text(device["name"]), text(device["capability"]),
-               text(device["multiprocessors"]), bytes(device["memory_bytes"]),
-               device["memory_free_bytes"].is_null() ? "cannot be used: " + text(device["reason"]) : bytes(device["memory_free_bytes"]) + " free");
-    fmt::print("          L2 {}, shared memory {} a block; clocks up to {}, memory up to {} on {} bits; {}, {}\n", bytes(device["l2_bytes"]),
-               bytes(device["shared_bytes_per_block"]), mhz(device["clock_mhz_max"]), mhz(device["memory_clock_mhz_max"]),
-               text(device["memory_bus_bits"]), text(device["pci_bus_id"]), text(device["uuid"]));
+    lines.emplace_back("GPU", fmt::format("{}: {}, capability {}, {} SMs, {} memory, {}", text(device["device"]), text(device["name"]),
+                                          text(device["capability"]), text(device["multiprocessors"]), bytes(device["memory_bytes"]),
+                                          device["memory_free_bytes"].is_null() ? "cannot be used: " + text(device["reason"])
+                                                                                : bytes(device["memory_free_bytes"]) + " free"));
+    add(fmt::format("L2 {}, shared memory {} a block; clocks up to {}, memory up to {} on {} bits; {}, {}", bytes(device["l2_bytes"]),
+                    bytes(device["shared_bytes_per_block"]), mhz(device["clock_mhz_max"]), mhz(device["memory_clock_mhz_max"]),
+                    text(device["memory_bus_bits"]), text(device["pci_bus_id"]), text(device["uuid"])));
   }
-  if (!gpu["devices"].empty()) fmt::print("          the driver knows CUDA up to {}\n", text(gpu["devices"][0]["driver_cuda_version"]));
-  if (!gpu["driver"].is_null()) fmt::print("          {}\n", text(gpu["driver"]));
+  if (!gpu["devices"].empty()) add("the driver knows CUDA up to " + text(gpu["devices"][0]["driver_cuda_version"]));
+  if (!gpu["driver"].is_null()) add(text(gpu["driver"]));
 }
 
 // The text says what the JSON says.
-void print(const Json& info) {
+void print(Output& out, const Json& info) {
   const Json& cpu = info["cpu"];
   std::string isas;
   for (const Json& isa : cpu["isas_available"]) isas += (isas.empty() ? "" : ", ") + text(isa);
-  fmt::print("fattn {} (ABI {})\n\n", text(info["version"]), text(info["abi_version"]));
-  fmt::print("CPU       {} ({})\n", text(cpu["model"]).empty() ? "unknown" : text(cpu["model"]),
-             text(cpu["vendor"]).empty() ? "unknown vendor" : text(cpu["vendor"]));
-  fmt::print("ISAs      {}; default: {}\n", isas, text(cpu["isa_default"]));
+  const auto or_unknown = [](const std::string& name, const char* unknown) { return name.empty() ? std::string(unknown) : name; };
+  Lines lines = {{"fattn", text(info["version"]) + " (ABI " + text(info["abi_version"]) + ")"},
+                 {"CPU", or_unknown(text(cpu["model"]), "unknown") + " (" + or_unknown(text(cpu["vendor"]), "unknown vendor") + ")"},
+                 {"ISAs", isas + "; default: " + text(cpu["isa_default"])}};
   for (const auto& [dtype, pick] : cpu["picked"].items())
-    fmt::print("          {}: {}\n", dtype,
-               pick["reason"].is_null() ? fmt::format("backend {}, isa {}: {}", text(pick["backend"]), text(pick["isa"]), text(pick["kernel"]))
-                                        : text(pick["reason"]));
-  fmt::print("Caches    L1d {} and L2 {} a core, L3 {} a package\n", bytes(cpu["l1d_bytes"]), bytes(cpu["l2_bytes"]), bytes(cpu["l3_bytes"]));
-  fmt::print("Memory    {}, {} available\n", bytes(info["memory"]["total_bytes"]), bytes(info["memory"]["available_bytes"]));
-  fmt::print("Threads   {} of {} usable: {}\n", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"),
-             text(cpu["usable_threads_why"]));
-  print_gpus(info["gpu"]);
+    lines.emplace_back(
+        "", dtype + ": " +
+                (pick["reason"].is_null() ? fmt::format("backend {}, isa {}: {}", text(pick["backend"]), text(pick["isa"]), text(pick["kernel"]))
+                                          : text(pick["reason"])));
+  lines.emplace_back(
+      "Caches", fmt::format("L1d {} and L2 {} a core, L3 {} a package", bytes(cpu["l1d_bytes"]), bytes(cpu["l2_bytes"]), bytes(cpu["l3_bytes"])));
+  lines.emplace_back("Memory", bytes(info["memory"]["total_bytes"]) + ", " + bytes(info["memory"]["available_bytes"]) + " available");
+  lines.emplace_back("Threads", fmt::format("{} of {} usable: {}", text(cpu["usable_threads"]), plural(cpu["logical_cpus"].get<int>(), "logical CPU"),
+                                            text(cpu["usable_threads_why"])));
+  add_gpus(lines, info["gpu"]);
+  Table machine({Column::text("what").as_key(), Column::text("found").wrapping(20)});
+  machine.without_headings();
+  std::string name;  // for programs every line has one
+  for (const auto& [what, found] : lines) {
+    if (!what.empty()) name = what;
+    machine.add({out.for_programs() ? name : what, found});
+  }
+  out.print(machine);
 
-  fmt::print("\nLibraries, opened at run time if present\n");
-  for (const Json& library : info["libraries"])
-    fmt::print("  {:<17} {}: {}\n  {:<17} {}\n", text(library["name"]), library["loaded"] == true ? "found" : "not found",
-               text(library["loaded"] == true ? library["path"] : library["reason"]), "", text(library["purpose"]));
-  if (info["libraries"].empty()) fmt::print("  none\n");
+  Table libraries({Column::text("library").as_key(), Column::text("found"), Column::text("for").wrapping(20)},
+                  "Libraries, opened at run time if present");
+  for (const Json& library : info["libraries"]) {
+    const bool loaded = library["loaded"] == true;
+    libraries.add({text(library["name"]), Cell(loaded ? "yes" : "no").in(loaded ? Mood::kGood : Mood::kUnsure), text(library["purpose"])});
+    libraries.note(text(loaded ? library["path"] : library["reason"]));
+  }
+  out.print(libraries);
 
-  fmt::print("\nEnvironment variables\n");
+  Table variables({Column::text("variable").as_key(), Column::text("value").wrapping(12), Column::text("meaning").wrapping(20)},
+                  "Environment variables");
   for (const Json& variable : info["environment_variables"])
-    fmt::print("  {:<17} {}\n  {:<17} {}\n", text(variable["name"]), variable["value"].is_null() ? "not set" : "= '" + text(variable["value"]) + "'",
-               "", text(variable["meaning"]));
+    variables.add({text(variable["name"]), variable["value"].is_null() ? "not set" : "'" + text(variable["value"]) + "'", text(variable["meaning"])});
+  out.print(variables);
 }
 
 }  // namespace
@@ -222,10 +243,13 @@ void print(const Json& info) {
 void add_info(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("info", "Show the processor, memory, libraries and settings as fattn sees them");
   auto json = std::make_shared<std::string>();
-  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-");
-  command->callback([json] {
+  auto output = std::make_shared<OutputFlags>();
+  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
+  output->add_to(*command);
+  command->callback([json, output] {
     const Json info = info_json();
-    if (*json != "-") print(info);
+    Output out(*output, *json);
+    if (*json != "-") print(out, info);
     if (!json->empty()) write_json(info, *json);
   });
 }

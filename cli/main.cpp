@@ -15,6 +15,7 @@
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
+#include "cli/output.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
 #include "cli/support.h"
@@ -25,9 +26,16 @@ namespace fattn::cli {
 namespace {
 
 constexpr const char* kFooter =
-    "Exit codes: 0 fine, 1 a check failed, 2 bad usage or input, 130 interrupted.\n"
-    "Every command takes --json FILE to write what it found as a record; with --json - stdout holds nothing else.\n"
-    "`fattn COMMAND --help` is the manual of a command.";
+    "`fattn COMMAND --help` is the manual of a command. Every command takes --json FILE to write what it found as a record; with --json - stdout "
+    "holds "
+    "nothing else. Those with tables take --wide and --format markdown|csv. Lines fit the terminal, or COLUMNS where that is set, or 80 columns "
+    "where "
+    "there is no terminal; NO_COLOR=1 leaves colours out.\n"
+    "Exit codes: 0 fine, 1 a check failed, 2 bad usage or input, 130 interrupted.\n\n"
+    "To begin with:\n"
+    "  fattn info\n"
+    "  fattn compare --preset gpt2-small\n"
+    "  fattn run examples/data/small.safetensors out.safetensors --causal --verify";
 
 int run_command_line(int argc, char** argv) {
   int exit_code = kExitFine;
@@ -35,8 +43,7 @@ int run_command_line(int argc, char** argv) {
   app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", std::string("fattn ") + fattn_version(), "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
-  app.footer(kFooter);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   add_info(app, exit_code);
   add_support(app, exit_code);
   add_run(app, exit_code);
@@ -44,11 +51,13 @@ int run_command_line(int argc, char** argv) {
   add_bench(app, exit_code);
   add_compare(app, exit_code);
   add_cache(app, exit_code);
+  app.footer(kFooter);  // last, so that the commands do not have it, too
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return report_parse_error(app, error);
   }
+  if (app.get_subcommands().empty()) fmt::print("{}", app.help());
   return exit_code;
 }
 
@@ -63,12 +72,12 @@ int main(int argc, char** argv) {
   try {
     exit_code = run_command_line(argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "fattn: out of memory; {} bytes are free; use a smaller problem or free memory\n", fattn::cpu_info().memory_available_bytes);
+    print_error(fmt::format("out of memory; {} bytes are free; use a smaller problem or free memory", fattn::cpu_info().memory_available_bytes));
   } catch (const std::exception& error) {
-    fmt::print(stderr, "fattn: {}\n", printable(error.what()));
+    print_error(printable(error.what()));
   }
   // Text that did not reach its reader (a full disk) is no success.
-  if (std::fflush(stdout) != 0 && exit_code == kExitFine) {
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && exit_code == kExitFine) {
     fmt::print(stderr, "fattn: cannot write to stdout\n");
     exit_code = kExitBadInput;
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/output.h"
 #include "measure/problem.h"
 
 namespace fattn::cli {
@@ -15,6 +16,11 @@ struct Preset {
 };
 
 const std::vector<Preset>& presets();
+// By its name or by another that people use for it: gpt2, llama-3-8b.
 const Preset* find_preset(const std::string& name);
+// The name that was probably meant, or "".
+std::string nearest_preset(const std::string& name);
+// All of them with their shapes.
+void print_presets(Output& out);
 
 }  // namespace fattn::cli

@@ -107,20 +107,21 @@ std::string signed_percent(double share) { return fmt::format("{:+.0f} %", 100 *
 void add_rows(Table& table, const std::vector<Row>& rows, nlohmann::ordered_json& summary) {
   for (size_t first = 0; first + 1 < rows.size(); first += 2) {
     const Row &plain = rows[first], &option = rows[first + 1];
-    std::vector<std::string> cells = {describe_options(option.spec).substr(1), name_of(option.pass)};
+    std::vector<Cell> cells = {describe_options(option.spec).substr(1), name_of(option.pass)};
     if (plain.ok() && option.ok() && plain.time && option.time) {
       const Price price = price_of(plain, option);
-      cells.insert(cells.end(), {seconds_text(plain.time->median), seconds_text(option.time->median), signed_percent(price.median),
-                                 signed_percent(price.low) + " to " + signed_percent(price.high), giga_text(*option.flops_per_s)});
-      summary.push_back({{"option", cells.front()},
+      cells.insert(cells.end(), {seconds_cell(plain.time->median), seconds_cell(option.time->median),
+                                 Cell(signed_percent(price.median), fmt::format("{}", price.median)),
+                                 signed_percent(price.low) + " to " + signed_percent(price.high), giga_cell(*option.flops_per_s)});
+      summary.push_back({{"option", cells.front().text},
                          {"problem", describe(plain.spec)},
                          {"pass", name_of(option.pass)},
                          {"price", price.median},
                          {"price_low", price.low},
                          {"price_high", price.high}});
     } else {
-      cells.insert(cells.end(), {plain.time ? seconds_text(plain.time->median) : name_of(plain.status),
-                                 option.time ? seconds_text(option.time->median) : name_of(option.status), "", "", ""});
+      cells.insert(cells.end(), {plain.time ? seconds_cell(plain.time->median) : Cell(name_of(plain.status)).in(Mood::kBad),
+                                 option.time ? seconds_cell(option.time->median) : Cell(name_of(option.status)).in(Mood::kBad), "", "", ""});
     }
     cells.push_back(worst_check(option));
     table.add(cells);
@@ -145,32 +146,37 @@ int run_prices(const SuiteOptions& suite) {
                                     option = make_library_contestant("fattn", suite.library, suite.place);
   int64_t pairs = 0;
   for (const PriceList& list : lists) pairs += static_cast<int64_t>(list.pairs.size());
-  std::FILE* out = text_stream(suite.json);
+  Output out(suite.output, suite.json);
   Record record{"suite", repeating_flags(suite), {}, {}, {}, nlohmann::ordered_json::array()};
   record.complete = false;
+  Disturbance disturbance;
   Progress progress("prices", pairs);
   for (const PriceList& list : lists) {
-    Table table({"<option", "<pass", "plain", "with it", "price", "of turns", "GFLOP/s", "<  worst error"});
+    Table table({Column::text("option").as_key(), Column::text("pass").as_key(), Column::number("plain", "s"), Column::number("with it", "s"),
+                 Column::number("price"), Column::number("of turns").ranked(1), Column::number("GFLOP/s").ranked(2),
+                 Column::text("worst error and its bound").ranked(3)},
+                list.title);
     for (const Pair& pair : list.pairs) {
       const RaceResult result = race({{plain.get(), pair.plain}, {option.get(), pair.with}}, options);
       if (record.peaks_before.fma.rate == 0) record.peaks_before = result.before;
       record.peaks_after = result.after;
+      disturbance.add(result.disturbance);
       add_rows(table, result.rows, record.summary);
       record.rows.insert(record.rows.end(), result.rows.begin(), result.rows.end());
       progress.step();
     }
-    fmt::print(out, "\n{}\n", list.title);
-    table.print(out);
-    std::fflush(out);
+    out.print(table);
     // A file has what was measured so far, should the suite be interrupted.
+    record.disturbance = to_json(disturbance, record.rows);
     if (!suite.json.empty() && suite.json != "-") write_json(to_json(record), suite.json);
   }
-  fmt::print(
-      out,
-      "\nprice: more time for a visible pair than plain attention takes, in the median of the turns, least and most of them behind it. Masks and\n"
-      "biases hide no pair here. A window is compared with causal rows of its length.\n");
+  out.say(
+      "\nprice: more time for a visible pair than plain attention takes, in the median of the turns, least and most of them behind it. Masks and "
+      "biases "
+      "hide no pair here. A window is compared with causal rows of its length.");
   print_peaks(out, record.peaks_before, record.peaks_after);
   print_warnings(out, record.rows);
+  print_disturbance(out, disturbance, record.rows);
   record.complete = true;
   if (!suite.json.empty()) write_json(to_json(record), suite.json);
   return exit_code_of(record.rows);

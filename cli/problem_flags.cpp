@@ -2,9 +2,12 @@
 #include "cli/problem_flags.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "cli/presets.h"
+#include "cli/sanitize.h"
+#include "cli/values.h"
 
 namespace fattn::cli {
 namespace {
@@ -23,10 +26,34 @@ PairShape pair_shape(const std::string& name) {
   return PairShape::kNone;
 }
 
-std::vector<std::string> preset_names() {
-  std::vector<std::string> names;
-  for (const Preset& p : presets()) names.push_back(p.name);
-  return names;
+// What a preset is called, for what was given: names, other names of them, "list".
+std::string take_preset(std::string& name) {
+  if (name == "list") {
+    Output out{OutputFlags()};
+    print_presets(out);
+    throw CLI::Success();
+  }
+  if (const Preset* preset = find_preset(name)) {
+    name = preset->name;
+    return {};
+  }
+  const std::string near = nearest_preset(name);
+  return "there is no preset '" + printable(name, 40) + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") + "; `--preset list` shows all";
+}
+
+// "90" (seconds), "45s", "90m", "6h", "2d" as seconds.
+std::string take_duration(std::string& text) {
+  const std::string units = "smhd";
+  const double seconds[] = {1, 60, 3600, 86400};
+  const size_t unit = text.empty() ? std::string::npos : units.find(text.back());
+  const std::string digits = unit == std::string::npos ? text : text.substr(0, text.size() - 1);
+  char* end = nullptr;
+  const double number = std::strtod(digits.c_str(), &end);
+  const double value = number * (unit == std::string::npos ? 1 : seconds[unit]);
+  if (digits.empty() || *end != 0 || !(value > 0) || !(value < 1e12))
+    return "'" + printable(text, 40) + "' is no time; allowed: seconds, or a number with s, m, h or d behind it, e.g. 90m";
+  text = CLI::detail::to_string(value);
+  return {};
 }
 
 // The flags that name tensors must fit each other; what the library refuses, it refuses itself.
@@ -57,22 +84,21 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
 
 void ProblemFlags::add_problem_to(CLI::App& command) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
-  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group("The problem");
   const auto own = [this](CLI::Option* option) {
     problem_options_.push_back(option);
     return option;
   };
-  // Far above what any machine holds, and below where a number that does not fit is read as the largest one.
-  constexpr int64_t kMost = int64_t{1} << 48;
-  const auto size = CLI::Range(int64_t{1}, kMost);
+  const auto size = whole_number(1);
   auto integer = [&](Integer& flag, const char* name, const char* help) {
     flag.option = own(command.add_option(name, flag.value, help)->check(size)->type_name("N"));
   };
   const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
-    own(command.add_option(name, value, help)->check(CLI::Range(least, kMost))->type_name("N")->capture_default_str());
+    own(command.add_option(name, value, help)->check(whole_number(least))->type_name("N")->capture_default_str());
   };
-  own(command.add_option("--preset", preset_, "A model's or scenario's attention; other flags override its values")
-          ->check(CLI::IsMember(preset_names()))
+  own(command
+          .add_option("--preset", preset_, "A model's or scenario's attention, e.g. gpt2-small; `list` shows all; other flags override its values")
+          ->transform(CLI::Validator(take_preset, ""))
           ->type_name("NAME"));
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
@@ -85,12 +111,14 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   number(window_left_, "--window-left", -1, "Keys that a query sees before its own position; -1: all");
   number(window_right_, "--window-right", -1, "The same behind it; with --causal there are none");
   own(command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+          ->type_name("X")
           ->capture_default_str());
   own(command.add_option("--dropout", p_dropout_, "Weights become 0 with this probability, by random numbers from --seed; 0: none")
+          ->type_name("P")
           ->capture_default_str());
   own(command.add_flag("--alibi", alibi_, "ALiBi, with the slopes 2^(-8 h / nheads), h from 1"));
   const auto pairs = [&](std::string& value, const char* name, const std::string& help) {
-    own(command.add_option(name, value, help)->check(CLI::IsMember(pair_shapes()))->type_name("SHAPE")->capture_default_str());
+    own(command.add_option(name, value, help)->transform(one_of(pair_shapes()))->type_name("SHAPE")->capture_default_str());
   };
   pairs(
       bias_, "--bias",
@@ -104,9 +132,11 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
          "Packed sequences, --batch of them, of N rows, the first (and the only one), to --seqlen, the last; 0: a dense batch");
   number(documents_, "--documents", 0, "As many documents of about one length in every batch entry, of which a query sees its own; 0: none");
   dtype_option_ = own(command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
-                          ->check(CLI::IsMember({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                          ->transform(one_dtype_of({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+                          ->type_name("NAME")
                           ->capture_default_str());
   no_grad_option_ = command.add_flag("--no-grad", no_grad_, "Forward only");
+  command.option_defaults()->group("Options");
 }
 
 bool ProblemFlags::problem_given() const {
@@ -124,24 +154,28 @@ std::string ProblemFlags::first_of_one_problem() const {
 void ProblemFlags::add_to(CLI::App& command) {
   add_problem_to(command);
   target.add_to(command);
+  command.option_defaults()->group("Samples");
   command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
   const auto own = [this](const CLI::Option* option) { sampling_options_.push_back(option); };
   own(command.add_option("--repeats", repeats_, "Samples at least, unless that takes longer than --max-time")
-          ->check(CLI::Range(1, 100000))
+          ->check(whole_number(1, 100000))
           ->capture_default_str());
-  own(command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(CLI::Range(0.0, 3600.0))->capture_default_str());
-  own(command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")
-          ->check(CLI::Range(0.0, 3600.0))
-          ->capture_default_str());
+  own(command.add_option("--min-time", min_seconds_, "Seconds of samples at least")->check(number(0, 3600))->capture_default_str());
+  own(command.add_option("--max-time", max_seconds_, "Seconds of samples after which 6 are enough")->check(number(0, 3600))->capture_default_str());
   own(command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
-          ->check(CLI::Range(-1, 100000))
+          ->check(whole_number(-1, 100000))
           ->capture_default_str());
+  own(command.add_option("--patience", patience_, "Refuse what would take longer than this in all, e.g. 90m, 6h or 2d [1h]")
+          ->transform(CLI::Validator(take_duration, ""))
+          ->type_name("TIME"));
   own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
+      ->transform(CLI::AsSizeValue(true).description(""))
+      ->check(CLI::Range(uint64_t{0}, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())).description(""))
       ->type_name("SIZE");
+  command.option_defaults()->group("Output");
   command.add_option("--json", json_, "Write the record (docs/RECORD.md) to a file, or - for stdout")->type_name("FILE|-");
+  command.option_defaults()->group("Options");
 }
 
 measure::ProblemSpec ProblemFlags::spec() const {
@@ -245,6 +279,7 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--min-time", CLI::detail::to_string(min_seconds_));
   add("--max-time", CLI::detail::to_string(max_seconds_));
   add("--warmup", std::to_string(warmup_));
+  if (patience_ != ProblemFlags().patience_) add("--patience", CLI::detail::to_string(patience_));
   add("--seed", std::to_string(seed_));
   return flags;
 }

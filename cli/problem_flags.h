@@ -26,6 +26,7 @@ class ProblemFlags {
   measure::SamplingOptions sampling() const;
   Options options() const;  // of the library; causal is the problem's
   measure::Placement place() const;
+  double patience() const { return patience_; }  // seconds
   int64_t memory_limit() const { return static_cast<int64_t>(memory_limit_); }
   const std::string& json() const { return json_; }
   // The flags, every one with its value, that repeat this run whatever defaults or presets later say.
@@ -53,7 +54,7 @@ class ProblemFlags {
   std::vector<const CLI::Option*> problem_options_, sampling_options_;  // without --no-grad, which a list of problems heeds
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
-  double min_seconds_ = 0.3, max_seconds_ = 3;
+  double min_seconds_ = 0.3, max_seconds_ = 3, patience_ = 3600;
   uint64_t memory_limit_ = 0, seed_ = 1;
 };
 

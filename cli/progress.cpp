@@ -1,43 +1,84 @@
-// Redraws at most ten times a second, so that stepping costs nothing.
+// Redraws at most ten times a second, so that stepping costs nothing, and every second in a long step.
 #include "cli/progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 #include <utility>
 
+#include "cli/interrupt.h"
 #include "cli/sanitize.h"
+#include "cli/terminal.h"
 
 namespace fattn::cli {
 namespace {
 
+constexpr std::chrono::milliseconds kSoonest{100}, kLatest{1000}, kLook{50};
+
 // Erasing a line needs a terminal that knows the escape sequence.
 bool terminal() {
   const char* term = std::getenv("TERM");
-  return isatty(STDERR_FILENO) == 1 && term && std::string_view(term) != "dumb";
+  return is_terminal(stderr) && term && std::string_view(term) != "dumb";
 }
 
 }  // namespace
 
 Progress::Progress(const std::string& label, int64_t total)
     : label_(printable(label, 40)), total_(std::max<int64_t>(total, 1)), visible_(terminal()) {
-  if (visible_) draw(start_);
+  time_.expect(static_cast<double>(total_), false);
+  begin();
+}
+
+Progress::Progress(const std::string& label) : label_(printable(label, 40)), total_(0), visible_(terminal()) { begin(); }
+
+void Progress::begin() {
+  if (!visible_) return;
+  draw(start_);
+  const SignalsBlocked blocked;  // they are the main thread's
+  clock_ = std::thread([this] {
+    while (!ended_) {
+      std::this_thread::sleep_for(kLook);
+      const std::lock_guard lock(mutex_);
+      if (const auto now = Clock::now(); !ended_ && now - drawn_ >= kLatest) draw(now);
+    }
+  });
 }
 
 Progress::~Progress() {
+  ended_ = true;
+  if (clock_.joinable()) clock_.join();
   if (visible_) std::fputs("\r\x1b[K", stderr);
 }
 
-void Progress::step() {
+void Progress::expect(double weight, bool in_seconds) {
+  const std::lock_guard lock(mutex_);
+  time_.expect(weight, in_seconds);
+}
+
+void Progress::drop(double weight) {
+  const std::lock_guard lock(mutex_);
+  time_.drop(weight);
+}
+
+void Progress::step(double weight) {
   if (!visible_) return;
   const std::lock_guard lock(mutex_);
-  done_ = std::min(done_ + 1, total_);
   const auto now = Clock::now();
-  if (now - drawn_ >= std::chrono::milliseconds(100) || done_ == total_) draw(now);
+  ++done_;
+  time_.done(weight, passed(now));
+  if (now - drawn_ >= kSoonest || done_ == total_) draw(now);
+}
+
+void Progress::wipe() {
+  if (!visible_) return;
+  const std::lock_guard lock(mutex_);
+  std::fputs("\r\x1b[K", stderr);
+  drawn_ = {};
 }
 
 void Progress::say(const std::string& text) {
@@ -49,12 +90,16 @@ void Progress::say(const std::string& text) {
 
 void Progress::draw(Clock::time_point now) {
   drawn_ = now;
-  constexpr int64_t width = 30;
-  const auto filled = static_cast<size_t>(width * done_ / total_);
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
-  std::string left;
-  if (done_ > 0 && elapsed > 1) left = fmt::format("  {:.0f} s left", elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_));
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {}/{}{}", label_, std::string(filled, '#'), std::string(width - filled, '.'), done_, total_, left);
+  const std::string count =
+      total_ > 0 ? fmt::format("{}/{}", std::min(done_, total_), total_) : fmt::format("{:.0f} %", std::floor(100 * time_.share()));
+  const std::optional<double> left = time_.left(passed(now));
+  const std::string text = count + (left ? "  " + measure::duration_in_words(*left) + " left" : "");
+  // A line that the terminal breaks cannot be erased: the bar takes what is left of it.
+  constexpr size_t kWidth = 30, kBeside = 5;
+  const size_t others = label_.size() + text.size() + kBeside, columns = width_of(stderr);
+  const size_t width = std::min(kWidth, columns - std::min(columns, others));
+  const auto filled = static_cast<size_t>(static_cast<double>(width) * time_.share());
+  fmt::print(stderr, "\r\x1b[K{} [{}{}] {}", label_, std::string(filled, '#'), std::string(width - filled, '.'), text);
   std::fflush(stderr);
 }
 

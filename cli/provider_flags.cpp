@@ -5,16 +5,21 @@
 
 #include <filesystem>
 
+#include "cli/pythons.h"
 #include "cli/sanitize.h"
+#include "cli/values.h"
 
 namespace fattn::cli {
 
 void ProviderFlags::add_to(CLI::App& command) {
+  command.option_defaults()->group("Other implementations");
   command.add_option("--providers", directory_, "Folder of the providers [share/fattn/providers beside the program]")
-      ->check(CLI::ExistingDirectory)
+      ->check(CLI::Validator(CLI::ExistingDirectory).description(""))
       ->type_name("DIR");
-  command.add_option("--python", python_, "Python for providers that are scripts [python3, then python, of PATH]")->type_name("PATH");
-  command.add_option("--timeout", timeout_, "Seconds to wait for one answer of a provider")->check(CLI::Range(0.1, 86400.0))->capture_default_str();
+  command.add_option("--python", python_, "Python for providers that are scripts [the one beside this program, then python3 of PATH]")
+      ->type_name("PATH");
+  command.add_option("--timeout", timeout_, "Seconds to wait for one answer of a provider")->check(number(0.1, 86400))->capture_default_str();
+  command.option_defaults()->group("Options");
 }
 
 std::string ProviderFlags::directory() const {
@@ -41,7 +46,7 @@ measure::ProviderOptions ProviderFlags::options_of(const std::string& name, int 
   options.threads = threads;
   options.place = place;
   options.timeout_seconds = timeout_;
-  options.pythons = python_.empty() ? std::vector<std::string>{"python3", "python"} : std::vector<std::string>{python_};
+  options.pythons = python_.empty() ? usual_pythons() : std::vector<std::string>{python_};
   std::string known;
   for (const measure::ProviderProgram& provider : found()) {
     if (provider.name == options.name) options.program = provider.program;

@@ -5,16 +5,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <future>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "cli/oracle_check.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "measure/estimate.h"
 #include "measure/library_plans.h"
 #include "measure/metered_sampler.h"
 #include "measure/traffic.h"
@@ -73,10 +76,16 @@ struct Entry {
   std::vector<Row*> rows;  // one a pass
   bool running = true;
   bool compiles = false;  // for each problem
+  bool grad = true;
+  StepSeconds steps;    // of the passes in their order; of those that it has not none
+  double expected = 0;  // seconds of the steps that are still to come
+
+  bool has(size_t pass) const { return running && rows[pass]->ok(); }
 
   void fail(const Failure& failure) {
     running = false;
-    for (Row* row : rows) row->fail(failure);
+    for (Row* row : rows)
+      if (row->ok()) row->fail(failure);
   }
   template <typename Body>
   void guarded(const Body& body) {
@@ -145,6 +154,110 @@ Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
   return peaks;
 }
 
+// The seconds that a race takes, before it is run and while it runs.
+class Schedule {
+ public:
+  explicit Schedule(const RaceOptions& options) : options_(options) {}
+
+  // Whether calls are long enough in all to be estimated.
+  bool worth_it(const std::vector<Entry>& entries) const {
+    if (options_.part_of_suite) return false;
+    double flops = 0;
+    for (const Entry& entry : entries)
+      for (const Row* row : entry.rows) flops += kFewestCalls * row->cost.flops;
+    return flops >= flops_worth_an_estimate(options_.place);
+  }
+
+  // Of those that compute in this process, or of the others, once they are there.
+  void estimate(std::vector<Entry>& entries, bool apart) {
+    for (Entry& entry : entries)
+      if (entry.running && entry.contestant->apart() == apart) {
+        const CallSeconds first = calls_.empty() ? CallSeconds() : calls_.front().second;
+        // What compiles takes longer to do so for a slice than it tells: it is taken to be as fast as the first contestant.
+        if (entry.compiles)
+          calls_.push_back({&entry, first});
+        else
+          calls_.push_back({&entry, estimate_calls(*entry.contestant, *entry.spec, entry.grad, options_.memory_limit, options_.place,
+                                                   apart ? telling_flops(first, *entry.spec) : 0)});
+      }
+  }
+
+  // The steps of all entries, from what is known of their calls.
+  void plan(std::vector<Entry>& entries) {
+    for (Entry& entry : entries) {
+      if (!entry.running) continue;
+      CallSeconds calls;
+      for (const auto& [estimated, seconds] : calls_)
+        if (estimated == &entry) calls = seconds;
+      entry.steps = seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(entry));
+      if (entry.compiles) entry.steps.check += kCompileSeconds;
+      for (size_t p = 0; p < options_.passes.size(); ++p)
+        if (!entry.has(p)) entry.steps.passes[p] = {};
+      entry.expected = entry.steps.total(options_.sampling);
+    }
+  }
+
+  double total(const std::vector<Entry>& entries) const {
+    double numbers = 0, seconds = 0;
+    for (const Entry& entry : entries) {
+      seconds += entry.expected;
+      numbers = std::max(numbers, static_cast<double>(entry.spec->input_bytes(options_.grad)) / static_cast<double>(size_of(entry.spec->dtype)));
+    }
+    seconds += numbers / kInputsPerSecond;
+    return options_.time_limit > 0 ? std::min(seconds, options_.time_limit) : seconds;
+  }
+
+  // Throws if that is more than anyone wants to wait.
+  void refuse_if_too_long(const std::vector<Entry>& entries) const {
+    const double seconds = total(entries);
+    if (options_.patience <= 0 || !(seconds > options_.patience)) return;
+    const ProblemSpec& s = *entries.front().spec;
+    std::string smaller;
+    constexpr double kComfortable = 60;
+    const double length = static_cast<double>(s.seqlen_q) * std::sqrt(kComfortable / seconds);
+    if (s.seqlen_q == s.seqlen_k && !s.has_terms() && !s.windowed() && length >= 1024)
+      smaller = fmt::format(" (--seqlen {} takes about a minute)", static_cast<int64_t>(length) / 1024 * 1024);
+    const double hours = std::ceil(1.5 * seconds / 3600);
+    const std::string enough = hours < 48 ? fmt::format("{:.0f}h", hours) : fmt::format("{:.0f}d", std::ceil(hours / 24));
+    throw std::runtime_error(fmt::format("{} would take about {}; allowed: {}. Choose a smaller problem{}{}, or allow it with --patience {}",
+                                         describe(s), duration_in_words(seconds), duration_in_words(options_.patience), smaller,
+                                         entries.size() > 1 ? " or fewer contestants" : "", enough));
+  }
+
+  void announce(const std::vector<Entry>& entries) const {
+    const double seconds = total(entries);
+    if (!options_.progress || options_.part_of_suite) return;
+    options_.progress->expect(seconds, true);
+    if (seconds >= kWorthSaying) options_.progress->say("about " + duration_in_words(seconds));
+  }
+
+  // A step of an entry is done.
+  void step(Entry& entry, double seconds) const {
+    entry.expected -= seconds;
+    if (options_.progress && !options_.part_of_suite) options_.progress->step(seconds);
+  }
+  // It failed: what it had to do is not done.
+  void forget(Entry& entry) const {
+    if (options_.progress && !options_.part_of_suite) options_.progress->drop(entry.expected);
+    entry.expected = 0;
+  }
+
+ private:
+  static constexpr double kFewestCalls = kFewestSamples + 3;  // of a pass: warm-up, samples, memory, check
+  static constexpr double kInputsPerSecond = 5e7, kCompileSeconds = 30, kWorthSaying = 20;
+
+  // What the check takes beside the calls: its share of FLOPs, and three times all keys and values that a row may see.
+  double oracle_seconds(const Entry& entry) const {
+    constexpr double kForwardFlopsPerSecond = 2e9, kBackwardFlopsPerSecond = 6e8, kNumbersPerSecond = 8e7;
+    const ProblemSpec& s = *entry.spec;
+    return options_.oracle_flops / (entry.grad ? kBackwardFlopsPerSecond : kForwardFlopsPerSecond) +
+           3 * static_cast<double>(s.seqlen_k) * static_cast<double>(s.headdim + s.headdim_v) / kNumbersPerSecond;
+  }
+
+  const RaceOptions& options_;
+  std::vector<std::pair<const Entry*, CallSeconds>> calls_;
+};
+
 // What standard attention returned, and of which problem.
 struct Standard {
   Outputs outputs;
@@ -155,12 +268,16 @@ void check(Entry& entry, const RaceOptions& options, Standard& standard) {
   const ProblemSpec& spec = *entry.spec;
   const Outputs* outputs = nullptr;
   const std::vector<TensorCheck> checks =
-      check_against_oracle(*entry.contestant, spec, *entry.inputs, options.grad, options.memory_limit, options.oracle_flops, outputs);
+      check_against_oracle(*entry.contestant, spec, *entry.inputs, entry.grad, options.memory_limit, options.oracle_flops, outputs);
   const Identity who = entry.contestant->identity();
   if (who.provider == "standard") standard = {copy_of(*outputs), &spec};
   for (Row* row : entry.rows) {
     row->who = who;
-    if (!who.kernel_forward.empty() && options.place.device == Device::kCuda) row->moved_bytes = moved_bytes(who.algorithm, spec, row->pass);
+    if (!row->ok()) continue;  // a pass that it has not
+    if (!who.kernel_forward.empty())
+      row->moved_bytes = options.place.device == Device::kCuda   ? moved_bytes(who.algorithm, spec, row->pass)
+                         : who.backend == name_of(Backend::kCpu) ? moved_bytes_cpu(who.algorithm, who.isa, spec, row->pass)
+                                                                 : std::nullopt;
     for (const TensorCheck& c : checks)
       if (concerns(c, row->pass)) row->checks.push_back(c);
     if (standard.spec && *standard.spec == spec) row->max_difference_to_standard = difference(*outputs, standard.outputs, spec, row->pass);
@@ -171,12 +288,12 @@ void check(Entry& entry, const RaceOptions& options, Standard& standard) {
                   fmt::format("{} differs from the oracle by {:.3g}; allowed: {:.3g} ({})", bad->tensor, bad->error, bad->allowed, bad->where));
 }
 
-void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options, const GpuSensors* sensors,
-               const TimeLeft& left) {
+void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const RaceOptions& options, const GpuSensors* sensors, const TimeLeft& left,
+               const Schedule& schedule) {
   std::vector<MeteredSampler> metered;
   std::vector<Entry*> running;
   for (Entry& entry : entries) {
-    if (!entry.running) continue;
+    if (!entry.has(pass_index)) continue;
     running.push_back(&entry);
     metered.emplace_back(
         [&entry, pass, &left](int samples, int warmup) {
@@ -190,7 +307,15 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
   for (MeteredSampler& one : metered) samplers.emplace_back(std::ref(one));
   const SamplingOptions sampling = left.fitting(options.sampling, running.size() * (options.passes.size() - pass_index));
   const auto samples = sample_in_turns(
-      samplers, sampling, [&](size_t i, const std::exception& e) { running[i]->fail(as_failure(e)); }, options.step,
+      samplers, sampling,
+      [&](size_t i, const std::exception& e) {
+        running[i]->fail(as_failure(e));
+        schedule.forget(*running[i]);
+      },
+      [&](size_t i, bool warm_up) {
+        const SamplingSeconds& expected = running[i]->steps.passes[pass_index].sampling;
+        schedule.step(*running[i], warm_up ? expected.warm_up : expected.turn);
+      },
       [&](size_t i, bool last) { metered[i].end_turn(last); });
   for (size_t i = 0; i < running.size(); ++i)
     if (!samples[i].seconds.empty()) {
@@ -204,11 +329,6 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
 }  // namespace
 
 int planned_threads(const ProblemSpec& spec, const Options& options) { return plan_of(spec, options).threads; }
-
-int64_t race_steps(size_t contestants, const RaceOptions& options) {
-  const auto n = static_cast<int64_t>(contestants), passes = static_cast<int64_t>(options.passes.size());
-  return n + passes * n * (1 + std::max(1, std::min(options.sampling.rounds, options.sampling.repeats)));
-}
 
 RaceResult race(const ProblemSpec& spec, const std::vector<Contestant*>& contestants, const RaceOptions& options) {
   std::vector<Entrant> entrants;
@@ -249,10 +369,36 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     for (Entry& entry : entries) entry.fail(failure);
     return result;
   }
-  const TimeLeft left(options.time_limit, options.tell);
+  const auto tell = [&options](const std::string& text) {
+    if (options.progress) options.progress->say(text);
+  };
+  const TimeLeft left(options.time_limit, tell);
   const std::optional<GpuSensors> sensors = options.place.device == Device::kCuda ? sensors_of(options.place.index) : std::nullopt;
   result.before = peaks_of(*problems.front(), options);
+  // Those in this process first, which need not be started, and before others disturb them.
+  Schedule schedule(options);
+  for (Entry& entry : entries) entry.grad = options.grad;
+  const bool estimated = schedule.worth_it(entries);
+  if (estimated) {
+    schedule.estimate(entries, false);
+    schedule.plan(entries);
+    schedule.refuse_if_too_long(entries);
+  }
   for (Entry& entry : entries) entry.contestant->begin();
+  for (Entry& entry : entries)
+    entry.guarded([&] {
+      left.get_ready(*entry.contestant, entries.size() == 1);
+      entry.compiles = entry.contestant->compiles();
+      const std::string forward_only = options.grad ? entry.contestant->forward_only() : "";
+      if (forward_only.empty()) return;
+      entry.grad = false;
+      for (Row* row : entry.rows)
+        if (row->pass != Pass::kForward) row->fail({Status::kUnsupported, forward_only});
+    });
+  if (estimated) schedule.estimate(entries, true);
+  schedule.plan(entries);
+  if (estimated) schedule.refuse_if_too_long(entries);
+  schedule.announce(entries);
   for (const ProblemSpec* spec : problems) {
     const auto inputs = std::make_shared<const Inputs>(make_inputs(*spec, options.grad));
     for (Entry& entry : entries)
@@ -265,24 +411,25 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     order.reserve(entries.size());
     for (Entry& entry : entries) order.push_back(&entry);
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return entry->contestant->identity().provider == "standard"; });
-    for (Entry& entry : entries)
-      entry.guarded([&] {
-        left.get_ready(*entry.contestant, entries.size() == 1);
-        entry.compiles = entry.contestant->compiles();
-      });
     std::stable_partition(order.begin(), order.end(), [](const Entry* entry) { return !entry->compiles; });
     Standard standard;
     const auto get_ready = [&](Entry& entry, bool all_that_is_left) {
       left.get_ready(*entry.contestant, all_that_is_left);
-      if (entry.running && entry.compiles)
-        options.tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
-      entry.guarded([&] { check(entry, options, standard); });
+      if (entry.running && entry.compiles) tell(entry.contestant->identity().provider + " compiles for this problem, which may take a minute");
+      entry.guarded([&] {
+        check(entry, options, standard);
+        schedule.step(entry, entry.steps.check);
+      });
       // One at a time, each with a peak of its own.
       entry.guarded([&] {
-        for (Row* row : entry.rows) row->memory = entry.contestant->memory(row->pass);
+        for (size_t p = 0; p < entry.rows.size(); ++p) {
+          if (!entry.has(p)) continue;
+          entry.rows[p]->memory = entry.contestant->memory(entry.rows[p]->pass);
+          schedule.step(entry, entry.steps.passes[p].memory);
+        }
       });
       entry.guarded([&] { entry.contestant->release(); });
-      options.step();
+      if (!entry.running) schedule.forget(entry);
     };
     std::vector<std::future<void>> compiling;
     if (options.place.device == Device::kCuda) {
@@ -296,7 +443,12 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     for (Entry* entry : order) get_ready(*entry, entry == order.back());
     for (std::future<void>& one : compiling) one.get();
   }
-  for (size_t p = 0; p < options.passes.size(); ++p) time_pass(entries, p, options.passes[p], options, sensors ? &*sensors : nullptr, left);
+  {
+    const MachineWatch watch;
+    for (size_t p = 0; p < options.passes.size(); ++p)
+      time_pass(entries, p, options.passes[p], options, sensors ? &*sensors : nullptr, left, schedule);
+    result.disturbance = watch.stop();
+  }
   for (Entry& entry : entries)
     entry.guarded([&] {
       left.let_go(*entry.contestant);

@@ -1,11 +1,12 @@
 // Any number of contestants: check, memory, times in turns, rows. Of one problem, or each with one of its own.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "cli/progress.h"
 #include "measure/contestant.h"
+#include "measure/disturbance.h"
 #include "measure/record.h"
 
 namespace fattn::cli {
@@ -19,20 +20,19 @@ struct RaceOptions {
   measure::Placement place;     // where they are measured, and the contestants compute
   double read_bytes_per_s = 0;  // CPU: measured once by the caller
   double oracle_flops = 0;
-  double time_limit = 0;               // seconds for all of it, 0: none; providers that would take longer end with kTimeout, samples become fewer
-  std::function<void()> step = [] {};  // progress
-  std::function<void(const std::string&)> tell = [](const std::string&) {};  // what keeps it waiting
+  double time_limit = 0;         // seconds for all of it, 0: none; providers that would take longer end with kTimeout, samples become fewer
+  double patience = 0;           // seconds: what would take longer in all is refused before it starts; 0: nothing is refused
+  Progress* progress = nullptr;  // of which this race is all, or, with `part_of_suite`, one step
+  bool part_of_suite = false;
 };
 
 // Threads of the library's plan for this problem; what affinity and control group allow where there is no plan.
 int planned_threads(const measure::ProblemSpec& spec, const Options& options);
 
-// How many steps of progress a race takes.
-int64_t race_steps(size_t contestants, const RaceOptions& options);
-
 struct RaceResult {
-  std::vector<measure::Row> rows;  // by pass, then by contestant
-  measure::Peaks before, after;    // not measured where not even the inputs fit
+  std::vector<measure::Row> rows;    // by pass, then by contestant
+  measure::Peaks before, after;      // not measured where not even the inputs fit
+  measure::Disturbance disturbance;  // while samples were taken
 };
 
 struct Entrant {
@@ -40,8 +40,8 @@ struct Entrant {
   measure::ProblemSpec spec;
 };
 
-// A contestant's failure is its rows' status, and so is memory that is not there. Throws fattn::Error for a problem that is none. Peaks are of the
-// first entrant's problem.
+// A contestant's failure is its rows' status, and so is memory that is not there. Throws fattn::Error for a problem that is none, and
+// std::runtime_error for one that would take longer than options.patience. Peaks are of the first entrant's problem.
 RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options);
 RaceResult race(const measure::ProblemSpec& spec, const std::vector<measure::Contestant*>& contestants, const RaceOptions& options);
 

@@ -17,11 +17,13 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/output.h"
 #include "cli/safetensors/reader.h"
 #include "cli/safetensors/writer.h"
 #include "cli/sanitize.h"
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
+#include "cli/values.h"
 #include "cli/verdicts.h"
 #include "fattn/fattn.hpp"
 #include "measure/environment.h"
@@ -40,6 +42,7 @@ struct RunFlags {
   double softcap = 0, p_dropout = 0;
   int64_t dropout_seed = 0, dropout_offset = 0;
   TargetFlags target;
+  OutputFlags format;
 
   Options options() const {
     Options options;
@@ -281,21 +284,26 @@ void refuse_same_file(const std::string& a, const char* a_name, const std::strin
   if (same) throw std::runtime_error(fmt::format("{} and {} are the same file, '{}'; give them names of their own", a_name, b_name, printable(a)));
 }
 
+Table table_of(const char* title, const std::vector<Held*>& tensors) {
+  Table table({Column::text("tensor").as_key(), Column::text("dtype"), Column::text("shape")}, title);
+  for (const Held* held : tensors) table.add({held->name, file_name_of(held->dtype), show(held->shape)});
+  return table;
+}
+
 // Fills `record` as it goes, so that a failure leaves what was known by then. Returns the exit code.
 int run(const RunFlags& flags, Json& record) {
-  std::FILE* text = text_stream(flags.json);
+  Output out(flags.format, flags.json);
   const safetensors::Reader file(flags.input);
   Tensors t = describe(file, flags.layout == "bhsd");
-  for (Held* held : t.inputs()) {
-    record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
-    fmt::print(text, "read     {:<3} {} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
-  }
+  for (Held* held : t.inputs()) record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
+  out.print(table_of("Read", t.inputs()));
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
-      fmt::print(text,
-                 "ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, document_k "
-                 "and, with do, dlse\n",
-                 printable(other.name, 200));
+      out.say(fmt::format("ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, "
+                          "document_k and, with "
+                          "do, dlse",
+                          printable(other.name, 200)),
+              2);
 
   if (flags.p_dropout > 0) {
     t.dropout_state.name = "dropout_state";
@@ -340,10 +348,10 @@ int run(const RunFlags& flags, Json& record) {
     device_workspace = cuda::Buffer(device, workspace_bytes);
   }
   void* const memory = device < 0 ? workspace.get() : device_workspace.get();
-  fmt::print(text, "forward  {}\n", explain(forward));
+  out.say("\nforward  " + explain(forward), 9);
   forward.execute(t.forward_views(device), memory, workspace_bytes);
   if (backward) {
-    fmt::print(text, "backward {}\n", explain(*backward));
+    out.say("backward " + explain(*backward), 9);
     backward->execute(t.backward_views(device), memory, workspace_bytes);
   }
 
@@ -360,14 +368,12 @@ int run(const RunFlags& flags, Json& record) {
         verdicts.push_back(std::move(verdict));
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
-    for (const testing::TensorVerdict& verdict : verdicts) {
-      fmt::print(text, "verify   {}\n", as_text(verdict));
-      passed = passed && verdict.pass;
-    }
+    out.print(verdict_table("Verified against the float64 oracle", verdicts));
+    for (const testing::TensorVerdict& verdict : verdicts) passed = passed && verdict.pass;
     if (!passed) {
       record["status"] = "check_failed";
       record["reason"] = "an error is above its bound";
-      fmt::print(stderr, "fattn: the result is wrong by more than its bound; nothing was written to '{}'\n", printable(flags.output));
+      print_error("the result is wrong by more than its bound; nothing was written to '" + printable(flags.output) + "'");
       return kExitCheckFailed;
     }
   }
@@ -388,7 +394,7 @@ int run(const RunFlags& flags, Json& record) {
                       {"p_dropout", fmt::format("{}", flags.p_dropout)},
                       {"dropout_seed", std::to_string(flags.dropout_seed)},
                       {"dropout_offset", std::to_string(flags.dropout_offset)}});
-  for (const Held* held : t.outputs()) fmt::print(text, "wrote    {:<3} {} {}\n", held->name, file_name_of(held->dtype), show(held->shape));
+  out.print(table_of("Wrote", t.outputs()));
   record["status"] = "ok";
   return kExitFine;
 }
@@ -454,20 +460,21 @@ void add_run(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("run", "Compute attention on the tensors of a safetensors file");
   auto flags = std::make_shared<RunFlags>();
   command
-      ->add_option("--input", flags->input,
+      ->add_option("--input,INPUT", flags->input,
                    "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of seqused_k, "
                    "alibi_slopes, bias, mask, cu_seqlens_q and cu_seqlens_k, document_q and document_k")
       ->type_name("FILE")
       ->required();
   command
-      ->add_option("--output", flags->output,
+      ->add_option("--output,OUTPUT", flags->output,
                    "Safetensors file to write: o, lse and, if do is given, dq, dk, dv and a bias's dbias. Replaced if it exists")
       ->type_name("FILE")
       ->required();
   command
       ->add_option("--layout", flags->layout,
                    "Order of the dimensions: bshd is (batch, seqlen, heads, headdim), bhsd (batch, heads, seqlen, headdim)")
-      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->transform(one_of({"bshd", "bhsd"}))
+      ->type_name("NAME")
       ->capture_default_str();
   command->add_flag("--causal", flags->causal, "Query i sees the keys j <= i + seqlen_k - seqlen_q (aligned to the bottom right)");
   command->add_option("--window-left", flags->window_left, "Query i sees as many keys before its own position, i + seqlen_k - seqlen_q; -1: all")
@@ -477,6 +484,7 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--softcap", flags->softcap, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
+      ->type_name("X")
       ->capture_default_str();
   command->add_option("--dropout", flags->p_dropout, "A weight becomes 0 with this probability, else is divided by 1 minus it")
       ->type_name("P")
@@ -487,23 +495,31 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--dropout-offset", flags->dropout_offset, "Where their numbers begin, counted in heads of batch entries")
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax; 1/sqrt(headdim) if not given");
+  command->add_option("--softmax-scale", flags->softmax_scale, "Factor of the scores before the softmax [1/sqrt(headdim)]")->type_name("X");
   flags->target.add_to(*command);
   command->add_flag("--verify", flags->verify, "Judge the result against the float64 oracle (slow); exit 1 and write nothing if it fails");
-  command->add_option("--json", flags->json, "Write what was done as JSON to a file, or - for stdout")->type_name("FILE|-");
+  command->add_option("--json", flags->json, "Write what was done as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
+  flags->format.add_to(*command);
   command->footer(
-      "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype.\n"
-      "Outputs have the inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row.\n"
-      "heads of q is a multiple of heads of k and v (GQA, MQA).\n\n"
-      "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only. alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the\n"
-      "distance to the query's own position. bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
-      "mask, U8 or BOOL, of the same shape: 0 hides. Their dimensions have this order with either --layout.\n"
+      "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype. Outputs have "
+      "the "
+      "inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row. heads of q is a multiple of heads of k "
+      "and v "
+      "(GQA, MQA).\n\n"
+      "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only.\n"
+      "alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the distance to the query's own position.\n"
+      "bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
+      "mask, U8 or BOOL, of the same shape: 0 hides. The dimensions of bias and mask have this order with either --layout.\n"
       "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
-      "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends; with seqused_k cu_seqlens_k\n"
-      "says only where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the "
-      "lengths of the longest sequences.\n"
+      "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends; with seqused_k cu_seqlens_k "
+      "says only "
+      "where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the lengths of the "
+      "longest "
+      "sequences.\n"
       "document_q (batch, seqlen_q) and document_k (batch, seqlen_k), I32, packed (rows): a query sees the keys of its own document's id only.\n\n"
-      "Example:  fattn run --input examples/data/small.safetensors --output out.safetensors --causal --verify");
+      "Examples:\n"
+      "  fattn run examples/data/small.safetensors out.safetensors --causal --verify\n"
+      "  fattn run --input in.safetensors --output out.safetensors --layout bhsd");
   command->callback([flags, &exit_code] { exit_code = run_and_record(*flags); });
 }
 

@@ -112,25 +112,25 @@ void add_rows(Table& table, const Section& section, const std::vector<Row>& rows
               std::set<std::string>& told) {
   for (size_t first = 0; first < rows.size(); first += contestants) {
     const Row& own = rows[first];
-    std::vector<std::string> cells = {describe(own.spec), name_of(own.pass)};
+    std::vector<Cell> cells = {describe(own.spec), name_of(own.pass)};
     if (own.ok() && own.time) {
       const auto& share = section.bandwidth ? own.bandwidth_fraction : own.peak_fraction;
-      cells.insert(cells.end(), {seconds_text(own.time->median), giga_text(*own.flops_per_s), share ? percent_text(*share) : "",
-                                 bytes_text(static_cast<double>(own.memory->extra_bytes)), worst_check(own)});
+      cells.insert(cells.end(), {seconds_cell(own.time->median), giga_cell(*own.flops_per_s), share ? percent_cell(*share) : "",
+                                 bytes_cell(static_cast<double>(own.memory->extra_bytes)), worst_check(own)});
     } else {
-      cells.insert(cells.end(), {name_of(own.status), "", "", "", worst_check(own)});
+      cells.insert(cells.end(), {Cell(name_of(own.status)).in(Mood::kBad), "", "", "", worst_check(own)});
     }
     std::vector<std::string> notes;
     if (!own.ok()) notes.push_back(status_text(own));
     for (size_t c = 1; c < contestants; ++c) {
       const Row& other = rows[first + c];
       if (!other.ok() || !other.time) {
-        cells.insert(cells.end(), {name_of(other.status), ""});
+        cells.insert(cells.end(), {Cell(name_of(other.status)).in(Mood::kUnsure), ""});
         std::string note = label_of(other) + " " + status_text(other);
         if (told.insert(note).second) notes.push_back(std::move(note));
         continue;
       }
-      cells.push_back(seconds_text(other.time->median));
+      cells.push_back(seconds_cell(other.time->median));
       if (!own.ok() || !own.time) {
         cells.emplace_back();
         continue;
@@ -142,7 +142,7 @@ void add_rows(Table& table, const Section& section, const std::vector<Row>& rows
       ++sum.cells;
       if (open) ++sum.undecided;
       if (!open && ratio < 1) ++sum.lost;
-      cells.push_back(fmt::format("{:.2f}x{}", ratio, open ? " (undecided)" : ""));
+      cells.push_back(times_cell(ratio, open));
     }
     table.add(cells);
     for (const std::string& note : notes) table.note(printable(note, 600));
@@ -173,6 +173,7 @@ RaceOptions race_options(const SuiteOptions& suite) {
   options.oracle_flops = kSuiteOracleFlops;
   options.place = suite.place;
   options.grad = suite.grad;
+  options.part_of_suite = true;
   const int threads = suite.library.num_threads > 0 ? suite.library.num_threads : cpu_info().usable_threads;
   if (suite.place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(threads);
   return options;
@@ -203,7 +204,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       peers.push_back(providers.make(provider.name + variant, suite.library.num_threads, suite.place));
   }
 
-  std::FILE* out = text_stream(suite.json);
+  Output out(suite.output, suite.json);
   RaceOptions options = race_options(suite);
 
   int64_t items = 0;
@@ -212,25 +213,33 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   std::map<std::string, Ratios> ratios;
   std::set<std::string> told;
   Peaks first, last;
+  Disturbance disturbance;
   std::vector<std::string> flags = repeating_flags(suite);
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
   const auto write_record = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};
     record.complete = complete;
+    record.disturbance = to_json(disturbance, all);
     write_json(to_json(record), suite.json);
   };
   Progress progress("suite", items);
   for (const Section& section : sections) {
     std::vector<Contestant*> contestants = {library.get()};
-    std::vector<std::string> columns = {"<problem",     "<pass",         "fattn", "GFLOP/s", section.bandwidth ? "of read bw" : "of peak",
-                                        "extra memory", "<  worst error"};
+    std::vector<Column> columns = {Column::text("problem").as_key(),
+                                   Column::text("pass").as_key(),
+                                   Column::number("fattn", "s"),
+                                   Column::number("GFLOP/s").ranked(1),
+                                   Column::number(section.bandwidth ? "of read rate" : "of peak"),
+                                   Column::number("extra memory", "bytes").ranked(3),
+                                   Column::text("worst error and its bound").ranked(4)};
     if (!section.once)
       for (const auto& peer : peers) {
         contestants.push_back(peer.get());
         const Identity who = peer->identity();
-        columns.insert(columns.end(), {on_cpu || who.algorithm.empty() ? who.provider : who.provider + ":" + who.algorithm, "ratio"});
+        const std::string name = on_cpu || who.algorithm.empty() ? who.provider : who.provider + ":" + who.algorithm;
+        columns.insert(columns.end(), {Column::number(name, "s").ranked(2), Column::number("ratio to " + name)});
       }
-    Table table(columns);
+    Table table(columns, section.title + (section.note.empty() ? "" : ": " + section.note));
     for (const Item& item : section.items) {
       options.grad = item.grad && suite.grad;
       options.passes = options.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
@@ -242,25 +251,25 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       const RaceResult result = race(item.spec, contestants, options);
       if (first.fma.rate == 0) first = result.before;
       if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
+      disturbance.add(result.disturbance);
       add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
       progress.step();
     }
-    fmt::print(out, "\n{}\n{}", section.title, section.note.empty() ? "" : section.note + "\n");
-    table.print(out);
-    std::fflush(out);
+    out.print(table);
     // A file has what was measured so far, should the suite be interrupted.
     if (!suite.json.empty() && suite.json != "-") write_record(false);
   }
 
-  fmt::print(out, "\n");
-  for (const auto& [name, sum] : ratios) {
-    fmt::print(out, "against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}\n", printable(name),
-               std::exp(sum.log_sum / sum.cells), sum.cells, sum.lost, sum.undecided);
-  }
-  fmt::print(out, "\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.\n");
+  out.say("\n");
+  for (const auto& [name, sum] : ratios)
+    out.say(fmt::format("against {}: geometric mean {:.2f}x over {} problems, slower in {}, undecided in {}", printable(name),
+                        std::exp(sum.log_sum / sum.cells), sum.cells, sum.lost, sum.undecided),
+            2);
+  out.say("\nratio: the provider's time over fattn's. of peak: FLOP/s of visible pairs over the peak of the instructions in use.");
   print_peaks(out, first, last);
   print_warnings(out, all);
+  print_disturbance(out, disturbance, all);
   if (!suite.json.empty()) write_record(true);
   return exit_code_of(all);
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/output.h"
 #include "cli/provider_flags.h"
 #include "cli/race.h"
 #include "fattn/problem.hpp"
@@ -20,6 +21,7 @@ struct SuiteOptions {
   std::string json;
   int64_t memory_limit = 0;
   std::vector<std::string> flags;  // for the record: those that repeat what is said above
+  OutputFlags output;
 };
 
 // What all suites race with, but for what depends on the problem; and the flags that repeat one.

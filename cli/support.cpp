@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/output.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
@@ -144,44 +147,102 @@ Json as_json() {
   return json;
 }
 
-void print(const Json& json) {
-  Table table({"<backend", "<dtype", "<pass", "headdim to"});
-  for (const Json& row : json["backends"]) {
-    const auto headdim = row["headdim_max"].get<int64_t>();
-    table.add({row["name"].get<std::string>(), row["dtype"].get<std::string>(), row["pass"].get<std::string>(),
-               headdim > 0 ? std::to_string(headdim) : "no"});
-    if (headdim == 0) table.note(row["reason"].get<std::string>());
+Cell yes_or_no(bool yes) { return yes ? Cell("yes").in(Mood::kGood) : Cell("no").in(Mood::kUnsure); }
+
+// "algorithm v2 of backend cuda" as the first table has it: "cuda v2".
+std::string short_name(const std::string& way) {
+  const std::string of = " of backend ";
+  const size_t at = way.find(of);
+  std::string what = way.substr(0, at), backend = at == std::string::npos ? "" : way.substr(at + of.size()) + " ";
+  for (const std::string prefix : {"algorithm ", "backend "})
+    if (what.rfind(prefix, 0) == 0) what.erase(0, prefix.size());
+  return backend + what;
+}
+
+// Two devices of a kind say the same; the later ones are the first that a narrow terminal leaves out.
+int rank_of(const std::string& way) { return way.rfind("cuda:", 0) == 0 ? std::atoi(way.c_str() + 5) : 0; }
+
+// Names of `rows` in the order in which they come, each once.
+std::vector<std::string> names_in(const Json& rows, const char* key) {
+  std::vector<std::string> names;
+  for (const Json& row : rows)
+    if (const auto name = row[key].get<std::string>(); std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  return names;
+}
+
+void print_backends(Output& out, const Json& rows) {
+  std::vector<Column> columns = {Column::text("backend").as_key(), Column::text("pass").as_key()};
+  const std::vector<std::string> dtypes = names_in(rows, "dtype");
+  for (const std::string& dtype : dtypes) columns.push_back(Column::number(dtype));
+  Table table(columns, "The largest headdim that each backend computes here");
+  std::string told;  // a reason is given once
+  for (const std::string& name : names_in(rows, "name"))
+    for (const std::string pass : {"fwd", "bwd"}) {
+      std::vector<Cell> cells = {name, pass};
+      std::vector<std::string> reasons;
+      for (const Json& row : rows) {
+        if (row["name"] != name || row["pass"] != pass) continue;
+        const auto headdim = row["headdim_max"].get<int64_t>();
+        cells.push_back(headdim > 0 ? count_cell(headdim) : Cell("no", "0").in(Mood::kUnsure));
+        if (headdim > 0) continue;
+        const auto reason = row["reason"].get<std::string>();
+        if (reason != told) reasons.push_back(reason);
+        told = reason;
+      }
+      table.add(std::move(cells));
+      for (std::string& reason : reasons) table.note(std::move(reason));
+    }
+  out.print(table);
+}
+
+void print_features(Output& out, const Json& rows) {
+  std::vector<Column> columns = {Column::text("option").as_key()};
+  const std::vector<std::string> ways = names_in(rows, "name");
+  for (const std::string& way : ways) columns.push_back(Column::text(way).ranked(rank_of(way)));
+  Table table(columns, "Options of attention here; bf16, both passes");
+  for (const std::string& feature : names_in(rows, "feature")) {
+    std::vector<Cell> cells = {feature};
+    for (const Json& row : rows)
+      if (row["feature"] == feature) cells.push_back(yes_or_no(row["supported"].get<bool>()));
+    table.add(std::move(cells));
   }
-  table.print(stdout);
-  fmt::print("\n");
-  Table features({"<backend", "<feature", "<supported"});
-  for (const Json& row : json["features"]) {
-    features.add({row["name"].get<std::string>(), row["feature"].get<std::string>(), row["supported"].get<bool>() ? "yes" : "no"});
-    if (!row["supported"].get<bool>()) features.note(row["reason"].get<std::string>());
+  out.print(table);
+  out.say("Why not: `fattn support --json -`, under \"features\".");
+}
+
+void print_everywhere(Output& out, const Json& rows) {
+  std::vector<Column> columns = {Column::text("option").as_key().wrapping(14)};
+  for (const auto& [way, has] : rows.front()["ways"].items()) columns.push_back(Column::text(short_name(way)));
+  Table table(columns, "Options of attention on every machine");
+  for (const Json& row : rows) {
+    std::vector<Cell> cells = {row["feature"].get<std::string>()};
+    for (const auto& [way, has] : row["ways"].items()) cells.push_back(yes_or_no(has.get<bool>()));
+    table.add(std::move(cells));
   }
-  features.print(stdout);
-  fmt::print("\nOptions of attention, on every machine\n");
-  for (const Json& row : json["table"]) {
-    std::string ways;
-    for (const auto& [way, has] : row["ways"].items())
-      if (has.get<bool>()) ways += (ways.empty() ? "" : "; ") + way;
-    fmt::print("  {}: {}\n", row["feature"].get<std::string>(), ways);
-  }
+  out.print(table);
+}
+
+void print(Output& out, const Json& json) {
+  print_backends(out, json["backends"]);
+  print_features(out, json["features"]);
+  print_everywhere(out, json["table"]);
   std::string reason;
-  if (cuda::count(&reason) == 0) fmt::print("\ncuda: {}\n", printable(reason, 600));
+  if (cuda::count(&reason) == 0) out.say("\ncuda: " + printable(reason, 600), 2);
   for (const fattn_library_info& library : libraries())
     if (std::string(library.name) == "NVRTC" && !library.loaded && cuda::count() > 0)
-      fmt::print("\ncuda: without NVRTC only kernels of the cache or of a pack file run: {}\n", printable(library.reason, 600));
-  fmt::print(
+      out.say("\ncuda: without NVRTC only kernels of the cache or of a pack file run: " + printable(library.reason, 600), 2);
+  out.say(
       "\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides (v3: multiples of 16 bytes; v2 computes the "
-      "others), "
-      "and log-sum-exp.\n\nGPU architectures\n");
+      "others), and "
+      "log-sum-exp.");
+  Table architectures({Column::text("capability").as_key(), Column::text("name"), Column::text("run on").wrapping(20)}, "GPU architectures");
   for (const Json& a : json["gpu_architectures"])
-    fmt::print("  {:<4} {:<19} {}\n", a["capability"].get<int>(), a["name"].get<std::string>(),
-               a["executed_on"].is_null() ? "compiled by the tests, never run" : "run on " + a["executed_on"].get<std::string>());
-  fmt::print(
-      "A GPU runs what is compiled for its own capability or for an earlier minor version of it; Jetson boards (7.2, 8.7, 10.1, 11.0) only what is\n"
-      "compiled for their own.\n");
+    architectures.add({std::to_string(a["capability"].get<int>()), a["name"].get<std::string>(),
+                       a["executed_on"].is_null() ? "never: compiled by the tests" : a["executed_on"].get<std::string>()});
+  out.print(architectures);
+  out.say(
+      "A GPU runs what is compiled for its own capability or for an earlier minor version of it; Jetson boards (7.2, 8.7, 10.1, 11.0) only what is "
+      "compiled for their own.");
 }
 
 }  // namespace
@@ -189,10 +250,13 @@ void print(const Json& json) {
 void add_support(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("support", "What each backend computes on this machine, and why not where it does not");
   auto json = std::make_shared<std::string>();
-  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-");
-  command->callback([json, &exit_code] {
+  auto output = std::make_shared<OutputFlags>();
+  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
+  output->add_to(*command);
+  command->callback([json, output, &exit_code] {
     const Json support = as_json();
-    if (*json != "-") print(support);
+    Output out(*output, *json);
+    if (*json != "-") print(out, support);
     if (!json->empty()) write_json(support, *json);
     exit_code = kExitFine;
   });

@@ -1,4 +1,4 @@
-// Aligned text tables.
+// What tables hold, and the units that all commands print.
 #include "cli/table.h"
 
 #include <fmt/format.h>
@@ -8,63 +8,19 @@
 #include "measure/memory.h"
 
 namespace fattn::cli {
-namespace {
 
-// Characters, not bytes, of UTF-8.
-size_t width_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; }));
-}
-
-std::string padded(const std::string& text, size_t width, bool left) {
-  const std::string space(width - std::min(width, width_of(text)), ' ');
-  return left ? text + space : space + text;
-}
-
-}  // namespace
-
-Table::Table(std::vector<std::string> columns) : columns_(std::move(columns)) {
-  for (std::string& column : columns_) {
-    left_.push_back(!column.empty() && column[0] == '<');
-    optional_.push_back(!column.empty() && column[0] == '?');
-    if (left_.back() || optional_.back()) column.erase(0, 1);
-  }
-}
-
-void Table::add(std::vector<std::string> cells) {
+void Table::add(std::vector<Cell> cells) {
   cells.resize(columns_.size());
-  lines_.push_back({std::move(cells), {}});
+  rows_.push_back({std::move(cells), {}});
 }
 
-void Table::note(std::string text) { lines_.push_back({{}, std::move(text)}); }
+void Table::note(std::string text) {
+  if (rows_.empty()) add({});
+  rows_.back().notes.push_back(std::move(text));
+}
 
-void Table::print(std::FILE* out) const {
-  std::vector<size_t> widths;
-  std::vector<bool> shown;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    widths.push_back(width_of(columns_[i]));
-    shown.push_back(!optional_[i] ||
-                    std::any_of(lines_.begin(), lines_.end(), [i](const Line& l) { return !l.cells.empty() && !l.cells[i].empty(); }));
-  }
-  for (const Line& line : lines_)
-    for (size_t i = 0; i < line.cells.size(); ++i) widths[i] = std::max(widths[i], width_of(line.cells[i]));
-  auto print_cells = [&](const std::vector<std::string>& cells) {
-    std::string text;
-    for (size_t i = 0; i < cells.size(); ++i)
-      if (shown[i]) text += (i ? "  " : "") + padded(cells[i], widths[i], left_[i]);
-    text.erase(text.find_last_not_of(' ') + 1);
-    fmt::print(out, "{}\n", text);
-  };
-  print_cells(columns_);
-  std::vector<std::string> rules;
-  rules.reserve(widths.size());
-  for (size_t width : widths) rules.emplace_back(width, '-');
-  print_cells(rules);
-  for (const Line& line : lines_) {
-    if (line.cells.empty())
-      fmt::print(out, "    {}\n", line.text);
-    else
-      print_cells(line.cells);
-  }
+bool Table::shown(size_t column) const {
+  return !columns_[column].optional || std::any_of(rows_.begin(), rows_.end(), [&](const Row& row) { return !row.cells[column].text.empty(); });
 }
 
 std::string seconds_text(double s) {
@@ -78,5 +34,16 @@ std::string percent_text(double fraction) {
   return fraction < 0.1 ? fmt::format("{:.1f} %", 100 * fraction) : fmt::format("{:.0f} %", 100 * fraction);
 }
 std::string short_text(double value) { return value == 0 ? "0" : fmt::format("{:.1e}", value); }
+
+Cell seconds_cell(double seconds) { return {seconds_text(seconds), fmt::format("{}", seconds)}; }
+Cell bytes_cell(double bytes) { return {bytes_text(bytes), fmt::format("{:.0f}", bytes)}; }
+Cell giga_cell(double rate) { return {giga_text(rate), fmt::format("{}", rate / 1e9)}; }
+Cell percent_cell(double fraction) { return {percent_text(fraction), fmt::format("{}", fraction)}; }
+Cell short_cell(double value) { return {short_text(value), fmt::format("{}", value)}; }
+Cell count_cell(int64_t count) { return std::to_string(count); }
+Cell times_cell(double ratio, bool undecided) {
+  const Cell cell(fmt::format("{:.2f}x{}", ratio, undecided ? " (undecided)" : ""), fmt::format("{}", ratio));
+  return cell.in(undecided ? Mood::kUnsure : ratio < 1 ? Mood::kBad : Mood::kGood);
+}
 
 }  // namespace fattn::cli

@@ -1,4 +1,4 @@
-// Near names are found by edit distance among the names that the command knows.
+// Near names are found among those that the command knows, and those that others use.
 #include "cli/usage_error.h"
 
 #include <fmt/format.h>
@@ -6,37 +6,26 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cli/nearest.h"
+#include "cli/output.h"
 #include "cli/sanitize.h"
 
 namespace fattn::cli {
 namespace {
 
-// Levenshtein; the texts are a few words long.
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
-
-// The nearest of `known`, or "" if none is near.
-std::string nearest(const std::string& given, const std::vector<std::string>& known) {
-  std::string best;
-  size_t best_distance = std::min<size_t>(given.size() / 3 + 1, 3);
-  for (const std::string& name : known)
-    if (given.size() <= 100 && distance(given, name) <= best_distance) best_distance = distance(given, name), best = name;
-  return best;
-}
+// What other libraries call a flag of ours.
+constexpr std::pair<const char*, const char*> kElsewhere[] = {
+    {"--seq-len", "--seqlen"},       {"--sequence-length", "--seqlen"}, {"--seqlen-q", "--seqlen"},
+    {"--heads", "--nheads"},         {"--num-heads", "--nheads"},       {"--n-heads", "--nheads"},
+    {"--kv-heads", "--nheads-k"},    {"--num-kv-heads", "--nheads-k"},  {"--num-key-value-heads", "--nheads-k"},
+    {"--head-dim", "--headdim"},     {"--head-size", "--headdim"},      {"--is-causal", "--causal"},
+    {"--batch-size", "--batch"},     {"--dropout-p", "--dropout"},      {"--scale", "--softmax-scale"},
+    {"--type", "--dtype"},           {"--precision", "--dtype"},        {"--attn-mask", "--mask"},
+    {"--forward-only", "--no-grad"}, {"--fwd-only", "--no-grad"},
+};
 
 std::vector<std::string> flags_of(const CLI::App& command) {
   std::vector<std::string> names;
@@ -59,7 +48,10 @@ std::string unknown_argument(const CLI::App& app, const std::string& full_name) 
   const std::string& first = extras.front();
   const bool is_flag = first.size() > 1 && first[0] == '-';
   const std::string flag = first.substr(0, first.find('='));
-  const std::string near = is_flag ? nearest(flag, flags_of(app)) : has_commands ? nearest(first, commands_of(app)) : "";
+  std::string near = is_flag ? nearest(flag, flags_of(app)) : has_commands ? nearest(first, commands_of(app)) : "";
+  const std::vector<std::string> flags = flags_of(app);
+  for (const auto& [other, ours] : kElsewhere)
+    if (flag == other && std::find(flags.begin(), flags.end(), ours) != flags.end()) near = ours;
   std::string text = fmt::format("{} has no {} '{}'", full_name,
                                  is_flag        ? "flag"
                                  : has_commands ? "command"
@@ -83,7 +75,7 @@ int report_parse_error(const CLI::App& app, const CLI::ParseError& error) {
   }
   const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
   const bool about_names = is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError);
-  fmt::print(stderr, "fattn: {}\nSee `{} --help`.\n", about_names && !unknown.empty() ? unknown : printable(error.what()), name);
+  print_error(fmt::format("{}\nSee `{} --help`.", about_names && !unknown.empty() ? unknown : printable(error.what()), name));
   return kExitBadInput;
 }
 

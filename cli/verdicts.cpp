@@ -16,6 +16,19 @@ std::string as_text(const testing::TensorVerdict& verdict) {
                      verdict.pass ? "ok" : "FAILED: " + printable(verdict.message));
 }
 
+Table verdict_table(const std::string& title, const std::vector<testing::TensorVerdict>& verdicts) {
+  Table table({Column::text("tensor").as_key(), Column::number("error"), Column::number("allowed"), Column::number("RMS error").if_any(),
+               Column::number("FlashAttention-2's").if_any(), Column::text("verdict")},
+              title);
+  for (const testing::TensorVerdict& verdict : verdicts) {
+    const bool second = verdict.rms_peer > 0;
+    table.add({verdict.tensor, short_cell(verdict.error), short_cell(verdict.allowed), second ? short_cell(verdict.rms) : "",
+               second ? short_cell(verdict.rms_peer) : "", verdict.pass ? Cell("ok").in(Mood::kGood) : Cell("FAILED").in(Mood::kBad)});
+    if (!verdict.pass) table.note(printable(verdict.message));
+  }
+  return table;
+}
+
 nlohmann::ordered_json as_json(const std::vector<testing::TensorVerdict>& verdicts) {
   auto all = nlohmann::ordered_json::array();
   for (const testing::TensorVerdict& verdict : verdicts) {

@@ -49,16 +49,24 @@ struct Patience {
   std::function<void(const std::string&)> tell;
 };
 
-// The order of calls is prepare, then any of the others below it. All throw Failure, but for `begin` and `wait_by`.
+// The order of calls is prepare, then any of the others below it. All throw Failure, but for `begin`, `wait_by` and `forward_only`.
 class Contestant {
  public:
   virtual ~Contestant() = default;
   virtual Identity identity() const = 0;
+  // Whether it computes in another process.
+  virtual bool apart() const { return false; }
   // Starts what takes its time before it is wanted, and waits for nothing; what goes wrong is the failure of a later call.
   virtual void begin() {}
   virtual void wait_by(const Patience& patience) { static_cast<void>(patience); }
   // Whether it compiles for each problem, in its first call, for up to a minute. Waits until what `begin` began is there.
   virtual bool compiles() { return false; }
+  // Why it has no backward pass; empty if it has. Known once `compiles` has returned. It is then asked for problems without gradients only.
+  virtual std::string forward_only() const { return {}; }
+  // Throws if a problem would be refused, as far as that is known without its inputs.
+  virtual void accept(const ProblemSpec& spec, bool grad, int64_t memory_limit) {
+    static_cast<void>(spec), static_cast<void>(grad), static_cast<void>(memory_limit);
+  }
   // Takes a problem on; `inputs` must outlive it. Nothing is computed yet, nothing large allocated before its size was checked.
   virtual void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) = 0;
   virtual MemoryUse memory(Pass pass) = 0;

@@ -16,6 +16,18 @@ class CudaContestant final : public Contestant {
   Identity identity() const override { return plans_.identity(); }
 
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
+    accept(spec, grad, memory_limit);
+    guarded([&] {
+      q_ = upload(inputs.q);
+      k_ = upload(inputs.k);
+      v_ = upload(inputs.v);
+      if (grad) dout_ = upload(inputs.dout);
+      for (size_t i = 0; i < scores_.size(); ++i)
+        if (inputs.scores[i].size() > 0) scores_[i] = upload(inputs.scores[i]);
+    });
+  }
+
+  void accept(const ProblemSpec& spec, bool grad, int64_t memory_limit) override {
     release();
     for (cuda::Buffer* input : {&q_, &k_, &v_, &dout_}) *input = cuda::Buffer();
     for (cuda::Buffer& input : scores_) input = cuda::Buffer();
@@ -33,12 +45,6 @@ class CudaContestant final : public Contestant {
         throw Failure(Status::kOutOfMemory, plans_.provider() + ": " + describe(spec) + " takes " + mebibytes(static_cast<double>(total)) + " on " +
                                                 place_.name() + "; allowed: " + mebibytes(static_cast<double>(allowed)) +
                                                 (allowed < free_bytes ? " (--memory-limit)" : " (free on the device)"));
-      q_ = upload(inputs.q);
-      k_ = upload(inputs.k);
-      v_ = upload(inputs.v);
-      if (grad) dout_ = upload(inputs.dout);
-      for (size_t i = 0; i < scores_.size(); ++i)
-        if (inputs.scores[i].size() > 0) scores_[i] = upload(inputs.scores[i]);
     });
   }
 

@@ -11,6 +11,7 @@
 
 #include "fattn/device.hpp"
 #include "fattn/system.hpp"
+#include "measure/commit.h"
 #include "measure/gpu_sensors.h"
 
 namespace fattn::measure {
@@ -44,15 +45,6 @@ std::string distribution() {
   return {};
 }
 
-// The source's commit: given when building (-DFATTN_COMMIT), otherwise not known.
-std::string commit() {
-#ifdef FATTN_COMMIT
-  return FATTN_COMMIT;
-#else
-  return {};
-#endif
-}
-
 }  // namespace
 
 ordered_json environment() {
@@ -84,7 +76,7 @@ ordered_json environment() {
   ordered_json environment = {
       {"date", now_utc()},
       {"library_version", fattn_version()},
-      {"commit", text_or_null(commit())},
+      {"commit", text_or_null(source_commit())},
       {"compiler", __VERSION__},
       {"cpu",
        {{"vendor", cpu.vendor},

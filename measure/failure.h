@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace fattn::measure {
 
@@ -33,11 +34,15 @@ constexpr const char* name_of(Status status) {
 
 class Failure : public std::runtime_error {
  public:
-  Failure(Status status, const std::string& reason) : std::runtime_error(reason), status_(status) {}
+  // `absent`: of a contestant that is not here at all, for any problem: why not, in a few words ("no module named torch").
+  Failure(Status status, const std::string& reason, std::string absent = {})
+      : std::runtime_error(reason), status_(status), absent_(std::move(absent)) {}
   Status status() const noexcept { return status_; }
+  const std::string& absent() const noexcept { return absent_; }
 
  private:
   Status status_;
+  std::string absent_;
 };
 
 }  // namespace fattn::measure

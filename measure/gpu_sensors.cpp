@@ -56,6 +56,8 @@ void bind(void* library, Nvml& to) {
   needed(to.deviceGetPowerUsage, "nvmlDeviceGetPowerUsage");
   optional(to.deviceGetEnforcedPowerLimit, "nvmlDeviceGetEnforcedPowerLimit");
   optional(to.deviceGetFieldValues, "nvmlDeviceGetFieldValues");
+  optional(to.deviceGetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons");
+  if (!to.deviceGetCurrentClocksEventReasons) optional(to.deviceGetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
   if (!missing.empty()) {
     to.reason = "it has no function " + missing;
     return;
@@ -98,7 +100,9 @@ GpuReading median_of(const std::vector<GpuReading>& readings) {
     if (known.empty()) return std::nullopt;
     return summarize(std::move(known)).median;
   };
-  return {median(&GpuReading::sm_clock_mhz), median(&GpuReading::power_w)};
+  unsigned held_back = 0;
+  for (const GpuReading& reading : readings) held_back |= reading.held_back;
+  return {median(&GpuReading::sm_clock_mhz), median(&GpuReading::power_w), held_back};
 }
 
 GpuSensors::GpuSensors(const fattn_cuda_info& gpu, const Nvml& library) : nvml_(library) {
@@ -123,6 +127,9 @@ GpuReading GpuSensors::read() const {
   unsigned mhz = 0;
   if (nvml_.deviceGetClockInfo(device_, kClockSm, &mhz) == 0 && mhz > 0) reading.sm_clock_mhz = mhz;
   reading.power_w = power();
+  unsigned long long reasons = 0;
+  if (nvml_.deviceGetCurrentClocksEventReasons && nvml_.deviceGetCurrentClocksEventReasons(device_, &reasons) == 0)
+    for (const HeldBack& one : kHeldBack) reading.held_back |= one.bit & static_cast<unsigned>(reasons);
   return reading;
 }
 
@@ -177,7 +184,7 @@ void GpuWatch::watch() {
     const GpuReading now = sensors_.read();
     const auto time = Clock::now();
     if (ended_) break;
-    const bool measured = now != last;
+    const bool measured = now.sm_clock_mhz != last.sm_clock_mhz || now.power_w != last.power_w;
     if ((measured && time - busy_since_ >= kSettle) || time - since >= kSurelyMeasured) {
       const std::lock_guard lock(mutex_);
       kept_.push_back(now);

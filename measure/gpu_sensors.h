@@ -26,6 +26,7 @@ struct Nvml {
   // Not in every driver.
   int (*deviceGetEnforcedPowerLimit)(Device device, unsigned* milliwatts) = nullptr;
   int (*deviceGetFieldValues)(Device device, int count, NvmlFieldValue* values) = nullptr;
+  int (*deviceGetCurrentClocksEventReasons)(Device device, unsigned long long* reasons) = nullptr;  // of older drivers: ...ThrottleReasons
 
   std::string reason = "it was not opened";  // why it cannot be used; empty if it can
   explicit operator bool() const { return reason.empty(); }
@@ -39,10 +40,23 @@ const Nvml& nvml();
 // What NVML says at a moment. The driver measures by itself, on an H100 with driver 580 every 100 ms, and a reading gives what it measured last.
 struct GpuReading {
   std::optional<double> sm_clock_mhz, power_w;
+  unsigned held_back = 0;  // what keeps the clock below its highest, of kHeldBack
   bool operator==(const GpuReading&) const = default;
 };
-// Of each number by itself; neither, if there is no reading.
+// Of each number by itself; neither, if there is no reading. What held it back at any of the moments did.
 GpuReading median_of(const std::vector<GpuReading>& readings);
+
+// What NVML calls clocks event reasons, as far as they are no one's wish. A power limit is an everyday matter; the others are not.
+struct HeldBack {
+  unsigned bit;
+  const char *name, *words;
+};
+inline constexpr unsigned kPowerCap = 0x4;
+inline constexpr HeldBack kHeldBack[] = {{kPowerCap, "power_cap", "its power limit"},
+                                         {0x8, "hardware_slowdown", "a slowdown of its hardware"},
+                                         {0x20, "thermal", "its temperature"},
+                                         {0x40, "hardware_thermal", "its temperature"},
+                                         {0x80, "power_brake", "the power supply"}};
 
 class GpuSensors {
  public:

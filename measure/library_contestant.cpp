@@ -16,9 +16,13 @@ class LibraryContestant final : public Contestant {
   Identity identity() const override { return plans_.identity(); }
 
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
+    accept(spec, grad, memory_limit);
+    inputs_ = &inputs;
+  }
+
+  void accept(const ProblemSpec& spec, bool grad, int64_t memory_limit) override {
     release();
     spec_ = spec;
-    inputs_ = &inputs;
     grad_ = grad;
     guarded([&] { plans_.make(spec, grad); });
     int64_t total = spec.output_bytes(grad);

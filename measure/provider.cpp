@@ -39,6 +39,8 @@ class ProviderContestant final : public Contestant {
  public:
   explicit ProviderContestant(const ProviderOptions& options) : options_(options) {}
 
+  bool apart() const override { return true; }
+
   // So that frameworks are imported by all providers at once.
   void begin() override {
     if (process_) return;
@@ -59,7 +61,7 @@ class ProviderContestant final : public Contestant {
   // A process that failed is not started again: its state is unknown, and the reason is on its first row.
   void start() {
     if (process_ && !greeting_) return;
-    std::string reasons;
+    std::string reasons, absent;
     Status status = Status::kUnavailable;
     for (const std::string& python : pythons()) {
       try {
@@ -70,10 +72,12 @@ class ProviderContestant final : public Contestant {
       } catch (const Failure& failure) {
         process_.reset();
         status = failure.status();
+        if (reasons.empty()) absent = failure.absent();
         reasons += (reasons.empty() ? "" : "; ") + (script() ? python + ": " : std::string()) + failure.what();
       }
     }
-    throw Failure(status, reasons.empty() ? "no Python was found; give one with --python PATH" : reasons);
+    if (reasons.empty()) reasons = absent = "no Python was found; give one with --python PATH";
+    throw Failure(status, reasons, absent);
   }
 
   Identity identity() const override {
@@ -88,7 +92,27 @@ class ProviderContestant final : public Contestant {
     return id;
   }
 
+  std::string forward_only() const override { return forward_only_; }
+
   void prepare(const ProblemSpec& spec, const Inputs& inputs, bool grad, int64_t memory_limit) override {
+    accept(spec, grad, memory_limit);
+    Inputs shared;
+    auto share = [](Pages& to, const Pages& from) {
+      to = Pages(from.size(), Pages::Kind::kShared);
+      if (from.size() > 0) std::memcpy(to.data(), from.data(), from.size());
+    };
+    share(shared.q, inputs.q);
+    share(shared.k, inputs.k);
+    share(shared.v, inputs.v);
+    json paths = {{"q", path_of(shared.q)}, {"k", path_of(shared.k)}, {"v", path_of(shared.v)}};
+    if (grad) {
+      share(shared.dout, inputs.dout);
+      paths["dout"] = path_of(shared.dout);
+    }
+    kernel_ = text_of(ask({{"op", "prepare"}, {"inputs", paths}}), "kernel");
+  }
+
+  void accept(const ProblemSpec& spec, bool grad, int64_t memory_limit) override {
     start();
     spec_ = spec;
     grad_ = grad;
@@ -120,21 +144,6 @@ class ProviderContestant final : public Contestant {
                     {"min_sample_s", kMinSampleSeconds},
                     {"memory_limit_bytes", memory_limit}};
     ask(problem);
-
-    Inputs shared;
-    auto share = [](Pages& to, const Pages& from) {
-      to = Pages(from.size(), Pages::Kind::kShared);
-      if (from.size() > 0) std::memcpy(to.data(), from.data(), from.size());
-    };
-    share(shared.q, inputs.q);
-    share(shared.k, inputs.k);
-    share(shared.v, inputs.v);
-    json paths = {{"q", path_of(shared.q)}, {"k", path_of(shared.k)}, {"v", path_of(shared.v)}};
-    if (grad) {
-      share(shared.dout, inputs.dout);
-      paths["dout"] = path_of(shared.dout);
-    }
-    kernel_ = text_of(ask({{"op", "prepare"}, {"inputs", paths}}), "kernel");
   }
 
   MemoryUse memory(Pass pass) override {
@@ -203,7 +212,7 @@ class ProviderContestant final : public Contestant {
     process_ =
         std::make_unique<Subprocess>(script() ? std::vector<std::string>{python, options_.program} : std::vector<std::string>{options_.program},
                                      std::vector<std::string>{"OMP_NUM_THREADS=" + count, "MKL_NUM_THREADS=" + count, "PYTHONUNBUFFERED=1"});
-    process_->send(json{{"op", "hello"}, {"protocol", kProtocol}}.dump(), options_.timeout_seconds);
+    process_->send(json{{"op", "hello"}, {"protocol", kProtocol}, {"device", device_kind()}}.dump(), options_.timeout_seconds);
     greeting_ = true;
   }
 
@@ -242,7 +251,9 @@ class ProviderContestant final : public Contestant {
     if (!answer.is_object()) nonsense("\"" + line.substr(0, 80) + "\" is no JSON object");
     const auto ok = answer.find("ok");
     if (ok == answer.end() || !ok->is_boolean()) nonsense("its answer has no \"ok\": true or false");
-    if (!ok->get<bool>()) throw Failure(status_of(text_of(answer, "status")), text_of(answer, "reason", "no reason was given"));
+    if (!ok->get<bool>())
+      throw Failure(status_of(text_of(answer, "status")), text_of(answer, "reason", "no reason was given"),
+                    op == "hello" ? text_of(answer, "absent") : std::string());
     return answer;
   }
 
@@ -251,13 +262,14 @@ class ProviderContestant final : public Contestant {
     const auto protocol = answer.find("protocol");
     if (protocol == answer.end() || *protocol != kProtocol) nonsense("it speaks another version than " + std::to_string(kProtocol));
     version_ = text_of(answer, "version");
+    forward_only_ = text_of(answer, "forward_only");
     const auto compiles = answer.find("compiles");
     compiles_ = compiles != answer.end() && *compiles == true;
     std::vector<std::string> variants;
     const auto devices = answer.find("devices");
     const json* list = nullptr;
     if (devices != answer.end() && devices->is_object() && devices->contains(device_kind())) list = &(*devices)[device_kind()];
-    if (!list) throw Failure(Status::kUnsupported, "has no device " + device_kind() + " here");
+    if (!list) throw Failure(Status::kUnsupported, "has no device " + device_kind() + " here", "no device " + device_kind());
     if (!list->is_array()) nonsense("its hello lists no variants for " + device_kind());
     for (const json& variant : *list)
       if (variant.is_string()) variants.push_back(variant.get<std::string>());
@@ -272,7 +284,7 @@ class ProviderContestant final : public Contestant {
 
   ProviderOptions options_;
   std::unique_ptr<Subprocess> process_;
-  std::string version_, variant_, kernel_;
+  std::string version_, variant_, kernel_, forward_only_;
   ProblemSpec spec_;
   Patience patience_;
   bool grad_ = false, compiles_ = false;

@@ -41,6 +41,7 @@ Winner winner(const std::vector<Row>& rows, const Key& key, const Tie& tie) {
 void Row::fail(const Failure& failure) {
   status = failure.status();
   reason = failure.what();
+  absent = failure.absent();
   time.reset();
   memory.reset();
   flops_per_s.reset();
@@ -133,6 +134,7 @@ ordered_json to_json(const Row& row) {
     json["time_ci_low_s"] = t.ci_low;
     json["time_ci_high_s"] = t.ci_high;
     json["time_ci_level"] = t.ci_level;
+    json["time_spread_fraction"] = t.spread();
     json["time_turn_medians_s"] = t.turn_medians;
   }
   json["flops"] = row.cost.flops;
@@ -146,6 +148,9 @@ ordered_json to_json(const Row& row) {
   json["bandwidth_fraction"] = or_null(row.bandwidth_fraction);
   json["sm_clock_mhz"] = or_null(row.gpu.sm_clock_mhz);
   json["power_w"] = or_null(row.gpu.power_w);
+  json["held_back_by"] = ordered_json::array();
+  for (const HeldBack& one : kHeldBack)
+    if ((row.gpu.held_back & one.bit) != 0) json["held_back_by"].push_back(one.name);
   json["extra_bytes"] = row.memory ? ordered_json(row.memory->extra_bytes) : ordered_json(nullptr);
   json["extra_bytes_method"] = row.memory ? ordered_json(row.memory->method) : ordered_json(nullptr);
   json["rss_extra_bytes"] = row.memory && row.memory->rss_measured ? ordered_json(row.memory->rss_extra_bytes) : ordered_json(nullptr);
@@ -176,6 +181,7 @@ ordered_json to_json(const Record& record) {
   ordered_json json = {{"fattn_record", kRecordVersion}, {"command", record.command},   {"flags", record.flags},
                        {"status", name_of(status)},      {"complete", record.complete}, {"environment", environment()}};
   json["peaks"] = {{"before", to_json(record.peaks_before)}, {"after", to_json(record.peaks_after)}};
+  json["disturbance"] = record.disturbance;
   json["rows"] = std::move(rows);
   json["summary"] = record.summary;
   return json;

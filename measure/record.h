@@ -30,6 +30,7 @@ struct Row {
   Identity who;
   Status status = Status::kOk;
   std::string reason;  // of any other status
+  std::string absent;  // of a contestant that is not here at all: Failure::absent
   Cost cost;
   std::optional<Statistics> time;
   std::optional<MemoryUse> memory;
@@ -41,7 +42,7 @@ struct Row {
   double peak_flops_per_s = 0;  // what peak_fraction is a share of
   // Set by a comparison.
   std::optional<double> speedup_over_standard, max_difference_to_standard;
-  std::optional<double> moved_bytes;  // of the library on a GPU, by the model of measure/traffic.h
+  std::optional<double> moved_bytes;  // of the library, by the models of measure/traffic.h
   GpuReading gpu;                     // while it was timed: measure/metered_sampler.h says what that is
 
   bool ok() const { return status == Status::kOk; }
@@ -75,8 +76,9 @@ struct Record {
   std::vector<std::string> flags;  // what repeats it
   Peaks peaks_before, peaks_after;
   std::vector<Row> rows;
-  nlohmann::ordered_json summary;  // null for bench
-  bool complete = true;            // false: written while the suite was still running
+  nlohmann::ordered_json summary;                // null for bench
+  bool complete = true;                          // false: written while the suite was still running
+  nlohmann::ordered_json disturbance = nullptr;  // measure/disturbance.h; null: nothing was watched
 };
 // "ok" if every row is, else the worst status among its rows in the order check_failed, refused, others.
 nlohmann::ordered_json to_json(const Record& record);

@@ -34,6 +34,30 @@ constexpr std::chrono::milliseconds kTurnPause{5};
 
 }  // namespace
 
+SamplePlan samples_of(double once, const SamplingOptions& options) {
+  const double sample = std::max(once, kMinSampleSeconds);
+  const double affordable =
+      std::clamp(options.max_seconds / sample, std::min<double>(kFewestSamples, options.repeats), static_cast<double>(options.repeats));
+  const double most = std::max(options.repeats, options.max_samples);
+  return {static_cast<int>(std::ceil(std::clamp(options.min_seconds / sample, affordable, most))), once < kColdCachesMatterSeconds};
+}
+
+int rounds_of(const SamplingOptions& options) { return std::max(1, std::min(options.rounds, options.repeats)); }
+
+SamplingSeconds seconds_of(double once, const SamplingOptions& options) {
+  const SamplePlan plan = samples_of(once, options);
+  const double sample = std::max(once, kMinSampleSeconds), rounds = rounds_of(options);
+  SamplingSeconds seconds;
+  // A first call, and two in a row that are as fast, unless the first is as long as warm-up may be.
+  constexpr int kCallsUntilStable = 3;
+  if (options.warmup >= 0)
+    seconds.warm_up = options.warmup * once + sample;
+  else
+    seconds.warm_up = once >= options.warmup_seconds ? once : kCallsUntilStable * sample;
+  seconds.turn = plan.samples * sample / rounds + (plan.warm_again ? once : 0);
+  return seconds;
+}
+
 std::vector<double> time_calls(const std::function<void()>& call, int samples, int warmup) {
   for (int i = 0; i < warmup; ++i) call();
   auto start = Clock::now();
@@ -54,9 +78,9 @@ std::vector<double> time_calls(const std::function<void()>& call, int samples, i
 }
 
 std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn,
+                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void(size_t, bool)>& turn,
                                      const std::function<void(size_t, bool)>& sampled) {
-  const int rounds = std::max(1, std::min(options.rounds, options.repeats));
+  const int rounds = rounds_of(options);
   std::vector<Samples> samples(samplers.size());
   std::vector<int> wanted(samplers.size(), 0);  // 0: failed
   std::vector<bool> warm_again(samplers.size(), false);
@@ -71,13 +95,10 @@ std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const
   };
   for (size_t i = 0; i < samplers.size(); ++i)
     guarded(i, [&] {
-      const double once = std::max(warm_up(samplers[i], options), 1e-9), sample = std::max(once, kMinSampleSeconds);
-      const double affordable =
-          std::clamp(options.max_seconds / sample, std::min<double>(kFewestSamples, options.repeats), static_cast<double>(options.repeats));
-      const double most = std::max(options.repeats, options.max_samples);
-      wanted[i] = static_cast<int>(std::ceil(std::clamp(options.min_seconds / sample, affordable, most)));
-      warm_again[i] = once < kColdCachesMatterSeconds;
-      turn();
+      const SamplePlan plan = samples_of(warm_up(samplers[i], options), options);
+      wanted[i] = plan.samples;
+      warm_again[i] = plan.warm_again;
+      turn(i, true);
     });
   for (int round = 0; round < rounds; ++round)
     for (size_t i = 0; i < samplers.size(); ++i) {
@@ -93,7 +114,7 @@ std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const
         samples[i].turn_medians.push_back(summarize(now).median);
         if (sampled) sampled(i, round == rounds - 1);
       });
-      turn();
+      if (wanted[i] > 0) turn(i, false);
     }
   return samples;
 }

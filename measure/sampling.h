@@ -24,6 +24,20 @@ struct SamplingOptions {
   int rounds = 5;             // contestants take turns this many times, so that a drift of the machine hits all of them
 };
 
+// What is taken of calls that last `once` seconds.
+struct SamplePlan {
+  int samples = 0;
+  bool warm_again = false;  // an untimed call begins each turn: it brings the data back into the caches that others have filled
+};
+SamplePlan samples_of(double once, const SamplingOptions& options);
+int rounds_of(const SamplingOptions& options);
+
+// How long sample_in_turns takes for one of its samplers, whose calls last `once` seconds.
+struct SamplingSeconds {
+  double warm_up = 0, turn = 0;
+};
+SamplingSeconds seconds_of(double once, const SamplingOptions& options);
+
 // Seconds a call, of `samples` samples after `warmup` untimed calls. std::chrono::steady_clock.
 std::vector<double> time_calls(const std::function<void()>& call, int samples, int warmup);
 
@@ -36,11 +50,12 @@ struct Samples {
 };
 
 // Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed
-// to failed(i, exception), and result i is empty. `turn` is called after every turn, for progress; before that, directly after the samples
-// of a turn, `sampled` with i and whether it was the last of sampler i, whose exceptions are as the sampler's own.
+// to failed(i, exception), and result i is empty. `turn` is called after every turn of sampler i, for progress, and after its warm-up, which is no
+// turn yet; before that, directly after the samples of a turn, `sampled` with i and whether it was the last of sampler i, whose exceptions are as the
+// sampler's own.
 std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const SamplingOptions& options,
-                                     const std::function<void(size_t, const std::exception&)>& failed, const std::function<void()>& turn,
-                                     const std::function<void(size_t, bool)>& sampled = {});
+                                     const std::function<void(size_t, const std::exception&)>& failed,
+                                     const std::function<void(size_t, bool warm_up)>& turn, const std::function<void(size_t, bool)>& sampled = {});
 
 // The smallest step that the clock was seen to take.
 double clock_resolution_seconds();

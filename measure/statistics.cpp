@@ -49,6 +49,8 @@ Statistics summarize(std::vector<double> samples) {
   r.ci_low = samples[interval.drop];
   r.ci_high = samples[n - 1 - interval.drop];
   r.ci_level = interval.level;
+  r.quartile_low = samples[n / 4];
+  r.quartile_high = samples[n - 1 - n / 4];
   return r;
 }
 

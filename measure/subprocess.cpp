@@ -70,7 +70,8 @@ Subprocess::Subprocess(const std::vector<std::string>& argv, const std::vector<s
   if (error != 0) {
     pid_ = -1;
     stop();
-    throw Failure(Status::kUnavailable, "cannot start " + argv[0] + ": " + std::strerror(error));
+    const std::string reason = "cannot start " + argv[0] + ": " + std::strerror(error);
+    throw Failure(Status::kUnavailable, reason, reason);
   }
 }
 

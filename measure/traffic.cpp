@@ -1,3 +1,4 @@
+// The models: sums over tiles and tasks, in closed form where they are equal.
 #include "measure/traffic.h"
 
 #include <algorithm>
@@ -60,6 +61,50 @@ double flash_backward(const ProblemSpec& s) {
   return n.heads * (small + pairs * (n.q + n.v + 2 * dq + 8)) + n.heads_k * n.keys * 2 * (n.q + n.v);
 }
 
+// The CPU. How its plans cut a problem: constants of src/plan/plan.cpp, held against it by a test.
+constexpr int64_t kTile = 64, kTasksWanted = 64, kDecodeRows = 8, kMostGroup = 4096;
+
+int64_t group_of(const ProblemSpec& s) { return s.nheads / s.nheads_k; }
+bool on_amx(const ProblemSpec& s, Isa isa) { return isa == Isa::kAmx && s.dtype == DType::kBF16; }
+
+// Keys that row `row` sees, which is the last of its task.
+int64_t keys_seen(const ProblemSpec& s, int64_t row) {
+  return s.causal ? std::clamp<int64_t>(row + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
+}
+
+double cpu_forward(const ProblemSpec& s, Isa isa) {
+  const Sizes n(s);
+  const int64_t tiles = parts_of(s.seqlen_q, kTile), most = on_amx(s, isa) ? 8 : 4;
+  const int64_t of_task = std::clamp<int64_t>(s.batch * s.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1))),
+                rows = kTile * of_task;
+  double keys = 0;
+  for (int64_t row = 0; row < s.seqlen_q; row += rows) keys += static_cast<double>(keys_seen(s, std::min(row + rows, s.seqlen_q) - 1));
+  return n.heads * (n.rows * (n.q + n.v + 4) + keys * (n.q + n.v));
+}
+
+double cpu_decode(const ProblemSpec& s) {
+  const Sizes n(s);
+  const int64_t wanted = parts_of(s.batch * s.nheads_k * s.seqlen_k, 2 * kTasksWanted);
+  const int64_t chunk = std::clamp<int64_t>(parts_of(std::min<int64_t>(wanted, 2048), 64) * 64, 256, 2048);
+  const auto chunks = static_cast<double>(std::max<int64_t>(1, parts_of(s.seqlen_k, chunk)));
+  const double part = 4 * (static_cast<double>(s.headdim_v) + 2);  // of a row and a chunk: acc, max and sum, in fp32
+  return n.heads_k * n.keys * (n.q + n.v) + n.heads * n.rows * (chunks * (n.q + 2 * part) + n.v + 4);
+}
+
+double cpu_backward(const ProblemSpec& s, Isa isa) {
+  const Sizes n(s);
+  const int64_t block = on_amx(s, isa) ? 128 : 96, tile = on_amx(s, isa) ? 128 : kTile, width = std::max(s.headdim, s.headdim_v);
+  const int64_t super_block = std::clamp<int64_t>(640 * 1024 / 16 / width / block * block, block, 6 * block);
+  double rows = 0;  // that super-blocks meet, in whole tiles
+  for (int64_t key = 0; key < s.seqlen_k; key += super_block) {
+    const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
+    rows += static_cast<double>(s.seqlen_q - first / tile * tile);
+  }
+  const double sums = 4 * static_cast<double>(s.headdim), before = n.rows * (2 * n.v + sums + 4),
+               after = s.dtype == DType::kF32 ? 0 : n.rows * (sums + n.q);
+  return n.heads * (before + rows * (n.q + n.v + 8 + 2 * sums) + after) + n.heads_k * n.keys * 2 * (n.q + n.v);
+}
+
 }  // namespace
 
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
@@ -72,6 +117,15 @@ std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpe
   if (algorithm != "v1" && algorithm != "v2" && algorithm != "v3") return std::nullopt;
   if (pass == Pass::kBackward) return flash_backward(s);
   return algorithm == "v1" ? v1_forward(s) : v2_forward(s);
+}
+
+std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& s, Pass pass) {
+  if (algorithm != "v2" || s.windowed() || s.has_terms()) return std::nullopt;
+  if (s.dtype != DType::kF32 && s.dtype != DType::kF16 && s.dtype != DType::kBF16) return std::nullopt;
+  const bool decodes = s.seqlen_q <= kDecodeRows && group_of(s) <= kMostGroup;
+  const double forward = decodes ? cpu_decode(s) : cpu_forward(s, isa);
+  if (pass == Pass::kForward) return forward;
+  return cpu_backward(s, isa) + (pass == Pass::kForwardBackward ? forward : 0);
 }
 
 }  // namespace fattn::measure

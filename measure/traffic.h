@@ -1,5 +1,6 @@
-// What an algorithm of the library moves between the memory of a GPU and its multiprocessors, counted from the algorithm and its tiles, not measured:
-// so that standard attention and the versions of FlashAttention can be told apart by what they were made for. Caches serve a part of it.
+// What an algorithm of the library moves between memory and what computes, counted from the algorithm and its tiles, not measured: so that standard
+// attention and the versions of FlashAttention can be told apart by what they were made for. Caches serve a part of it: on a GPU those between memory
+// and multiprocessors, on the CPU the last-level cache.
 #pragma once
 
 #include <optional>
@@ -15,5 +16,14 @@ namespace fattn::measure {
 //   v2, v3    forward: keys and values for every tile of 128 queries
 //   backward of v1, v2 and v3: queries and dout, and dq in fp32 read and written, for every block of 128 keys that a block of 64 queries meets
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
+
+// The same on the CPU, between a core with its L1 and L2 cache and the rest, for backend cpu and algorithm v2; nothing for others, whose blocking is
+// OpenBLAS's in part. `isa`: of the plan. What a task reads again is in its L2 cache, which tasks are made for:
+//   forward   q read and o and lse written once; keys and values that a task of up to 256 queries (AMX in bf16: 512) sees, once for each task
+//   decode    (up to 8 queries) keys and values once for all heads that share them; q once, and the partial results written and read, for each chunk
+//   backward  keys and values read and dk and dv written once; for each super-block of keys the q, dout, lse and delta of the rows that see it, and
+//             their dq read and written in fp32; o, dout and dq once more before, in 16 bits dq once more behind
+// Queries, keys and tasks are those of src/plan/plan.cpp.
+std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass);
 
 }  // namespace fattn::measure

@@ -17,12 +17,14 @@ sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") 
 
 
 class Refusal(Exception):
-    """An answer {"ok": false}: status is unsupported, unavailable, out_of_memory or failed."""
+    """An answer {"ok": false}: status is unsupported, unavailable, out_of_memory or failed. `absent`: in answer to hello, why the provider is not here at
+    all, in a few words that others may have, too, so that they are said once."""
 
-    def __init__(self, status, reason):
+    def __init__(self, status, reason, absent=""):
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.absent = absent
 
 
 def protocol_streams():
@@ -77,11 +79,15 @@ def needed(module, package):
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise Refusal("unavailable", f"{sys.executable} cannot import {module}: {error}. Install {package}, or name another Python with --python") from error
+        missing = getattr(error, "name", None) or module
+        absent = f"no module named {missing}" if isinstance(error, ModuleNotFoundError) else f"cannot import {missing}"
+        reason = f"{sys.executable} cannot import {module}: {error}. Install {package}, or name another Python with --python"
+        raise Refusal("unavailable", reason, absent) from error
 
 
 class Provider:
     name = ""
+    runs_on = ("cpu", "cuda")
     compiles = False  # for each problem, for tens of seconds; such a provider gets ready last
     heads_first = False  # the layout that it likes best: (batch, heads, seqlen, headdim), else (batch, seqlen, heads, headdim)
 
@@ -100,6 +106,10 @@ class Provider:
         """{"cpu": [...], "cuda": [...]}: what there is, the default first; a device that is absent cannot be used."""
         raise NotImplementedError
 
+    def forward_only(self, _device):
+        """Why there is no backward pass on "cpu" or "cuda"; empty if there is."""
+        return ""
+
     def accept(self, p):
         """Refuses what cannot be computed, as far as is known before it is tried."""
 
@@ -111,12 +121,17 @@ class Provider:
     def hello(self, request):
         if request.get("protocol") != PROTOCOL:
             raise Refusal("failed", f"speaks protocol {PROTOCOL}, was asked for {request.get('protocol')}")
+        device = request.get("device", self.runs_on[0])
+        if device not in self.runs_on:
+            raise Refusal("unsupported", f"{self.name} runs on GPUs only", "for GPUs")
         version = self.load()
         self.torch = needed("torch", "PyTorch")
         there = self.variants()
         if not self.torch.cuda.is_available():
             there.pop("cuda", None)
-        return {"protocol": PROTOCOL, "provider": self.name, "version": version, "devices": there, "compiles": self.compiles}
+        answer = {"protocol": PROTOCOL, "provider": self.name, "version": version, "devices": there, "compiles": self.compiles}
+        forward_only = self.forward_only(device)
+        return {**answer, "forward_only": forward_only} if forward_only else answer
 
     # problem: can it be computed? Allocates nothing.
     def take_problem(self, p):
@@ -307,7 +322,8 @@ class Provider:
         """Out of memory by the allocator's own exception type; everything else is a failure with its text."""
         torch = self.torch
         if isinstance(error, Refusal):
-            return {"ok": False, "status": error.status, "reason": error.reason}
+            answer = {"ok": False, "status": error.status, "reason": error.reason}
+            return {**answer, "absent": error.absent} if error.absent else answer
         if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
             return {"ok": False, "status": "out_of_memory", "reason": f"{type(error).__name__} from the allocator"}
         if isinstance(error, NotImplementedError):  # what a library raises that has no kernel for the problem

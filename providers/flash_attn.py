@@ -21,6 +21,7 @@ def version_of(library, package):
 
 class FlashAttention(Provider):
     name = "flash-attn"
+    runs_on = ("cuda",)
 
     def load(self):
         self.functions, reasons, versions = {}, [], []
@@ -33,7 +34,7 @@ class FlashAttention(Provider):
                 reasons.append(f"{module}: {error}")
         if not self.functions:
             raise Refusal("unavailable", f"{sys.executable} has none of the packages of FlashAttention; install flash-attn, or name another Python with --python. "
-                          + "; ".join(reasons)[:400])
+                          + "; ".join(reasons)[:400], "no module named flash_attn")
         self.compiles = "4" in self.functions  # written in CuTe's Python, compiled at the first call
         return ", ".join(versions)
 

@@ -8,6 +8,7 @@ WORKSPACE_BYTES = 128 << 20  # what its documentation asks for
 
 class FlashInfer(Provider):
     name = "flashinfer"
+    runs_on = ("cuda",)
 
     def load(self):
         self.library = needed("flashinfer", "flashinfer-python")
@@ -16,9 +17,10 @@ class FlashInfer(Provider):
     def variants(self):
         return {"cuda": ["prefill"]}
 
+    def forward_only(self, _device):
+        return "FlashInfer has no backward pass"
+
     def accept(self, p):
-        if p["grad"]:
-            raise Refusal("unsupported", "FlashInfer has no backward pass; --no-grad compares the forward pass")
         if p["dtype"] not in ("bf16", "fp16"):
             raise Refusal("unsupported", f"FlashInfer computes bf16 and fp16, not {p['dtype']}")
 

@@ -24,9 +24,10 @@ class Flex(Provider):
     def variants(self):
         return {"cpu": ["compiled"], "cuda": ["compiled"]}
 
+    def forward_only(self, device):
+        return "FlexAttention has no backward pass on the CPU" if device == "cpu" else ""
+
     def accept(self, p):
-        if p["device"] == "cpu" and p["grad"]:
-            raise Refusal("unsupported", "FlexAttention has no backward pass on the CPU; --no-grad compares the forward pass")
         if p["causal"] and p["seqlen_q"] > p["seqlen_k"]:
             raise Refusal("unsupported", "FlexAttention leaves open what rows that see no key are (causal, seqlen_q > seqlen_k)")
         self.mask = None

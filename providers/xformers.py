@@ -6,6 +6,7 @@ from _provider import Provider, Refusal, main, needed
 
 class XFormers(Provider):
     name = "xformers"
+    runs_on = ("cuda",)
 
     def load(self):
         self.ops = needed("xformers.ops", "xformers")

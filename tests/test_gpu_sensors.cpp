@@ -66,6 +66,18 @@ TEST(GpuSensors, TakeWhatThereIs) {
   EXPECT_EQ(no_power.read(), (GpuReading{1500, std::nullopt}));
 }
 
+TEST(GpuSensors, SayWhatHoldsTheClockBack) {
+  test::NvmlStubState& state = stub();
+  const GpuSensors sensors(kGpu, stubbed());
+  EXPECT_EQ(sensors.read().held_back, 0u) << "an idle GPU is not held back";
+  state.reasons = 0x1 | 0x2 | 0x40 | kPowerCap;
+  EXPECT_EQ(sensors.read().held_back, 0x40 | kPowerCap);
+  EXPECT_EQ(median_of({{1500, 600, kPowerCap}, {1400, 600, 0}, {1400, 600, 0x20}}).held_back, 0x20 | kPowerCap);
+  Row row;
+  row.gpu.held_back = 0x20 | kPowerCap;
+  EXPECT_EQ(to_json(row)["held_back_by"].dump(), "[\"power_cap\",\"thermal\"]");
+}
+
 TEST(GpuSensors, SayWhyThereAreNoReadings) {
   test::NvmlStubState& state = stub();
   const auto problem = [](const char* address, const std::vector<std::string>& libraries) {
@@ -143,7 +155,7 @@ std::vector<Samples> in_turns(MeteredSampler& metered) {
   options.min_seconds = 0;
   options.warmup = 0;
   return sample_in_turns(
-      {std::ref(metered)}, options, [](size_t, const std::exception& e) { ADD_FAILURE() << e.what(); }, [] {},
+      {std::ref(metered)}, options, [](size_t, const std::exception& e) { ADD_FAILURE() << e.what(); }, [](size_t, bool) {},
       [&](size_t, bool last) { metered.end_turn(last); });
 }
 

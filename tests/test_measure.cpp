@@ -19,6 +19,7 @@
 #include "measure/statistics.h"
 #include "measure/subprocess.h"
 #include "measure/traffic.h"
+#include "plan/plan.h"
 
 namespace fattn::measure {
 namespace {
@@ -45,6 +46,14 @@ TEST(Statistics, OfKnownSamples) {
 }
 
 // Ranks from published tables of the 95 % interval of a median: n = 10: 2nd to 9th; n = 20: 6th to 15th; n = 100: 40th to 61st.
+TEST(Statistics, SpreadIsThatOfTheMiddleHalf) {
+  const Statistics s = summarize({8, 1, 2, 3, 4, 5, 6, 100});
+  EXPECT_EQ(s.quartile_low, 3);
+  EXPECT_EQ(s.quartile_high, 6);
+  EXPECT_DOUBLE_EQ(s.spread(), 3 / 4.5);
+  EXPECT_EQ(summarize({7}).spread(), 0);
+}
+
 TEST(Statistics, IntervalOfTheMedianMatchesTables) {
   struct {
     int n, low, high;
@@ -109,7 +118,7 @@ TEST(Sampling, TakesTurnsAndEndsOnlyTheOneThatFails) {
   options.warmup = 0;
   size_t failed = 99;
   const auto samples = sample_in_turns(
-      samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [] {});
+      samplers, options, [&](size_t i, const std::exception&) { failed = i; }, [](size_t, bool) {});
   EXPECT_EQ(failed, 1u);
   EXPECT_GE(samples[0].seconds.size(), 10u);
   EXPECT_EQ(samples[0].turn_medians, std::vector<double>(5, 0.01));
@@ -125,11 +134,11 @@ TEST(Sampling, MeetsBothStopRules) {
   options.repeats = 5;
   options.min_seconds = 0.1;
   const auto fail = [](size_t, const std::exception&) { ADD_FAILURE(); };
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 100u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 100u);
   options.max_samples = 50;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 50u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 50u);
   options.min_seconds = 0;
-  EXPECT_EQ(sample_in_turns(one, options, fail, [] {})[0].seconds.size(), 5u);
+  EXPECT_EQ(sample_in_turns(one, options, fail, [](size_t, bool) {})[0].seconds.size(), 5u);
 }
 
 TEST(Sampling, RepeatsShortCallsInsideOneSample) {
@@ -349,6 +358,76 @@ TEST(Traffic, CountsWhatAnAlgorithmMoves) {
   EXPECT_GT(*moved_bytes("standard", s, Pass::kBackward), *moved_bytes("v2", s, Pass::kBackward));
   EXPECT_EQ(*moved_bytes("v1", s, Pass::kForwardBackward), *moved_bytes("v1", s, Pass::kForward) + *moved_bytes("v1", s, Pass::kBackward));
   EXPECT_FALSE(moved_bytes("flash", s, Pass::kForward));
+}
+
+// The CPU's models, from what the planner decides and a walk over every task.
+double walked_on_cpu(const ProblemSpec& s, Isa isa, Pass pass) {
+  core::CpuInfo cpu;
+  cpu.isas_available = ~0u, cpu.isa_default = isa, cpu.usable_threads = 2;
+  Options options;
+  options.causal = s.causal, options.cpu_isa = isa;
+  const Tensor q = q_view(s, nullptr), k = k_view(s, nullptr), v = v_view(s, nullptr), o = o_view(s, nullptr), lse = lse_view(s, nullptr);
+  const auto problem = pass == Pass::kForward ? describe(ForwardTensors{q, k, v, o, lse, {}, {}}, options)
+                                              : describe(BackwardTensors{q, k, v, o, lse, o, q, k, v, {}, {}}, options);
+  const core::CpuPlan plan =
+      core::make_plan(core::validate(problem), cpu, [](int) -> const core::CudaDeviceInfo& { throw std::logic_error("no GPU"); }).cpu;
+  const int64_t element = static_cast<int64_t>(size_of(s.dtype)), d = s.headdim * element, dv = s.headdim_v * element;
+  const int64_t shift = s.seqlen_k - s.seqlen_q, heads = s.batch * s.nheads, heads_k = s.batch * s.nheads_k;
+  const auto seen = [&](int64_t row) { return s.causal ? std::clamp<int64_t>(row + 1 + shift, 0, s.seqlen_k) : s.seqlen_k; };
+  int64_t bytes = 0;
+  switch (plan.path) {
+    case core::CpuPlan::Path::kForward:
+      for (int64_t row = 0; row < s.seqlen_q; row += plan.rows) {
+        const int64_t end = std::min(row + plan.rows, s.seqlen_q);
+        bytes += heads * ((end - row) * (d + dv + 4) + seen(end - 1) * (d + dv));
+      }
+      break;
+    case core::CpuPlan::Path::kDecode:
+      EXPECT_EQ(plan.rows, s.nheads / s.nheads_k * s.seqlen_q);
+      bytes = heads_k * (s.seqlen_k * (d + dv) + plan.rows * (plan.splits * (d + 2 * 4 * (s.headdim_v + 2)) + dv + 4));
+      break;
+    case core::CpuPlan::Path::kBackward: {
+      const int64_t tile = isa == Isa::kAmx && s.dtype == DType::kBF16 ? 128 : plan.rows;
+      for (int64_t key = 0; key < s.seqlen_k; key += plan.task_k)
+        for (int64_t row = 0; row < s.seqlen_q; row += tile) {
+          const int64_t end = std::min(row + tile, s.seqlen_q);
+          if (seen(end - 1) > key) bytes += heads * (end - row) * (d + dv + 8 + 2 * 4 * s.headdim);
+        }
+      bytes += heads_k * s.seqlen_k * 2 * (d + dv);
+      bytes += heads * s.seqlen_q * (2 * dv + 4 + 4 * s.headdim);                     // delta, and zeros for dq
+      if (s.dtype != DType::kF32) bytes += heads * s.seqlen_q * (4 * s.headdim + d);  // dq rounded
+      break;
+    }
+  }
+  return static_cast<double>(bytes);
+}
+
+TEST(Traffic, OfTheCpuIsThatOfThePlan) {
+  ProblemSpec plain, grouped, wide, decode, small, longer;
+  grouped.batch = 3, grouped.nheads = 6, grouped.nheads_k = 2, grouped.seqlen_q = 700, grouped.seqlen_k = 1500, grouped.causal = true;
+  wide.headdim = 192, wide.headdim_v = 128, wide.seqlen_q = 2500, wide.seqlen_k = 900, wide.causal = true;
+  decode.seqlen_q = 3, decode.seqlen_k = 9000, decode.nheads = 8, decode.nheads_k = 2, decode.batch = 2, decode.causal = true;
+  small.seqlen_q = small.seqlen_k = 9, small.nheads = small.nheads_k = 1;
+  longer.batch = 2, longer.seqlen_q = longer.seqlen_k = 4096, longer.causal = true;
+  for (ProblemSpec s : {plain, grouped, wide, decode, small, longer})
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+      for (const Isa isa : {Isa::kScalar, Isa::kAvx512, Isa::kAmx}) {
+#ifndef __x86_64__
+        if (isa != Isa::kScalar) continue;
+#endif
+        s.dtype = dtype;
+        for (const Pass pass : {Pass::kForward, Pass::kBackward})
+          EXPECT_EQ(*moved_bytes_cpu("v2", isa, s, pass), walked_on_cpu(s, isa, pass)) << describe(s) << " " << name_of(isa) << " " << name_of(pass);
+        EXPECT_EQ(*moved_bytes_cpu("v2", isa, s, Pass::kForwardBackward),
+                  walked_on_cpu(s, isa, Pass::kForward) + walked_on_cpu(s, isa, Pass::kBackward));
+        EXPECT_GE(*moved_bytes_cpu("v2", isa, s, Pass::kForward), cost_of(s, Pass::kForward).bytes) << "less than every number once";
+      }
+  EXPECT_FALSE(moved_bytes_cpu("standard", Isa::kAvx512, plain, Pass::kForward));
+  ProblemSpec other = plain;
+  other.window_left = 3;
+  EXPECT_FALSE(moved_bytes_cpu("v2", Isa::kAvx512, other, Pass::kForward));
+  other = plain, other.dtype = DType::kF64;
+  EXPECT_FALSE(moved_bytes_cpu("v2", Isa::kScalar, other, Pass::kForward));
 }
 
 TEST(Peaks, AreMeasuredForEveryInstructionSetHere) {

@@ -17,14 +17,14 @@ FOLDER = ROOT / "docs" / "cli"
 
 
 def help_of(fattn: str, *command: str) -> str:
-    done = subprocess.run([fattn, *command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([fattn, *command, "--help"], capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "COLUMNS": "80"})
     # CLI11's versions differ in trailing spaces and in how many empty lines they leave.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in done.stdout.splitlines())).strip()
 
 
 def commands_in(top: str) -> list[str]:
     """The commands that a help text lists; none if it lists none."""
-    block = re.search(r"^Subcommands:\n((?:  .*\n?)+)", top, re.M)
+    block = re.search(r"^Commands:\n((?:  .*\n?)+)", top, re.M)
     return re.findall(r"^  ([a-z]\w*)", block.group(1), re.M) if block else []
 
 
@@ -37,7 +37,7 @@ def pages(fattn: str) -> dict[str, str]:
     top = help_of(fattn)
     commands = commands_in(top)
     if not commands:
-        raise SystemExit("`fattn --help` lists no subcommands; is this the right program?")
+        raise SystemExit("`fattn --help` lists no commands; is this the right program?")
     links = "\n" + "".join(f"- [`fattn {command}`]({command}.md)\n" for command in commands)
     made = {"README.md": page("fattn", top, links)}
     for command in commands:

@@ -1,9 +1,14 @@
 """Runs the built command line, whose path is in FATTN_CLI, as a person would."""
+import fcntl
 import functools
 import json
 import os
 import pathlib
+import pty
+import re
+import struct
 import subprocess
+import termios
 
 import jsonschema
 import pytest
@@ -46,6 +51,27 @@ class Cli:
         assert done.returncode == status, f"exit {done.returncode}, not {status}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def in_terminal(self, *arguments, width: int, status: int = 0, env: dict | None = None) -> str:
+        """What `fattn ARGUMENTS` writes to a terminal of so many columns, escape sequences and all; stdout and stderr are the same."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        surroundings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm", **(env or {})}
+        process = subprocess.Popen([self.path, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=surroundings)
+        os.close(slave)
+        written = b""
+        while True:
+            try:
+                piece = os.read(master, 1 << 16)
+            except OSError:  # nobody writes any more
+                break
+            if not piece:
+                break
+            written += piece
+        os.close(master)
+        text = written.decode(errors="surrogateescape").replace("\r\n", "\n")
+        assert process.wait() == status, text
+        return text
+
     def json(self, *arguments, **options) -> dict:
         """The record of `fattn ARGUMENTS --json -`, which must keep to its schema; stdout must hold nothing else."""
         record = json.loads(self(*arguments, "--json", "-", **options).stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -58,6 +84,19 @@ class Cli:
         assert done.stderr.startswith("fattn: "), done.stderr
         assert all(c == "\n" or c.isprintable() for c in done.stderr), repr(done.stderr)
         return done.stderr
+
+
+def screen(text: str) -> list[str]:
+    """The lines that a terminal shows in the end: without colours, with what was written over an erased line."""
+    lines = []
+    for line in text.split("\n"):
+        shown = ""
+        for part in re.split("\r|(?=\x1b\\[K)", line):
+            if part.startswith("\x1b[K"):
+                shown, part = "", part[3:]
+            shown = part + shown[len(part):]
+        lines.append(re.sub(r"\x1b\[[0-9;]*m", "", shown))
+    return lines
 
 
 @pytest.fixture(scope="session")

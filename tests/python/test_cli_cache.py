@@ -68,7 +68,7 @@ def test_damaged_entries_are_listed_and_cleared(fattn, folder):
         (["cache", "list", "surplus"], "fattn cache list has no argument 'surplus'"),
         (["cache", "pack", "--arch", "80"], "--output is required"),
         (["cache", "warm", "--arch", "many"], "many"),
-        (["cache", "warm", "--arch", "80,2000"], "2000 not in range"),
+        (["cache", "warm", "--arch", "80,2000"], "2000 is not in range; allowed: from 50 to 999"),
         (["cache", "warm", "--arch", "61"], "there are no kernels for architecture 61"),
         (["cache", "warm", "--arch", "80", "--pack", "/nonexistent.pack"], "/nonexistent.pack cannot be opened"),
     ],
@@ -95,6 +95,9 @@ def test_warm_list_pack(fattn, folder, compiler, tmp_path):
     assert first["kernels"] and {kernel["origin"] for kernel in first["kernels"]} <= {"compiled", "disk cache"}
     again = fattn.json("cache", "warm", "--arch", "80", *PROBLEM)
     assert {kernel["origin"] for kernel in again["kernels"]} == {"disk cache"}
+    # A line for each, whatever its length, so that they can be counted.
+    lines = fattn("cache", "warm", "--arch", "80", *PROBLEM).stdout.splitlines()
+    assert len(lines) == len(first["kernels"]) and all(line.endswith(" disk cache") for line in lines), lines
     names = {kernel["name"] for kernel in first["kernels"]}
     listed = fattn.json("cache", "list")["entries"]
     assert {entry["name"] for entry in listed} == names
@@ -102,7 +105,7 @@ def test_warm_list_pack(fattn, folder, compiler, tmp_path):
     text = fattn("cache", "list").stdout
     assert all(name in text for name in names)
     assert {entry["description"] for entry in listed} == {"fp16, headdim 64, tile 128 x 128, level 80"}
-    assert "fp16, headdim 64, tile 128 x 128, level 80" in text
+    assert "fp16, headdim 64, tile 128 x 128, level 80" in fattn("cache", "list", "--wide").stdout
 
     pack = tmp_path / "kernels.pack"
     assert len(fattn.json("cache", "pack", "--output", pack, "--arch", "80", *PROBLEM)["kernels"]) == len(first["kernels"])

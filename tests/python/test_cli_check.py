@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from conftest import screen
+
 
 def names(fattn, *flags):
     return fattn("check", "--list", *flags).stdout.split()
@@ -33,11 +35,73 @@ def one(fattn):
 
 
 def test_verdicts(fattn, one):
-    done = fattn("check", "--filter", one, "--dtype", "fp32", "--backend", "reference")
+    done = fattn("check", "--filter", one, "--dtype", "fp32", "--backend", "reference", "--verbose")
     assert re.search(rf"^passed  {re.escape(one)}$", done.stdout, re.M)
     assert re.search(r"^ +o +error \S+ +allowed \S+ ok$", done.stdout, re.M)
-    assert re.search(r"\d+ cases on device cpu, backend reference.*: \d+ passed, 0 failed, 0 skipped", done.stdout)
+    assert re.match(r"2 cases on device cpu, backend reference, algorithm auto, isa auto\n", done.stdout)
+    assert re.search(r"^All 2 cases passed: every output is within its error bound", done.stdout, re.M)
+    assert re.search(r"^In [\d.]+ s: 2 passed, 0 failed, 0 skipped$", done.stdout, re.M)
 
+
+def test_quiet(fattn):
+    """A line a group, not five a case; the same cases and counts as with --verbose."""
+    flags = ["check", "--filter", "-q7-"]
+    done, verbose = fattn(*flags), fattn(*flags, "--verbose")
+    lines = done.stdout.splitlines()
+    cases = re.findall(r"^passed  (\S+)$", verbose.stdout, re.M)
+    assert len(cases) > 10 and not any(case in done.stdout for case in cases) and len(lines) < 40
+    assert cases == names(fattn, "--filter", "-q7-")
+    groups = [line.split("  ") for line in lines if re.match(r"(fp32|fp16|bf16)  ", line)]
+    assert {group[0] for group in groups} == {"fp32", "fp16", "bf16"}
+    counts = [[int(word) for word in re.findall(r" (\d+)(?= )", line + " ")][:4] for line in lines if re.match(r"(fp32|fp16|bf16)  ", line)]
+    assert sum(count[0] for count in counts) == sum(count[1] for count in counts) == len(cases)
+    assert f"All {len(cases)} cases passed" in done.stdout and done.stderr == ""
+
+
+WRONG_BLAS = """
+void cblas_sgemm(void) {}
+int openblas_get_num_threads(void) { return 1; }
+void openblas_set_num_threads(int n) { (void)n; }
+int openblas_get_parallel(void) { return 1; }
+const char* openblas_get_config(void) { return "computes nothing"; }
+"""
+
+
+@pytest.fixture(scope="session")
+def wrong_blas(tmp_path_factory):
+    """Matrix products that are not computed: every case of algorithm standard is wrong."""
+    folder = tmp_path_factory.mktemp("blas")
+    (folder / "wrong.c").write_text(WRONG_BLAS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libwrong.so", "wrong.c"], cwd=folder, check=True)
+    return {"FATTN_OPENBLAS": str(folder / "libwrong.so")}
+
+
+def test_failures_are_told_at_once_with_their_details(fattn, wrong_blas):
+    flags = ["check", "--dtype", "fp32", "--algorithm", "standard", "--backend", "cpu", "--filter", "-q7-"]
+    done = fattn(*flags, status=1, env=wrong_blas)
+    wrong = re.findall(r"^FAILED  (\S+)$", done.stdout, re.M)
+    assert wrong and set(wrong) <= set(names(fattn, "--filter", "-q7-"))
+    assert re.search(r"^ +o +error \S+ +allowed \S+ FAILED: ", done.stdout, re.M), done.stdout
+    words = " ".join(done.stdout.split())
+    assert re.search(rf"{len(wrong)} of \d+ cases FAILED: what is wrong is above", words), words
+    assert done.stdout.index("FAILED") < done.stdout.index("dtype")
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    text = fattn.in_terminal(*flags, status=1, width=80, env=wrong_blas)
+    assert "\x1b[31mFAILED\x1b[0m" in text and "\x1b[32mAll" not in text
+    assert not [line for line in screen(text) if len(line) > 80 or "check [" in line]
+
+
+def test_few_groups(fattn):
+    """Of the whole table a summary that fits a screen."""
+    subjects = fattn("check", "--dtype", "fp16", "--backend", "reference", "--filter", "-d8-").stdout
+    assert 0 < len(re.findall(r"^fp16  ", subjects, re.M)) <= 10
+
+
+def test_progress_is_for_terminals(fattn):
+    flags = ["check", "--dtype", "bf16", "--filter", "-q7-"]
+    assert re.search(r"\rcheck|\x1b\[Kcheck", fattn.in_terminal(*flags, width=80))
+    assert not [line for line in screen(fattn.in_terminal(*flags, width=80)) if line.startswith("check [")]
+    assert fattn(*flags).stderr == ""
 
 def test_record(fattn, one):
     record = fattn.json("check", "--filter", one, "--dtype", "fp32", "--backend", "reference")
@@ -64,7 +128,8 @@ def test_nothing_could_run(fattn, one):
     absent = next(isa for isa in ("neon", "amx", "avx512", "avx2") if isa not in available)
     done = fattn("check", "--filter", one, "--backend", "cpu", "--isa", absent, status=2)
     assert "nothing was checked" in done.stderr and absent in done.stderr
-    assert "skipped " + one in done.stdout
+    assert "skipped, the first:" in done.stdout and "0 passed, 0 failed, 2 skipped" in done.stdout
+    assert "skipped " + one in fattn("check", "--filter", one, "--backend", "cpu", "--isa", absent, "--verbose", status=2).stdout
 
 
 def test_interrupted(fattn, tmp_path):

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import struct
 import subprocess
@@ -217,8 +218,20 @@ def test_empty_rows_and_nan(fattn, tmp_path):
 @pytest.mark.parametrize("name", ["small.safetensors", "small_bf16.safetensors"])
 def test_example_files(fattn, root, tmp_path, name):
     done = fattn("run", "--input", root / "examples" / "data" / name, "--output", tmp_path / "out", "--causal", "--verify")
-    assert "FAILED" not in done.stdout and "wrote    o" in done.stdout
+    assert "FAILED" not in done.stdout and len(re.findall(r"^(?:o|lse|dq|dk|dv) .* ok$", done.stdout, re.M)) == (2 if "bf16" in name else 5)
+    assert re.search(r"^o +B?F\w+ +\(1, 12, 4, 8\)$", done.stdout.partition("Wrote")[2], re.M)
     assert safetensors.safe_open(tmp_path / "out", "numpy").metadata()["causal"] == "true"
+
+
+def test_files_as_arguments(fattn, root, tmp_path):
+    example = root / "examples" / "data" / "small.safetensors"
+    fattn("run", "--input", example, "--output", tmp_path / "flags", "--causal")
+    for arguments in ([example, tmp_path / "one", "--causal"], ["--causal", example, "--output", tmp_path / "two"], ["--input", example, "--causal", tmp_path / "three"]):
+        fattn("run", *arguments)
+    for name in ("one", "two", "three"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "flags").read_bytes()
+    assert "--output is required" in fattn.refuses("run", example)
+    assert "has no argument 'surplus'" in fattn.refuses("run", example, tmp_path / "four", "surplus")
 
 
 def test_example_files_are_what_their_script_makes(root):

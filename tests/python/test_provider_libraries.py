@@ -128,10 +128,19 @@ def test_as_documented(libraries, root, tmp_path, name, variant, variants, grad)
 def test_what_is_not_installed_says_so(root, tmp_path, name, wanted):
     for module in ("flash_attn", "flash_attn_interface", "xformers", "flashinfer"):
         (tmp_path / f"{module}.py").write_text("raise ImportError('none here')")
-    done = subprocess.run([sys.executable, root / "providers" / f"{name}.py"], input='{"op": "hello", "protocol": 1}\n', capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, root / "providers" / f"{name}.py"], input='{"op": "hello", "protocol": 1, "device": "cuda"}\n', capture_output=True, text=True, timeout=60,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)})
     answer = json.loads(done.stdout)
     assert (answer["ok"], answer["status"]) == (False, "unavailable") and wanted in answer["reason"] and "none here" in answer["reason"]
+    assert name in answer["absent"]
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "xformers", "flashinfer"])
+def test_what_is_for_gpus_advises_nothing_on_the_cpu(root, name):
+    done = subprocess.run([sys.executable, root / "providers" / f"{name}.py"], input='{"op": "hello", "protocol": 1, "device": "cpu"}\n', capture_output=True, text=True,
+                          timeout=60)
+    answer = json.loads(done.stdout)
+    assert (answer["ok"], answer["status"], answer["absent"]) == (False, "unsupported", "for GPUs") and "nstall" not in answer["reason"]
 
 
 @needs_torch
@@ -142,5 +151,6 @@ def test_flex_attention_computes_the_same(fattn, root, flags):
     record = fattn.json("compare", *tiny, *flags, "--no-grad", *peers)
     (row,) = [row for row in record["rows"] if row["provider"] == "flex-attention"]
     assert row["status"] == "ok" and row["checks"][0]["pass"], row["reason"]
-    refused = [row for row in fattn.json("compare", *tiny, *flags, *peers)["rows"] if row["provider"] == "flex-attention"]
-    assert {row["status"] for row in refused} == {"unsupported"} and "no backward pass on the CPU" in refused[0]["reason"]
+    rows = {row["pass"]: row for row in fattn.json("compare", *tiny, *flags, *peers)["rows"] if row["provider"] == "flex-attention"}
+    assert rows["fwd"]["status"] == "ok", rows["fwd"]["reason"]
+    assert {rows[name]["reason"] for name in ("bwd", "fwdbwd")} == {"FlexAttention has no backward pass on the CPU"}

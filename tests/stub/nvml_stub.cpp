@@ -60,3 +60,7 @@ STUB_EXPORT int nvmlDeviceGetFieldValues(void*, int count, FieldValue* values) {
   }
   return 0;
 }
+STUB_EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void*, unsigned long long* reasons) {
+  *reasons = state.reasons;
+  return 0;
+}

@@ -29,9 +29,10 @@ EPILOG = f"""The goals, against FlashAttention-2 where torch has it for the prob
 at most {MAX_GOAL} (sigma 1: {MAX_GOAL_SIGMA_1}); lse {LSE_GOAL}, or {LSE_UNITS} units in its last place, whichever is more; fp32 {FP32_GOALS[0]} and {FP32_GOALS[1]}, against torch.
 Exit 1 if one is missed, 130 after Ctrl-C, which keeps what was measured.
 
-Examples:  fattn check --accuracy --quick
-           fattn check --accuracy --dtype bf16 --headdim 64 --sigma 2,3 --option none,bias
-           fattn check --accuracy --json docs/results/accuracy.json"""
+Examples:
+  fattn check --accuracy --quick
+  fattn check --accuracy --dtype bf16 --headdim 64 --sigma 2,3 --option none
+  fattn check --accuracy --json docs/results/accuracy.json"""
 
 
 class Error:
@@ -159,18 +160,18 @@ class Measurement:
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("fattn check --accuracy", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
-    parser.add_argument("--dtype", type=names(tuple(DTYPES)), default=["bf16", "fp16"], help="[bf16,fp16]")
-    parser.add_argument("--headdim", type=numbers(int), help="[64,96,128,192,256; on the CPU and with --quick 64,128]")
-    parser.add_argument("--sigma", type=numbers(float), help="[1,2,3,8,64; with --quick 1,2,3]")
-    parser.add_argument("--option", type=names(OPTIONS), help=f"{','.join(OPTIONS)} [all; with --quick none,bias,packed,decode]")
-    parser.add_argument("--causal", choices=("both", "yes", "no"), default="both", help="[both]")
-    parser.add_argument("--seeds", type=positive, help="[8; with --quick 4]")
-    parser.add_argument("--batch", type=positive, help="[4; on the CPU 1]")
-    parser.add_argument("--seqlen", type=positive, help="[1024; on the CPU 512]")
-    parser.add_argument("--nheads", type=positive, help="[8; on the CPU 4]")
-    parser.add_argument("--algorithm", default="auto", help="auto, v2, v3, ... [auto]")
+    parser = Parser("fattn check --accuracy", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
+    parser.add_argument("--dtype", type=names(tuple(DTYPES)), default=["bf16", "fp16"], metavar="NAME,...", help="dtypes: bf16, fp16 and, on the CPU, fp32 [bf16,fp16]")
+    parser.add_argument("--headdim", type=numbers(int), metavar="N,...", help="sizes of a head [64,96,128,192,256; on the CPU and with --quick 64,128]")
+    parser.add_argument("--sigma", type=numbers(float), metavar="X,...", help="standard deviations of q, k and v [1,2,3,8,64; with --quick 1,2,3]")
+    parser.add_argument("--option", type=names(OPTIONS), metavar="NAME,...", help=f"options of attention: {', '.join(OPTIONS)} [all; with --quick none,bias,packed,decode]")
+    parser.add_argument("--causal", choices=("both", "yes", "no"), default="both", metavar="WHICH", help="with a causal mask: yes, no or both [both]")
+    parser.add_argument("--seeds", type=positive, metavar="N", help="so many random inputs of each problem [8; with --quick 4]")
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size: a whole number, 1 or more [4; on the CPU 1]")
+    parser.add_argument("--seqlen", type=positive, metavar="N", help="queries and keys [1024; on the CPU 512]")
+    parser.add_argument("--nheads", type=positive, metavar="N", help="heads [8; on the CPU 4]")
+    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="auto, standard, v1, v2 or v3 [auto]")
     parser.add_argument("--quick", action="store_true", help="part of it, in a minute")
     parser.add_argument("--json", metavar="FILE|-", help="write the ratios as a list of JSON objects, one for each tensor and peer")
     flags = parser.parse_args(arguments)

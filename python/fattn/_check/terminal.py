@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import torch
 from .. import _abi
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+OTHER_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float32": "fp32", "float": "fp32", "f32": "fp32"}
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], list]:
@@ -32,6 +34,8 @@ def names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The type of a flag that takes some of these names, separated by commas."""
     def parse(text: str) -> list[str]:
         found = text.split(",")
+        if "bf16" in allowed:
+            found = [OTHER_NAMES.get(name.lower().removeprefix("torch."), name.lower()) for name in found]
         for name in found:
             if name not in allowed:
                 raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
@@ -46,8 +50,36 @@ def positive(text: str) -> int:
     return value
 
 
+def width() -> int:
+    """Columns of the terminal, or of COLUMNS; 80 where there is neither."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+class _Help(argparse.HelpFormatter):
+    """Paragraphs in the terminal's width; indented lines, which are commands, stay as they are where they fit."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled: list[str] = []
+        for paragraph in text.split("\n\n"):
+            lines: list[str] = []
+            for line in paragraph.splitlines():
+                if lines and not line.startswith("  ") and not lines[-1].startswith("  "):
+                    lines[-1] += " " + line
+                else:
+                    lines.append(line)
+            filled.append("\n".join(part for line in lines
+                                    for part in textwrap.wrap(line, width, subsequent_indent="      " if line.startswith("  ") else "", break_on_hyphens=False)))
+        return "\n\n".join(filled)
+
+
 class Parser(argparse.ArgumentParser):
-    """Errors as the program `fattn` has them: one line, exit status 2."""
+    """Errors as the program `fattn` has them: one line, exit status 2. Help that fits the terminal."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, formatter_class=_Help, **options)
 
     def error(self, message: str) -> None:
         print(f"fattn: {message}; see {self.prog} --help", file=sys.stderr)
@@ -96,8 +128,8 @@ def write(rows: list[dict], path: str | None) -> None:
 
 
 def say(out: TextIO, text: str) -> None:
-    """In lines of 80 columns."""
-    print(textwrap.fill(text, 80, subsequent_indent="    "), file=out, flush=True)
+    """In lines that fit the terminal."""
+    print(textwrap.fill(text, width(), subsequent_indent="    "), file=out, flush=True)
 
 
 def finite(x: float, digits: int = 4) -> float | None:
@@ -138,6 +170,7 @@ class Progress:
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done, self.start, self.shown = what, total, 0, time.monotonic(), 0.0
         self.live = sys.stderr.isatty()
+        self.columns = min(width(), 100) - 1
 
     def step(self, about: str = "") -> None:
         self.done += 1
@@ -147,10 +180,10 @@ class Progress:
         self.shown = now
         left = (now - self.start) / self.done * (self.total - self.done)
         line = f"{self.what} {self.done} of {self.total}, {left:.0f} s left  {about}"
-        sys.stderr.write("\r" + line[:79].ljust(79))
+        sys.stderr.write("\r" + line[: self.columns].ljust(self.columns))
         sys.stderr.flush()
 
     def clear(self) -> None:
         if self.live and self.shown:
-            sys.stderr.write("\r" + " " * 79 + "\r")
+            sys.stderr.write("\r" + " " * self.columns + "\r")
             self.shown = 0.0

@@ -27,9 +27,10 @@ the queries, and of the gradients of the keys, that do not see them; zeros in th
 EPILOG = f"""The goal: no call takes more than {LIMIT} times as long (--limit); one that does is measured again before it counts.
 Exit 1 if one does or a bit changes, 130 after Ctrl-C, which keeps what was measured.
 
-Examples:  fattn check --values --quick
-           fattn check --values --algorithm v3 --dtype bf16 --option seqused_k,causal
-           fattn check --values --json docs/results/values.json"""
+Examples:
+  fattn check --values --quick
+  fattn check --values --algorithm v3 --dtype bf16 --option seqused_k,causal
+  fattn check --values --json docs/results/values.json"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,17 +178,18 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("fattn check --values", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
-    parser.add_argument("--algorithm", type=names(("v2", "v3", "v1", "standard", "decode")), help="[v2,v3,standard,decode; on the CPU without v3]")
-    parser.add_argument("--dtype", type=names(tuple(DTYPES)), help="[bf16,fp16,fp32; with --quick bf16]")
-    parser.add_argument("--headdim", type=numbers(int), default=[64, 128], help="[64,128]")
-    parser.add_argument("--option", type=names(OPTIONS), default=list(OPTIONS), help=f"{','.join(OPTIONS)} [all]")
-    parser.add_argument("--batch", type=positive, help="[4; on the CPU 1]")
-    parser.add_argument("--seqlen", type=positive, help="[2048; on the CPU 512]")
-    parser.add_argument("--nheads", type=positive, help="[16; on the CPU 4]")
-    parser.add_argument("--repeats", type=positive, default=7, help="calls of each kind [7]")
-    parser.add_argument("--limit", type=float, default=LIMIT, help=f"the ratio that a call may have [{LIMIT}]")
+    parser = Parser("fattn check --values", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="cuda, cuda:N, cpu, or auto: cuda if torch sees one [auto]")
+    parser.add_argument("--algorithm", type=names(("v2", "v3", "v1", "standard", "decode")), metavar="NAME,...",
+                        help="what computes: v1, v2, v3, standard, decode [v2,v3,standard,decode; on the CPU without v3]")
+    parser.add_argument("--dtype", type=names(tuple(DTYPES)), metavar="NAME,...", help="dtypes [bf16,fp16,fp32; with --quick bf16]")
+    parser.add_argument("--headdim", type=numbers(int), default=[64, 128], metavar="N,...", help="sizes of a head [64,128]")
+    parser.add_argument("--option", type=names(OPTIONS), default=list(OPTIONS), metavar="NAME,...", help=f"what hides values: {', '.join(OPTIONS)} [all]")
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size: a whole number, 1 or more [4; on the CPU 1]")
+    parser.add_argument("--seqlen", type=positive, metavar="N", help="queries and keys [2048; on the CPU 512]")
+    parser.add_argument("--nheads", type=positive, metavar="N", help="heads [16; on the CPU 4]")
+    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="calls of each kind [7]")
+    parser.add_argument("--limit", type=float, default=LIMIT, metavar="X", help=f"the ratio that a call may have [{LIMIT}]")
     parser.add_argument("--quick", action="store_true", help="NaN in one element and in all that is hidden; bf16")
     parser.add_argument("--full", action="store_true", help="every value in every extent")
     parser.add_argument("--json", metavar="FILE|-", help="write the ratios as a list of JSON objects, one for each call and pass")

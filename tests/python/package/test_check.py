@@ -22,10 +22,10 @@ ACCURACY = ["--device", "cpu", "--dtype", "bf16", "--headdim", "64", "--sigma", 
 VALUES = ["--device", "cpu", "--dtype", "bf16", "--headdim", "64", "--algorithm", "v2", "--seqlen", "64", "--nheads", "1", "--repeats", "3", "--quick"]
 
 
-def command(*arguments, status=0):
+def command(*arguments, status=0, **environment):
     """With kernels whose accuracy does not depend on the processor. As a person runs it: the program becomes Python's."""
     done = subprocess.run([PROGRAM, "check", "--python", sys.executable, *arguments], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "FATTN_CPU_ISA": "scalar"})
+                          env={**os.environ, "COLUMNS": "", "FATTN_CPU_ISA": "scalar", **environment})
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -138,7 +138,18 @@ def test_refuses(arguments):
 @pytest.mark.parametrize("which", ["--accuracy", "--values"])
 def test_help(which):
     text = command(which, "--help").stdout
-    assert "--json" in text and "Exit 1" in text and all(len(line) <= 150 for line in text.splitlines())
+    assert "--json" in text and "Exit 1" in text and all(len(line) <= 80 for line in text.splitlines())
+    assert f"\n  fattn check {which} --quick\n" in text
+    wide = command(which, "--help", COLUMNS="120").stdout
+    assert 80 < max(map(len, wide.splitlines())) <= 120
+    narrow = command(which, "--help", COLUMNS="50").stdout
+    assert max(map(len, narrow.splitlines())) <= 50
+
+
+def test_dtypes_by_their_other_names():
+    from fattn._check import terminal
+
+    assert terminal.names(tuple(terminal.DTYPES))("float32,torch.half,BF16,bfloat16") == ["fp32", "fp16", "bf16", "bf16"]
 
 
 def test_interrupted_keeps_what_was_measured(tmp_path):

@@ -1,0 +1,20 @@
+// What is behind a stream: how wide it is, and whether it shows colours.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+
+namespace fattn::cli {
+
+// Of help, tables and text where no terminal says its own; and the least that lines are laid out for.
+inline constexpr size_t kDefaultWidth = 80, kLeastWidth = 40;
+
+bool is_terminal(std::FILE* stream);
+
+// COLUMNS where it is set to a number, else what the terminal says, else kDefaultWidth; never less than kLeastWidth.
+size_t width_of(std::FILE* stream);
+
+// Of a terminal, unless NO_COLOR is set (no-color.org) or TERM is empty or "dumb".
+bool shows_colour(std::FILE* stream);
+
+}  // namespace fattn::cli

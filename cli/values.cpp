@@ -1,0 +1,110 @@
+// The description of each validator is what help says; CLI11 hands it over behind a ':' of the type's name.
+#include "cli/values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "cli/nearest.h"
+#include "cli/sanitize.h"
+#include "cli/words.h"
+
+namespace fattn::cli {
+namespace {
+
+std::string in_quotes(const std::string& text) { return "'" + printable(text, 40) + "'"; }
+
+// "1 or more", "from 0 to 5".
+template <class T>
+std::string range_words(T least, T most, bool ends) {
+  return ends ? fmt::format("from {} to {}", least, most) : fmt::format("{} or more", least);
+}
+
+// Small letters without '-', '_', ' ' and the module of a name: "torch.bfloat16" is "bfloat16".
+std::string plain(const std::string& name) {
+  std::string text;
+  for (const char c : name.substr(name.rfind('.') == std::string::npos ? 0 : name.rfind('.') + 1))
+    if (c != '-' && c != '_' && c != ' ') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+}  // namespace
+
+CLI::Validator whole_number(int64_t least, int64_t most) {
+  const std::string range = range_words(least, most, most < kNoEnd);
+  return CLI::Validator(
+      [least, most, range](const std::string& text) -> std::string {
+        int64_t value = 0;
+        const std::from_chars_result read = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (read.ptr != text.data() + text.size() || text.empty() || (read.ec != std::errc() && read.ec != std::errc::result_out_of_range))
+          return fmt::format("{} is no whole number; allowed: {}", in_quotes(text), range);
+        if (read.ec == std::errc::result_out_of_range || value < least || value > most)
+          return fmt::format("{} is not in range; allowed: {}", printable(text, 40), range);
+        return "";
+      },
+      "a whole number" + std::string(most < kNoEnd ? " " : ", ") + range);
+}
+
+CLI::Validator number(double least, double most) {
+  const bool ends = std::isfinite(most);
+  const std::string range = range_words(least, most, ends);
+  return CLI::Validator(
+      [least, most, range](const std::string& text) -> std::string {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (text.empty() || *end != '\0') return fmt::format("{} is no number; allowed: {}", in_quotes(text), range);
+        if (!(value >= least && value <= most)) return fmt::format("{} is not in range; allowed: {}", printable(text, 40), range);
+        return "";
+      },
+      "a number" + std::string(ends ? " " : ", ") + range);
+}
+
+CLI::Validator one_of(std::vector<std::string> names, std::vector<std::pair<std::string, std::string>> also) {
+  const std::string words = any_of(names);
+  return CLI::Validator(
+      [names = std::move(names), also = std::move(also), words](std::string& text) -> std::string {
+        const std::string given = plain(text);
+        std::vector<std::string> known;
+        for (const std::string& name : names) {
+          if (plain(name) == given) return text = name, "";
+          known.push_back(name);
+        }
+        for (const auto& [other, name] : also) {
+          if (other == given) return text = name, "";
+          known.push_back(other);
+        }
+        std::string meant = nearest(text.size() > 100 ? "" : given, known);
+        for (const auto& [other, name] : also)
+          if (meant == other) meant = name;
+        return fmt::format("{} is not known; allowed: {}{}", in_quotes(text), words, meant.empty() ? "" : "; did you mean '" + meant + "'?");
+      },
+      words);
+}
+
+CLI::Validator one_dtype_of(std::vector<std::string> names) {
+  std::vector<std::pair<std::string, std::string>> also;
+  for (const auto& [other, name] : std::initializer_list<std::pair<const char*, const char*>>{{"float", "fp32"},
+                                                                                              {"float32", "fp32"},
+                                                                                              {"f32", "fp32"},
+                                                                                              {"single", "fp32"},
+                                                                                              {"half", "fp16"},
+                                                                                              {"float16", "fp16"},
+                                                                                              {"f16", "fp16"},
+                                                                                              {"bfloat16", "bf16"},
+                                                                                              {"bfloat", "bf16"},
+                                                                                              {"double", "fp64"},
+                                                                                              {"float64", "fp64"},
+                                                                                              {"f64", "fp64"}})
+    if (std::find(names.begin(), names.end(), name) != names.end()) also.emplace_back(other, name);
+  return one_of(std::move(names), std::move(also));
+}
+
+CLI::Validator in_words(const std::string& words) {
+  return CLI::Validator([](const std::string&) { return std::string(); }, words);
+}
+
+}  // namespace fattn::cli

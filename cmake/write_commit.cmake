@@ -1,0 +1,26 @@
+# Run at every build: writes the header HEADER with the commit of the sources in SOURCE, "+dirty" behind it if a tracked file differs, "" where SOURCE
+# is no git clone (a tarball, also one unpacked inside another project's clone). GIVEN, if not empty, is what is written. The file is touched only if
+# that changes, so one source file is compiled again then and nothing else.
+set(commit "${GIVEN}")
+if(commit STREQUAL "" AND EXISTS "${SOURCE}/.git")
+  find_program(GIT git)
+  if(GIT)
+    execute_process(COMMAND ${GIT} -C "${SOURCE}" rev-parse --verify HEAD OUTPUT_VARIABLE head RESULT_VARIABLE status ERROR_QUIET
+                    OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(status EQUAL 0)
+      set(commit "${head}")
+      execute_process(COMMAND ${GIT} -C "${SOURCE}" status --porcelain --untracked-files=no OUTPUT_VARIABLE changes RESULT_VARIABLE status ERROR_QUIET)
+      if(NOT status EQUAL 0 OR NOT changes STREQUAL "")
+        string(APPEND commit "+dirty")
+      endif()
+    endif()
+  endif()
+endif()
+set(text "#define FATTN_COMMIT \"${commit}\"\n")
+set(before "")
+if(EXISTS "${HEADER}")
+  file(READ "${HEADER}" before)
+endif()
+if(NOT text STREQUAL before)
+  file(WRITE "${HEADER}" "${text}")
+endif()
