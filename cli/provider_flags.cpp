@@ -14,7 +14,8 @@ void ProviderFlags::add_to(CLI::App& command) {
   command.add_option("--providers", directory_, "Folder of the providers [share/fattn/providers beside the program]")
       ->check(CLI::ExistingDirectory)
       ->type_name("DIR");
-  command.add_option("--python", python_, "Python for providers that are scripts [the one beside this program, then python3 of PATH]")->type_name("PATH");
+  command.add_option("--python", python_, "Python for providers that are scripts [the one beside this program, then python3 of PATH]")
+      ->type_name("PATH");
   command.add_option("--timeout", timeout_, "Seconds to wait for one answer of a provider")->check(CLI::Range(0.1, 86400.0))->capture_default_str();
 }
 
