@@ -1,7 +1,7 @@
 // The only file that a new commit compiles again.
 #include "measure/commit.h"
 
-#include "source_commit.h"  // made by cmake/write_commit.cmake
+#include <source_commit.h>  // made by cmake/write_commit.cmake
 
 namespace fattn::measure {
 
