@@ -102,8 +102,9 @@ void print_conclusion(const Output& out, const std::vector<Row>& rows) {
     if (!line.empty()) out.say("  " + line, 2);
   const std::string fattn = called();
   out.say("\n" + out.in(Mood::kTitle, "Next"));
-  out.say("  your sizes: " + fattn + " compare --seqlen 4096 --causal --dtype bf16", 2);
-  out.say("  all sizes:  " + fattn + " bench --suite cpu", 2);
+  const bool cuda = own->who.backend == name_of(Backend::kCuda);
+  out.say("  your sizes: " + fattn + " compare --seqlen 4096 --causal --dtype bf16" + (cuda ? " --device cuda" : ""), 2);
+  out.say("  all sizes:  " + fattn + " bench --suite " + (cuda ? "cuda" : "cpu"), 2);
   out.say("  the rest:   " + fattn + " --help, and README.md for Python and C++", 2);
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "cli/oracle_check.h"
+#include "cli/schedule.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
@@ -66,36 +67,6 @@ class TimeLeft {
   const bool limited_;
   const double limit_;
   const std::function<void(const std::string&)> tell_;
-};
-
-// What a contestant has in common over all passes.
-struct Entry {
-  Contestant* contestant = nullptr;
-  const ProblemSpec* spec = nullptr;
-  std::shared_ptr<const Inputs> inputs;
-  std::vector<Row*> rows;  // one a pass
-  bool running = true;
-  bool compiles = false;  // for each problem
-  bool grad = true;
-  StepSeconds steps;    // of the passes in their order; of those that it has not none
-  double expected = 0;  // seconds of the steps that are still to come
-
-  bool has(size_t pass) const { return running && rows[pass]->ok(); }
-
-  void fail(const Failure& failure) {
-    running = false;
-    for (Row* row : rows)
-      if (row->ok()) row->fail(failure);
-  }
-  template <typename Body>
-  void guarded(const Body& body) {
-    if (!running) return;
-    try {
-      body();
-    } catch (const std::exception& e) {
-      fail(as_failure(e));
-    }
-  }
 };
 
 bool concerns(const TensorCheck& check, Pass pass) {
@@ -153,110 +124,6 @@ Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
   peaks.read_bytes_per_s = options.read_bytes_per_s;
   return peaks;
 }
-
-// The seconds that a race takes, before it is run and while it runs.
-class Schedule {
- public:
-  explicit Schedule(const RaceOptions& options) : options_(options) {}
-
-  // Whether calls are long enough in all to be estimated.
-  bool worth_it(const std::vector<Entry>& entries) const {
-    if (options_.part_of_suite) return false;
-    double flops = 0;
-    for (const Entry& entry : entries)
-      for (const Row* row : entry.rows) flops += kFewestCalls * row->cost.flops;
-    return flops >= flops_worth_an_estimate(options_.place);
-  }
-
-  // Of those that compute in this process, or of the others, once they are there.
-  void estimate(std::vector<Entry>& entries, bool apart) {
-    for (Entry& entry : entries)
-      if (entry.running && entry.contestant->apart() == apart) {
-        const CallSeconds first = calls_.empty() ? CallSeconds() : calls_.front().second;
-        // What compiles takes longer to do so for a slice than it tells: it is taken to be as fast as the first contestant.
-        if (entry.compiles)
-          calls_.push_back({&entry, first});
-        else
-          calls_.push_back({&entry, estimate_calls(*entry.contestant, *entry.spec, entry.grad, options_.memory_limit, options_.place,
-                                                   apart ? telling_flops(first, *entry.spec) : 0)});
-      }
-  }
-
-  // The steps of all entries, from what is known of their calls.
-  void plan(std::vector<Entry>& entries) {
-    for (Entry& entry : entries) {
-      if (!entry.running) continue;
-      CallSeconds calls;
-      for (const auto& [estimated, seconds] : calls_)
-        if (estimated == &entry) calls = seconds;
-      entry.steps = seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(entry));
-      if (entry.compiles) entry.steps.check += kCompileSeconds;
-      for (size_t p = 0; p < options_.passes.size(); ++p)
-        if (!entry.has(p)) entry.steps.passes[p] = {};
-      entry.expected = entry.steps.total(options_.sampling);
-    }
-  }
-
-  double total(const std::vector<Entry>& entries) const {
-    double numbers = 0, seconds = 0;
-    for (const Entry& entry : entries) {
-      seconds += entry.expected;
-      numbers = std::max(numbers, static_cast<double>(entry.spec->input_bytes(options_.grad)) / static_cast<double>(size_of(entry.spec->dtype)));
-    }
-    seconds += numbers / kInputsPerSecond;
-    return options_.time_limit > 0 ? std::min(seconds, options_.time_limit) : seconds;
-  }
-
-  // Throws if that is more than anyone wants to wait.
-  void refuse_if_too_long(const std::vector<Entry>& entries) const {
-    const double seconds = total(entries);
-    if (options_.patience <= 0 || !(seconds > options_.patience)) return;
-    const ProblemSpec& s = *entries.front().spec;
-    std::string smaller;
-    constexpr double kComfortable = 60;
-    const double length = static_cast<double>(s.seqlen_q) * std::sqrt(kComfortable / seconds);
-    if (s.seqlen_q == s.seqlen_k && !s.has_terms() && !s.windowed() && length >= 1024)
-      smaller = fmt::format(" (--seqlen {} takes about a minute)", static_cast<int64_t>(length) / 1024 * 1024);
-    const double hours = std::ceil(1.5 * seconds / 3600);
-    const std::string enough = hours < 48 ? fmt::format("{:.0f}h", hours) : fmt::format("{:.0f}d", std::ceil(hours / 24));
-    throw std::runtime_error(fmt::format("{} would take about {}; allowed: {}. Choose a smaller problem{}{}, or allow it with --patience {}",
-                                         describe(s), duration_in_words(seconds), duration_in_words(options_.patience), smaller,
-                                         entries.size() > 1 ? " or fewer contestants" : "", enough));
-  }
-
-  void announce(const std::vector<Entry>& entries) const {
-    const double seconds = total(entries);
-    if (!options_.progress || options_.part_of_suite) return;
-    options_.progress->expect(seconds, true);
-    if (seconds >= kWorthSaying) options_.progress->say("about " + duration_in_words(seconds));
-  }
-
-  // A step of an entry is done.
-  void step(Entry& entry, double seconds) const {
-    entry.expected -= seconds;
-    if (options_.progress && !options_.part_of_suite) options_.progress->step(seconds);
-  }
-  // It failed: what it had to do is not done.
-  void forget(Entry& entry) const {
-    if (options_.progress && !options_.part_of_suite) options_.progress->drop(entry.expected);
-    entry.expected = 0;
-  }
-
- private:
-  static constexpr double kFewestCalls = kFewestSamples + 3;  // of a pass: warm-up, samples, memory, check
-  static constexpr double kInputsPerSecond = 5e7, kCompileSeconds = 30, kWorthSaying = 20;
-
-  // What the check takes beside the calls: its share of FLOPs, and three times all keys and values that a row may see.
-  double oracle_seconds(const Entry& entry) const {
-    constexpr double kForwardFlopsPerSecond = 2e9, kBackwardFlopsPerSecond = 6e8, kNumbersPerSecond = 8e7;
-    const ProblemSpec& s = *entry.spec;
-    return options_.oracle_flops / (entry.grad ? kBackwardFlopsPerSecond : kForwardFlopsPerSecond) +
-           3 * static_cast<double>(s.seqlen_k) * static_cast<double>(s.headdim + s.headdim_v) / kNumbersPerSecond;
-  }
-
-  const RaceOptions& options_;
-  std::vector<std::pair<const Entry*, CallSeconds>> calls_;
-};
 
 // What standard attention returned, and of which problem.
 struct Standard {
