@@ -37,10 +37,8 @@ std::string parameter_name(const ::testing::TestParamInfo<Parameter>& info) {
   return std::string(fattn::name_of(std::get<0>(info.param))) + "_" + name_of(std::get<1>(info.param));
 }
 
-// The table in three parts, by what a case costs: the last has a third of the cases and takes two thirds of the time. There each case is computed in
-// one of the three dtypes in turn; in all of them with FATTN_TEST_WHOLE=1 (`make test-all`), and by `fattn check`.
-enum class Part { kSmall, kLarge, kLargest };
-Part part_of(const Case& c) { return c.small() ? Part::kSmall : c.flops() < 1e8 ? Part::kLarge : Part::kLargest; }
+// Of cases that are not small, most of the time, each is computed in one of the three dtypes in turn; in all of them with FATTN_TEST_WHOLE=1
+// (`make test-all`), and by `fattn check`.
 bool whole_table() {
   const char* whole = std::getenv("FATTN_TEST_WHOLE");
   return whole && std::string(whole) == "1";
@@ -48,17 +46,17 @@ bool whole_table() {
 
 class Table : public ::testing::TestWithParam<Parameter> {
  protected:
-  void run(Part part) {
+  void run(bool small) {
     const DType dtype = std::get<0>(GetParam());
     const Target target = std::get<1>(GetParam());
     const std::string why = why_unavailable(target, dtype);
     if (!why.empty()) GTEST_SKIP() << why;
     std::vector<Case> cases;
-    const bool all = part != Part::kLargest || whole_table();
+    const bool all = small || whole_table();
     const size_t turn = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1 : 2;
     size_t seen = 0;  // of this part and dtype
     for (const Case& c : all_cases())
-      if (c.dtype == dtype && part_of(c) == part && (all || seen++ % 3 == turn) && is_to_compute(target, c)) cases.push_back(c);
+      if (c.dtype == dtype && c.small() == small && (all || seen++ % 3 == turn) && is_to_compute(target, c)) cases.push_back(c);
     // Dear cases first, so that the two threads end together.
     std::stable_sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.flops() > b.flops(); });
     std::vector<CaseResult> results(cases.size());
@@ -79,11 +77,9 @@ class Table : public ::testing::TestWithParam<Parameter> {
 
 class TableSmall : public Table {};
 class TableLarge : public Table {};
-class TableLargest : public Table {};
 
-TEST_P(TableSmall, Passes) { run(Part::kSmall); }
-TEST_P(TableLarge, Passes) { run(Part::kLarge); }
-TEST_P(TableLargest, Passes) { run(Part::kLargest); }
+TEST_P(TableSmall, Passes) { run(true); }
+TEST_P(TableLarge, Passes) { run(false); }
 
 const auto kDTypes = ::testing::Values(DType::kF32, DType::kF16, DType::kBF16);
 
@@ -97,7 +93,6 @@ std::vector<Target> fast_targets() {
   return fast;
 }
 INSTANTIATE_TEST_SUITE_P(Every, TableLarge, ::testing::Combine(kDTypes, ::testing::ValuesIn(fast_targets())), parameter_name);
-INSTANTIATE_TEST_SUITE_P(Every, TableLargest, ::testing::Combine(kDTypes, ::testing::ValuesIn(fast_targets())), parameter_name);
 
 // The turns above are those of the same case in every dtype only if the table has the same cases in every dtype, in the same order.
 TEST(CasesSmall, AreTheSameInEveryDType) {

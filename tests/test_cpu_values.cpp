@@ -165,6 +165,37 @@ TEST_P(CpuValues, OfAnySize) {
     }
 }
 
+// A row whose o is NaN in one column is not done: what it sees later makes other columns infinite. As the reference has it, element by element.
+TEST_P(CpuValues, InOneColumnLeaveTheOthers) {
+  Case c = plain();
+  c.seqlen_q = c.seqlen_k = 300;
+  c.mask = Pairs::kAll;
+  const Target reference{Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0};
+  for (const double late : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 2.0}) {
+    Call ours(c, target), expected(c, reference);
+    for (const Call* call : {&ours, &expected}) {
+      Dense v = read(call->in.v);
+      for (size_t i = 0; i < v.size(); ++i) {
+        const size_t column = i % kHeaddim, key = i / (kHeads * kHeaddim);
+        if (column == 0 && key < 40) v[i] = std::nan("");
+        if (column == 5 && key == 250) v[i] = late;
+      }
+      write(call->in.v, v);
+    }
+    ours.run();
+    expected.run();
+    const Dense got = read(ours.out.o), right = read(expected.out.o);
+    int64_t different = 0, infinite = 0;
+    for (size_t i = 0; i < right.size(); ++i) {
+      different += std::isnan(got[i]) != std::isnan(right[i]) || std::isinf(got[i]) != std::isinf(right[i]) ||
+                   (std::isinf(right[i]) && std::signbit(got[i]) != std::signbit(right[i]));
+      infinite += std::isinf(right[i]);
+    }
+    EXPECT_EQ(different, 0) << late;
+    EXPECT_EQ(infinite > 0, std::isinf(late)) << late;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, CpuValues,
                          ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets())),
                          parameter_name);

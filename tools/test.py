@@ -118,6 +118,7 @@ def package_stages(jobs):
 def stages(jobs, long):
     build = f"cmake --build %s --parallel {jobs}\n"
     fuzz_s = 600 if long else 30
+    whole = "FATTN_TEST_WHOLE=1 " if long else ""  # what tests leave out else: cases in every dtype, models that others stand for
     side_by_side = f"-n {jobs} --dist worksteal"  # pytest-xdist
     # No detect_stack_use_after_return: g++ 12 places 64-byte vectors unaligned on its fake stacks (GCC bug 110027).
     sanitizer_options = (
@@ -134,7 +135,7 @@ def stages(jobs, long):
             count_status,
             2400,
         ),
-        Stage("gtest", ctest("build", jobs, prefix="FATTN_TEST_WHOLE=1" if long else "", timeout_s=WHOLE_S if long else 900), count_ctest, 10800 if long else 2400),
+        Stage("gtest", ctest("build", jobs, prefix=whole, timeout_s=WHOLE_S if long else 900), count_ctest, 10800 if long else 2400),
         Stage(
             "python",
             "tools/python_venv.sh\n"
@@ -147,7 +148,7 @@ def stages(jobs, long):
             "package",
             make_wheel(jobs)
             + "tools/package_venv.sh\n"
-            f'build/venv-package/bin/python -m pytest {side_by_side} tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
+            f'{whole}build/venv-package/bin/python -m pytest {side_by_side} tests/python/package -q --junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             7200,
         ),

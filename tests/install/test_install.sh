@@ -138,7 +138,8 @@ add_executable(fetched_static "$source_dir/examples/cpp/forward.cpp")
 target_link_libraries(fetched_static PRIVATE fattn::static)
 install(TARGETS fetched)
 EOF
-expect "FetchContent: configure" cmake -G Ninja -S "$scratch/fetched" -B "$scratch/fetched/build"
+# With the flags of the build, so that ccache has its objects.
+expect "FetchContent: configure" cmake -G Ninja -DFATTN_WERROR=ON -S "$scratch/fetched" -B "$scratch/fetched/build"
 expect "FetchContent: build" cmake --build "$scratch/fetched/build"
 expect "FetchContent: runs" "$scratch/fetched/build/fetched"
 expect "FetchContent: the archive runs" "$scratch/fetched/build/fetched_static"

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 
 import pytest
 import torch
@@ -33,6 +34,11 @@ def config_of(name: str):
     if name == "gpt_oss":
         return transformers.GptOssConfig(**GROUPED, head_dim=32, sliding_window=7, num_local_experts=4, num_experts_per_tok=2)
     return transformers.Qwen3Config(**GROUPED, head_dim=32)
+
+
+def compiled(*names: str, short: str) -> list[str]:
+    """Compiling takes seconds a model: one that has what the test is about, and the others too with FATTN_TEST_WHOLE=1 (`make test-all`)."""
+    return [*names, short] if os.environ.get("FATTN_TEST_WHOLE") == "1" else [short]
 
 
 NAMES = ["gpt2", "bert", "llama", "mistral", "gemma2", "gpt_oss", "qwen3"]
@@ -146,7 +152,7 @@ def test_generate(name, padding, cache, calls):
 
 @pytest.mark.parametrize("lengths", [True, False])
 @pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", compiled("gpt2", "gemma2", short="mistral"))
 def test_generate_compiled(name, padding, lengths, monkeypatch):
     """A step is compiled once; where a window's cache fills, as often as transformers needs. Without padding nothing is stored for the pairs, unless a device has no
     lengths."""
@@ -275,7 +281,7 @@ def test_packed_by_positions(name, device, monkeypatch):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("name", compiled("gpt2", "qwen3", short="llama"))
 def test_compiled_without_a_mask(name, dynamic):
     """Positions that the model made are no documents; those that are given may be."""
     model, packed = model_of(name), packed_positions()["position_ids"]
@@ -447,7 +453,7 @@ def errors_in_bf16(model, inputs, counts, got) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "bert", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", compiled("gpt2", "bert", "mistral", "gemma2", short="gpt_oss"))
 def test_compiled_stores_no_mask_of_pairs(name, dynamic, device, monkeypatch):
     """Windows are fattn's own, and padding a mask of the keys; or, where a device has no masks, one of pairs that says the same."""
     more = {"num_experts_per_tok": 4} if name == "gpt_oss" else {}  # all, so that rounding changes no choice
