@@ -138,7 +138,8 @@ TEST(DecodePlanSmall, WorkspaceHoldsTheSplitsOfEveryRow) {
   EXPECT_EQ(plan.combine_grid, rows);
   EXPECT_EQ(plan.stats_offset, rows * plan.splits * 64 * 4);
   EXPECT_EQ(plan.workspace_bytes, plan.stats_offset + rows * plan.splits * 8);
-  alignas(256) static char memory[1];
+  alignas(256) static char memory[1 << 20];
+  ASSERT_LE(plan.workspace_bytes, static_cast<int64_t>(sizeof memory));
   const DecodeParams params = decode_params(p, plan, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, memory);
   EXPECT_EQ(static_cast<void*>(params.work.part_o), memory);
   EXPECT_EQ(reinterpret_cast<char*>(params.work.part_stats), memory + plan.stats_offset);

@@ -248,6 +248,7 @@ TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
     V3BackwardParams params;
     BackwardBuffers buffers{};
     buffers.pairs.seqused_k = reinterpret_cast<const int*>(64);
+    buffers.workspace = reinterpret_cast<void*>(1 << 20);
     p.seqused_k_stride = 3;
     set_v3_backward_params(params, p, plan, cuda_device(0), buffers);
     EXPECT_EQ(params.call.lengths, buffers.pairs.seqused_k);
