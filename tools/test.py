@@ -29,7 +29,8 @@ FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AC
 EMULATED_FILTER = "*-*Fork.*"
 # What another architecture can change: its kernels, conversions, the plain ones as its compiler makes them. (The oracle on the whole table, and the
 # plain kernels in 16 bits, are left to `make test-all`.)
-PORTABLE_FILTER = "*Small*neon:*TableSmall*fp32_cpu_scalar:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*-*PropertySmall*scalar"
+PORTABLE_FILTER = "*Small*neon:*TableSmall*fp32_cpu_scalar:JudgeSmall*:GuardSmall*:StandardModelSmall*:OracleSmall*:*Half*:*Abi*:*Problem*"
+PORTABLE_FILTER += "-*PropertySmall*scalar:*PropertySmall*fp16*"
 PORTABLE = "^test_(cases|half|numerics|problem|properties|abi)$"
 
 
@@ -52,9 +53,9 @@ def build_tests(build, jobs, select):
 def heavy_and_light(build, jobs, whole):
     """All programs whole, or of the heavy ones the quick groups only; runs both halves even if one fails."""
     if whole:
-        return ctest(build, jobs, timeout_s=WHOLE_S)
+        return ctest(build, jobs, prefix="FATTN_TEST_WHOLE=1", timeout_s=WHOLE_S)
     light = ctest(build, jobs, "-light", f"-E '{HEAVY}'")
-    heavy = ctest(build, jobs, "-heavy", f"-R '{HEAVY}'", f"GTEST_FILTER='{HEAVY_FILTER}'")
+    heavy = ctest(build, jobs, "-heavy", f"-R '{HEAVY}'", f"FATTN_TEST_WHOLE=0 GTEST_FILTER='{HEAVY_FILTER}'")
     return f"status=0\n{light.rstrip()} || status=1\n{heavy.rstrip()} || status=1\nexit $status\n"
 
 
@@ -209,7 +210,7 @@ def stages(jobs, long):
             + (build % "build/neon-gtest").replace("\n", " --target install\n")
             + "cmake --preset neon --log-level=WARNING\n"
             + build_tests("build/neon", jobs, PORTABLE)
-            + in_shards("build/neon", jobs, f"-R '{PORTABLE}'", f"GTEST_FILTER='{EMULATED_FILTER if long else PORTABLE_FILTER}'",
+            + in_shards("build/neon", jobs, f"-R '{PORTABLE}'", f"FATTN_TEST_WHOLE={int(long)} GTEST_FILTER='{EMULATED_FILTER if long else PORTABLE_FILTER}'",
                         WHOLE_S if long else 900),
             count_ctest,
             10800 if long else 2400,
