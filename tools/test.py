@@ -22,7 +22,7 @@ HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the tab
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend(_scores)?|jit_(build|cache|load|nvrtc|pack))$"
-TSAN_FILTER = "*PropertySmall*cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
+TSAN_FILTER = "*PropertySmall*/fp32_cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
 TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
 # qemu's emulation of user programs ends (with status 127) a child of a process with threads when it starts threads itself.
