@@ -41,23 +41,23 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a number is missing or stale")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="the build to ask (default: build)")
     arguments = parser.parse_args()
-    stale = []
+    known, missing, stale = numbers(arguments.build.resolve()), [], []
     for name in PAGES:
         page = ROOT / name
         text = made = page.read_text(encoding="utf-8")
-        for what, number in numbers(arguments.build.resolve()).items():
+        for what, number in known.items():
             made, count = re.subn(f"(<!-- {what} -->).*?(<!-- /{what} -->)", rf"\g<1>{number}\g<2>", made)
             if count == 0:
-                stale.append(f"{name} has no <!-- {what} --> ... <!-- /{what} -->")
+                missing.append(f"{name} has no <!-- {what} --> ... <!-- /{what} -->")
         if made != text:
             stale.append(f"{name} is stale; run tools/make_numbers.py")
             if not arguments.check:
                 page.write_text(made, encoding="utf-8")
                 print(f"wrote {name}")
-    if arguments.check:
-        print("\n".join(stale), file=sys.stderr)
-        return 1 if stale else 0
-    return 0
+    problems = missing + (stale if arguments.check else [])
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
