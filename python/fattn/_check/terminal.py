@@ -15,9 +15,10 @@ from typing import Any, TextIO
 import torch
 
 from .. import _abi
+from .._options import short_dtype
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-OTHER_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float32": "fp32", "float": "fp32", "f32": "fp32"}
+_SHORTER = {"f16": "fp16", "f32": "fp32"}  # than what torch and NumPy say
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], list]:
@@ -35,7 +36,7 @@ def names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         found = text.split(",")
         if "bf16" in allowed:
-            found = [OTHER_NAMES.get(name.lower().removeprefix("torch."), name.lower()) for name in found]
+            found = [short_dtype(_SHORTER.get(name, name)) for name in text.lower().split(",")]
         for name in found:
             if name not in allowed:
                 raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from .. import sdpa
+from .. import _abi, sdpa
 from .._attention import attention
+from .._options import short_dtype
 from .._support import support
 from .calls import Call
 from .operators import FLASH, FLEX, HIDDEN, LAYERS
 
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "torch's flash kernel for the CPU",
     "aten::_scaled_dot_product_flash_attention": "torch's flash kernel",
@@ -50,14 +50,14 @@ def runs(call: Call) -> str:
 def _unsupported(call: Call, backward: bool, **options: Any) -> str:
     """The planner's reason, or ""."""
     q, k, v = call.q, call.k, call.v
-    if q.dtype not in _SHORT:
+    if short_dtype(q.dtype) not in _abi.DTYPES:
         return f"its dtype is {q.dtype}; fattn computes float32, float16, bfloat16 and (on the CPU) float64"
     if q.device.type not in ("cpu", "cuda"):
         return f"it is on the device {q.device}; fattn computes on the CPU and on CUDA devices"
     if not q.dim() == k.dim() == v.dim() == 4:
         return ""
     try:
-        answer = support(q.shape, k.shape, v.shape, dtype=_SHORT[q.dtype], device=q.device.type, device_index=q.device.index or 0, backward=backward,
+        answer = support(q.shape, k.shape, v.shape, dtype=q.dtype, device=q.device.type, device_index=q.device.index or 0, backward=backward,
                          causal=call.causal, dropout_p=call.dropout_p, layout="bhsd", **options)
     except ValueError as error:
         return str(error)
