@@ -92,8 +92,7 @@ void print(Output& out, const ProblemSpec& spec, const RaceResult& result) {
                           row.gpu.power_w ? fmt::format("{} {:.0f} W", row.gpu.sm_clock_mhz ? "," : "", *row.gpu.power_w) : ""));
   out.say(
       "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace. Passes: "
-      "fwd is "
-      "forward, bwd backward, fwdbwd both.");
+      "fwd is forward, bwd backward, fwdbwd both.");
   print_peaks(out, result.before, result.after);
   if (first.peak_fraction) out.say("of peak: of " + first.peak_name);
   print_warnings(out, result.rows);
@@ -160,8 +159,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   flags->output.add_to(*command);
   command->footer(
       "The result is checked against the float64 oracle before anything is timed (large problems: in samples); exit 1 if it fails, or if a time "
-      "cannot be "
-      "true for the shape. Exit 2 if the problem needs more memory than there is.\n"
+      "cannot be true for the shape. Exit 2 if the problem needs more memory than there is.\n"
       "Passes: fwd, bwd (alone), fwdbwd. The peak is measured in the same run, before and after, with the same threads.\n"
       "A suite has problems and samples of its own and takes the flags that say where and how: --no-grad and those from --device to --warm-l2, "
       "--memory-limit and those of providers.\n\n"

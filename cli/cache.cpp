@@ -234,8 +234,7 @@ void add_cache(CLI::App& app, int& exit_code) {
   cache_app->require_subcommand(1);
   cache_app->footer(
       "A kernel is compiled when it is first needed and kept in the folder that `fattn cache path` prints (FATTN_CACHE_DIR); what was used longest "
-      "ago is "
-      "removed when there is too much. Every one of these commands takes --json FILE|-.");
+      "ago is removed when there is too much. Every one of these commands takes --json FILE|-.");
   const auto add = [&](const char* name, const char* help, int (*run)(const CacheFlags&)) {
     CLI::App* command = cache_app->add_subcommand(name, help);
     auto flags = std::make_shared<CacheFlags>();

@@ -244,11 +244,9 @@ void add_check(CLI::App& app, int& exit_code) {
   flags->output.add_to(*command);
   command->footer(
       "The bound: per tensor, the largest error against float64 is at most 2 times (gradients: 3 times) that of standard attention computed in the "
-      "same "
-      "dtype, plus one unit in the last place. In fp16 and bf16 the root of the mean square error (rms) is held against that of FlashAttention-2's "
-      "rounding, too: 1.10 times it, and what chance makes of that. NaN never passes where the oracle has none. A case that the backend does not "
-      "support "
-      "is skipped, with the reason. Exit 1 if a case fails.\n\n"
+      "same dtype, plus one unit in the last place. In fp16 and bf16 the root of the mean square error (rms) is held against that of "
+      "FlashAttention-2's rounding, too: 1.10 times it, and what chance makes of that. NaN never passes where the oracle has none. A case that the "
+      "backend does not support is skipped, with the reason. Exit 1 if a case fails.\n\n"
       "Examples:\n"
       "  fattn check --dtype bf16 --filter causal\n"
       "  fattn check --device cuda --random 200\n"

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/output.h"
 #include "cli/pythons.h"
 #include "cli/sanitize.h"
 #include "cli/usage_error.h"
@@ -45,7 +46,7 @@ int become_python(int argc, char** argv) {
       pythons = {argument.substr(9)};
     } else if (argument == "--python") {
       if (i + 1 == argc) {
-        fmt::print(stderr, "fattn: --python needs the path of a Python\n");
+        print_error("--python needs the path of a Python");
         return kExitBadInput;
       }
       pythons = {argv[++i]};

@@ -226,8 +226,7 @@ void add_compare(CLI::App& app, int& exit_code) {
   flags->output.add_to(*command);
   command->footer(
       "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the machine hits "
-      "all. "
-      "\"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
+      "all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
       "extra memory: the peak that the call adds over q, k, v (and dout), outputs included. moved (model): bytes between a GPU's memory and its "
       "multiprocessors, counted from the algorithm and its tiles, not measured (docs/RECORD.md).\n"
       "Exit 1 if a check fails, 2 if nothing could run.\n\n"

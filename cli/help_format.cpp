@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/table_lines.h"
 #include "cli/terminal.h"
 #include "cli/words.h"
 
@@ -18,7 +19,7 @@ using Entry = std::pair<std::string, std::string>;
 
 constexpr size_t kMostLeft = 26;  // a longer name has its meaning on the next line
 
-std::string title(const std::string& text) { return shows_colour(stdout) ? "\x1b[1m" + text + "\x1b[0m" : text; }
+std::string title(const std::string& text) { return shows_colour(stdout) ? painted(text, Mood::kTitle) : text; }
 
 std::string listed(const char* name, const std::vector<Entry>& entries, size_t width) {
   if (entries.empty()) return "";

@@ -27,10 +27,8 @@ namespace {
 
 constexpr const char* kFooter =
     "`fattn COMMAND --help` is the manual of a command. Every command takes --json FILE to write what it found as a record; with --json - stdout "
-    "holds "
-    "nothing else. Those with tables take --wide and --format markdown|csv. Lines fit the terminal, or COLUMNS where that is set, or 80 columns "
-    "where "
-    "there is no terminal; NO_COLOR=1 leaves colours out.\n"
+    "holds nothing else. Those with tables take --wide and --format markdown|csv. Lines fit the terminal, or COLUMNS where that is set, or 80 "
+    "columns where there is no terminal; NO_COLOR=1 leaves colours out.\n"
     "Exit codes: 0 fine, 1 a check failed, 2 bad usage or input, 130 interrupted.\n\n"
     "To begin with:\n"
     "  fattn info\n"
@@ -78,7 +76,7 @@ int main(int argc, char** argv) {
   }
   // Text that did not reach its reader (a full disk) is no success.
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && exit_code == kExitFine) {
-    fmt::print(stderr, "fattn: cannot write to stdout\n");
+    print_error("cannot write to stdout");
     exit_code = kExitBadInput;
   }
   return exit_code;

@@ -10,6 +10,7 @@
 #include "cli/words.h"
 
 namespace fattn::cli {
+
 void OutputFlags::add_to(CLI::App& command) {
   command.option_defaults()->group("Output");
   command.add_flag("--wide", wide, "Tables with all of their columns, however long the lines are");

@@ -172,8 +172,7 @@ int run_prices(const SuiteOptions& suite) {
   }
   out.say(
       "\nprice: more time for a visible pair than plain attention takes, in the median of the turns, least and most of them behind it. Masks and "
-      "biases "
-      "hide no pair here. A window is compared with causal rows of its length.");
+      "biases hide no pair here. A window is compared with causal rows of its length.");
   print_peaks(out, record.peaks_before, record.peaks_after);
   print_warnings(out, record.rows);
   print_disturbance(out, disturbance, record.rows);

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "cli/interrupt.h"
@@ -20,21 +18,15 @@ namespace {
 
 constexpr std::chrono::milliseconds kSoonest{100}, kLatest{1000}, kLook{50};
 
-// Erasing a line needs a terminal that knows the escape sequence.
-bool terminal() {
-  const char* term = std::getenv("TERM");
-  return is_terminal(stderr) && term && std::string_view(term) != "dumb";
-}
-
 }  // namespace
 
 Progress::Progress(const std::string& label, int64_t total)
-    : label_(printable(label, 40)), total_(std::max<int64_t>(total, 1)), visible_(terminal()) {
+    : label_(printable(label, 40)), total_(std::max<int64_t>(total, 1)), visible_(takes_escapes(stderr)) {
   time_.expect(static_cast<double>(total_), false);
   begin();
 }
 
-Progress::Progress(const std::string& label) : label_(printable(label, 40)), total_(0), visible_(terminal()) { begin(); }
+Progress::Progress(const std::string& label) : label_(printable(label, 40)), total_(0), visible_(takes_escapes(stderr)) { begin(); }
 
 void Progress::begin() {
   if (!visible_) return;

@@ -10,7 +10,6 @@
 #include <future>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 
 #include "cli/oracle_check.h"
@@ -18,7 +17,6 @@
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
-#include "measure/estimate.h"
 #include "measure/library_plans.h"
 #include "measure/metered_sampler.h"
 #include "measure/traffic.h"

@@ -77,8 +77,7 @@ std::string absent_line(const std::vector<Row>& rows) {
   std::string line;
   for (const auto& [reason, names] : reasons) {
     line += line.empty() ? "Not here: " : "; ";
-    for (size_t i = 0; i < names.size(); ++i) line += (i ? ", " : "") + names[i];
-    line += " (" + reason + ")";
+    line += fmt::format("{} ({})", fmt::join(names, ", "), reason);
   }
   return line;
 }

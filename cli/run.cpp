@@ -300,8 +300,7 @@ int run(const RunFlags& flags, Json& record) {
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
       out.say(fmt::format("ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, "
-                          "document_k and, with "
-                          "do, dlse",
+                          "document_k and, with do, dlse",
                           printable(other.name, 200)),
               2);
 
@@ -502,20 +501,16 @@ void add_run(CLI::App& app, int& exit_code) {
   flags->format.add_to(*command);
   command->footer(
       "The file's dtype is what is computed, nothing is cast: F32, F16, BF16, or F64 on backend reference; q, k, v, do have one dtype. Outputs have "
-      "the "
-      "inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row. heads of q is a multiple of heads of k "
-      "and v "
-      "(GQA, MQA).\n\n"
+      "the inputs' dtype and layout; lse is F32 (batch, heads, seqlen_q), the natural log-sum-exp of every row. heads of q is a multiple of heads of "
+      "k and v (GQA, MQA).\n\n"
       "seqused_k, I32 (batch): a batch entry has its first seqused_k keys only.\n"
       "alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the distance to the query's own position.\n"
       "bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
       "mask, U8 or BOOL, of the same shape: 0 hides. The dimensions of bias and mask have this order with either --layout.\n"
       "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
       "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends; with seqused_k cu_seqlens_k "
-      "says only "
-      "where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the lengths of the "
-      "longest "
-      "sequences.\n"
+      "says only where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the "
+      "lengths of the longest sequences.\n"
       "document_q (batch, seqlen_q) and document_k (batch, seqlen_k), I32, packed (rows): a query sees the keys of its own document's id only.\n\n"
       "Examples:\n"
       "  fattn run examples/data/small.safetensors out.safetensors --causal --verify\n"

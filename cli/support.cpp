@@ -233,8 +233,7 @@ void print(Output& out, const Json& json) {
       out.say("\ncuda: without NVRTC only kernels of the cache or of a pack file run: " + printable(library.reason, 600), 2);
   out.say(
       "\nEvery way computes causal masks, GQA and MQA, seqlen_q other than seqlen_k, any strides (v3: multiples of 16 bytes; v2 computes the "
-      "others), and "
-      "log-sum-exp.");
+      "others), and log-sum-exp.");
   Table architectures({Column::text("capability").as_key(), Column::text("name"), Column::text("run on").wrapping(20)}, "GPU architectures");
   for (const Json& a : json["gpu_architectures"])
     architectures.add({std::to_string(a["capability"].get<int>()), a["name"].get<std::string>(),

@@ -32,9 +32,11 @@ size_t width_of(std::FILE* stream) {
   return kDefaultWidth;
 }
 
-bool shows_colour(std::FILE* stream) {
+bool takes_escapes(std::FILE* stream) {
   const std::string_view term = variable("TERM");
-  return is_terminal(stream) && variable("NO_COLOR").empty() && !term.empty() && term != "dumb";
+  return is_terminal(stream) && !term.empty() && term != "dumb";
 }
+
+bool shows_colour(std::FILE* stream) { return takes_escapes(stream) && variable("NO_COLOR").empty(); }
 
 }  // namespace fattn::cli

@@ -14,7 +14,10 @@ bool is_terminal(std::FILE* stream);
 // COLUMNS where it is set to a number, else what the terminal says, else kDefaultWidth; never less than kLeastWidth.
 size_t width_of(std::FILE* stream);
 
-// Of a terminal, unless NO_COLOR is set (no-color.org) or TERM is empty or "dumb".
+// Of a terminal, unless TERM is empty or "dumb": colours, and lines that are written anew.
+bool takes_escapes(std::FILE* stream);
+
+// As takes_escapes(), unless NO_COLOR is set (no-color.org).
 bool shows_colour(std::FILE* stream);
 
 }  // namespace fattn::cli
