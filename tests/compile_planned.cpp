@@ -116,7 +116,7 @@ std::vector<Job> jobs_of(const Arguments& arguments, const Nvrtc& compiler) {
   std::vector<Job> jobs;
   std::vector<std::string> unknown;
   for (const Planned& planned : parse_planned(text)) {
-    if ((planned.list == Planned::List::kFull && !arguments.full) || planned.request.entry.find(arguments.filter) == std::string::npos) continue;
+    if ((!planned.quick() && !arguments.full) || planned.request.entry.find(arguments.filter) == std::string::npos) continue;
     for (const Target& target : planned.targets) {
       const std::string name = target_name(target.arch, target.arch_specific);
       if (std::find(compiler.architectures.begin(), compiler.architectures.end(), target.arch) != compiler.architectures.end())

@@ -42,12 +42,13 @@ using Which = jit::Planned::List;
 class List {
  public:
   void add(const jit::Request& request, int budget, Which which) {
-    if (request.arch == kTwinOf80 && which != Which::kCommon) return;
+    if (request.arch == kTwinOf80 && which != Which::kCommon && which != Which::kPacked) return;
     const auto [at, is_new] = places_.try_emplace(request.entry + "\n" + request.source, kernels_.size());
     if (is_new) kernels_.push_back({budget, request, {}});
     for (auto& [target, list] : kernels_[at->second].targets)
       if (target.arch == request.arch && target.arch_specific == request.arch_specific) {
-        list = std::min(list, which);
+        const bool both = std::min(list, which) == Which::kPacked && std::max(list, which) == Which::kQuick;
+        list = both ? Which::kCommon : std::min(list, which);
         return;
       }
     kernels_[at->second].targets.push_back({{request.arch, request.arch_specific}, which});
@@ -58,7 +59,7 @@ class List {
         "# files. src/jit/planned.h says what the fields are: list, budget of registers, targets, entry, source.\n"
         "# Made by build/tests/make_planned from the tables of src/backend/cuda; do not edit.\n");
     for (const Kernel& kernel : kernels_)
-      for (const Which which : {Which::kCommon, Which::kQuick, Which::kFull}) {
+      for (const Which which : {Which::kCommon, Which::kPacked, Which::kQuick, Which::kFull}) {
         jit::Planned line{which, kernel.budget, {}, kernel.request};
         for (const auto& [target, list] : kernel.targets)
           if (list == which) line.targets.push_back(target);
@@ -75,6 +76,16 @@ class List {
   std::map<std::string, size_t> places_;
   std::vector<Kernel> kernels_;
 };
+
+// `make test` compiles for an architecture half of what is common and alike, such that each dtype, width and mask meets each of the others, and for
+// a twin, which has the same tiles, the other half. For 87 one of each.
+bool in_half(int arch, DType dtype, int headdim, bool causal) {
+  const bool odd = (dtype == DType::kBF16) != (causal != (headdim % 128 == 0));
+  if (arch == 75) return true;  // alone, with one dtype
+  if (arch == kTwinOf80) return dtype == DType::kBF16 && headdim == 128 && causal;
+  return odd == (arch != 89 && arch != 90);  // twins are 86, 89 and 120, and 80, 90 and 100
+}
+bool is_twin(int arch) { return arch == kTwinOf80 || arch == 89 || arch == 100 || arch == 120; }  // of one before it
 
 // What __launch_bounds__ leaves a thread.
 int budget_of(int threads, int ctas) { return std::min(255, kRegistersOfAnSm / (threads * ctas) / 8 * 8); }
@@ -167,7 +178,9 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     key.row = static_cast<int32_t>(row);
     key.pair = cuda::pair_bits(pair);
     const bool for_any_length = its.most_keys == std::numeric_limits<int>::max();
-    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), pair.any() && !for_any_length ? Which::kFull : which);
+    const bool in_one_dtype = (row % 2 == 0) == (dtype == DType::kBF16);  // of the common ones, which `make test` has in half
+    const Which its_list = which == Which::kCommon && !in_one_dtype ? Which::kPacked : pair.any() && !for_any_length ? Which::kFull : which;
+    list.add(cuda::v3_forward_request(key), its.tile.launch_registers(), its_list);
   }
 }
 
@@ -176,11 +189,11 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
   cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(contiguous(DType::kF32, headdim, headdim_v, causal), cuda::v3_target_of(cuda::kV3Arch));
   plan.key.aligned = aligned && plan.aligned_strides;
   list.add(cuda::v3_forward_f32_request(plan.key), plan.tile.launch_registers(), which);
-  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, Which::kFull);
+  list.add(cuda::v3_forward_f32_request(plan.split_key()), 255, which);
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
-void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most) {
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which) {
   const cuda::V2Target device = cuda::target_of(arch);
   if (device.level < 80) return;
   Problem problem = contiguous(dtype, headdim, headdim, false);
@@ -191,8 +204,8 @@ void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int mo
     if (cuda::decode_rows()[row].headdim != headdim || tile.rows() != rows || most-- <= 0) continue;
     if (tile.shared_bytes(headdim, headdim) > device.shared_bytes) continue;
     const cuda::DecodePlan plan = cuda::plan_decode(problem, target, static_cast<int>(row), 2);
-    list.add(cuda::decode_request(plan.key), budget_of(tile.threads(), tile.ctas), Which::kQuick);
-    list.add(cuda::decode_request(plan.combine_key()), 255, Which::kQuick);
+    list.add(cuda::decode_request(plan.key), budget_of(tile.threads(), tile.ctas), which);
+    list.add(cuda::decode_request(plan.combine_key()), 255, which);
   }
 }
 
@@ -229,12 +242,12 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   void* const to = const_cast<char*>(at);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
-  if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, Which::kFull);
+  if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, which);
   const Which small = plan.key.pair != 0 ? Which::kFull : which;
   list.add(cuda::v2_backward_request(keys.prepare), 255, small);
   list.add(cuda::v2_backward_request(keys.finish), 255, small);
-  if (plan.dbias_zero.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_zero), 255, small);
-  if (plan.dbias_finish.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_finish), 255, small);
+  if (plan.dbias_zero.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_zero), 255, which);
+  if (plan.dbias_finish.grid > 0) list.add(cuda::v2_backward_request(keys.dbias_finish), 255, which);
 }
 
 // Rows that a warp and a CTA hold, and longer ones; with and without softcap.
@@ -310,15 +323,16 @@ int main() {
         const bool one_dtype = dtype == DType::kBF16 || a.capability == 75;  // the other is compiled to nearly the same
         for (int headdim = 8; headdim <= 256; headdim += 8) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          const bool common = in(kCommon, headdim);
-          add_forward(list, a.capability, problem, true, common ? Which::kCommon : quick(in(kQuick, headdim) && one_dtype));
-          add_backward(list, a.capability, problem, true, false, common ? Which::kCommon : quick(is_quick_backward(a.capability, dtype, headdim)));
+          const bool half = in_half(a.capability, dtype, headdim, causal);
+          const auto which = [&](bool is) { return in(kCommon, headdim) ? half ? Which::kCommon : Which::kPacked : quick(is && half); };
+          add_forward(list, a.capability, problem, true, which(in(kQuick, headdim) && one_dtype));
+          add_backward(list, a.capability, problem, true, false, which(is_quick_backward(a.capability, dtype, headdim)));
         }
         for (const int headdim : {20, 64, 128, 256}) {
           const Problem problem = contiguous(dtype, headdim, headdim, causal);
-          add_forward(list, a.capability, problem, false, quick(headdim == 128 && one_dtype));
+          add_forward(list, a.capability, problem, false, quick(headdim == 128 && one_dtype && in_half(a.capability, DType::kBF16, headdim, causal)));
           add_backward(list, a.capability, problem, false, false, Which::kFull);
-          add_backward(list, a.capability, problem, true, true, quick(headdim == 128 && causal && dtype == DType::kBF16));
+          add_backward(list, a.capability, problem, true, true, quick(headdim == 128 && causal && dtype == DType::kBF16 && !is_twin(a.capability)));
         }
         // Pairs of widths that not every tile can take.
         for (const auto& [headdim, headdim_v] : {std::pair{96, 128}, {32, 192}, {96, 256}})
@@ -329,7 +343,7 @@ int main() {
             for (const int headdim : {32, 64, 96, 128, 192, 256}) {
               if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
               const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
-              const Which which = quick(headdim == 128 && window && softcap);
+              const Which which = quick(headdim == 128 && window && softcap && !is_twin(a.capability));
               add_forward(list, a.capability, problem, true, which);
               add_backward(list, a.capability, problem, true, false, which);
               if (headdim != 128) continue;
@@ -455,29 +469,33 @@ int main() {
   for (const bool causal : {false, true})
     for (const bool aligned : {false, true}) {
       for (const int headdim : {32, 64, 80, 96, 128})
-        add_v3_forward_f32(list, headdim, headdim, causal, aligned, quick(aligned && causal && (headdim == 64 || headdim == 128)));
+        add_v3_forward_f32(list, headdim, headdim, causal, aligned, quick(aligned && causal && headdim == 128));
       for (const auto& [headdim, headdim_v] : {std::pair{20, 50}, {64, 128}, {128, 64}, {40, 96}, {96, 20}})
         add_v3_forward_f32(list, headdim, headdim_v, causal, aligned, Which::kFull);
     }
   for (const Architecture& a : kArchitectures) {
-    add_decode(list, a.capability, DType::kBF16, 128, 16, 3);
-    add_decode(list, a.capability, DType::kBF16, 128, 64, 1);
-    add_decode(list, a.capability, DType::kBF16, 64, 32, 1);
-    add_decode(list, a.capability, DType::kBF16, 256, 16, 1);
-    add_decode(list, a.capability, DType::kBF16, 256, 64, 1);
-    add_decode(list, a.capability, DType::kF16, 128, 32, 1);
+    const Which which = quick(!is_twin(a.capability));
+    add_decode(list, a.capability, DType::kBF16, 128, 16, 2, Which::kQuick);
+    add_decode(list, a.capability, DType::kBF16, 128, 16, 3, Which::kFull);
+    add_decode(list, a.capability, DType::kBF16, 128, 64, 1, which);
+    add_decode(list, a.capability, DType::kBF16, 64, 32, 1, Which::kFull);
+    add_decode(list, a.capability, DType::kBF16, 256, 16, 1, which);
+    add_decode(list, a.capability, DType::kBF16, 256, 64, 1, Which::kFull);
+    add_decode(list, a.capability, DType::kF16, 128, 32, 1, which);
   }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const bool causal : {false, true}) {
       const V3Mask mask = causal ? V3Mask::kCausal : V3Mask::kFull;
       for (const int headdim : {64, 96, 128, 192, 256}) {
-        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain, in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+        add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kPlain,
+                       in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16 && in_half(80, dtype, headdim, causal)));
         add_v3_forward(list, dtype, headdim, headdim, mask, V3Score::kSigned, Which::kFull);
       }
       add_v3_forward(list, dtype, 192, 128, mask, V3Score::kPlain, Which::kFull);
       for (const int headdim : {64, 96, 128, 192, 256}) {
+        const bool half = in_half(80, dtype, headdim, causal);
         add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), false,
-                        in(kCommon, headdim) ? Which::kCommon : quick(dtype == DType::kBF16));
+                        in(kCommon, headdim) ? half ? Which::kCommon : Which::kPacked : quick(dtype == DType::kBF16 && half));
         add_v3_backward(list, contiguous(dtype, headdim, headdim, causal), true, quick(headdim == 128 && causal && dtype == DType::kBF16));
       }
       for (const auto& [headdim, headdim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {64, 256}, {256, 64}})
@@ -555,7 +573,7 @@ int main() {
       const bool both = mask == V3Mask::kWindow && score == V3Score::kCapped;
       if (dtype == DType::kF16 && score != V3Score::kCapped) continue;
       for (const int headdim : {64, 96, 128, 192, 256})
-        add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16 && headdim % 192 == 64));
+        add_v3_forward(list, dtype, headdim, headdim, mask, score, quick(both && dtype == DType::kBF16 && headdim == 256));
       add_v3_forward(list, dtype, 192, 128, mask, score, Which::kFull);
     }
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow})
@@ -638,7 +656,7 @@ int main() {
     for (const int lengths : {0, 1})
       list.add(cuda::v3_packed_tiles_request({.mask = mask, .block_m = 128, .block_n = 64, .lengths = lengths, .documents = 1}), 64, Which::kFull);
   for (const int block_n : {64, 128}) list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = block_n}), 64, Which::kFull);
-  list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = 64, .packed = 1}), 64, Which::kFull);
+  list.add(cuda::v3_document_ranges_request({.block_m = 128, .block_n = 64, .packed = 1}), 64, Which::kQuick);
   list.add(cuda::v3_document_ranges_request({.block_m = 192, .block_n = 64}), 64, Which::kFull);
   // Bias and masks of pairs.
   for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal})

@@ -11,7 +11,7 @@
 namespace fattn::core::jit {
 namespace {
 
-constexpr std::string_view kLists[] = {"common", "quick", "full"};  // by Planned::List
+constexpr std::string_view kLists[] = {"common", "packed", "quick", "full"};  // by Planned::List
 
 bool parse_number(std::string_view text, int& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -43,7 +43,7 @@ Planned parse_line(std::string_view line) {
   planned.request.entry = next_field(line);
   planned.request.source = unescaped(line);
   const auto* const found = std::find(std::begin(kLists), std::end(kLists), list);
-  if (found == std::end(kLists)) wrong(text("the list is '", list, "'; allowed: common, quick, full"));
+  if (found == std::end(kLists)) wrong(text("the list is '", list, "'; allowed: common, packed, quick, full"));
   planned.list = static_cast<Planned::List>(found - kLists);
   if (!parse_number(budget, planned.budget) || planned.budget < 1 || planned.budget > 255)
     wrong(text("the budget is '", budget, "'; allowed: 1 to 255"));

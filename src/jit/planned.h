@@ -1,8 +1,8 @@
 // The list of kernels that are compiled without being asked for: by the tests for every architecture, and into pack files.
 //
 // kernels/planned.txt has one kernel a line, in this order, separated by blanks; # begins a comment line:
-//   list         common: what packs and `fattn cache warm` have, embedded in the library; quick: compiled by `make test`, as the common
-//                ones are; full: by `make test-all` too
+//   list         common: what packs and `fattn cache warm` have, embedded in the library, and `make test` compiles; packed: likewise, but compiled by
+//                `make test-all` only; quick: compiled by `make test`; full: by `make test-all`
 //   budget       registers that the kernel may use at most
 //   targets      75,80,86,89,90a,100,120: the suffix a is Request::arch_specific
 //   entry        Request::entry
@@ -23,20 +23,22 @@ struct Target {
 };
 
 struct Planned {
-  enum class List { kCommon, kQuick, kFull };
+  enum class List { kCommon, kPacked, kQuick, kFull };
   List list = List::kFull;
   int budget = 0;
   std::vector<Target> targets;
   Request request;  // but for the architecture
 
   Request on(const Target& target) const;
+  bool embedded() const { return list == List::kCommon || list == List::kPacked; }
+  bool quick() const { return list == List::kCommon || list == List::kQuick; }  // compiled by `make test`
 };
 
 // Throws Error(kInternal) with the number of the line that is wrong.
 std::vector<Planned> parse_planned(std::string_view text);
 std::string planned_line(const Planned& planned);  // and back, without the end of the line
 
-// The common kernels, which are embedded, as requests for one architecture.
+// The common and packed kernels, which are embedded, as requests for one architecture.
 std::vector<Request> planned_requests(int arch);
 
 }  // namespace fattn::core::jit
