@@ -2,13 +2,15 @@
 # Makes a clean environment with the wheel of build/wheel, torch and what the tests need.
 #   (nothing)  build/venv-package: torch is that of an installed Python if one has 2.10 or later: FATTN_TORCH_PYTHON, python3, python. Without
 #              one it is downloaded (some GB).
+#   packages   likewise, but for the wheel, which need not be there yet
 #   oldest     build/venv-package-oldest: torch 2.10, the oldest that fattn takes, on the oldest installed Python from 3.10 on; downloads torch
 #   newest     build/venv-package-newest: the newest torch on the newest installed Python; downloads torch
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}" PIP_RETRIES="${PIP_RETRIES:-2}"  # no network is found out soon
-which=${1:-}
-[[ "$which" =~ ^(|oldest|newest)$ ]] || { echo "package_venv.sh: '$which' is no environment; allowed: oldest, newest, or nothing" >&2; exit 2; }
+which=${1:-} wheel=yes
+[[ "$which" =~ ^(|packages|oldest|newest)$ ]] || { echo "package_venv.sh: '$which' is no environment; allowed: packages, oldest, newest, or nothing" >&2; exit 2; }
+if [ "$which" = packages ]; then which="" wheel=""; fi
 venv=build/venv-package${which:+-$which}
 requirements=tests/python/package/requirements.txt
 
@@ -59,11 +61,12 @@ if [ "$made_of" != "$(cat "$venv/made_of" 2>/dev/null)" ]; then
     echo "Downloading $torch for $("$python" -V), some GB"
     packages+=("$torch")
   fi
-  if ! pip "${packages[@]}"; then
+  if ! pip --no-compile "${packages[@]}"; then  # modules are compiled when they are imported: most never are
     echo "pip could not install ${packages[*]}: it needs a network or a local package index (PIP_INDEX_URL, PIP_FIND_LINKS)" >&2
     exit 1
   fi
   printf '%s' "$made_of" >"$venv/made_of"
 fi
+[ -n "$wheel" ] || exit 0
 pip --no-deps --no-index --force-reinstall build/wheel/fattn-*.whl
 if [ -n "$which" ]; then "$venv/bin/python" -c 'import platform, torch; print("torch", torch.__version__, "on Python", platform.python_version())'; fi

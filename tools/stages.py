@@ -1,4 +1,4 @@
-"""Runs named stages one after the other, each a bash script, and counts what passed and failed in each."""
+"""Runs named stages, each a bash script, one after the other or beside another, and counts what passed and failed in each."""
 
 import dataclasses
 import os
@@ -26,6 +26,7 @@ class Stage:
     script: str  # bash, run with `set -euo pipefail`; $REPORTS is an empty folder of this stage
     count: Callable[[Path, str, int], Count]  # (reports, log, exit status) -> what the stage's own results say
     timeout_s: int = 900
+    beside: str = ""  # the stage before it during which it runs, where one leaves processors idle
 
 
 def count_status(reports: Path, log: str, status: int) -> Count:
@@ -91,70 +92,116 @@ def count_ctest(reports: Path, log: str, status: int) -> Count:
     return count
 
 
-def run_stage(stage: Stage, root: Path, reports: Path, verbose: bool) -> tuple[Count, float]:
-    """Runs one stage. A stage that fails has at least one failure, and so has one that ran nothing."""
-    folder = reports / stage.name
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
-    folder.mkdir(parents=True)
-    log_path = folder / "log.txt"
-    print(f"-- {stage.name} ...", flush=True)
-    start = time.monotonic()
-    script = "set -euo pipefail\n" + stage.script
-    if verbose:
-        script = f"( {script}\n) 2>&1 | tee '{log_path}'"
-    with open(log_path, "wb") as log_file:
-        process = subprocess.Popen(
-            ["bash", "-o", "pipefail", "-c", script],
-            cwd=root,
-            env={**os.environ, "REPORTS": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=None if verbose else log_file,
-            stderr=None if verbose else subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(timeout=stage.timeout_s)
-            problem = "" if status == 0 else f"exit status {status}"
-        except subprocess.TimeoutExpired:
-            status, problem = 124, f"still running after {stage.timeout_s} s: ended"
-        finally:  # of an interrupt, too: leave no process of the stage behind
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-    seconds = time.monotonic() - start
+class Running:
+    """A stage that has been started. One that fails has at least one failure, and so has one that ran nothing."""
 
-    log = log_path.read_text(errors="replace")
+    def __init__(self, stage: Stage, root: Path, reports: Path, verbose: bool):
+        self.stage, self.folder = stage, reports / stage.name
+        subprocess.run(["rm", "-rf", str(self.folder)], check=True)
+        self.folder.mkdir(parents=True)
+        self.log_path = self.folder / "log.txt"
+        self.seconds = self.cpu_seconds = 0.0  # of the processors: of the script and of what it waited for
+        self.status, self.problem = 0, ""
+        print(f"-- {stage.name} ...", flush=True)
+        self.start = time.monotonic()
+        script = "set -euo pipefail\n" + stage.script
+        if verbose:
+            script = f"( {script}\n) 2>&1 | tee '{self.log_path}'"
+        with open(self.log_path, "wb") as log_file:
+            self.process = subprocess.Popen(
+                ["bash", "-o", "pipefail", "-c", script],
+                cwd=root,
+                env={**os.environ, "REPORTS": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=None if verbose else log_file,
+                stderr=None if verbose else subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def end(self):
+        """Leaves no process of the stage behind."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if self.process.returncode is None:
+            self.process.wait()
+
+    def is_done(self) -> bool:
+        self.seconds = time.monotonic() - self.start
+        done, status, used = os.wait4(self.process.pid, os.WNOHANG)
+        if done:
+            self.process.returncode = self.status = os.waitstatus_to_exitcode(status)
+            self.cpu_seconds = used.ru_utime + used.ru_stime
+            self.problem = "" if self.status == 0 else f"exit status {self.status}"
+        elif self.seconds >= self.stage.timeout_s:
+            self.status, self.problem = 124, f"still running after {self.stage.timeout_s} s: ended"
+        else:
+            return False
+        self.end()
+        return True
+
+    def count(self) -> Count:
+        """What a stage that is done found; prints the end of its log if that is a failure."""
+        problem, log = self.problem, self.log_path.read_text(errors="replace")
+        try:
+            count = self.stage.count(self.folder, log, self.status)
+        except (OSError, ElementTree.ParseError) as error:
+            count, problem = Count(), f"its results cannot be read: {error}"
+        if problem and count.failed == 0:
+            count.failed = 1
+        if not problem and count.passed + count.failed == 0:
+            count.failed, problem = 1, "it ran nothing"
+        if count.failed:
+            tail = "\n".join("   | " + line for line in log.splitlines()[-60:])
+            print(f"{tail}\n   {self.stage.name} failed ({problem or 'see above'}); whole log: {self.log_path}", flush=True)
+        return count
+
+
+def groups(stages: list[Stage]) -> list[list[Stage]]:
+    """The stages in their order, those together that run side by side."""
+    all_groups = []
+    for stage in stages:
+        if all_groups and any(other.name == stage.beside for other in all_groups[-1]):
+            all_groups[-1].append(stage)
+        else:
+            all_groups.append([stage])
+    return all_groups
+
+
+def run_group(stages: list[Stage], root: Path, reports: Path, verbose: bool) -> list[tuple[Running, Count]]:
+    """Runs these side by side, and says of each what it found as soon as it is done."""
+    running, results = [], []
     try:
-        count = stage.count(folder, log, status)
-    except (OSError, ElementTree.ParseError) as error:
-        count, problem = Count(), f"its results cannot be read: {error}"
-    if problem and count.failed == 0:
-        count.failed = 1
-    if not problem and count.passed + count.failed == 0:
-        count.failed, problem = 1, "it ran nothing"
-    if count.failed:
-        tail = "\n".join("   | " + line for line in log.splitlines()[-60:])
-        print(f"{tail}\n   {stage.name} failed ({problem or 'see above'}); whole log: {log_path}", flush=True)
-    return count, seconds
+        for stage in stages:
+            running.append(Running(stage, root, reports, verbose))
+        while len(results) < len(stages):
+            time.sleep(0.05)
+            for run in [run for run in running if run.is_done()]:
+                running.remove(run)
+                count = run.count()
+                results.append((run, count))
+                print(f"   {run.stage.name}: {count.passed} passed, {count.failed} failed, {run.seconds:.1f} s", flush=True)
+    finally:  # of an interrupt, too
+        for run in running:
+            run.end()
+    return results
 
 
 def run_stages(stages: list[Stage], root: Path, reports: Path, verbose: bool) -> int:
     """Runs all, whatever fails, prints a table, the names of what failed (so that the end of the output says it) and the line
     `N passed, N failed`; the exit status."""
     total, rows, start = Count(), [], time.monotonic()
-    for stage in stages:
-        count, seconds = run_stage(stage, root, reports, verbose)
-        total = add(total, count)
-        rows.append((stage.name, count, seconds))
-        print(f"   {stage.name}: {count.passed} passed, {count.failed} failed, {seconds:.1f} s", flush=True)
-    width = max(len(name) for name, _, _ in rows)
-    print(f"\n{'stage':<{width}}  {'seconds':>8}  {'passed':>7}  {'failed':>7}  {'skipped':>7}")
-    for name, count, seconds in rows:
-        print(f"{name:<{width}}  {seconds:8.1f}  {count.passed:7}  {count.failed:7}  {count.skipped:7}")
-    print(f"{'total':<{width}}  {time.monotonic() - start:8.1f}  {total.passed:7}  {total.failed:7}  {total.skipped:7}\n")
-    for name, count, _ in rows:
+    for group in groups(stages):
+        for run, count in run_group(group, root, reports, verbose):
+            total = add(total, count)
+            rows.append((run.stage.name, run.seconds, run.cpu_seconds, count))
+    width = max(len(name) for name, *_ in rows)
+    print(f"\n{'stage':<{width}}  {'seconds':>8}  {'cpu':>8}  {'passed':>7}  {'failed':>7}  {'skipped':>7}")
+    for name, seconds, cpu_seconds, count in [*rows, ("total", time.monotonic() - start, sum(row[2] for row in rows), total)]:
+        print(f"{name:<{width}}  {seconds:8.1f}  {cpu_seconds:8.1f}  {count.passed:7}  {count.failed:7}  {count.skipped:7}")
+    print()
+    for name, _, _, count in rows:
         if count.failed:
             print(f"failed in {name}: {', '.join(count.names[:12]) or 'see its log'}")
     print(f"{total.passed} passed, {total.failed} failed", flush=True)

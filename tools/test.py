@@ -2,13 +2,14 @@
 """The stages of `make test`. All run, whatever fails; the last line is `N passed, N failed`, the exit status 1 if any failed."""
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from stages import Count, Stage, count_ctest, count_line, count_pytest, count_status, run_stage, run_stages
+from stages import Count, Stage, count_ctest, count_line, count_pytest, count_status, groups, run_group, run_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build/reports"
@@ -132,10 +133,13 @@ def stages(jobs, long):
         Stage("setup", "tools/setup.sh test", count_status, 900),
         Stage(
             "build",
+            "export CCACHE_BASEDIR=$PWD/build  # as tools/make_wheel.sh has it\n"
             "cmake --preset release --log-level=WARNING -DFATTN_WERROR=ON -DFATTN_BUILD_TESTS=ON\n" + build % "build",
             count_status,
             2400,
         ),
+        # What pip fetches and unpacks takes one processor at most.
+        Stage("downloads", "tools/python_venv.sh\ntools/package_venv.sh packages\n", count_status, 7200, beside="build"),
         Stage("gtest", ctest("build", jobs, prefix=whole, timeout_s=WHOLE_S if long else 900), count_ctest, 10800 if long else 2400),
         Stage(
             "python",
@@ -166,8 +170,9 @@ def stages(jobs, long):
             count_line,
             10800 if long else 2400,
         ),
-        Stage("smoke", "tools/smoke.sh build", count_line),
+        # These four do one thing at a time each.
         Stage("install", "tests/install/test_install.sh build", count_line),
+        Stage("smoke", "tools/smoke.sh build", count_line, beside="install"),
         Stage(
             "structure",
             "status=0\n"
@@ -178,6 +183,7 @@ def stages(jobs, long):
             "python3 tools/test.py --self-test || status=1\n"
             "exit $status\n",
             count_line,
+            beside="install",
         ),
         Stage(
             "documents",
@@ -188,6 +194,7 @@ def stages(jobs, long):
             "done\n"
             "exit $status\n",
             count_line,
+            beside="install",
         ),
         # One build for three stages: clang++ takes everything without a warning, its sanitizers see the tests, its fuzzers the rest.
         Stage("clang", "cmake --preset asan --log-level=WARNING\n" + build % "build/asan", count_status, 2400),
@@ -248,16 +255,20 @@ def self_test():
     assert stages(1, False) and stages(1, True)  # can be made at all
     with tempfile.TemporaryDirectory() as folder:
         for stage, expected in cases:
-            with open(os.devnull, "w") as silent:
-                console, sys.stdout = sys.stdout, silent
-                try:
-                    count, _ = run_stage(stage, Path(folder), Path(folder), verbose=False)
-                finally:
-                    sys.stdout = console
+            with contextlib.redirect_stdout(None):
+                [(_, count)] = run_group([stage], Path(folder), Path(folder), verbose=False)
             right = count == expected
             passed, failed = passed + right, failed + (not right)
             if not right:
                 print(f"self-test {stage.name}: expected {expected}, got {count}")
+    # Side by side: both are waited for, whichever ends first, and each has its own result.
+    pair = [Stage("slow", "while [ ! -e b ]; do sleep 0.05; done", count_status, 20), Stage("quick", "touch b; false", count_status, beside="slow")]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        found = {run.stage.name: count for run, count in run_group(pair, Path(folder), Path(folder), verbose=False)}
+    right = found == {"slow": Count(1, 0), "quick": Count(0, 1)} and groups(pair) == [pair] and groups(pair[1:]) == [pair[1:]]
+    passed, failed = passed + right, failed + (not right)
+    if not right:
+        print(f"self-test of two side by side: got {found}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
