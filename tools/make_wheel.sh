@@ -32,6 +32,9 @@ if [ "$arch" != "$here" ]; then
   options=("-Ccmake.args=--toolchain=$PWD/tools/cmake/aarch64-linux-gnu.cmake")
 fi
 
+# Paths in the build folder do not count, so that ccache has the generated sources and precompiled headers of the stage `build` too.
+export CCACHE_BASEDIR="$PWD/$built"
+
 # Kernels that `make test` has compiled are not compiled again.
 export FATTN_CACHE_DIR="${FATTN_CACHE_DIR:-$PWD/build/kernel-cache}"
 

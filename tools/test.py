@@ -20,6 +20,7 @@ WHOLE_S = 5400  # the most that one test program takes whole, under a sanitizer 
 HEAVY = "^test_(cases|properties|features|numerics|standard|kernels|cpu_accuracy|cpu_values|cuda_standard)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*:*CpuValues*bf16_cpu_avx*:Cublaslt*:CudaMatmul*:CudaStandard.P*:CudaStandard.W*:CudaStandard.E*"
 HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the table of cases; the reference judges every one of them
+HEAVY_FILTER += ":CasesSmall.BoundsAreNumbers:CasesSmall.WhatIsNotComputedIsRefused"  # the table's cases and their oracle once more
 # What the thread sanitizer is for: the pool, and everything that several threads call at once (no OpenMP: its runtime is not
 # built for it; no test that forks: ThreadSanitizer cannot start threads in the child of a process that had several).
 THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_device|cuda_backend(_scores)?|jit_(build|cache|load|nvrtc|pack))$"
