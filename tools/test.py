@@ -27,6 +27,7 @@ THREADED = "^test_(executor|concurrency|cpu_info|properties|libraries|cuda_devic
 TSAN_FILTER = "*PropertySmall*/fp32_cpu_avx2:*Executor*:*ThreadPool*:*Concurren*:*Thread*:*CpuInfo*:*OpenBlas*:*DynamicLibrary*:*Cuda*"
 TSAN_FILTER += ":JitSmall*:JitLoad*:JitBuild.ManyThreads*"
 FORKS = "-*DeathTest*:Executor.NoThreadBefore*:Executor.ThePoolGrows:Executor.AChild*:Executor.Unloading*:*Fork.*"
+NOT_OF_THREADS = ":*PropertySmall.ANan*:*PropertySmall.ANonFinite*"  # half of the time of the properties; other sanitizers have them
 # qemu's emulation of user programs ends (with status 127) a child of a process with threads when it starts threads itself.
 EMULATED_FILTER = "*-*Fork.*"
 # What another architecture can change: its kernels, conversions, the plain ones as its compiler makes them. (The oracle on the whole table, and the
@@ -206,7 +207,7 @@ def stages(jobs, long):
             "tsan",
             "export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1\n"
             "cmake --preset tsan --log-level=WARNING\n" + build_tests("build/tsan", jobs, THREADED)
-            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" if long else TSAN_FILTER) + FORKS + "' " + fixed_addresses,
+            + ctest("build/tsan", jobs, select=f"-R '{THREADED}'", prefix="GTEST_FILTER='" + ("*" + FORKS if long else TSAN_FILTER + FORKS + NOT_OF_THREADS) + "' " + fixed_addresses,
                     timeout_s=WHOLE_S if long else 900),
             count_ctest,
             10800 if long else 2400,
