@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/cpu/decode_tiles.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/nonfinite.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -18,6 +18,9 @@ struct DecodeScratch {
   Element* weights;        // [rows][kDecodeBlock], if they are not fp32
   Element* k;              // [kLanes][width], where K cannot be read in place
   Element* v;              // [kDecodeBlock][width_v], likewise
+  // Where V holds an Inf or NaN at a pair that is hidden (nonfinite.h): V in two parts [kDecodeBlock][headdim_v], of the tensors' dtype; the kinds of
+  // pairs [rows][kDecodeBlock] and sums of codes [rows][width_v].
+  float *finite, *codes, *kinds, *sums;
 
   size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v) {
     Scratch s{base};
@@ -29,6 +32,10 @@ struct DecodeScratch {
     weights = s.take<Element>(Ops::kPair == 1 ? 0 : rows * elements<Ops>(kDecodeBlock));
     k = s.take<Element>(kLanes * elements<Ops>(width));
     v = s.take<Element>(kDecodeBlock * elements<Ops>(width_v));
+    finite = s.take<float>(kDecodeBlock * headdim_v);
+    codes = s.take<float>(kDecodeBlock * headdim_v);
+    kinds = s.take<float>(rows * kDecodeBlock);
+    sums = s.take<float>(rows * width_v);
     return s.used;
   }
 };
@@ -178,29 +185,69 @@ void block_softmax(const DecodeTask& task, const DecodeScratch<Ops>& s, const De
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if documents,
-// bias or mask may hide an Inf or NaN.
+// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long. Does
+// one that counts have a key whose `marked` is 1?
+template <class T>
+bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, const float* weights, const float* marked, float* kinds) {
+  const ScoreInputs& in = task.inputs;
+  const F32 hides = set1(minus_infinity()), some = set1(kSomeWeight), none = set1(kNoWeight), zeros = zero();
+  F32 counts = zeros;
+  for (int64_t r = 0; r < task.rows; ++r)
+    for (int64_t j = 0; j < n; j += kLanes) {
+      const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q, left = n - j;
+      F32 term = zeros;
+      if (in.bias) {
+        const int64_t at = head * in.bias_head_stride + query * in.bias_stride + key + j;
+        term = in.bias_fp32 ? load_n(static_cast<const float*>(in.bias) + at, left) : load_n(static_cast<const T*>(in.bias) + at, left);
+      }
+      if (in.mask) term = where_equal(load_n(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j, left), zeros, hides, term);
+      if (in.document_q)
+        term = keep_same(term, load_ids(in.document_k + key + j, left), set1_u32(static_cast<uint32_t>(in.document_q[query])));
+      const F32 kind = where_equal(term, hides, zeros, where_equal(load_n(weights + r * kDecodeBlock + j, left), zeros, none, some));
+      counts = max(counts, mul(kind, load_n(marked + j, left)));
+      store(kinds + r * kDecodeBlock + j, kind);
+    }
+  return largest_lane(counts) > 0;
+}
+
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. Where documents, bias or
+// mask may hide an Inf or NaN, it is left out of V and added afterwards.
 template <class T, class Ops>
 void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
                   NextRows& next) {
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
-  const bool poisoned =
-      (hides(task.inputs) || task.inputs.document_q) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
-  const int64_t end = poisoned ? 0 : in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
-  const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
+  const int64_t end = in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
+  const int64_t seen = begin < end ? begin : end, n = end - seen;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
-  const auto* weights = weights_of(Ops{}, head.scores + seen, task.rows, end - seen, s.weights);
-  if (task.headdim_v == s.width_v)
-    add_values<Ops>(weights, task.rows, v, task.v_stride, end - seen, head.acc, s.width_v, next);
-  else
-    add_values<Ops>(weights, task.rows, copied(Ops{}, v, task.v_stride, end - seen, task.headdim_v, end - seen, s.width_v, s.v), s.width_v,
-                    end - seen, head.acc, s.width_v, next);
+  const bool may_hide = hides(task.inputs) || task.inputs.document_q;
+  const auto add_to = [&](float* to, const float* p, const T* values, int64_t stride) {
+    const auto* weights = weights_of(Ops{}, p, task.rows, n, s.weights);
+    if (task.headdim_v == s.width_v)
+      add_values<Ops>(weights, task.rows, values, stride, n, to, s.width_v, next);
+    else
+      add_values<Ops>(weights, task.rows, copied(Ops{}, values, stride, n, task.headdim_v, n, s.width_v, s.v), s.width_v, n, to, s.width_v, next);
+  };
+  if (may_hide && any_nonfinite(v, task.v_stride, n, task.headdim_v)) {
+    T *finite = reinterpret_cast<T*>(s.finite), *codes = reinterpret_cast<T*>(s.codes);
+    split_nonfinite(v, task.v_stride, n, task.headdim_v, false, finite, codes);
+    add_to(head.acc, head.scores + seen, finite, task.headdim_v);
+    float marked[kDecodeBlock];
+    for (int64_t j = 0; j < n; ++j) marked[j] = any_nonfinite(v + j * task.v_stride, task.v_stride, 1, task.headdim_v) ? 1.0f : 0.0f;
+    if (kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, marked, s.kinds)) {
+      const int64_t all = task.rows * s.width_v;
+      for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
+      add_to(s.sums, s.kinds, codes, task.headdim_v);
+      for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);
+    }
+  } else {
+    add_to(head.acc, head.scores + seen, v, task.v_stride);
+  }
   const auto add_by_row = [&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j)
       for (int64_t r = 0; r < task.rows; ++r) {
         const int64_t query = r % task.seqlen_q;
         if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
-        if (poisoned && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
+        if (may_hide && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
         const F32 p = set1(head.scores[r * kDecodeBlock + j]);
         for (int64_t d = 0; d < s.width_v; d += kLanes) {
           float* acc = head.acc + r * s.width_v + d;
