@@ -66,7 +66,7 @@ class CpuValues : public ::testing::TestWithParam<Parameter> {
     const std::string why = why_unavailable(target, dtype);
     if (!why.empty()) GTEST_SKIP() << why;
     if (target.backend != Backend::kCpu || target.algorithm == Algorithm::kStandard) GTEST_SKIP() << "is not the CPU's kernels";
-    if (dtype == DType::kBF16 && target.isa == Isa::kAmx) GTEST_SKIP() << "AMX goes pair by pair";
+    
   }
   Case plain() const {
     Case c;

@@ -10,24 +10,36 @@ constexpr short kNanCode = 0x3f80, kInfCode = 0x4300, kMinusInfCode = 0x4680;  /
 constexpr short kSomeWeight = 0x3f80, kNoWeight = 0x4301;                      // 1, 129
 constexpr int kMostCodeSquares = 3;                                            // of 32 terms each: digits in base 128 do not carry
 
-// Takes Inf and NaN out of a tile and leaves their codes, all as NaN if they are to be. Returns the elements of rows that have some.
-static __mmask32 split_tile(char* tile, char* codes, bool all_nan) {
-  const __m512i infinity = _mm512_set1_epi16(kInfinityBits);
-  __mmask32 any = 0;
-  for (int64_t r = 0; r < 16; ++r) {
-    const __m512i x = _mm512_load_si512(tile + r * kTileRow), magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __mmask32 bad = _mm512_cmpge_epu16_mask(magnitude, infinity);
-    __m512i code = _mm512_maskz_set1_epi16(bad, kNanCode);
-    if (!all_nan) {
-      const __mmask32 infinite = _mm512_cmpeq_epi16_mask(magnitude, infinity);
-      code = _mm512_mask_set1_epi16(code, infinite, kInfCode);
-      code = _mm512_mask_set1_epi16(code, infinite & _mm512_movepi16_mask(x), kMinusInfCode);
-    }
-    store_row(codes, r, code);
-    store_row(tile, r, _mm512_maskz_mov_epi16(~bad, x));
-    any |= bad;
+// Takes Inf and NaN out of a row of a tile and leaves their codes, all as NaN if they are to be. Returns their elements.
+FATTN_AMX_INLINE __mmask32 split_row(char* row, char* codes, bool all_nan) {
+  const __m512i x = _mm512_load_si512(row), magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff)), infinity = _mm512_set1_epi16(kInfinityBits);
+  const __mmask32 bad = _mm512_cmpge_epu16_mask(magnitude, infinity);
+  __m512i code = _mm512_maskz_set1_epi16(bad, kNanCode);
+  if (!all_nan) {
+    const __mmask32 infinite = _mm512_cmpeq_epi16_mask(magnitude, infinity);
+    code = _mm512_mask_set1_epi16(code, infinite, kInfCode);
+    code = _mm512_mask_set1_epi16(code, infinite & _mm512_movepi16_mask(x), kMinusInfCode);
   }
+  store_row(codes, 0, code);
+  store_row(row, 0, _mm512_maskz_mov_epi16(~bad, x));
+  return bad;
+}
+
+// Of all rows of a tile: the elements where some row has one.
+static __mmask32 split_tile(char* tile, char* codes, bool all_nan) {
+  __mmask32 any = 0;
+  for (int64_t r = 0; r < 16; ++r) any |= split_row(tile + r * kTileRow, codes + r * kTileRow, all_nan);
   return any;
+}
+
+// The same of a tile whose row r holds pairs of the rows r and r + 16 of a tensor. Returns the bits of these.
+static uint32_t split_pairs(char* tile, char* codes, bool all_nan) {
+  uint32_t rows = 0;
+  for (int64_t r = 0; r < 16; ++r) {
+    const __mmask32 bad = split_row(tile + r * kTileRow, codes + r * kTileRow, all_nan);
+    rows |= ((bad & 0x55555555u) != 0 ? 1u << r : 0) | ((bad & 0xaaaaaaaau) != 0 ? 0x10000u << r : 0);
+  }
+  return rows;
 }
 
 // Elements of tile rows hold the rows r and r + 16 of a tensor in turns. Their bits in its order.
@@ -53,8 +65,6 @@ FATTN_AMX_INLINE __m512i kinds_of(__m512i weights, __mmask16 low, __mmask16 high
   const __m512i kinds = _mm512_mask_set1_epi16(_mm512_set1_epi16(kNoWeight), positive, kSomeWeight);
   return _mm512_and_si512(kinds, _mm512_or_si512(_mm512_maskz_set1_epi32(low, 0xffff), _mm512_maskz_set1_epi32(high, static_cast<int>(0xffff0000u))));
 }
-
-FATTN_AMX_INLINE bool has_bits(__m512i x) { return _mm512_test_epi32_mask(x, x) != 0; }
 
 // Are n vectors of floats all NaN? Then no code changes them, nor does a product with NaN.
 static inline bool all_nan(const float* x, int64_t n) {
