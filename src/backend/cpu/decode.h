@@ -8,6 +8,8 @@
 
 namespace fattn::core::FATTN_ISA {
 
+constexpr int64_t kFewRows = 2;
+
 template <class Ops>
 struct DecodeScratch {
   typedef typename Ops::Element Element;
@@ -185,33 +187,97 @@ void block_softmax(const DecodeTask& task, const DecodeScratch<Ops>& s, const De
   }
 }
 
-// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long. Does
-// one that counts have a key whose `marked` is 1?
+// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long; seen[j]
+// is above 0 if key j counts for some row. Is a pair hidden?
 template <class T>
-bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, const float* weights, const float* marked, float* kinds) {
+bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, const float* weights, float* kinds, float* seen) {
   const ScoreInputs& in = task.inputs;
   const F32 hides = set1(minus_infinity()), some = set1(kSomeWeight), none = set1(kNoWeight), zeros = zero();
-  F32 counts = zeros;
-  for (int64_t r = 0; r < task.rows; ++r)
-    for (int64_t j = 0; j < n; j += kLanes) {
-      const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q, left = n - j;
+  F32 hidden = zeros;
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const int64_t left = n - j;
+    F32 counts = zeros;
+    for (int64_t r = 0; r < task.rows; ++r) {
+      const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q;
       F32 term = zeros;
       if (in.bias) {
         const int64_t at = head * in.bias_head_stride + query * in.bias_stride + key + j;
         term = in.bias_fp32 ? load_n(static_cast<const float*>(in.bias) + at, left) : load_n(static_cast<const T*>(in.bias) + at, left);
       }
-      if (in.mask) term = where_equal(load_n(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j, left), zeros, hides, term);
+      if (in.mask) {
+        const F32 mask = left < kLanes ? load_n(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j, left)
+                                       : load(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j);
+        term = where_equal(mask, zeros, hides, term);
+      }
       if (in.document_q)
         term = keep_same(term, load_ids(in.document_k + key + j, left), set1_u32(static_cast<uint32_t>(in.document_q[query])));
       const F32 kind = where_equal(term, hides, zeros, where_equal(load_n(weights + r * kDecodeBlock + j, left), zeros, none, some));
-      counts = max(counts, mul(kind, load_n(marked + j, left)));
+      F32 is_hidden = where_equal(kind, zeros, some, zeros);
+      if (left < kLanes) is_hidden = keep_below(is_hidden, static_cast<int>(left), zeros);
+      hidden = max(hidden, is_hidden);
+      counts = max(counts, kind);
       store(kinds + r * kDecodeBlock + j, kind);
     }
-  return largest_lane(counts) > 0;
+    store(seen + j, counts);
+  }
+  return largest_lane(hidden) > 0;
+}
+
+// Does one of n keys that some row counts hold an Inf or NaN?
+template <class T>
+bool any_nonfinite_seen(const T* v, int64_t stride, int64_t n, int64_t headdim, const float* seen) {
+  for (int64_t begin = 0, end; begin < n; begin = end) {
+    end = begin + 1;
+    if (!(seen[begin] > 0)) continue;
+    while (end < n && seen[end] > 0) ++end;
+    if (any_nonfinite(v + begin * stride, stride, end - begin, headdim)) return true;
+  }
+  return false;
+}
+
+// acc[0, kVecs) of columns += P times what is not finite in V, of the keys of n whose kind is above 0.
+template <int kVecs, class T>
+FATTN_INLINE void add_nonfinite_columns(const T* v, int64_t stride, int64_t n, int64_t columns, const float* p, const float* kinds, float* acc) {
+  F32 sums[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) sums[w] = load(acc + w * kLanes);
+  for (int64_t j = 0; j < n; ++j) {
+    if (!(kinds[j] > 0)) continue;
+    const F32 weight = set1(p[j]);
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      const F32 x = kVecs == 1 ? load_n(v + j * stride, columns) : load(v + j * stride + w * kLanes);
+      sums[w] = where_equal(sub(x, x), zero(), sums[w], fma(weight, x, sums[w]));
+    }
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) store(acc + w * kLanes, sums[w]);
+}
+
+// acc += P times what is not finite in V, of pairs that count, row by row. For few rows, which are not worth codes.
+template <class T, class Ops>
+__attribute__((noinline)) void add_nonfinite_rows(const DecodeTask& task, const DecodeScratch<Ops>& s, const T* v, int64_t n, const float* p,
+                                                  float* acc) {
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const float *weights = p + r * kDecodeBlock, *kinds = s.kinds + r * kDecodeBlock;
+    float* const to = acc + r * s.width_v;
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= task.headdim_v; d += 4 * kLanes) add_nonfinite_columns<4>(v + d, task.v_stride, n, 0, weights, kinds, to + d);
+    for (; d < task.headdim_v; d += kLanes) add_nonfinite_columns<1>(v + d, task.v_stride, n, task.headdim_v - d, weights, kinds, to + d);
+  }
+}
+
+// Are n floats all NaN? Then nothing changes them.
+static inline bool all_nan_values(const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32 y = load(x + i);
+    if (!(largest_lane(where_equal(y, y, set1(1.0f), zero())) == 0)) return false;
+  }
+  return true;
 }
 
 // acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. Where documents, bias or
-// mask may hide an Inf or NaN, it is left out of V and added afterwards.
+// mask hide a pair, an Inf or NaN is left out of V and added afterwards.
 template <class T, class Ops>
 void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
                   NextRows& next) {
@@ -220,27 +286,31 @@ void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const Dec
   const int64_t seen = begin < end ? begin : end, n = end - seen;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
   const bool may_hide = hides(task.inputs) || task.inputs.document_q;
-  const auto add_to = [&](float* to, const float* p, const T* values, int64_t stride) {
+  const auto add_to = [&](float* to, const float* p, const T* values, int64_t stride, auto finite) {
+    constexpr bool kFinite = decltype(finite)::value;
     const auto* weights = weights_of(Ops{}, p, task.rows, n, s.weights);
     if (task.headdim_v == s.width_v)
-      add_values<Ops>(weights, task.rows, values, stride, n, to, s.width_v, next);
+      add_values<Ops, kFinite>(weights, task.rows, values, stride, n, to, s.width_v, next);
     else
-      add_values<Ops>(weights, task.rows, copied(Ops{}, values, stride, n, task.headdim_v, n, s.width_v, s.v), s.width_v, n, to, s.width_v, next);
+      add_values<Ops, kFinite>(weights, task.rows, copied(Ops{}, values, stride, n, task.headdim_v, n, s.width_v, s.v), s.width_v, n, to, s.width_v,
+                               next);
   };
-  if (may_hide && any_nonfinite(v, task.v_stride, n, task.headdim_v)) {
-    T *finite = reinterpret_cast<T*>(s.finite), *codes = reinterpret_cast<T*>(s.codes);
-    split_nonfinite(v, task.v_stride, n, task.headdim_v, false, finite, codes);
-    add_to(head.acc, head.scores + seen, finite, task.headdim_v);
-    float marked[kDecodeBlock];
-    for (int64_t j = 0; j < n; ++j) marked[j] = any_nonfinite(v + j * task.v_stride, task.v_stride, 1, task.headdim_v) ? 1.0f : 0.0f;
-    if (kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, marked, s.kinds)) {
-      const int64_t all = task.rows * s.width_v;
+  float counts[kDecodeBlock];
+  const int64_t all = task.rows * s.width_v;
+  if (!may_hide || !any_nonfinite(v, task.v_stride, n, task.headdim_v) ||
+      !kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, s.kinds, counts)) {
+    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<false>{});
+  } else if (!all_nan_values(head.acc, all)) {
+    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<true>{});
+    const bool some_seen = any_nonfinite_seen(v, task.v_stride, n, task.headdim_v, counts);
+    if (some_seen && task.rows <= kFewRows) {
+      add_nonfinite_rows<T, Ops>(task, s, v, n, head.scores + seen, head.acc);
+    } else if (some_seen) {
+      split_nonfinite(v, task.v_stride, n, task.headdim_v, false, reinterpret_cast<T*>(s.finite), reinterpret_cast<T*>(s.codes));
       for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
-      add_to(s.sums, s.kinds, codes, task.headdim_v);
+      add_to(s.sums, s.kinds, reinterpret_cast<const T*>(s.codes), task.headdim_v, Flag<false>{});
       for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);
     }
-  } else {
-    add_to(head.acc, head.scores + seen, v, task.v_stride);
   }
   const auto add_by_row = [&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j)
