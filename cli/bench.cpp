@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/oracle_check.h"
 #include "cli/output.h"
 #include "cli/problem_flags.h"
@@ -121,6 +122,10 @@ int bench_one(const BenchFlags& flags) {
       make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library, options.place);
   RaceResult result;
   {
+    Kept kept(problem.json());
+    options.keep = [&](const RaceResult& so_far, const std::string& what) {
+      kept.keep({"bench", problem.repeating_flags(), so_far.before, so_far.after, so_far.rows, nullptr}, what);
+    };
     Progress progress("bench");
     options.progress = &progress;
     result = race(spec, {contestant.get()}, options);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
@@ -154,6 +155,7 @@ int run_prices(const SuiteOptions& suite) {
   Record record{"suite", repeating_flags(suite), {}, {}, {}, nlohmann::ordered_json::array()};
   record.complete = false;
   Disturbance disturbance;
+  Kept kept(suite.json);
   Progress progress("prices");
   announce(races, progress);
   auto planned = races.begin();
@@ -170,11 +172,12 @@ int run_prices(const SuiteOptions& suite) {
       add_rows(table, result.rows, record.summary);
       record.rows.insert(record.rows.end(), result.rows.begin(), result.rows.end());
       progress.step(planned++->seconds);
+      record.disturbance = to_json(disturbance, record.rows);
+      kept.keep(record, fmt::format("{} of {} problems", planned - races.begin(), races.size()));
     }
     progress.wipe();
     out.print(table);
-    // A file has what was measured so far, should the suite be interrupted.
-    record.disturbance = to_json(disturbance, record.rows);
+    // A file has what was measured so far, should the program be killed.
     if (!suite.json.empty() && suite.json != "-") write_json(to_json(record), suite.json);
   }
   out.say(

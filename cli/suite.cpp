@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/progress.h"
 #include "cli/race.h"
 #include "cli/report.h"
@@ -233,12 +234,13 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   Disturbance disturbance;
   std::vector<std::string> flags = repeating_flags(suite);
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
-  const auto write_record = [&](bool complete) {
+  const auto record_of = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};
     record.complete = complete;
     record.disturbance = to_json(disturbance, all);
-    write_json(to_json(record), suite.json);
+    return record;
   };
+  Kept kept(suite.json);
   Progress progress("suite");
   announce(races, progress);
   auto planned = races.begin();
@@ -270,11 +272,12 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
       progress.step(planned++->seconds);
+      kept.keep(record_of(false), fmt::format("{} of {} problems", planned - races.begin(), races.size()));
     }
     progress.wipe();
     out.print(table);
-    // A file has what was measured so far, should the suite be interrupted.
-    if (!suite.json.empty() && suite.json != "-") write_record(false);
+    // A file has what was measured so far, should the program be killed.
+    if (!suite.json.empty() && suite.json != "-") write_json(to_json(record_of(false)), suite.json);
   }
 
   out.say("\n");
@@ -286,7 +289,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   print_peaks(out, first, last);
   print_warnings(out, all);
   print_disturbance(out, disturbance, all);
-  if (!suite.json.empty()) write_record(true);
+  if (!suite.json.empty()) write_json(to_json(record_of(true)), suite.json);
   return exit_code_of(all);
 }
 
