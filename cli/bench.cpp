@@ -186,9 +186,8 @@ void add_bench(CLI::App& app, int& exit_code) {
     if (flags->suite == "cpu" && flags->problem.target.on_cuda())
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
-    const SuiteOptions suite{flags->suite,    flags->quick,   problem.grad(),         flags->only,        problem.options(),
-                             problem.place(), problem.json(), problem.memory_limit(), problem.patience(), problem.place_flags(),
-                             flags->output};
+    const SuiteOptions suite{flags->suite,   flags->quick,           problem.grad(),     flags->only,           problem.options(), problem.place(),
+                             problem.json(), problem.memory_limit(), problem.patience(), problem.place_flags(), flags->output};
     exit_code = flags->suite == "prices" ? run_prices(suite) : run_suite(suite, flags->providers);
   });
 }

@@ -1,4 +1,5 @@
-// What a long command has measured, for Ctrl-C: a call in hand may take minutes, so a thread of its own writes the record so far and ends the program.
+// What a long command has measured, for Ctrl-C: a call in hand may take minutes, so a thread of its own writes the record so far and ends the
+// program.
 #pragma once
 
 #include <atomic>

@@ -45,7 +45,8 @@ void Schedule::plan(std::vector<Entry>& entries) {
     CallSeconds calls;
     for (const auto& [estimated, seconds] : calls_)
       if (estimated == &entry) calls = seconds;
-    entry.steps = seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(*entry.spec, entry.grad, options_.oracle_flops));
+    entry.steps =
+        seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(*entry.spec, entry.grad, options_.oracle_flops));
     if (entry.compiles) entry.steps.check += kCompileSeconds;
     for (size_t p = 0; p < options_.passes.size(); ++p)
       if (!entry.has(p)) entry.steps.passes[p] = {};

@@ -70,8 +70,9 @@ double seconds_of(const std::vector<PlannedRace>& races) {
 void refuse_if_too_long(const std::vector<PlannedRace>& races, const std::string& what, double patience) {
   const double seconds = seconds_of(races);
   if (patience <= 0 || !(seconds > patience)) return;
-  throw std::runtime_error(fmt::format("{} would take about {}; allowed: {}. Choose parts of it with --only, or --quick, or allow it with --patience {}",
-                                       what, duration_in_words(seconds), duration_in_words(patience), patience_for(seconds)));
+  throw std::runtime_error(
+      fmt::format("{} would take about {}; allowed: {}. Choose parts of it with --only, or --quick, or allow it with --patience {}", what,
+                  duration_in_words(seconds), duration_in_words(patience), patience_for(seconds)));
 }
 
 void announce(const std::vector<PlannedRace>& races, Progress& progress) {

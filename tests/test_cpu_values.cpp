@@ -48,8 +48,7 @@ struct Call {
     const double begin = processor_seconds();
     forward({in.q, in.k, in.v, out.o, out.lse, {}, in.scores}, options);
     const double middle = processor_seconds();
-    if (c.backward)
-      backward({in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse}, options);
+    if (c.backward) backward({in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse}, options);
     forward_seconds = std::min(forward_seconds, middle - begin);
     backward_seconds = std::min(backward_seconds, processor_seconds() - middle);
   }
@@ -67,7 +66,6 @@ class CpuValues : public ::testing::TestWithParam<Parameter> {
     const std::string why = why_unavailable(target, dtype);
     if (!why.empty()) GTEST_SKIP() << why;
     if (target.backend != Backend::kCpu) GTEST_SKIP() << "is not the CPU";
-    
   }
   // Called before a case is made of it: standard attention has few options.
   bool lacks(const Case& c) const { return !is_to_compute(target, c); }

@@ -31,7 +31,7 @@ struct Coded {
 struct BackwardLayout {
   int64_t keys, panel, depth, depth_v;  // squares of keys of the task and of a panel; d tiles of Q and K, of V and dO
   int64_t k, v, kt, dk, dv, q, q_pairs, dout, dout_pairs, dq, s, dp, p, ds, ds_keys, terms, gradient, mask_words, dropout_words;  // offsets
-  int64_t kt_codes, q_codes, dout_codes, words, kinds, sums, key_codes, finite_k, bytes;                                         // likewise
+  int64_t kt_codes, q_codes, dout_codes, words, kinds, sums, key_codes, finite_k, bytes;                                          // likewise
 
   // inputs: scores depend on more than q k, weights are dropped, or the gradient of a bias is wanted.
   BackwardLayout(int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -362,7 +362,8 @@ class Backward {
     if (pending > 0) add();
   }
 
-  // The kinds of the pairs of square c of the panel and square r of the rows, as P^T lies, and as dS^T lies for dQ, where it matters only which count.
+  // The kinds of the pairs of square c of the panel and square r of the rows, as P^T lies, and as dS^T lies for dQ, where it matters only which
+  // count.
   void tell_kinds_of_rows(int64_t c, int64_t r) const {
     const __m512i* words = seen_words(c, r);
     for (int key = 0; key < kSide; ++key) {

@@ -32,13 +32,13 @@ constexpr float kBoundedScore = 40.0f;   // of |score| in log2 units: weights st
 constexpr int kBoundedValue = 187 << 7;  // 2^60 as bf16: products with such weights stay finite
 constexpr float kFiniteScore = 1e30f;    // scores below cannot overflow to infinity or NaN on the way
 constexpr float kFiniteSquares = 1e36f, kNormMargin = 1.001f;
-constexpr float kLazy = 8.0f * kFixed;   // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
+constexpr float kLazy = 8.0f * kFixed;  // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
 
 enum class Softmax {
-  kBounded,    // shift 0
-  kOnline,     // running maximum
-  kPropagate,  // running maximum, scores may be infinite or NaN
-  kWhole,      // the same, and pairs may be hidden, by -inf; the maximum is one of scores, not in fixed point, which a bias of -3e38 would leave
+  kBounded,        // shift 0
+  kOnline,         // running maximum
+  kPropagate,      // running maximum, scores may be infinite or NaN
+  kWhole,          // the same, and pairs may be hidden, by -inf; the maximum is one of scores, not in fixed point, which a bias of -3e38 would leave
   kPropagateSome,  // and of rows that have seen bounded scores alone as kBounded has it
   kWholeSome,
 };
@@ -54,7 +54,7 @@ struct TileKeys {
 struct ForwardLayout {
   int64_t tiles, units, depth, groups, values;  // query tiles; units of a block; d tiles of Q and K; groups of 4 d tiles of V, d tiles in them
   int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, calm, keys, mask_words, dropout_words;  // offsets
-  int64_t squares, wild_values, codes, marks, coded, bytes;                                              // likewise
+  int64_t squares, wild_values, codes, marks, coded, bytes;                                             // likewise
 
   // inputs: scores depend on more than q k, or weights are dropped.
   ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -372,7 +372,8 @@ class Forward {
   // May pairs of the block at `key` and a tile, or of its units there, be hidden?
   bool hides_pairs(int64_t tile, int64_t key) const {
     const TileKeys& keys = tile_keys(tile);
-    return keys.begin < keys.end && (hides_ || whole_end(tile, key) < min_of(keys.end * kUnit, block_keys_) || whole_begin(tile, key) > keys.begin * kUnit);
+    return keys.begin < keys.end &&
+           (hides_ || whole_end(tile, key) < min_of(keys.end * kUnit, block_keys_) || whole_begin(tile, key) > keys.begin * kUnit);
   }
 
   // The softmax that the block at `key` needs for a tile; a tile never returns to a simpler one. Rows that have seen bounded scores alone, which are

@@ -187,8 +187,8 @@ void block_softmax(const DecodeTask& task, const DecodeScratch<Ops>& s, const De
   }
 }
 
-// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long; seen[j]
-// is above 0 if key j counts for some row. Is a pair hidden?
+// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long;
+// seen[j] is above 0 if key j counts for some row. Is a pair hidden?
 template <class T>
 bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, const float* weights, float* kinds, float* seen) {
   const ScoreInputs& in = task.inputs;
@@ -209,8 +209,7 @@ bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, co
                                        : load(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j);
         term = where_equal(mask, zeros, hides, term);
       }
-      if (in.document_q)
-        term = keep_same(term, load_ids(in.document_k + key + j, left), set1_u32(static_cast<uint32_t>(in.document_q[query])));
+      if (in.document_q) term = keep_same(term, load_ids(in.document_k + key + j, left), set1_u32(static_cast<uint32_t>(in.document_q[query])));
       const F32 kind = where_equal(term, hides, zeros, where_equal(load_n(weights + r * kDecodeBlock + j, left), zeros, none, some));
       F32 is_hidden = where_equal(kind, zeros, some, zeros);
       if (left < kLanes) is_hidden = keep_below(is_hidden, static_cast<int>(left), zeros);

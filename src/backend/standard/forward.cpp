@@ -50,7 +50,9 @@ void output_rows(const StandardCall& call, int64_t first_row, int64_t rows, cons
   OutputRows<E> out(o, p.o.row, rows, p.headdim_v, scratch + at.output[0]);
   if (p.seqlen_k == 0) out.clear();
   // Keys that a row sees, none if its scores are all -inf.
-  const auto seen_by = [&](int64_t r) -> int64_t { return lse[r] == -std::numeric_limits<float>::infinity() ? 0 : p.mask().visible_end(first_row + r); };
+  const auto seen_by = [&](int64_t r) -> int64_t {
+    return lse[r] == -std::numeric_limits<float>::infinity() ? 0 : p.mask().visible_end(first_row + r);
+  };
   int64_t seen_by_all = p.seqlen_k;
   for (int64_t r = 0; r < rows; ++r) seen_by_all = std::min(seen_by_all, seen_by(r));
   for (int64_t key = 0; key < p.seqlen_k; key += at.tile_k) {

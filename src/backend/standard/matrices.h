@@ -88,8 +88,8 @@ struct Scale {
   float product, after;
 };
 
-// Takes Inf and NaN out of those of n rows that not all outputs of a product count, whose weights are 0 there: 0 * Inf is NaN. `copy` has room for the
-// rows. Returns whether there were any.
+// Takes Inf and NaN out of those of n rows that not all outputs of a product count, whose weights are 0 there: 0 * Inf is NaN. `copy` has room for
+// the rows. Returns whether there were any.
 template <class All>
 bool take_out_nonfinite(Matrix& rows, int64_t n, int64_t width, float* copy, const All& all_count) {
   bool any = false;
@@ -99,7 +99,8 @@ bool take_out_nonfinite(Matrix& rows, int64_t n, int64_t width, float* copy, con
     for (int64_t i = 0; i < n; ++i) std::copy_n(rows.data + i * rows.ld, width, copy + i * width);
   rows = {copy, static_cast<int>(width)};
   for (int64_t i = 0; i < n; ++i)
-    if (!all_count(i)) std::transform(copy + i * width, copy + (i + 1) * width, copy + i * width, [](float x) { return std::isfinite(x) ? x : 0.0f; });
+    if (!all_count(i))
+      std::transform(copy + i * width, copy + (i + 1) * width, copy + i * width, [](float x) { return std::isfinite(x) ? x : 0.0f; });
   return true;
 }
 

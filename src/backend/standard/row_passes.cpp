@@ -177,7 +177,7 @@ FATTN_INLINE void add(float factor, const float* line, float* to, int64_t n) {
       gradient(score, dweight, weights, dscore, visible, n, lse, delta, factor);                                                             \
     }                                                                                                                                        \
     target static void add_row(float factor, const float* line, float* to, int64_t n) { add(factor, line, to, n); }                          \
-    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row, add_row};                                                   \
+    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row, add_row};                                          \
   };
 
 FATTN_ROW_PASSES(Baseline, )
