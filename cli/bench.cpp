@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/oracle_check.h"
 #include "cli/output.h"
 #include "cli/problem_flags.h"
@@ -121,6 +122,10 @@ int bench_one(const BenchFlags& flags) {
       make_library_contestant(library.algorithm == Algorithm::kStandard ? "standard" : "fattn", library, options.place);
   RaceResult result;
   {
+    Kept kept(problem.json());
+    options.keep = [&](const RaceResult& so_far, const std::string& what) {
+      kept.keep({"bench", problem.repeating_flags(), so_far.before, so_far.after, so_far.rows, nullptr}, what);
+    };
     Progress progress("bench");
     options.progress = &progress;
     result = race(spec, {contestant.get()}, options);
@@ -162,7 +167,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       "cannot be true for the shape. Exit 2 if the problem needs more memory than there is.\n"
       "Passes: fwd, bwd (alone), fwdbwd. The peak is measured in the same run, before and after, with the same threads.\n"
       "A suite has problems and samples of its own and takes the flags that say where and how: --no-grad and those from --device to --warm-l2, "
-      "--memory-limit and those of providers.\n\n"
+      "--patience, --memory-limit and those of providers.\n\n"
       "Examples:\n"
       "  fattn bench --preset gpt2-small\n"
       "  fattn bench --seqlen 4096 --nheads 32 --nheads-k 8 --headdim 128 --causal --dtype bf16 --no-grad\n"
@@ -181,8 +186,8 @@ void add_bench(CLI::App& app, int& exit_code) {
     if (flags->suite == "cpu" && flags->problem.target.on_cuda())
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
-    const SuiteOptions suite{flags->suite,    flags->quick,   problem.grad(),         flags->only,           problem.options(),
-                             problem.place(), problem.json(), problem.memory_limit(), problem.place_flags(), flags->output};
+    const SuiteOptions suite{flags->suite,   flags->quick,           problem.grad(),     flags->only,           problem.options(), problem.place(),
+                             problem.json(), problem.memory_limit(), problem.patience(), problem.place_flags(), flags->output};
     exit_code = flags->suite == "prices" ? run_prices(suite) : run_suite(suite, flags->providers);
   });
 }

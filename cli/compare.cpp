@@ -11,6 +11,7 @@
 
 #include "cli/conclusion.h"
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/oracle_check.h"
 #include "cli/output.h"
 #include "cli/problem_flags.h"
@@ -131,6 +132,16 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
   out.say(fmt::format("fastest: {}; leanest: {}", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows)))), 2);
 }
 
+std::vector<std::string> repeating_flags(const CompareFlags& flags) {
+  std::vector<std::string> repeating = flags.problem.repeating_flags();
+  for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
+  if (flags.time_limit > 0) repeating.insert(repeating.end(), {"--time-limit", fmt::format("{}", flags.time_limit)});
+  const std::vector<std::string> more = flags.providers.repeating_flags();
+  repeating.insert(repeating.end(), more.begin(), more.end());
+  for (std::string& flag : repeating) flag = printable(flag);
+  return repeating;
+}
+
 int compare(const CompareFlags& flags) {
   const ProblemFlags& problem = flags.problem;
   require_writable(problem.json());
@@ -158,6 +169,10 @@ int compare(const CompareFlags& flags) {
 
   RaceResult result;
   {
+    Kept kept(problem.json());
+    options.keep = [&](const RaceResult& so_far, const std::string& what) {
+      kept.keep({"compare", repeating_flags(flags), so_far.before, so_far.after, so_far.rows, nlohmann::ordered_json::array()}, what);
+    };
     Progress progress("compare");
     options.progress = &progress;
     result = race(spec, contestants, options);
@@ -185,13 +200,7 @@ int compare(const CompareFlags& flags) {
   if (const std::string absent = flags.names.empty() ? absent_line(result.rows) : std::string(); !absent.empty()) out.say(printable(absent, 600), 2);
   print_conclusion(out, result.rows);
   if (!problem.json().empty()) {
-    std::vector<std::string> repeating = problem.repeating_flags();
-    for (const std::string& name : chosen(flags)) repeating.insert(repeating.end(), {"--provider", name});
-    if (flags.time_limit > 0) repeating.insert(repeating.end(), {"--time-limit", fmt::format("{}", flags.time_limit)});
-    const std::vector<std::string> more = flags.providers.repeating_flags();
-    repeating.insert(repeating.end(), more.begin(), more.end());
-    for (std::string& flag : repeating) flag = printable(flag);
-    Record record{"compare", repeating, result.before, result.after, result.rows, summary};
+    Record record{"compare", repeating_flags(flags), result.before, result.after, result.rows, summary};
     record.disturbance = to_json(result.disturbance, result.rows);
     write_json(to_json(record), problem.json());
   }

@@ -22,6 +22,8 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
+}  // namespace
+
 extern "C" void end_program(int signal) {
   for (Slot& slot : slots)
     if (slot.state.load() == Slot::kTaken) unlink(slot.path);
@@ -32,7 +34,15 @@ extern "C" void end_program(int signal) {
   _exit(128 + signal);
 }
 
-}  // namespace
+sigset_t handled_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : kSignals) {
+    struct sigaction now {};
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&set, signal);
+  }
+  return set;
+}
 
 void install_interrupt_handlers() {
   struct sigaction action {};

@@ -9,6 +9,12 @@ namespace fattn::cli {
 // SIGINT, SIGTERM and SIGHUP from here on. Call once, before threads exist.
 void install_interrupt_handlers();
 
+// Those of them that the parent did not make us ignore.
+sigset_t handled_signals();
+
+// Removes temporary files and ends the program with 128 + the signal's number.
+extern "C" [[noreturn]] void end_program(int signal);
+
 // Holds these signals back from this thread while it lives (and from the threads that it starts meanwhile, for good), so
 // that the handler runs on the main thread only and never between two steps that belong together.
 class SignalsBlocked {

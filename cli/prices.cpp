@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/suite.h"
+#include "cli/suite_schedule.h"
 #include "cli/table.h"
 
 namespace fattn::cli {
@@ -144,13 +146,19 @@ int run_prices(const SuiteOptions& suite) {
 
   const std::unique_ptr<Contestant> plain = make_library_contestant("fattn", suite.library, suite.place),
                                     option = make_library_contestant("fattn", suite.library, suite.place);
-  int64_t pairs = 0;
-  for (const PriceList& list : lists) pairs += static_cast<int64_t>(list.pairs.size());
+  std::vector<PlannedRace> races;
+  for (const PriceList& list : lists)
+    for (const Pair& pair : list.pairs) races.push_back({pair.plain, options.grad, options.passes, options.sampling, 2});
+  estimate_races(races, *plain, options);
+  refuse_if_too_long(races, "the suite prices", suite.patience);
   Output out(suite.output, suite.json);
   Record record{"suite", repeating_flags(suite), {}, {}, {}, nlohmann::ordered_json::array()};
   record.complete = false;
   Disturbance disturbance;
-  Progress progress("prices", pairs);
+  Kept kept(suite.json);
+  Progress progress("prices");
+  announce(races, progress);
+  auto planned = races.begin();
   for (const PriceList& list : lists) {
     Table table({Column::text("option").as_key(), Column::text("pass").as_key(), Column::number("plain", "s"), Column::number("with it", "s"),
                  Column::number("price"), Column::number("of turns").ranked(1), Column::number("GFLOP/s").ranked(2),
@@ -163,11 +171,13 @@ int run_prices(const SuiteOptions& suite) {
       disturbance.add(result.disturbance);
       add_rows(table, result.rows, record.summary);
       record.rows.insert(record.rows.end(), result.rows.begin(), result.rows.end());
-      progress.step();
+      progress.step(planned++->seconds);
+      record.disturbance = to_json(disturbance, record.rows);
+      kept.keep(record, fmt::format("{} of {} problems", planned - races.begin(), races.size()));
     }
+    progress.wipe();
     out.print(table);
-    // A file has what was measured so far, should the suite be interrupted.
-    record.disturbance = to_json(disturbance, record.rows);
+    // A file has what was measured so far, should the program be killed.
     if (!suite.json.empty() && suite.json != "-") write_json(to_json(record), suite.json);
   }
   out.say(

@@ -165,9 +165,9 @@ void ProblemFlags::add_to(CLI::App& command) {
   own(command.add_option("--warmup", warmup_, "Untimed calls before; -1: until the time is stable")
           ->check(whole_number(-1, 100000))
           ->capture_default_str());
-  own(command.add_option("--patience", patience_, "Refuse what would take longer than this in all, e.g. 90m, 6h or 2d [1h]")
-          ->transform(CLI::Validator(take_duration, ""))
-          ->type_name("TIME"));
+  command.add_option("--patience", patience_, "Refuse what would take longer than this in all, e.g. 90m, 6h or 2d [1h]")
+      ->transform(CLI::Validator(take_duration, ""))
+      ->type_name("TIME");
   own(command.add_option("--seed", seed_, "Seed of the inputs, which are N(0, 1)")->capture_default_str());
   command.add_option("--memory-limit", memory_limit_, "Refuse what needs more than this, e.g. 512MiB; 0: what is available")
       ->transform(CLI::AsSizeValue(true).description(""))
@@ -279,7 +279,6 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--min-time", CLI::detail::to_string(min_seconds_));
   add("--max-time", CLI::detail::to_string(max_seconds_));
   add("--warmup", std::to_string(warmup_));
-  if (patience_ != ProblemFlags().patience_) add("--patience", CLI::detail::to_string(patience_));
   add("--seed", std::to_string(seed_));
   return flags;
 }
@@ -288,6 +287,7 @@ std::vector<std::string> ProblemFlags::place_flags() const {
   std::vector<std::string> flags = target.repeating_flags();
   if (warm_l2_) flags.emplace_back("--warm-l2");
   if (memory_limit_ > 0) flags.insert(flags.end(), {"--memory-limit", std::to_string(memory_limit_)});
+  if (patience_ != ProblemFlags().patience_) flags.insert(flags.end(), {"--patience", CLI::detail::to_string(patience_)});
   return flags;
 }
 

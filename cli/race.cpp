@@ -191,6 +191,18 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
     }
 }
 
+// What was measured of the first `passes` passes, for who may be interrupted.
+void keep_passes(const RaceResult& result, size_t passes, size_t contestants, const RaceOptions& options) {
+  RaceResult so_far;
+  so_far.before = so_far.after = result.before;
+  so_far.rows.assign(result.rows.begin(), result.rows.begin() + static_cast<std::ptrdiff_t>(passes * contestants));
+  for (Row& row : so_far.rows) {
+    set_rates(row, result.before);
+    compare_memory(row);
+  }
+  options.keep(so_far, fmt::format("{} of {} passes", passes, options.passes.size()));
+}
+
 }  // namespace
 
 int planned_threads(const ProblemSpec& spec, const Options& options) { return plan_of(spec, options).threads; }
@@ -310,8 +322,10 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
   }
   {
     const MachineWatch watch;
-    for (size_t p = 0; p < options.passes.size(); ++p)
+    for (size_t p = 0; p < options.passes.size(); ++p) {
       time_pass(entries, p, options.passes[p], options, sensors ? &*sensors : nullptr, left, schedule);
+      if (options.keep) keep_passes(result, p + 1, entrants.size(), options);
+    }
     result.disturbance = watch.stop();
   }
   for (Entry& entry : entries)

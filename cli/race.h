@@ -1,6 +1,7 @@
 // Any number of contestants: check, memory, times in turns, rows. Of one problem, or each with one of its own.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct RaceOptions {
   double patience = 0;           // seconds: what would take longer in all is refused before it starts; 0: nothing is refused
   Progress* progress = nullptr;  // of which this race is all, or, with `part_of_suite`, one step
   bool part_of_suite = false;
+  // Called with what was measured so far, the rows of the passes that are done, and what that is.
+  std::function<void(const struct RaceResult&, const std::string&)> keep;
 };
 
 // Threads of the library's plan for this problem; what affinity and control group allow where there is no plan.

@@ -14,7 +14,7 @@ using namespace measure;
 namespace {
 
 constexpr double kFewestCalls = kFewestSamples + 3;  // of a pass: warm-up, samples, memory, check
-constexpr double kInputsPerSecond = 5e7, kCompileSeconds = 30, kWorthSaying = 20;
+constexpr double kInputsPerSecond = 5e7, kCompileSeconds = 30;
 
 }  // namespace
 
@@ -45,7 +45,8 @@ void Schedule::plan(std::vector<Entry>& entries) {
     CallSeconds calls;
     for (const auto& [estimated, seconds] : calls_)
       if (estimated == &entry) calls = seconds;
-    entry.steps = seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(entry));
+    entry.steps =
+        seconds_of_steps(calls, options_.passes, entry.grad, options_.sampling, oracle_seconds(*entry.spec, entry.grad, options_.oracle_flops));
     if (entry.compiles) entry.steps.check += kCompileSeconds;
     for (size_t p = 0; p < options_.passes.size(); ++p)
       if (!entry.has(p)) entry.steps.passes[p] = {};
@@ -54,12 +55,12 @@ void Schedule::plan(std::vector<Entry>& entries) {
 }
 
 double Schedule::total(const std::vector<Entry>& entries) const {
-  double numbers = 0, seconds = 0;
+  double inputs = 0, seconds = 0;
   for (const Entry& entry : entries) {
     seconds += entry.expected;
-    numbers = std::max(numbers, static_cast<double>(entry.spec->input_bytes(options_.grad)) / static_cast<double>(size_of(entry.spec->dtype)));
+    inputs = std::max(inputs, input_seconds(*entry.spec, options_.grad));
   }
-  seconds += numbers / kInputsPerSecond;
+  seconds += inputs;
   return options_.time_limit > 0 ? std::min(seconds, options_.time_limit) : seconds;
 }
 
@@ -72,11 +73,14 @@ void Schedule::refuse_if_too_long(const std::vector<Entry>& entries) const {
   const double length = static_cast<double>(s.seqlen_q) * std::sqrt(kComfortable / seconds);
   if (s.seqlen_q == s.seqlen_k && !s.has_terms() && !s.windowed() && length >= 1024)
     smaller = fmt::format(" (--seqlen {} takes about a minute)", static_cast<int64_t>(length) / 1024 * 1024);
-  const double hours = std::ceil(1.5 * seconds / 3600);
-  const std::string enough = hours < 48 ? fmt::format("{:.0f}h", hours) : fmt::format("{:.0f}d", std::ceil(hours / 24));
   throw std::runtime_error(fmt::format("{} would take about {}; allowed: {}. Choose a smaller problem{}{}, or allow it with --patience {}",
                                        describe(s), duration_in_words(seconds), duration_in_words(options_.patience), smaller,
-                                       entries.size() > 1 ? " or fewer contestants" : "", enough));
+                                       entries.size() > 1 ? " or fewer contestants" : "", patience_for(seconds)));
+}
+
+std::string patience_for(double seconds) {
+  const double hours = std::ceil(1.5 * seconds / 3600);
+  return hours < 48 ? fmt::format("{:.0f}h", hours) : fmt::format("{:.0f}d", std::ceil(hours / 24));
 }
 
 void Schedule::announce(const std::vector<Entry>& entries) const {
@@ -95,11 +99,13 @@ void Schedule::forget(Entry& entry) const {
   entry.expected = 0;
 }
 
-// What the check takes beside the calls: its share of FLOPs, and three times all keys and values that a row may see.
-double Schedule::oracle_seconds(const Entry& entry) const {
+double input_seconds(const ProblemSpec& spec, bool grad) {
+  return static_cast<double>(spec.input_bytes(grad)) / static_cast<double>(size_of(spec.dtype)) / kInputsPerSecond;
+}
+
+double oracle_seconds(const ProblemSpec& s, bool grad, double oracle_flops) {
   constexpr double kForwardFlopsPerSecond = 2e9, kBackwardFlopsPerSecond = 6e8, kNumbersPerSecond = 8e7;
-  const ProblemSpec& s = *entry.spec;
-  return options_.oracle_flops / (entry.grad ? kBackwardFlopsPerSecond : kForwardFlopsPerSecond) +
+  return oracle_flops / (grad ? kBackwardFlopsPerSecond : kForwardFlopsPerSecond) +
          3 * static_cast<double>(s.seqlen_k) * static_cast<double>(s.headdim + s.headdim_v) / kNumbersPerSecond;
 }
 

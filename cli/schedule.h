@@ -71,10 +71,17 @@ class Schedule {
   void forget(Entry& entry) const;
 
  private:
-  double oracle_seconds(const Entry& entry) const;
-
   const RaceOptions& options_;
   std::vector<std::pair<const Entry*, measure::CallSeconds>> calls_;
 };
+
+// Seconds from which on it is said how long something takes.
+constexpr double kWorthSaying = 20;
+// What --patience may be given for so many seconds.
+std::string patience_for(double seconds);
+
+// What making the inputs takes, and the check beside the calls: its share of FLOPs, and three times all keys and values that a row may see.
+double input_seconds(const measure::ProblemSpec& spec, bool grad);
+double oracle_seconds(const measure::ProblemSpec& spec, bool grad, double oracle_flops);
 
 }  // namespace fattn::cli

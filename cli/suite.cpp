@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/progress.h"
 #include "cli/race.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
+#include "cli/suite_schedule.h"
 #include "cli/table.h"
 #include "fattn/system.hpp"
 
@@ -99,6 +101,19 @@ std::vector<Section> cuda_suite(bool quick) {
   }
   sections.push_back(decode);
   return sections;
+}
+
+PlannedRace plan_of(const Section& section, const Item& item, const SuiteOptions& suite, size_t contestants) {
+  PlannedRace race;
+  race.spec = item.spec;
+  race.grad = item.grad && suite.grad;
+  race.passes = race.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
+  race.sampling.repeats = section.once ? 1 : suite.quick ? 6 : 10;
+  race.sampling.min_seconds = section.once ? 0 : suite.quick ? 0.05 : 0.1;
+  race.sampling.warmup_seconds = 0.3;
+  if (section.once) race.sampling.warmup = 0;
+  race.contestants = contestants;
+  return race;
 }
 
 // Times of the library and of one provider in the same cell.
@@ -207,8 +222,11 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   Output out(suite.output, suite.json);
   RaceOptions options = race_options(suite);
 
-  int64_t items = 0;
-  for (const Section& section : sections) items += static_cast<int64_t>(section.items.size());
+  std::vector<PlannedRace> races;
+  for (const Section& section : sections)
+    for (const Item& item : section.items) races.push_back(plan_of(section, item, suite, section.once ? 1 : 1 + peers.size()));
+  estimate_races(races, *library, options);
+  refuse_if_too_long(races, "the suite " + suite.name, suite.patience);
   std::vector<Row> all;
   std::map<std::string, Ratios> ratios;
   std::set<std::string> told;
@@ -216,13 +234,16 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   Disturbance disturbance;
   std::vector<std::string> flags = repeating_flags(suite);
   for (const std::string& flag : providers.repeating_flags()) flags.push_back(printable(flag));
-  const auto write_record = [&](bool complete) {
+  const auto record_of = [&](bool complete) {
     Record record{"suite", flags, first, last, all, summary_of(ratios)};
     record.complete = complete;
     record.disturbance = to_json(disturbance, all);
-    write_json(to_json(record), suite.json);
+    return record;
   };
-  Progress progress("suite", items);
+  Kept kept(suite.json);
+  Progress progress("suite");
+  announce(races, progress);
+  auto planned = races.begin();
   for (const Section& section : sections) {
     std::vector<Contestant*> contestants = {library.get()};
     std::vector<Column> columns = {Column::text("problem").as_key(),
@@ -241,24 +262,22 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       }
     Table table(columns, section.title + (section.note.empty() ? "" : ": " + section.note));
     for (const Item& item : section.items) {
-      options.grad = item.grad && suite.grad;
-      options.passes = options.grad ? std::vector<Pass>{Pass::kForward, Pass::kBackward} : std::vector<Pass>{Pass::kForward};
-      options.sampling = SamplingOptions();
-      options.sampling.repeats = section.once ? 1 : suite.quick ? 6 : 10;
-      options.sampling.min_seconds = section.once ? 0 : suite.quick ? 0.05 : 0.1;
-      options.sampling.warmup_seconds = 0.3;
-      if (section.once) options.sampling.warmup = 0;
+      options.grad = planned->grad;
+      options.passes = planned->passes;
+      options.sampling = planned->sampling;
       const RaceResult result = race(item.spec, contestants, options);
       if (first.fma.rate == 0) first = result.before;
       if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
       disturbance.add(result.disturbance);
       add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
-      progress.step();
+      progress.step(planned++->seconds);
+      kept.keep(record_of(false), fmt::format("{} of {} problems", planned - races.begin(), races.size()));
     }
+    progress.wipe();
     out.print(table);
-    // A file has what was measured so far, should the suite be interrupted.
-    if (!suite.json.empty() && suite.json != "-") write_record(false);
+    // A file has what was measured so far, should the program be killed.
+    if (!suite.json.empty() && suite.json != "-") write_json(to_json(record_of(false)), suite.json);
   }
 
   out.say("\n");
@@ -270,7 +289,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   print_peaks(out, first, last);
   print_warnings(out, all);
   print_disturbance(out, disturbance, all);
-  if (!suite.json.empty()) write_record(true);
+  if (!suite.json.empty()) write_json(to_json(record_of(true)), suite.json);
   return exit_code_of(all);
 }
 

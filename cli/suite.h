@@ -20,6 +20,7 @@ struct SuiteOptions {
   measure::Placement place;
   std::string json;
   int64_t memory_limit = 0;
+  double patience = 0;             // seconds: a suite that would take longer is refused before it starts
   std::vector<std::string> flags;  // for the record: those that repeat what is said above
   OutputFlags output;
 };

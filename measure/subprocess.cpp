@@ -64,7 +64,15 @@ Subprocess::Subprocess(const std::vector<std::string>& argv, const std::vector<s
   }
   environment.push_back(nullptr);
 
-  const int error = posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environment.data());
+  // What this thread holds back is no business of the child's.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const int error = posix_spawnp(&pid_, arguments[0], &actions, &attributes, arguments.data(), environment.data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
   if (error != 0) {

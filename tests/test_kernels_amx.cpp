@@ -410,6 +410,43 @@ TEST_F(AmxKernels, NonFiniteInputsStayWhereTheyBelong) {
     }
 }
 
+// Whatever keys hold that a row does not see, its results are the same to the bit.
+TEST_F(AmxKernels, HiddenKeysChangeNoBit) {
+  constexpr int64_t kFirst = 70;  // in the middle of a tile of rows
+  for (int headdim : {64, 128, 40})
+    for (float amplitude : {1.0f, 8.0f})
+      for (float value : {kNaN, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), 3e38f, 1e30f, 1e20f, 1e-40f}) {
+        const Case c{200, 200, headdim, headdim, true, amplitude, 96, 256};
+        SCOPED_TRACE(c.name() + " value " + std::to_string(value));
+        const Results exact = oracle(c, Inputs(c), false);  // of other keys, but it is the same for both
+        Inputs blank(c), other(c);
+        for (int64_t key = kFirst; key < c.seqlen_k; ++key)
+          for (int d = 0; d < headdim; ++d) {
+            blank.k.set(key, d, 0);
+            blank.v.set(key, d, 0);
+            other.k.set(key, d, value);
+            other.v.set(key, d, value);
+          }
+        Rows o_blank(200, headdim, headdim), o_other(200, headdim, headdim);
+        std::vector<float> lse_blank, lse_other;
+        run_forward(c, blank, o_blank, lse_blank);
+        run_forward(c, other, o_other, lse_other);
+        Gradients g_blank(c), g_other(c);
+        run_backward(c, blank, exact, g_blank);
+        run_backward(c, other, exact, g_other);
+        int64_t different = 0;
+        for (int64_t row = 0; row < kFirst; ++row) {
+          different += std::bit_cast<uint32_t>(lse_blank[static_cast<size_t>(row)]) != std::bit_cast<uint32_t>(lse_other[static_cast<size_t>(row)]);
+          for (int d = 0; d < headdim; ++d) {
+            const auto at = static_cast<size_t>(row * headdim + d);
+            different += o_blank.data()[at] != o_other.data()[at];
+            different += std::bit_cast<uint32_t>(g_blank.dq[at]) != std::bit_cast<uint32_t>(g_other.dq[at]);
+          }
+        }
+        EXPECT_EQ(different, 0);
+      }
+}
+
 TEST_F(AmxKernels, SameBitsEveryTime) {
   const Case c{200, 200, 64, 64, true};
   const Inputs in(c);

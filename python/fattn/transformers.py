@@ -46,6 +46,7 @@ except ImportError:  # older versions hand `output_attentions` to every attentio
 
 from ._attention import attention as _attention
 from ._compare import Comparison, compare
+from ._options import short_dtype
 from ._support import support
 from ._transformers_masks import mask_for
 from ._varlen import attention_varlen as _attention_varlen
@@ -54,7 +55,7 @@ __all__ = ["NAME", "Comparison", "compare"]
 
 NAME = "fattn"
 
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+_SHORT = {dtype: short_dtype(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}  # a table, for compiled code
 
 
 @functools.cache

@@ -41,14 +41,32 @@ def test_patience_is_a_time(fattn):
 
 
 def test_long_work_says_how_long_before_it_begins(fattn):
-    process = subprocess.Popen([fattn.path, "bench", "--backend", "reference", "--seqlen", "8192", "--no-grad", "--patience", "30d"], stderr=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL, text=True)
-    ready, _, _ = select.select([process.stderr], [], [], 60)
+    line = first_line([fattn.path, "bench", "--backend", "reference", "--seqlen", "8192", "--no-grad", "--patience", "30d"])
+    assert re.fullmatch(r"bench: about \d+ (seconds|minutes?|hours?)\n", line), line
+
+
+def first_line(command, timeout=120):
+    """What a command says on stderr before anything else; then it is ended."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    ready, _, _ = select.select([process.stderr], [], [], timeout)
     line = process.stderr.readline() if ready else ""
-    process.kill()  # an interrupt waits for the call to end
+    process.kill()
     process.wait(timeout=60)
     process.stderr.close()
-    assert re.fullmatch(r"bench: about \d+ (seconds|minutes?|hours?)\n", line), line
+    return line
+
+
+@pytest.mark.parametrize("suite, what", [("cpu", "suite"), ("prices", "prices")])
+def test_a_suite_says_how_long_before_it_begins(fattn, suite, what):
+    line = first_line([fattn.path, "bench", "--suite", suite, "--python", "/nonexistent/python"])
+    assert re.fullmatch(rf"{what}: about \d+ (seconds|minutes|hours?)\n", line), line
+
+
+@pytest.mark.parametrize("suite", ["cpu", "prices"])
+def test_a_suite_is_refused_with_its_time(fattn, suite):
+    error = fattn.refuses("bench", "--suite", suite, "--patience", "5s", "--python", "/nonexistent/python")
+    assert re.fullmatch(rf"fattn: the suite {suite} would take about \d+ \w+; allowed: 5 seconds\. Choose parts of it with --only, or --quick, or allow "
+                        r"it with --patience \d+h\n", error), error
 
 
 def test_short_work_says_nothing(fattn):

@@ -267,9 +267,13 @@ def run(arguments: Sequence[str]) -> int:
 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    status = until_interrupted(measure)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    progress.clear()
-    verdict = _verdict(out, ratios, without, broken, flags)
-    write([r.row(where) for r in ratios], flags.json)
-    return status or verdict
+    def finish() -> int:
+        progress.clear()
+        verdict = _verdict(out, ratios, without, broken, flags)
+        write([r.row(where) for r in ratios], flags.json)
+        return verdict
+
+    try:
+        return until_interrupted(measure, finish)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -3,11 +3,13 @@
 import argparse
 import json
 import os
+import select
 import shutil
 import signal
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -149,20 +151,48 @@ def machine(device: torch.device) -> dict[str, str]:
     return {"device": name, "fattn": _abi.version(), "torch": torch.__version__}
 
 
-def until_interrupted(measure: Callable[[], None]) -> int:
-    """Runs it; the exit status is 130 after Ctrl-C or SIGTERM, and 0 else. What it had measured is kept."""
+PATIENCE_S = 1.0  # for the call in hand, after Ctrl-C
+
+
+def until_interrupted(measure: Callable[[], None], finish: Callable[[], int]) -> int:
+    """Runs it, then `finish`, which says and writes what was measured. The exit status is that of `finish`, or 130 after Ctrl-C or SIGTERM. If the call in
+    hand takes longer than a second then, a thread finishes and ends the program; so does a second signal, without finishing."""
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        measure()
-    except KeyboardInterrupt:
-        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr)
+    def end_early() -> int:
+        print("\nfattn: interrupted; what was measured so far is kept", file=sys.stderr, flush=True)
+        finish()
         return 130
+
+    def watch() -> None:
+        if os.read(reader, 1) == b"\0":
+            return
+        if not select.select([reader], [], [], PATIENCE_S)[0] and not caught.is_set():
+            end_early()
+        else:  # the main thread finishes
+            os.read(reader, 1)
+        sys.stdout.flush()
+        os._exit(130)
+
+    caught = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        try:
+            measure()
+        except KeyboardInterrupt:
+            caught.set()
+            return end_early()
+        return finish()
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 0
+        signal.set_wakeup_fd(wakes)
+        if not caught.is_set():
+            os.write(writer, b"\0")
 
 
 class Progress:

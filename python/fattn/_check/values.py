@@ -295,8 +295,10 @@ def run(arguments: Sequence[str]) -> int:
                 if len(results) > first:
                     _print_line(out, target, name, results[first:], flags.limit)
 
-    status = until_interrupted(measure)
-    progress.clear()
-    verdict = _verdict(out, results, skipped, broken, flags)
-    write([r.row(where) for r in results], flags.json)
-    return status or verdict
+    def finish() -> int:
+        progress.clear()
+        verdict = _verdict(out, results, skipped, broken, flags)
+        write([r.row(where) for r in results], flags.json)
+        return verdict
+
+    return until_interrupted(measure, finish)

@@ -7,11 +7,13 @@
 // and for the whole panel, so that an accumulator takes several products each time that it is in a tile:
 //   dV[key][d] += P^T dO    dK[key][d] += dS^T Q    dQ^T[d][q] += K^T dS^T            on AMX
 // dS is kept in two orders: pairs of rows for dK, pairs of keys for dQ.
+//
+// Where pairs are hidden, Inf and NaN leave the operands of the last three products; codes say what they add (amx_nonfinite.h).
 #pragma once
 
 #include "backend/cpu/amx_exp.h"
+#include "backend/cpu/amx_nonfinite.h"
 #include "backend/cpu/amx_options.h"
-#include "backend/cpu/amx_pack.h"
 #include "backend/cpu/dq_order.h"
 #include "shared/half.h"
 #include "shared/lowest.h"
@@ -21,10 +23,15 @@ namespace fattn::core::amx {
 constexpr int64_t kBackwardRows = 128;  // query rows of a block
 constexpr int64_t kSide = 32;           // rows and keys of a square: what a product contracts
 
+// What left 32 rows of an operand: of which rows, and of which pairs of d tiles.
+struct Coded {
+  uint32_t rows, pairs;
+};
+
 struct BackwardLayout {
   int64_t keys, panel, depth, depth_v;  // squares of keys of the task and of a panel; d tiles of Q and K, of V and dO
-  int64_t k, v, kt, dk, dv, q, q_pairs, dout, dout_pairs, dq, s, dp, p, ds, ds_keys, terms, gradient, mask_words, dropout_words, finite_k,
-      bytes;  // offsets
+  int64_t k, v, kt, dk, dv, q, q_pairs, dout, dout_pairs, dq, s, dp, p, ds, ds_keys, terms, gradient, mask_words, dropout_words;  // offsets
+  int64_t kt_codes, q_codes, dout_codes, words, kinds, sums, key_codes, finite_k, bytes;                                          // likewise
 
   // inputs: scores depend on more than q k, weights are dropped, or the gradient of a bias is wanted.
   BackwardLayout(int64_t task_k, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -52,6 +59,14 @@ struct BackwardLayout {
     gradient = take(inputs ? 4 : 0);
     mask_words = take(inputs ? 1 : 0);
     dropout_words = take(inputs ? 1 : 0);
+    kt_codes = take(keys * 2 * depth);
+    q_codes = take(kSquares * 2 * depth);
+    dout_codes = take(kSquares * 2 * depth_v);
+    words = take(ceil_div(panel * kSquares * 2 * kTileRow, kTileBytes));
+    kinds = take(2);
+    sums = take(4);
+    key_codes = bytes;
+    bytes += ceil_div(keys * static_cast<int64_t>(sizeof(Coded)), 64) * 64;
     finite_k = bytes;
     bytes += ceil_div(keys, 64) * 64;
   }
@@ -106,13 +121,18 @@ class Backward {
 
  private:
   static constexpr int64_t kSquares = BackwardLayout::kSquares;
+  static constexpr char kHasNonfinite = 0, kIsFinite = 1, kIsSplit = 2;
 
   // Of the task's keys a row sees [first_key, limit).
   int64_t limit(int64_t row) const { return max_of(0, min_of(t_.key_end, row + t_.diagonal)); }
   int64_t first_key(int64_t row) const { return kOptions ? max_of(t_.key_begin, row + t_.left_diagonal) : t_.key_begin; }
   char* tile(int64_t offset, int64_t index) const { return scratch_ + offset + index * kTileBytes; }
   float* values(int64_t offset, int64_t index) const { return reinterpret_cast<float*>(tile(offset, index)); }
+  // Of a square of the task's keys: kIsFinite, kHasNonfinite, or kIsSplit, if these left K^T.
   char& finite_keys(int64_t square) const { return scratch_[at_.finite_k + square]; }
+  Coded& key_codes(int64_t square) const { return reinterpret_cast<Coded*>(scratch_ + at_.key_codes)[square]; }
+  // Which keys of square c of the panel the rows of square r see, of their halves. Kept where Inf and NaN have left.
+  __m512i* seen_words(int64_t c, int64_t r) const { return reinterpret_cast<__m512i*>(scratch_ + at_.words) + (c * kSquares + r) * 2; }
 
   // May some of the block's rows and of the task's keys be of the same document?
   bool meets_documents(int64_t keys) const {
@@ -152,7 +172,7 @@ class Backward {
         pack_rows(vs + half * 16 * t_.v_stride, t_.v_stride, n - half * 16, t_.headdim_v, tile(at_.v, (square * 2 + half) * at_.depth_v));
       }
       pack_transposed_rows(ks, t_.k_stride, n, t_.headdim, tile(at_.kt, square * 2 * at_.depth));
-      finite_keys(square) = all_finite(ks, t_.k_stride, n, t_.headdim) && all_finite(vs, t_.v_stride, n, t_.headdim_v);
+      finite_keys(square) = all_finite(ks, t_.k_stride, n, t_.headdim) && all_finite(vs, t_.v_stride, n, t_.headdim_v) ? kIsFinite : kHasNonfinite;
     }
     clear(at_.dk, at_.keys * 4 * at_.depth);
     clear(at_.dv, at_.keys * 4 * at_.depth_v);
@@ -186,6 +206,7 @@ class Backward {
       pack_pairs(qs, t_.q_stride, n, t_.headdim, tile(at_.q_pairs, square * 2 * at_.depth));
       pack_pairs(ds, t_.dout_stride, n, t_.headdim_v, tile(at_.dout_pairs, square * 2 * at_.depth_v));
     }
+    split_rows_ = false;
     finite_rows_ = all_finite(q, t_.q_stride, rows_, t_.headdim) && all_finite(dout, t_.dout_stride, rows_, t_.headdim_v);
     clear(at_.dq, kSquares * 4 * at_.depth);
     memory_barrier();
@@ -210,15 +231,19 @@ class Backward {
   // Everything that `squares` squares of keys from `first` on give with the block of rows at hand.
   void add_panel(int64_t first, int64_t squares) {
     const int64_t row_squares = ceil_div(rows_, kSide);
-    bool finite = finite_rows_;
-    for (int64_t square = first; square < first + squares; ++square) finite &= finite_keys(square) != 0;
+    bool finite = finite_rows_, split = split_rows_;
+    for (int64_t square = first; square < first + squares; ++square) {
+      finite &= finite_keys(square) == kIsFinite;
+      split |= finite_keys(square) == kIsSplit;
+    }
     SquareRows rows[kSquares];
     bool masked = hides_;
     for (int64_t r = 0; r < row_squares; ++r) {
       rows[r] = rows_of_square(r);
       masked |= rows[r].whole_end < (first + squares) * kSide || rows[r].whole_begin > first * kSide;
     }
-    const bool element_wise = masked && !finite;
+    split |= masked && !finite;
+    if (split) split_operands(first, squares);
 
     uint64_t computed[kSquares] = {};  // bit c: the rows' square with square c of the panel
     for (int64_t r = 0; r < row_squares; ++r) {
@@ -226,17 +251,132 @@ class Backward {
       for (int64_t c = 0; c < squares; ++c) {
         const int64_t begin = (first + c) * kSide, end = begin + kSide;
         if (rows[r].seen_end > begin && rows[r].seen_begin < end &&
-            compute_square(first + c, c, r, rows[r].whole_end >= end && rows[r].whole_begin <= begin, element_wise)) {
+            compute_square(first + c, c, r, rows[r].whole_end >= end && rows[r].whole_begin <= begin, split)) {
           computed[r] |= uint64_t{1} << c;
         } else {
           pass_over(row_ + r * kSide, min_of(kSide, rows_ - r * kSide), begin, min_of(end, t_.key_end - t_.key_begin));
         }
       }
     }
-    if (element_wise)
-      add_visible(first, squares, computed);
-    else
-      add_products_of_panel(first, squares, row_squares, computed);
+    add_products_of_panel(first, squares, row_squares, computed);
+    if (split) add_nonfinite(first, squares, row_squares, computed);
+    memory_barrier();
+  }
+
+  // Inf and NaN leave the rows at hand and the keys of a panel, unless they have.
+  __attribute__((noinline)) void split_operands(int64_t first, int64_t squares) {
+    const auto split = [&](int64_t operand, int64_t codes, int64_t tiles, bool all_nan, bool rows_in_pairs) {
+      Coded coded{0, 0};
+      for (int64_t i = 0; i < tiles; ++i) {
+        char *const x = tile(operand, i), *const to = tile(codes, i);
+        const uint32_t rows = rows_in_pairs ? split_pairs(x, to, all_nan) : in_order(split_tile(x, to, all_nan));
+        coded.rows |= rows;
+        if (rows) coded.pairs |= 1u << i / 2;
+      }
+      return coded;
+    };
+    if (!finite_rows_ && !split_rows_)
+      for (int64_t r = 0; r * kSide < rows_; ++r) {
+        const int64_t of_q = r * 2 * at_.depth * kTileBytes, of_dout = r * 2 * at_.depth_v * kTileBytes;
+        q_codes_[r] = split(at_.q_pairs + of_q, at_.q_codes + of_q, 2 * at_.depth, true, true);  // lse of such a row is no number
+        dout_codes_[r] = split(at_.dout_pairs + of_dout, at_.dout_codes + of_dout, 2 * at_.depth_v, false, true);
+      }
+    split_rows_ = !finite_rows_;
+    for (int64_t square = first; square < first + squares; ++square) {
+      if (finite_keys(square) != kHasNonfinite) continue;
+      const int64_t at = square * 2 * at_.depth * kTileBytes;
+      key_codes(square) = split(at_.kt + at, at_.kt_codes + at, 2 * at_.depth, true, false);
+      finite_keys(square) = kIsSplit;
+    }
+    memory_barrier();
+  }
+
+  // Where Inf and NaN have left, what they add to the panel's three products: of pairs that count.
+  __attribute__((noinline)) void add_nonfinite(int64_t first, int64_t squares, int64_t row_squares, const uint64_t (&computed)[kSquares]) {
+    const auto has = [&](int64_t r, int64_t c) { return (computed[r] >> c & 1) != 0; };
+    // Do rows of these bits see a key, or any rows keys of these bits?
+    const auto rows_count = [&](int64_t c, int64_t r, uint32_t rows) {
+      const __m512i* words = seen_words(c, r);
+      return (_mm512_test_epi32_mask(words[0], words[0]) & rows) != 0 || (_mm512_test_epi32_mask(words[1], words[1]) & rows >> 16) != 0;
+    };
+    const auto keys_count = [&](int64_t c, int64_t r, uint32_t keys) {
+      const __m512i *words = seen_words(c, r), bits = _mm512_set1_epi32(static_cast<int>(keys));
+      return _mm512_test_epi32_mask(words[0], bits) != 0 || _mm512_test_epi32_mask(words[1], bits) != 0;
+    };
+    const auto add_to_keys = [&](const Coded* coded, int64_t codes, int64_t depth, int64_t acc) {
+      for (int64_t c = 0; c < squares; ++c)
+        for (int64_t d = 0; d < depth; ++d)
+          add_codes(
+              row_squares, acc + ((first + c) * 4 * depth + d * 2) * kTileBytes, 2 * depth,
+              [&](int64_t r) { return has(r, c) && (coded[r].pairs >> d & 1) != 0 && rows_count(c, r, coded[r].rows); },
+              [&](int64_t r) {
+                tell_kinds_of_rows(c, r);
+                add_products(tile(at_.kinds, 0), tile(codes, (r * depth + d) * 2), 1, 0, kTileBytes, 0, kTileBytes, 1, tile(at_.sums, 0), 2, true);
+              });
+    };
+    if (split_rows_) {
+      add_to_keys(dout_codes_, at_.dout_codes, at_.depth_v, at_.dv);
+      add_to_keys(q_codes_, at_.q_codes, at_.depth, at_.dk);
+    }
+    for (int64_t r = 0; r < row_squares; ++r)
+      for (int64_t d = 0; d < at_.depth; ++d)
+        add_codes(
+            squares, at_.dq + (r * 4 * at_.depth + d * 2) * kTileBytes, 2 * at_.depth,
+            [&](int64_t c) {
+              if (!has(r, c) || finite_keys(first + c) != kIsSplit) return false;
+              const Coded& coded = key_codes(first + c);
+              return (coded.pairs >> d & 1) != 0 && keys_count(c, r, coded.rows);
+            },
+            [&](int64_t c) {
+              tell_kinds_of_keys(c, r);
+              add_products(tile(at_.kt_codes, ((first + c) * at_.depth + d) * 2), tile(at_.kinds, 0), 1, 0, kTileBytes, 0, kTileBytes, 1,
+                           tile(at_.sums, 0), 2, false);
+            });
+  }
+
+  // Adds to two rows of two tiles at `acc`, which lie acc_row tiles apart, what products of codes and kinds say: `product` adds that of a square of n
+  // that `counts` to the sums.
+  template <class Counts, class Product>
+  void add_codes(int64_t n, int64_t acc, int64_t acc_row, const Counts& counts, const Product& product) {
+    float *const upper = values(acc, 0), *const lower = values(acc, acc_row), *const sums = values(at_.sums, 0);
+    constexpr int64_t kFloats = 2 * kTileBytes / 4;  // of two tiles
+    int pending = 0;
+    const auto add = [&] {
+      memory_barrier();
+      for (int64_t i = 0; i < kFloats; i += kLanes) {
+        vec::add_decoded(sums + i, upper + i);
+        vec::add_decoded(sums + kFloats + i, lower + i);
+      }
+      pending = 0;
+      memory_barrier();
+    };
+    for (int64_t i = 0; i < n; ++i) {
+      if (!counts(i)) continue;
+      if (pending == 0) {
+        if (all_nan(upper, kFloats / kLanes) && all_nan(lower, kFloats / kLanes)) return;
+        clear(at_.sums, 4);
+      }
+      product(i);
+      if (++pending == kMostCodeSquares) add();
+    }
+    if (pending > 0) add();
+  }
+
+  // The kinds of the pairs of square c of the panel and square r of the rows, as P^T lies, and as dS^T lies for dQ, where it matters only which
+  // count.
+  void tell_kinds_of_rows(int64_t c, int64_t r) const {
+    const __m512i* words = seen_words(c, r);
+    for (int key = 0; key < kSide; ++key) {
+      const char* p = tile(at_.p, (c * kSquares + r) * 2 + key / 16);
+      store_row(tile(at_.kinds, key / 16), key % 16, kinds_of(_mm512_load_si512(p + key % 16 * kTileRow), sees(words[0], key), sees(words[1], key)));
+    }
+    memory_barrier();
+  }
+  void tell_kinds_of_keys(int64_t c, int64_t r) const {
+    const __m512i* words = seen_words(c, r);
+    for (int half = 0; half < 2; ++half)
+      for (int key = 0; key < 16; ++key)
+        store_row(tile(at_.kinds, half), key, kinds_of(_mm512_set1_epi16(kSomeWeight), sees(words[half], key), sees(words[half], 16 + key)));
     memory_barrier();
   }
 
@@ -285,7 +425,7 @@ class Backward {
 
   // P and dS of square `keys` of the task's keys (`c` of the panel) and square r of the rows, and the bias's gradient. False if a mask or documents
   // hide all of it. `whole`: all rows see all keys, as far as their places go.
-  bool compute_square(int64_t keys, int64_t c, int64_t r, bool whole, bool element_wise) {
+  bool compute_square(int64_t keys, int64_t c, int64_t r, bool whole, bool split) {
     SquareOptions with{};
     const vec::TilePlace at{row_ + r * kSide, min_of(kSide, rows_ - r * kSide), t_.key_begin + keys * kSide,
                             min_of(kSide, t_.key_end - t_.key_begin - keys * kSide)};
@@ -301,9 +441,11 @@ class Backward {
         with.mixed = !vec::are_one(of_rows, of_keys);
       }
       with.whole = whole;
-      with.element_wise = element_wise;
+      with.split = split;
       prefetch_inputs(keys, r);
     }
+    if (split)
+      for (int q = 0; q < 2; ++q) seen_words(c, r)[q] = counting_words_of_square(at, keys, r, q, with);
     multiply_square(tile(at_.k, keys * 2 * at_.depth), tile(at_.q, r * 2 * at_.depth), at_.depth, tile(at_.s, 0));
     multiply_square(tile(at_.v, keys * 2 * at_.depth_v), tile(at_.dout, r * 2 * at_.depth_v), at_.depth_v, tile(at_.dp, 0));
     memory_barrier();
@@ -432,7 +574,7 @@ class Backward {
   struct SquareOptions {
     bool whole;          // all rows see all keys, as far as their places go
     bool masked, mixed;  // pairs are hidden by the mask, by documents
-    bool element_wise;   // pairs are looked at one by one afterwards
+    bool split;          // Inf and NaN have left operands; seen_words() says which pairs count
   };
   float* terms() const { return values(at_.terms, 0); }         // [32 keys][32 rows]: what is added to capped scores
   float* gradients() const { return values(at_.gradient, 0); }  // likewise, of whole scores
@@ -453,10 +595,10 @@ class Backward {
     }
     const bool counts = !with.whole || with.masked || with.mixed || t_.inputs.bias;
     __m512i seen[2];
-    for (int q = 0; counts && q < 2; ++q) seen[q] = words_of_square(at, keys, r, q, with);
+    for (int q = 0; counts && q < 2; ++q) seen[q] = with.split ? seen_words(c, r)[q] : words_of_square(at, keys, r, q, with);
     const auto weigh = [&](auto capped, auto drops, auto keeps) __attribute__((always_inline)) {
-      counts ? weigh_square_with<capped.value, drops.value, true, keeps.value>(keys, c, r, seen, with.element_wise, apart)
-             : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, seen, with.element_wise, apart);
+      counts ? weigh_square_with<capped.value, drops.value, true, keeps.value>(keys, c, r, seen, with.split, apart)
+             : weigh_square_with<capped.value, drops.value, false, keeps.value>(keys, c, r, seen, with.split, apart);
     };
     const auto weigh_as = [&](auto capped, auto keeps) __attribute__((always_inline)) {
       options_.drops ? weigh(capped, vec::Flag<true>{}, keeps) : weigh(capped, vec::Flag<false>{}, keeps);
@@ -466,10 +608,6 @@ class Backward {
     else
       t_.has_dbias ? weigh_as(vec::Flag<false>{}, vec::Flag<true>{}) : weigh_as(vec::Flag<false>{}, vec::Flag<false>{});
     if (!t_.has_dbias) return;
-    if (with.element_wise)
-      for (int64_t key = 0; key < at.keys; ++key)
-        for (int64_t row = 0; row < at.rows; ++row)
-          if (vec::is_hidden<vec::bf16>(t_.inputs, head_, at.row + row, at.key + key)) gradients()[key * kSide + row] = 0;
     bias_gradient().template add<2>(gradients(), at);
   }
 
@@ -485,10 +623,17 @@ class Backward {
     return words;
   }
 
+  // The same, and no bias.
+  __m512i counting_words_of_square(const vec::TilePlace& at, int64_t keys, int64_t r, int q, const SquareOptions& with) const {
+    const __m512i words = words_of_square(at, keys, r, q, with);
+    if (!kOptions || !t_.inputs.bias || at.rows <= q * kLanes) return words;
+    return without_hidden_by_bias(t_, head_, {at.row + q * kLanes, min_of(kLanes, at.rows - q * kLanes), at.key, at.keys}, words);
+  }
+
   // As weigh_square, with the score's functions of the vector kernels. kCounts: only pairs that are `seen` and no bias hides count, kKeeps: the
   // gradient of whole scores is wanted.
   template <bool kCapped, bool kDrops, bool kCounts, bool kKeeps>
-  __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const __m512i (&seen)[2], bool element_wise, bool apart) {
+  __attribute__((noinline)) void weigh_square_with(int64_t keys, int64_t c, int64_t r, const __m512i (&seen)[2], bool split, bool apart) {
     const float *s = values(at_.s, 0), *dp = values(at_.dp, 0), *added = apart ? terms() : nullptr;
     float* const to_gradient = gradients();
     char *p = tile(at_.p, (c * kSquares + r) * 2), *ds = tile(at_.ds, (c * kSquares + r) * 2), *ds_keys = tile(at_.ds_keys, (c * kSquares + r) * 2);
@@ -496,7 +641,7 @@ class Backward {
     const __m512 scale = _mm512_set1_ps(kCapped ? t_.softcap : options_.left()), to_fixed = _mm512_set1_ps(kLog2E * kFixed);
     const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
     const __m512 drop_scale = _mm512_set1_ps(t_.inputs.dropout_scale);
-    const __m512 hidden = _mm512_set1_ps(element_wise ? __builtin_nanf("") : kMinusInfinity);  // by a bias
+    const __m512 hidden = _mm512_set1_ps(split ? __builtin_nanf("") : kMinusInfinity);  // by a bias, unless `seen` says it
     const __m512i half = _mm512_set1_epi32(0x8000);
     __m512 lse[2], delta[2];
     for (int q = 0; q < 2; ++q) {
@@ -555,34 +700,6 @@ class Backward {
     clear(at_.ds_keys + offset, 2);
   }
 
-  // The products of a panel, element by element over visible pairs only: 0 * inf is NaN, so inputs that are not finite must not meet the zero weights
-  // of pairs that are hidden.
-  void add_visible(int64_t first, int64_t squares, const uint64_t (&computed)[kSquares]) {
-    for (int64_t i = 0; i < rows_; ++i)
-      for (int64_t c = 0; c < squares; ++c) {
-        const int64_t r = i / kSide, begin = (first + c) * kSide;
-        if ((computed[r] >> c & 1) == 0) continue;
-        const uint16_t* q = static_cast<const uint16_t*>(t_.q) + head_ * t_.q_head_stride + (row_ + i) * t_.q_stride;
-        const uint16_t* dout = static_cast<const uint16_t*>(t_.dout) + head_ * t_.dout_head_stride + (row_ + i) * t_.dout_stride;
-        for (int64_t j = max_of(begin, begin_[i]); j < min_of(begin + kSide, visible_[i]); ++j) {
-          if (hides_ && vec::is_hidden<vec::bf16>(t_.inputs, head_, row_ + i, t_.key_begin + j)) continue;
-          const uint16_t* k = static_cast<const uint16_t*>(t_.k) + (t_.key_begin + j) * t_.k_stride;
-          const auto of_pair = [&](int64_t offset) {
-            const char* half = tile(offset, (c * kSquares + r) * 2 + j % kSide / 16);
-            return bf16_to_float(reinterpret_cast<const uint16_t*>(half)[(j % 16 * 16 + i % 16) * 2 + i % kSide / 16]);
-          };
-          const float w = of_pair(at_.p), ds = of_pair(at_.ds);
-          for (int d = 0; d < t_.headdim_v; ++d)
-            values(at_.dv, j / 16 * 2 * at_.depth_v + d / 16)[j % 16 * 16 + d % 16] += w * bf16_to_float(dout[d]);
-          for (int d = 0; d < t_.headdim; ++d) {
-            values(at_.dk, j / 16 * 2 * at_.depth + d / 16)[j % 16 * 16 + d % 16] += ds * bf16_to_float(q[d]);
-            values(at_.dq, i / 16 * 2 * at_.depth + d / 16)[d % 16 * 16 + i % 16] += ds * bf16_to_float(k[d]);
-          }
-        }
-      }
-    memory_barrier();
-  }
-
   // Adds the block's dQ, transposed back, to memory, where its sums are in two halves (dq_sums.h).
   void store_dq() const {
     uint16_t* const dq = static_cast<uint16_t*>(t_.dq) + head_ * t_.dq_head_stride + row_ * t_.dq_stride;
@@ -623,7 +740,8 @@ class Backward {
   float log2_scale_;
   // Of the block of rows at hand:
   int64_t head_ = 0, row_ = 0, rows_ = 0;
-  bool finite_rows_ = true;
+  bool finite_rows_ = true, split_rows_ = false;  // are Q and dO finite; have Inf and NaN left them?
+  Coded q_codes_[kSquares] = {}, dout_codes_[kSquares] = {};
   alignas(64) float lse_[kBackwardRows];  // in fixed-point log2 units; with options as it is
   alignas(64) float delta_[kBackwardRows];
   alignas(64) int32_t begin_[kBackwardRows];  // of the task's keys a row sees [begin_, visible_)

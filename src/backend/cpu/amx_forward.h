@@ -21,8 +21,8 @@
 #pragma once
 
 #include "backend/cpu/amx_exp.h"
+#include "backend/cpu/amx_nonfinite.h"
 #include "backend/cpu/amx_options.h"
-#include "backend/cpu/amx_pack.h"
 #include "shared/half.h"
 
 namespace fattn::core::amx {
@@ -31,14 +31,19 @@ constexpr int64_t kUnit = 32;            // keys of one step: what a product con
 constexpr float kBoundedScore = 40.0f;   // of |score| in log2 units: weights stay within 2^-40 .. 2^40
 constexpr int kBoundedValue = 187 << 7;  // 2^60 as bf16: products with such weights stay finite
 constexpr float kFiniteScore = 1e30f;    // scores below cannot overflow to infinity or NaN on the way
-constexpr float kLazy = 8.0f * kFixed;   // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
+constexpr float kFiniteSquares = 1e36f, kNormMargin = 1.001f;
+constexpr float kLazy = 8.0f * kFixed;  // the maximum is raised when it is exceeded by 2^8: weights up to 2^8 do no harm
 
 enum class Softmax {
-  kBounded,    // shift 0
-  kOnline,     // running maximum
-  kPropagate,  // running maximum, scores may be infinite or NaN
-  kWhole,      // the same, and pairs may be hidden, by -inf; the maximum is one of scores, not in fixed point, which a bias of -3e38 would leave
+  kBounded,        // shift 0
+  kOnline,         // running maximum
+  kPropagate,      // running maximum, scores may be infinite or NaN
+  kWhole,          // the same, and pairs may be hidden, by -inf; the maximum is one of scores, not in fixed point, which a bias of -3e38 would leave
+  kPropagateSome,  // and of rows that have seen bounded scores alone as kBounded has it
+  kWholeSome,
 };
+constexpr bool has_whole_scores(Softmax kind) { return kind == Softmax::kWhole || kind == Softmax::kWholeSome; }
+constexpr bool is_for_some(Softmax kind) { return kind == Softmax::kPropagateSome || kind == Softmax::kWholeSome; }
 
 // Of a block of keys, what a query tile computes.
 struct TileKeys {
@@ -48,7 +53,8 @@ struct TileKeys {
 
 struct ForwardLayout {
   int64_t tiles, units, depth, groups, values;  // query tiles; units of a block; d tiles of Q and K; groups of 4 d tiles of V, d tiles in them
-  int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, keys, mask_words, dropout_words, bytes;  // offsets
+  int64_t q, k, v, s, p, acc, sum, rounded, max, norm, softmax, calm, keys, mask_words, dropout_words;  // offsets
+  int64_t squares, wild_values, codes, marks, coded, bytes;                                             // likewise
 
   // inputs: scores depend on more than q k, or weights are dropped.
   ForwardLayout(int64_t rows, int64_t block_k, int headdim, int headdim_v, bool inputs) {
@@ -69,9 +75,15 @@ struct ForwardLayout {
     max = take(tiles * kTileRow);
     norm = take(tiles * static_cast<int64_t>(sizeof(float)));
     softmax = take(tiles * static_cast<int64_t>(sizeof(Softmax)));
+    calm = take(tiles * static_cast<int64_t>(sizeof(uint16_t)));
     keys = take(tiles * static_cast<int64_t>(sizeof(TileKeys)));
     mask_words = take(inputs ? tiles * units * kTileRow : 0);
     dropout_words = take(inputs ? vec::dropout_rows(step() * kUnit) * kTileRow : 0);
+    squares = take(units * kUnit * static_cast<int64_t>(sizeof(float)));
+    wild_values = take(units * static_cast<int64_t>(sizeof(uint32_t)));
+    codes = take(units * values * kTileBytes);
+    marks = take(units * static_cast<int64_t>(sizeof(uint32_t)));
+    coded = take(units * values);
   }
 
   int64_t step() const { return groups == 1 ? 2 : 4; }  // units of a step: accumulators that do not stay in tiles want longer ones
@@ -222,6 +234,11 @@ class Forward {
   float* max(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.max) + tile * kLanes; }
   float& norm(int64_t tile) const { return reinterpret_cast<float*>(scratch_ + at_.norm)[tile]; }
   Softmax& softmax(int64_t tile) const { return reinterpret_cast<Softmax*>(scratch_ + at_.softmax)[tile]; }
+  uint16_t& calm_rows(int64_t tile) const { return reinterpret_cast<uint16_t*>(scratch_ + at_.calm)[tile]; }
+  float* key_squares(int64_t unit) const { return reinterpret_cast<float*>(scratch_ + at_.squares) + unit * kUnit; }
+  uint32_t& wild_values(int64_t unit) const { return reinterpret_cast<uint32_t*>(scratch_ + at_.wild_values)[unit]; }
+  uint32_t& marks(int64_t unit) const { return reinterpret_cast<uint32_t*>(scratch_ + at_.marks)[unit]; }
+  char& is_coded(int64_t unit, int64_t tile_of_v) const { return scratch_[at_.coded + unit * at_.values + tile_of_v]; }
   TileKeys& tile_keys(int64_t tile) const { return reinterpret_cast<TileKeys*>(scratch_ + at_.keys)[tile]; }
   uint32_t* mask_words(int64_t tile) const { return reinterpret_cast<uint32_t*>(scratch_ + at_.mask_words) + tile * at_.units * kLanes; }
   uint32_t* dropout_words() const { return reinterpret_cast<uint32_t*>(scratch_ + at_.dropout_words); }
@@ -246,6 +263,7 @@ class Forward {
                                              t_.scale < 0 ? 0x80008000u : 0u, scratch_ + at_.q + tile * at_.depth * kTileBytes);
       norm(tile) = largest_norm(squares);
       softmax(tile) = has_bias() ? Softmax::kWhole : Softmax::kBounded;
+      calm_rows(tile) = has_bias() ? 0 : 0xffff;
       _mm512_store_ps(sum(tile), _mm512_setzero_ps());
       _mm512_store_ps(sum_of_rounded(tile), _mm512_setzero_ps());
       _mm512_store_ps(max(tile), _mm512_set1_ps(has_bias() ? kMinusInfinity : 0.0f));
@@ -258,8 +276,8 @@ class Forward {
 
   // An upper bound of the norm of every row; NaN or infinity if an element is.
   static float largest_norm(__m512 squares) {
-    if (_mm512_cmp_ps_mask(squares, _mm512_set1_ps(1e36f), _CMP_NLE_UQ)) return __builtin_inff();
-    return 1.001f * _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(_mm512_reduce_max_ps(squares))));
+    if (_mm512_cmp_ps_mask(squares, _mm512_set1_ps(kFiniteSquares), _CMP_NLE_UQ)) return __builtin_inff();
+    return kNormMargin * _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(_mm512_reduce_max_ps(squares))));
   }
 
   // What each tile computes of the block at `key`; the hull of that.
@@ -318,7 +336,8 @@ class Forward {
         const int64_t at = unit * kUnit + half * kLanes;
         const __m512 x =
             pack_rows(k + at * t_.k_stride, t_.k_stride, block_keys_ - at, t_.headdim, scratch_ + at_.k + (unit * 2 + half) * at_.depth * kTileBytes);
-        finite &= _mm512_cmp_ps_mask(x, _mm512_set1_ps(1e36f), _CMP_NLE_UQ) == 0;
+        finite &= _mm512_cmp_ps_mask(x, _mm512_set1_ps(kFiniteSquares), _CMP_NLE_UQ) == 0;
+        _mm512_store_ps(key_squares(unit) + half * kLanes, x);
         squares = _mm512_max_ps(squares, x);
       }
       const int64_t at = unit * kUnit;
@@ -327,24 +346,84 @@ class Forward {
     }
     key_norm_ = finite ? largest_norm(squares) : __builtin_inff();
     value_bits_ = largest_epu16(magnitude);
+    split_ = false;
+    if (value_bits_ >= kBoundedValue) look_at_values(key, all);
     memory_barrier();
   }
 
-  // The softmax that this block needs for a tile; a tile never returns to a simpler one.
-  Softmax choose(int64_t tile) const {
+  // Of large values, which keys have them. Those that are not finite leave V where some pair is hidden: 0 * inf is NaN.
+  __attribute__((noinline)) void look_at_values(int64_t key, const TileKeys& all) {
+    for (int64_t tile = 0; tile < at_.tiles && value_bits_ >= kInfinityBits; ++tile) split_ |= hides_pairs(tile, key);
+    for (int64_t unit = all.begin; unit < all.end; ++unit) {
+      __mmask32 wild = 0, coded = 0;
+      for (int64_t i = 0; i < at_.values; ++i) {
+        char* const tile = scratch_ + at_.v + unit * value_stride() + i * kTileBytes;
+        wild |= elements_from(tile, kBoundedValue);
+        if (!split_) continue;
+        const __mmask32 elements = split_tile(tile, scratch_ + at_.codes + unit * value_stride() + i * kTileBytes, false);
+        is_coded(unit, i) = elements != 0;
+        coded |= elements;
+      }
+      wild_values(unit) = in_order(wild);
+      marks(unit) = in_order(coded);
+    }
+  }
+
+  // May pairs of the block at `key` and a tile, or of its units there, be hidden?
+  bool hides_pairs(int64_t tile, int64_t key) const {
+    const TileKeys& keys = tile_keys(tile);
+    return keys.begin < keys.end &&
+           (hides_ || whole_end(tile, key) < min_of(keys.end * kUnit, block_keys_) || whole_begin(tile, key) > keys.begin * kUnit);
+  }
+
+  // The softmax that the block at `key` needs for a tile; a tile never returns to a simpler one. Rows that have seen bounded scores alone, which are
+  // calm, stay as they are: what is hidden from a row changes nothing of it.
+  Softmax choose(int64_t tile, int64_t key) {
     if (has_bias()) return Softmax::kWhole;
     const float of_products = norm(tile) * key_norm_ * log2_scale_;  // NaN if infinite times 0
-    float bound = of_products;
+    const float bound = bound_of_score(of_products);
+    Softmax wanted = Softmax::kBounded;
+    if (!(bound <= kBoundedScore && of_products <= kFiniteScore && value_bits_ < kBoundedValue) && calm_rows(tile)) {
+      const auto wild = static_cast<__mmask16>(wild_rows(tile, key) & calm_rows(tile));
+      if (wild) leave_bounded(tile, wild);
+      calm_rows(tile) = static_cast<uint16_t>(calm_rows(tile) & ~wild);
+    }
+    if (calm_rows(tile) == 0xffff) return softmax(tile);
+    wanted = bound <= kFiniteScore && of_products <= kFiniteScore && calm_rows(tile) == 0 ? Softmax::kOnline : Softmax::kPropagate;
+    if (wanted < softmax(tile)) wanted = softmax(tile);
+    return hides_ ? Softmax::kWhole : wanted;
+  }
+
+  // From the bound of a scaled product, in log2 units.
+  float bound_of_score(float bound) const {
     if (kOptions && options_.capped && bound > t_.softcap * kLog2E) bound = t_.softcap * kLog2E;
     if (kOptions && t_.inputs.alibi_slopes) bound += largest_slope_term();
-    Softmax wanted = Softmax::kPropagate;
-    if (bound <= kBoundedScore && value_bits_ < kBoundedValue)
-      wanted = Softmax::kBounded;
-    else if (bound <= kFiniteScore)
-      wanted = Softmax::kOnline;
-    if (!(of_products <= kFiniteScore)) wanted = Softmax::kPropagate;
-    if (wanted < softmax(tile)) wanted = softmax(tile);
-    return hides_ && wanted != Softmax::kBounded ? Softmax::kWhole : wanted;
+    return bound;
+  }
+
+  // The rows of a tile that see a key of the block at `key` whose score may not be bounded, or whose value is large.
+  __attribute__((noinline)) __mmask16 wild_rows(int64_t tile, int64_t key) const {
+    const TileKeys& keys = tile_keys(tile);
+    const Step all{tile, key, keys.begin, keys.end - keys.begin, 0, true, true};
+    const SeenKeys seen = seen_keys(all);
+    const __m512 factor = _mm512_set1_ps(kNormMargin * norm(tile) * log2_scale_);
+    const bool capped = kOptions && options_.capped;
+    const __m512 cap = _mm512_set1_ps(capped ? t_.softcap * kLog2E : __builtin_inff());
+    const __m512 added = _mm512_set1_ps(kOptions && t_.inputs.alibi_slopes ? largest_slope_term() : 0.0f);
+    __mmask16 rows = 0;
+    for (int64_t unit = 0; unit < all.units && rows != 0xffff; ++unit) {
+      uint32_t wild = value_bits_ >= kBoundedValue ? wild_values(keys.begin + unit) : 0;
+      for (int half = 0; half < 2; ++half) {
+        const __m512 squares = _mm512_load_ps(key_squares(keys.begin + unit) + half * kLanes);
+        const __m512 product = _mm512_mul_ps(_mm512_sqrt_ps(squares), factor), bound = _mm512_add_ps(_mm512_min_ps(product, cap), added);
+        const __mmask16 calm = _mm512_cmp_ps_mask(squares, _mm512_set1_ps(kFiniteSquares), _CMP_LE_OQ) &
+                               _mm512_cmp_ps_mask(product, _mm512_set1_ps(kFiniteScore), _CMP_LE_OQ) &
+                               _mm512_cmp_ps_mask(bound, _mm512_set1_ps(kBoundedScore), _CMP_LE_OQ);
+        wild |= static_cast<uint32_t>(static_cast<__mmask16>(~calm)) << 16 * half;
+      }
+      if (wild) rows |= _mm512_test_epi32_mask(allowed(all, seen, unit), _mm512_set1_epi32(static_cast<int>(wild)));
+    }
+    return rows;
   }
 
   bool has_bias() const { return kOptions && t_.inputs.bias; }
@@ -382,7 +461,7 @@ class Forward {
             s.units};
   }
   ProductStream product_stream(const Step& s) const {
-    const bool stay = at_.groups == 1 && softmax(s.tile) == Softmax::kBounded && !element_wise(s.tile, s.key);
+    const bool stay = at_.groups == 1 && softmax(s.tile) == Softmax::kBounded && !split_;
     return {scratch_ + at_.v + s.unit * value_stride(),
             weights(s.parity),
             acc(s.tile),
@@ -401,40 +480,37 @@ class Forward {
     ProductStream product{};
     while (step.units > 0) {
       const Step next = step_after(step);
-      if (step.first) {
-        const Softmax kind = choose(step.tile);
-        if (kind != Softmax::kBounded && softmax(step.tile) == Softmax::kBounded) leave_bounded(step.tile);
-        softmax(step.tile) = kind;
-      }
-      switch (softmax(step.tile)) {
+      if (step.first) softmax(step.tile) = choose(step.tile, key);
+      switch (with_calm_rows(step.tile)) {
         case Softmax::kBounded: weigh<Softmax::kBounded, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
         case Softmax::kOnline: weigh<Softmax::kOnline, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
         case Softmax::kPropagate: weigh<Softmax::kPropagate, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
         case Softmax::kWhole:
           if constexpr (kOptions) weigh<Softmax::kWhole, kDepth, kGroups>(step, score_stream<kDepth>(next), product);
           break;
+        case Softmax::kPropagateSome: weigh<Softmax::kPropagateSome, kDepth, kGroups>(step, score_stream<kDepth>(next), product); break;
+        case Softmax::kWholeSome:
+          if constexpr (kOptions) weigh<Softmax::kWholeSome, kDepth, kGroups>(step, score_stream<kDepth>(next), product);
+          break;
       }
       product = product_stream(step);
-      if (element_wise(step.tile, key)) {
-        add_visible(step);
-        product.groups = 0;
-      }
+      if (split_) add_nonfinite(step);
       step = next;
     }
     product.start();
     product.finish();
   }
 
-  // 0 * inf is NaN: values that are not finite must not meet the zero weights of keys that a row does not see.
-  bool element_wise(int64_t tile, int64_t key) const {
-    if (value_bits_ < kInfinityBits) return false;
-    return hides_ || whole_end(tile, key) < seen_end(tile, key) || whole_begin(tile, key) > tile_keys(tile).begin * kUnit;
+  Softmax with_calm_rows(int64_t tile) const {
+    const Softmax kind = softmax(tile);
+    if (kind == Softmax::kBounded || calm_rows(tile) == 0) return kind;
+    return kind == Softmax::kWhole ? Softmax::kWholeSome : Softmax::kPropagateSome;
   }
 
-  // Rows that have seen a key are shifted by 0, the others by nothing yet.
-  void leave_bounded(int64_t tile) {
+  // Of these rows, those that have seen a key are shifted by 0, the others by nothing yet.
+  void leave_bounded(int64_t tile, __mmask16 rows) {
     const __mmask16 seen = _mm512_cmp_ps_mask(_mm512_load_ps(sum(tile)), _mm512_setzero_ps(), _CMP_GT_OQ);
-    _mm512_store_ps(max(tile), _mm512_mask_blend_ps(seen, _mm512_set1_ps(kMinusInfinity), _mm512_setzero_ps()));
+    _mm512_mask_store_ps(max(tile), rows, _mm512_mask_blend_ps(seen, _mm512_set1_ps(kMinusInfinity), _mm512_setzero_ps()));
   }
 
   // Keys of a step that each row of its tile sees, and those that all see: [begin, end).
@@ -456,9 +532,13 @@ class Forward {
 
   // Which keys of a unit of a step rows see, as far as places and, of bounded scores, the mask and documents go.
   __m512i visible(const Step& step, const SeenKeys& seen, int64_t unit) const {
+    return softmax(step.tile) == Softmax::kBounded ? allowed(step, seen, unit) : seen.words(unit * kUnit);
+  }
+  // The same of any scores.
+  __m512i allowed(const Step& step, const SeenKeys& seen, int64_t unit) const {
     __m512i words = seen.words(unit * kUnit);
     const TileKeys& keys = tile_keys(step.tile);
-    if (!kOptions || softmax(step.tile) != Softmax::kBounded) return words;
+    if (!kOptions) return words;
     if (keys.hidden) words = _mm512_and_si512(words, _mm512_loadu_si512(mask_words(step.tile) + (step.unit + unit) * kLanes));
     if (keys.mixed) {
       const int64_t row = first_row(step.tile), rows = last_row(step.tile) + 1 - row, key = (step.unit + unit) * kUnit;
@@ -550,12 +630,14 @@ class Forward {
   void raise_max(const Step& step, bool known, __m512 largest, ProductStream& product) {
     const int64_t tile = step.tile;
     const __m512 none = _mm512_set1_ps(kMinusInfinity), old = _mm512_load_ps(max(tile));
-    const float to_log2 = kind == Softmax::kWhole ? exponent_ : 1.0f / kFixed;
-    const float lazy = kind == Softmax::kWhole ? lazy_score() : kLazy;
-    const __m512 block = kind == Softmax::kWhole ? largest : _mm512_mul_ps(known ? largest : largest_of(step), fixed_scale_);
-    if (!_mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(lazy)), _CMP_GT_OQ)) return;
+    const float to_log2 = has_whole_scores(kind) ? exponent_ : 1.0f / kFixed;
+    const float lazy = has_whole_scores(kind) ? lazy_score() : kLazy;
+    const __m512 block = has_whole_scores(kind) ? largest : _mm512_mul_ps(known ? largest : largest_of(step), fixed_scale_);
+    auto raises = _mm512_cmp_ps_mask(block, _mm512_add_ps(old, _mm512_set1_ps(lazy)), _CMP_GT_OQ);  // a row by its own scores alone
+    if (is_for_some(kind)) raises = static_cast<__mmask16>(raises & ~calm_rows(tile));
+    if (!raises) return;
     product.finish();
-    const __m512 raised = _mm512_max_ps(block, old);
+    const __m512 raised = _mm512_mask_mov_ps(old, raises, block);
     _mm512_store_ps(max(tile), raised);
     // Rows without a key so far have nothing to scale, and -inf - -inf would be NaN.
     const __mmask16 seen = _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ);
@@ -571,14 +653,15 @@ class Forward {
 
   // Weight of a vector of scores.
   template <Softmax kind>
-  FATTN_AMX_INLINE __m512 weight(__m512 s, __m512 scale, __m512 shift) {
+  FATTN_AMX_INLINE __m512 weight(__m512 s, __m512 scale, __m512 shift, __mmask16 calm) {
     if (kind == Softmax::kBounded) return exp2_of_product(s, scale);
-    const __m512 u = kind == Softmax::kWhole ? _mm512_mul_ps(_mm512_sub_ps(s, shift), scale) : _mm512_fmsub_ps(s, scale, shift);
+    const __m512 u = has_whole_scores(kind) ? _mm512_mul_ps(_mm512_sub_ps(s, shift), scale) : _mm512_fmsub_ps(s, scale, shift);
     const __m512 w = exp2_fixed(u);
     if (kind == Softmax::kOnline) return w;
-    const __m512 or_nan = _mm512_mask_mov_ps(w, _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+    __m512 or_nan = _mm512_mask_mov_ps(w, _mm512_cmp_ps_mask(u, u, _CMP_UNORD_Q), u);
+    if (is_for_some(kind)) or_nan = _mm512_mask_mov_ps(or_nan, calm, exp2_of_product(s, scale));
     // (With a scale of 0, u of a hidden score is NaN.)
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kind == Softmax::kWhole ? s : u, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), or_nan);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(has_whole_scores(kind) ? s : u, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), or_nan);
   }
 
   // Of the weights of rows so far: as they are (of the first and of the second 16 keys of units), and as they are rounded.
@@ -589,11 +672,12 @@ class Forward {
   // Weights of one unit, rows [begin, begin + 4) of both accumulators, of pairs that are `seen` if `masked`. `words` are those of its first key's
   // block of random numbers, turned so that bit 0 is that key's.
   template <Softmax kind, bool masked, bool drops>
-  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
-                                   Sums& sums) {
+  FATTN_AMX_INLINE void weigh_rows(const float* s, char* p, int begin, __m512 scale, __m512 shift, __mmask16 calm, const __m512i& seen,
+                                   const __m512i (&words)[4], Sums& sums) {
 #pragma GCC unroll 4
     for (int r = begin; r < begin + 4; ++r) {
-      __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift), b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift);
+      __m512 a = weight<kind>(_mm512_load_ps(s + r * kLanes), scale, shift, calm);
+      __m512 b = weight<kind>(_mm512_load_ps(s + (16 + r) * kLanes), scale, shift, calm);
       if (masked) {
         a = _mm512_maskz_mov_ps(sees(seen, r), a);
         b = _mm512_maskz_mov_ps(sees(seen, 16 + r), b);
@@ -613,13 +697,13 @@ class Forward {
 
   // One unit of weights with portions of AMX work between its quarters.
   template <Softmax kind, bool masked, bool drops, int kDepth, int kGroups>
-  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, const __m512i& seen, const __m512i (&words)[4],
-                                          Sums& sums, ScoreStream<kDepth>& next, ProductStream& product) const {
+  FATTN_AMX_INLINE_MEMBER void weigh_unit(const float* s, char* p, __m512 scale, __m512 shift, __mmask16 calm, const __m512i& seen,
+                                          const __m512i (&words)[4], Sums& sums, ScoreStream<kDepth>& next, ProductStream& product) const {
     const int64_t depth = next.depth(), groups = kGroups ? kGroups : at_.groups;
 #pragma GCC unroll 4
     for (int quarter = 0; quarter < 4; ++quarter) {
       for (int64_t i = (quarter * groups + 3) / 4; i < ((quarter + 1) * groups + 3) / 4; ++i) product.portion();
-      weigh_rows<kind, masked, drops>(s, p, quarter * 4, scale, shift, seen, words, sums);
+      weigh_rows<kind, masked, drops>(s, p, quarter * 4, scale, shift, calm, seen, words, sums);
       if (next.units > 0 && quarter * depth / 4 < (quarter + 1) * depth / 4) next.portion(quarter * depth / 4, (quarter + 1) * depth / 4);
     }
   }
@@ -654,10 +738,11 @@ class Forward {
     if (kind != Softmax::kBounded)  // a row without a key has no maximum: its scores are all -inf or not visible
       shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(shift, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ), shift);
     const __m512 scale = fixed_scale_;
+    const __mmask16 calm = is_for_some(kind) ? calm_rows(tile) : __mmask16{0};
     Sums sums{{_mm512_load_ps(sum(tile)), _mm512_setzero_ps()}, _mm512_load_ps(sum_of_rounded(tile))};
     // Units that all rows see whole. (kWhole has hidden what they do not.)
     int64_t begin = 0, end = step.units;
-    if (kind != Softmax::kWhole) {
+    if (!has_whole_scores(kind)) {
       begin = ceil_div(whole_begin(step), kUnit);
       end = whole_end(step) / kUnit;
     }
@@ -675,9 +760,9 @@ class Forward {
       const bool whole = unit >= begin && unit < end;
       const __m512i of_unit = whole ? _mm512_set1_epi32(-1) : visible(step, seen, unit);
       if (whole || sees_all(of_unit))
-        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sums, next, product);
+        weigh_unit<kind, false, drops, kDepth, kGroups>(s, p, scale, shift, calm, of_unit, words, sums, next, product);
       else
-        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, of_unit, words, sums, next, product);
+        weigh_unit<kind, true, drops, kDepth, kGroups>(s, p, scale, shift, calm, of_unit, words, sums, next, product);
     }
     _mm512_store_ps(sum(tile), _mm512_add_ps(sums.exact[0], sums.exact[1]));
     _mm512_store_ps(sum_of_rounded(tile), sums.rounded);
@@ -686,23 +771,46 @@ class Forward {
     memory_barrier();
   }
 
-  // The product stage with visible keys only, element by element.
-  void add_visible(const Step& step) {
-    const int64_t tile = step.tile, key = step.key + step.unit * kUnit;
-    const uint16_t* p = reinterpret_cast<const uint16_t*>(weights(step.parity));
-    const uint16_t* v = reinterpret_cast<const uint16_t*>(scratch_ + at_.v + step.unit * value_stride());
-    float* o = reinterpret_cast<float*>(acc(tile));
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t row = min_of(first_row(tile) + lane, t_.row_end - 1);
-      const int64_t n = min_of(limit(row) - key, min_of(step.units * kUnit, block_keys_ - step.unit * kUnit));
-      for (int64_t j = max_of(0, first_key(row) - key); j < n; ++j) {
-        if (hides_ && vec::is_hidden<vec::bf16>(t_.inputs, 0, row, key + j)) continue;
-        const int64_t unit = j / kUnit, r = j % 16, half = j % kUnit / 16;
-        const float w = bf16_to_float(p[((unit * 16 + r) * kLanes + lane) * 2 + half]);
-        for (int64_t d = 0; d < t_.headdim_v; ++d) o[d * kLanes + lane] += w * bf16_to_float(v[unit * value_stride() / 2 + d * 32 + r * 2 + half]);
+  // What the Inf and NaN that left V add to a tile's accumulators, which are in memory.
+  __attribute__((noinline)) void add_nonfinite(const Step& step) {
+    float* const o = reinterpret_cast<float*>(acc(step.tile));
+    const SeenKeys seen = seen_keys(step);
+    const auto words_of = [&](int64_t unit) {
+      const __m512i words = allowed(step, seen, unit);
+      return has_bias() ? without_hidden_by_bias(t_, 0, place_of(step.tile, step.key, step.unit + unit, step.unit + unit + 1), words) : words;
+    };
+    alignas(64) char kinds[kMostCodeSquares][kTileBytes];
+    int64_t units[kMostCodeSquares];
+    for (int64_t unit = 0; unit < step.units;) {
+      int64_t n = 0;
+      for (; unit < step.units && n < kMostCodeSquares; ++unit) {
+        const uint32_t marked = marks(step.unit + unit);
+        if (marked == 0) continue;
+        const __m512i words = words_of(unit);
+        if (_mm512_test_epi32_mask(words, _mm512_set1_epi32(static_cast<int>(marked))) == 0) continue;
+        const char* p = weights(step.parity) + unit * kTileBytes;
+        for (int r = 0; r < 16; ++r) store_row(kinds[n], r, kinds_of(_mm512_load_si512(p + r * kTileRow), sees(words, r), sees(words, 16 + r)));
+        units[n++] = step.unit + unit;
       }
+      if (n == 0 || all_nan(o, at_.values * kLanes)) continue;
+      memory_barrier();
+      for (int64_t i = 0; i < at_.values; ++i) {
+        bool any = false;
+        for (int64_t j = 0; j < n; ++j) any |= is_coded(units[j], i) != 0;
+        if (!any) continue;
+        alignas(64) float sums[kLanes * kLanes];
+        FATTN_TILE_ZERO(0);
+        for (int64_t j = 0; j < n; ++j) {
+          FATTN_TILE_LOAD(6, kinds[j], kTileRow);
+          FATTN_TILE_LOAD(7, scratch_ + at_.codes + units[j] * value_stride() + i * kTileBytes, kTileRow);
+          FATTN_TILE_DOT(0, 7, 6);
+        }
+        FATTN_TILE_STORE(0, sums, kTileRow);
+        memory_barrier();
+        for (int64_t r = 0; r < kLanes; ++r) vec::add_decoded(sums + r * kLanes, o + (i * kLanes + r) * kLanes);
+      }
+      memory_barrier();
     }
-    memory_barrier();
   }
 
   // Normalises a tile, transposes it back and stores its rows and their lse.
@@ -741,6 +849,7 @@ class Forward {
   int64_t block_keys_ = 0;
   float key_norm_ = 0;  // bound of the norm of every key
   int value_bits_ = 0;  // largest magnitude of a value, as bf16
+  bool split_ = false;  // have Inf and NaN left V?
 };
 
 static size_t forward_scratch_bytes(const KernelShape& shape) {

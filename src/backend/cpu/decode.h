@@ -4,9 +4,11 @@
 #pragma once
 
 #include "backend/cpu/decode_tiles.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/nonfinite.h"
 
 namespace fattn::core::FATTN_ISA {
+
+constexpr int64_t kFewRows = 2;
 
 template <class Ops>
 struct DecodeScratch {
@@ -18,6 +20,9 @@ struct DecodeScratch {
   Element* weights;        // [rows][kDecodeBlock], if they are not fp32
   Element* k;              // [kLanes][width], where K cannot be read in place
   Element* v;              // [kDecodeBlock][width_v], likewise
+  // Where V holds an Inf or NaN at a pair that is hidden (nonfinite.h): V in two parts [kDecodeBlock][headdim_v], of the tensors' dtype; the kinds of
+  // pairs [rows][kDecodeBlock] and sums of codes [rows][width_v].
+  float *finite, *codes, *kinds, *sums;
 
   size_t lay_out(char* base, int64_t heads, int64_t rows, int headdim, int headdim_v) {
     Scratch s{base};
@@ -29,6 +34,10 @@ struct DecodeScratch {
     weights = s.take<Element>(Ops::kPair == 1 ? 0 : rows * elements<Ops>(kDecodeBlock));
     k = s.take<Element>(kLanes * elements<Ops>(width));
     v = s.take<Element>(kDecodeBlock * elements<Ops>(width_v));
+    finite = s.take<float>(kDecodeBlock * headdim_v);
+    codes = s.take<float>(kDecodeBlock * headdim_v);
+    kinds = s.take<float>(rows * kDecodeBlock);
+    sums = s.take<float>(rows * width_v);
     return s.used;
   }
 };
@@ -178,29 +187,136 @@ void block_softmax(const DecodeTask& task, const DecodeScratch<Ops>& s, const De
   }
 }
 
-// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. So are all, if documents,
-// bias or mask may hide an Inf or NaN.
+// The kinds of pairs of all rows with the keys [key, key + n) that their places let them see, from their weights, a row kDecodeBlock floats long;
+// seen[j] is above 0 if key j counts for some row. Is a pair hidden?
+template <class T>
+bool kinds_of_rows(const DecodeTask& task, int64_t h, int64_t key, int64_t n, const float* weights, float* kinds, float* seen) {
+  const ScoreInputs& in = task.inputs;
+  const F32 hides = set1(minus_infinity()), some = set1(kSomeWeight), none = set1(kNoWeight), zeros = zero();
+  F32 hidden = zeros;
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const int64_t left = n - j;
+    F32 counts = zeros;
+    for (int64_t r = 0; r < task.rows; ++r) {
+      const int64_t head = head_of_row(task, h, r), query = r % task.seqlen_q;
+      F32 term = zeros;
+      if (in.bias) {
+        const int64_t at = head * in.bias_head_stride + query * in.bias_stride + key + j;
+        term = in.bias_fp32 ? load_n(static_cast<const float*>(in.bias) + at, left) : load_n(static_cast<const T*>(in.bias) + at, left);
+      }
+      if (in.mask) {
+        const F32 mask = left < kLanes ? load_n(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j, left)
+                                       : load(in.mask + head * in.mask_head_stride + query * in.mask_stride + key + j);
+        term = where_equal(mask, zeros, hides, term);
+      }
+      if (in.document_q) term = keep_same(term, load_ids(in.document_k + key + j, left), set1_u32(static_cast<uint32_t>(in.document_q[query])));
+      const F32 kind = where_equal(term, hides, zeros, where_equal(load_n(weights + r * kDecodeBlock + j, left), zeros, none, some));
+      F32 is_hidden = where_equal(kind, zeros, some, zeros);
+      if (left < kLanes) is_hidden = keep_below(is_hidden, static_cast<int>(left), zeros);
+      hidden = max(hidden, is_hidden);
+      counts = max(counts, kind);
+      store(kinds + r * kDecodeBlock + j, kind);
+    }
+    store(seen + j, counts);
+  }
+  return largest_lane(hidden) > 0;
+}
+
+// Does one of n keys that some row counts hold an Inf or NaN?
+template <class T>
+bool any_nonfinite_seen(const T* v, int64_t stride, int64_t n, int64_t headdim, const float* seen) {
+  for (int64_t begin = 0, end; begin < n; begin = end) {
+    end = begin + 1;
+    if (!(seen[begin] > 0)) continue;
+    while (end < n && seen[end] > 0) ++end;
+    if (any_nonfinite(v + begin * stride, stride, end - begin, headdim)) return true;
+  }
+  return false;
+}
+
+// acc[0, kVecs) of columns += P times what is not finite in V, of the keys of n whose kind is above 0.
+template <int kVecs, class T>
+FATTN_INLINE void add_nonfinite_columns(const T* v, int64_t stride, int64_t n, int64_t columns, const float* p, const float* kinds, float* acc) {
+  F32 sums[kVecs];
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) sums[w] = load(acc + w * kLanes);
+  for (int64_t j = 0; j < n; ++j) {
+    if (!(kinds[j] > 0)) continue;
+    const F32 weight = set1(p[j]);
+    FATTN_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      const F32 x = kVecs == 1 ? load_n(v + j * stride, columns) : load(v + j * stride + w * kLanes);
+      sums[w] = where_equal(sub(x, x), zero(), sums[w], fma(weight, x, sums[w]));
+    }
+  }
+  FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) store(acc + w * kLanes, sums[w]);
+}
+
+// acc += P times what is not finite in V, of pairs that count, row by row. For few rows, which are not worth codes.
+template <class T, class Ops>
+__attribute__((noinline)) void add_nonfinite_rows(const DecodeTask& task, const DecodeScratch<Ops>& s, const T* v, int64_t n, const float* p,
+                                                  float* acc) {
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const float *weights = p + r * kDecodeBlock, *kinds = s.kinds + r * kDecodeBlock;
+    float* const to = acc + r * s.width_v;
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= task.headdim_v; d += 4 * kLanes) add_nonfinite_columns<4>(v + d, task.v_stride, n, 0, weights, kinds, to + d);
+    for (; d < task.headdim_v; d += kLanes) add_nonfinite_columns<1>(v + d, task.v_stride, n, task.headdim_v - d, weights, kinds, to + d);
+  }
+}
+
+// Are n floats all NaN? Then nothing changes them.
+static inline bool all_nan_values(const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32 y = load(x + i);
+    if (!(largest_lane(where_equal(y, y, set1(1.0f), zero())) == 0)) return false;
+  }
+  return true;
+}
+
+// acc += P V for the keys that every row sees; the few at the edges of the mask row by row, so that hidden ones meet no V. Where documents, bias or
+// mask hide a pair, an Inf or NaN is left out of V and added afterwards.
 template <class T, class Ops>
 void block_values(const DecodeTask& task, const DecodeScratch<Ops>& s, const DecodeHead<T, Ops>& head, int64_t h, int64_t key0, int64_t keys,
                   NextRows& next) {
   const auto in_block = [&](int64_t key) { return key < key0 ? 0 : key - key0 < keys ? key - key0 : keys; };
-  const bool poisoned =
-      (hides(task.inputs) || task.inputs.document_q) && any_nonfinite(head.v + key0 * task.v_stride, task.v_stride, keys, task.headdim_v);
-  const int64_t end = poisoned ? 0 : in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
-  const int64_t seen = begin < end ? begin : end;  // keys [seen, end) are seen by every row
+  const int64_t end = in_block(task.diagonal), begin = in_block(task.seqlen_q - 1 + task.left_diagonal);
+  const int64_t seen = begin < end ? begin : end, n = end - seen;  // keys [seen, end) are seen by every row
   const T* v = head.v + (key0 + seen) * task.v_stride;
-  const auto* weights = weights_of(Ops{}, head.scores + seen, task.rows, end - seen, s.weights);
-  if (task.headdim_v == s.width_v)
-    add_values<Ops>(weights, task.rows, v, task.v_stride, end - seen, head.acc, s.width_v, next);
-  else
-    add_values<Ops>(weights, task.rows, copied(Ops{}, v, task.v_stride, end - seen, task.headdim_v, end - seen, s.width_v, s.v), s.width_v,
-                    end - seen, head.acc, s.width_v, next);
+  const bool may_hide = hides(task.inputs) || task.inputs.document_q;
+  const auto add_to = [&](float* to, const float* p, const T* values, int64_t stride, auto finite) {
+    constexpr bool kFinite = decltype(finite)::value;
+    const auto* weights = weights_of(Ops{}, p, task.rows, n, s.weights);
+    if (task.headdim_v == s.width_v)
+      add_values<Ops, kFinite>(weights, task.rows, values, stride, n, to, s.width_v, next);
+    else
+      add_values<Ops, kFinite>(weights, task.rows, copied(Ops{}, values, stride, n, task.headdim_v, n, s.width_v, s.v), s.width_v, n, to, s.width_v,
+                               next);
+  };
+  float counts[kDecodeBlock];
+  const int64_t all = task.rows * s.width_v;
+  if (!may_hide || !any_nonfinite(v, task.v_stride, n, task.headdim_v) ||
+      !kinds_of_rows<T>(task, h, key0 + seen, n, head.scores + seen, s.kinds, counts)) {
+    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<false>{});
+  } else if (!all_nan_values(head.acc, all)) {
+    add_to(head.acc, head.scores + seen, v, task.v_stride, Flag<true>{});
+    const bool some_seen = any_nonfinite_seen(v, task.v_stride, n, task.headdim_v, counts);
+    if (some_seen && task.rows <= kFewRows) {
+      add_nonfinite_rows<T, Ops>(task, s, v, n, head.scores + seen, head.acc);
+    } else if (some_seen) {
+      split_nonfinite(v, task.v_stride, n, task.headdim_v, false, reinterpret_cast<T*>(s.finite), reinterpret_cast<T*>(s.codes));
+      for (int64_t i = 0; i < all; i += kLanes) store(s.sums + i, zero());
+      add_to(s.sums, s.kinds, reinterpret_cast<const T*>(s.codes), task.headdim_v, Flag<false>{});
+      for (int64_t i = 0; i < all; i += kLanes) add_decoded(s.sums + i, head.acc + i);
+    }
+  }
   const auto add_by_row = [&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j)
       for (int64_t r = 0; r < task.rows; ++r) {
         const int64_t query = r % task.seqlen_q;
         if (key0 + j < query + task.left_diagonal || key0 + j >= query + task.diagonal) continue;
-        if (poisoned && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
+        if (may_hide && is_hidden<T>(task.inputs, head_of_row(task, h, r), query, key0 + j)) continue;
         const F32 p = set1(head.scores[r * kDecodeBlock + j]);
         for (int64_t d = 0; d < s.width_v; d += kLanes) {
           float* acc = head.acc + r * s.width_v + d;

@@ -27,11 +27,13 @@ FATTN_INLINE F32 along_row(OpsF32, const T* k) {
   return load(k);
 }
 
-// kVecs vectors of columns of V, for Ops::kPair keys of which `n` are there.
-template <int kVecs, class T>
+// kVecs vectors of columns of V, for Ops::kPair keys of which `n` are there. kFinite: 0 for Inf and NaN.
+template <bool kFinite, int kVecs, class T>
 FATTN_INLINE void columns(OpsF32, const T* v, int64_t, int64_t, F32 (&x)[kVecs]) {
   FATTN_UNROLL
   for (int w = 0; w < kVecs; ++w) x[w] = load(v + w * kLanes);
+  if (kFinite) FATTN_UNROLL
+  for (int w = 0; w < kVecs; ++w) x[w] = where_equal(sub(x[w], x[w]), zero(), x[w], zero());
 }
 
 // Rows that cannot be read in place: `rows` of n values, and zeros up to `padded` values and `all` rows.
@@ -55,11 +57,17 @@ FATTN_INLINE const uint32_t* weights_of(OpsDot, const float* p, int64_t rows, in
   return to;
 }
 FATTN_INLINE Pairs along_row(OpsDot, const bf16* k) { return load_pairs(k); }
-template <int kVecs>
+template <bool kFinite, int kVecs>
 FATTN_INLINE void columns(OpsDot, const bf16* v, int64_t stride, int64_t n, Pairs (&x)[kVecs]) {
   FATTN_UNROLL
-  for (int w = 0; w < kVecs; w += 2)
-    interleave(load_pairs(v + w * kLanes), n > 1 ? load_pairs(v + stride + w * kLanes) : set1_pair(0), x[w], x[w + 1]);
+  for (int w = 0; w < kVecs; w += 2) {
+    Pairs first = load_pairs(v + w * kLanes), second = n > 1 ? load_pairs(v + stride + w * kLanes) : set1_pair(0);
+    if (kFinite) {
+      first = finite_halves(first);
+      second = finite_halves(second);
+    }
+    interleave(first, second, x[w], x[w + 1]);
+  }
 }
 FATTN_INLINE const bf16* copied(OpsDot, const bf16* from, int64_t stride, int64_t rows, int64_t n, int64_t all, int64_t padded, uint32_t* to) {
   bf16* const halves = reinterpret_cast<bf16*>(to);
@@ -125,7 +133,7 @@ __attribute__((noinline)) void score_keys(const typename Ops::Element* q, int64_
 }
 
 // to[r][c] += sum over j < n of p[r][j] v[j][c] for kRows rows and kVecs vectors of columns.
-template <class Ops, int kRows, int kVecs, class T>
+template <class Ops, bool kFinite, int kRows, int kVecs, class T>
 FATTN_INLINE void value_tile(const typename Ops::Element* p, const T* v, int64_t v_stride, int64_t n, float* to, int64_t to_stride, NextRows& next) {
   constexpr int64_t kLines = (kVecs * kStep<Ops> * static_cast<int64_t>(sizeof(T)) + kLineBytes - 1) / kLineBytes;
   F32 acc[kRows][kVecs];
@@ -134,7 +142,7 @@ FATTN_INLINE void value_tile(const typename Ops::Element* p, const T* v, int64_t
   for (int w = 0; w < kVecs; ++w) acc[r][w] = load(to + r * to_stride + w * kLanes);
   for (int64_t j = 0; j < n; j += Ops::kPair) {
     typename Ops::Vec x[kVecs];
-    columns(Ops{}, v + j * v_stride, v_stride, n - j, x);
+    columns<kFinite>(Ops{}, v + j * v_stride, v_stride, n - j, x);
     FATTN_UNROLL
     for (int r = 0; r < kRows; ++r) {
       next.fetch_lines((r + 1) * kLines / kRows - r * kLines / kRows);
@@ -148,25 +156,25 @@ FATTN_INLINE void value_tile(const typename Ops::Element* p, const T* v, int64_t
   for (int w = 0; w < kVecs; ++w) store(to + r * to_stride + w * kLanes, acc[r][w]);
 }
 
-template <class Ops, int kRows, class T>
+template <class Ops, bool kFinite, int kRows, class T>
 FATTN_INLINE void value_row_group(const typename Ops::Element* p, const T* v, int64_t v_stride, int64_t n, float* to, int64_t width, NextRows& next) {
   constexpr int kVecs = kPanelVecs == 4 || kRows <= 2 ? 4 : 2;  // as many accumulators as the registers hold
   int64_t c = 0;
-  for (; c + kVecs * kLanes <= width; c += kVecs * kLanes) value_tile<Ops, kRows, kVecs>(p, v + c, v_stride, n, to + c, width, next);
+  for (; c + kVecs * kLanes <= width; c += kVecs * kLanes) value_tile<Ops, kFinite, kRows, kVecs>(p, v + c, v_stride, n, to + c, width, next);
   if (kVecs == 4 && c + 2 * kLanes <= width) {
-    value_tile<Ops, kRows, 2>(p, v + c, v_stride, n, to + c, width, next);
+    value_tile<Ops, kFinite, kRows, 2>(p, v + c, v_stride, n, to + c, width, next);
     c += 2 * kLanes;
   }
   if constexpr (Ops::kPair == 1)
-    if (c < width) value_tile<Ops, kRows, 1>(p, v + c, v_stride, n, to + c, width, next);
+    if (c < width) value_tile<Ops, kFinite, kRows, 1>(p, v + c, v_stride, n, to + c, width, next);
 }
 
-// to[r] += p[r] V for the first n keys and all rows.
-template <class Ops, class T>
+// to[r] += p[r] V for the first n keys and all rows; kFinite: without what is Inf or NaN in V.
+template <class Ops, bool kFinite, class T>
 __attribute__((noinline)) void add_values(const typename Ops::Element* p, int64_t rows, const T* v, int64_t v_stride, int64_t n, float* to,
                                           int64_t width, NextRows& next) {
   for_row_groups(rows, next, [&](int64_t r, auto count, NextRows& fetched) {
-    value_row_group<Ops, decltype(count)::value>(p + r * kDecodeBlock / Ops::kPair, v, v_stride, n, to + r * width, width, fetched);
+    value_row_group<Ops, kFinite, decltype(count)::value>(p + r * kDecodeBlock / Ops::kPair, v, v_stride, n, to + r * width, width, fetched);
   });
 }
 

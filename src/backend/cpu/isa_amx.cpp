@@ -23,6 +23,8 @@
 //
 #include "backend/cpu/documents.h"
 //
+#include "backend/cpu/nonfinite.h"
+//
 #include "backend/cpu/amx_backward.h"
 #include "backend/cpu/amx_forward.h"
 

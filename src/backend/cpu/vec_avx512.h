@@ -156,6 +156,10 @@ FATTN_INLINE void interleave(Pairs a, Pairs b, Pairs& first, Pairs& second) {
   first = _mm512_permutex2var_epi16(a, low, b);
   second = _mm512_permutex2var_epi16(a, high, b);
 }
+FATTN_INLINE Pairs finite_halves(Pairs a) {
+  const __m512i magnitude = _mm512_and_si512(a, _mm512_set1_epi16(0x7fff));
+  return _mm512_maskz_mov_epi16(_mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(0x7f80)), a);
+}
 FATTN_INLINE Pairs keep_halves(Pairs a, U32 word, int n) {
   return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(word, _mm512_set1_epi32(0x10001 << n)), a);
 }

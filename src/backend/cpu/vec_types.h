@@ -26,6 +26,7 @@
 //   load_pairs, store_pairs, set1_pair; load_pairs of bf16: of neighbours
 //   interleave(a, b, &first, &second)  pairs of two rows of 2 kLanes values
 //   dot(acc, a, b)          acc + a.lo * b.lo + a.hi * b.hi
+//   finite_halves(a)        a with 0 for Inf and NaN
 //   keep_halves(a, word, n) the low halves of a where word has bit n, the high ones where it has bit n + 16, else 0
 #pragma once
 

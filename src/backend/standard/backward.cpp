@@ -48,10 +48,13 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
   delta_rows(p, o, dout_rows, lse, dlse, rows, line, delta);
   OutputRows<E> out(dq, p.dq.row, rows, p.headdim, scratch + at.output[0]);
   if (p.seqlen_k == 0) out.clear();
+  const auto seen_by = [&](int64_t r) -> int64_t { return lse[r * p.lse.row] < kLowestLse ? 0 : p.mask().visible_end(row + r); };
+  int64_t seen_by_all = p.seqlen_k;
+  for (int64_t r = 0; r < rows; ++r) seen_by_all = std::min(seen_by_all, seen_by(r));
 
   for (int64_t key = 0; key < p.seqlen_k; key += at.tile_k) {
     const int64_t keys = std::min(at.tile_k, p.seqlen_k - key);
-    const Matrix k_rows = matrix_of(k + key * p.k.row, p.k.row, keys, p.headdim, scratch + at.tile[0]);
+    Matrix k_rows = matrix_of(k + key * p.k.row, p.k.row, keys, p.headdim, scratch + at.tile[0]);
     const Matrix v_rows = matrix_of(v + key * p.v.row, p.v.row, keys, p.headdim_v, scratch + at.tile[1]);
     // s = scale q k^T; dp = dout v^T. The softmax's gradient turns them into p and ds.
     OutputRows<E> s(weights + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
@@ -65,16 +68,14 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
                                delta[r], scale.after);
     }
     // dq = scale ds k
+    const auto all_see = [&](int64_t j) { return key + j < seen_by_all; };
+    const bool taken = take_out_nonfinite(k_rows, keys, p.headdim, scratch + at.tile[0], all_see);
     multiply(call.blas, Side::kPlain, Side::kPlain, rows, p.headdim, keys, scale.product, {dp.data, dp.ld}, k_rows, key == 0 ? 0.0f : 1.0f, out.data,
              out.ld);
-  }
-  // As in the forward pass: a NaN may come from a key that the row does not see.
-  for (int64_t r = 0; r < rows; ++r) {
-    if (!out.has_nan(r)) continue;
-    const int64_t visible = lse[r * p.lse.row] < kLowestLse ? 0 : p.mask().visible_end(row + r);
-    if (visible == p.seqlen_k) continue;
-    std::fill_n(out.row(r), p.headdim, 0.0f);
-    for (int64_t j = 0; j < visible; ++j) add_scaled(dscores[r * p.seqlen_k + j], scale.product, k + j * p.k.row, p.headdim, line, out.row(r));
+    if (taken)
+      add_nonfinite(
+          k + key * p.k.row, p.k.row, keys, p.headdim, line, out, rows, all_see, [&](int64_t j, int64_t r) { return key + j < seen_by(r); },
+          [&](int64_t j, int64_t r) { return scale.product * dp.data[r * dp.ld + j]; });
   }
   out.finish();
 }
@@ -100,6 +101,7 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
   }
 
   const Scale scale(p.softmax_scale);
+  float* line = scratch + at.line;
   float beta = 0.0f;  // the first product sets, the others add
   for (int64_t h = first_head; h < end_head; ++h)
     for (int64_t row = 0; row < p.seqlen_q; row += at.tile_q) {
@@ -108,33 +110,28 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
           matrix_of<E>(call.head_matrix<E>(at.weights, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
       const Matrix dscores =
           matrix_of<E>(call.head_matrix<E>(at.dscores, b, h) + row * p.seqlen_k + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
-      const Matrix q_rows = matrix_of(q_batch + h * p.q.head + row * p.q.row, p.q.row, rows, p.headdim, scratch + at.tile[0]);
-      const Matrix dout_rows = matrix_of(dout_batch + h * p.dout.head + row * p.dout.row, p.dout.row, rows, p.headdim_v, scratch + at.tile[1]);
+      const E *q = q_batch + h * p.q.head + row * p.q.row, *dout = dout_batch + h * p.dout.head + row * p.dout.row;
+      Matrix q_rows = matrix_of(q, p.q.row, rows, p.headdim, scratch + at.tile[0]);
+      Matrix dout_rows = matrix_of(dout, p.dout.row, rows, p.headdim_v, scratch + at.tile[1]);
+      // Rows count for the keys that they see, if they have a gradient.
+      const float* lse = lse_batch + h * p.lse.head + row * p.lse.row;
+      const auto seen_by = [&](int64_t i) -> int64_t { return lse[i * p.lse.row] < kLowestLse ? 0 : p.mask().visible_end(row + i) - key; };
+      const auto sees_all = [&](int64_t i) { return seen_by(i) >= keys; };
+      const auto sees = [&](int64_t i, int64_t j) { return j < seen_by(i); };
+      const bool taken_q = take_out_nonfinite(q_rows, rows, p.headdim, scratch + at.tile[0], sees_all);
+      const bool taken_dout = take_out_nonfinite(dout_rows, rows, p.headdim_v, scratch + at.tile[1], sees_all);
       // dv = p^T dout; dk = scale ds^T q
       multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim_v, rows, 1.0f, weights, dout_rows, beta, dv.data, dv.ld);
       multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim, rows, scale.product, dscores, q_rows, beta, dk.data, dk.ld);
       beta = 1.0f;
+      if (taken_dout)
+        add_nonfinite(dout, p.dout.row, rows, p.headdim_v, line, dv, keys, sees_all, sees,
+                      [&](int64_t i, int64_t j) { return weights.data[i * weights.ld + j]; });
+      if (taken_q)
+        add_nonfinite(q, p.q.row, rows, p.headdim, line, dk, keys, sees_all, sees,
+                      [&](int64_t i, int64_t j) { return scale.product * dscores.data[i * dscores.ld + j]; });
     }
 
-  // A NaN may come from a row that does not see the key: such a key is computed again from the rows that see it.
-  float* line = scratch + at.line;
-  for (int64_t j = 0; j < keys; ++j) {
-    const bool again_k = dk.has_nan(j), again_v = dv.has_nan(j);
-    if (!again_k && !again_v) continue;
-    if (again_k) std::fill_n(dk.row(j), p.headdim, 0.0f);
-    if (again_v) std::fill_n(dv.row(j), p.headdim_v, 0.0f);
-    for (int64_t h = first_head; h < end_head; ++h)
-      for (int64_t row = p.mask().first_row(key + j); row < p.seqlen_q; ++row) {
-        if (lse_batch[h * p.lse.head + row * p.lse.row] < kLowestLse) continue;
-        const int64_t at_pair = row * p.seqlen_k + key + j;
-        if (again_k)
-          add_scaled(call.head_matrix<E>(at.dscores, b, h)[at_pair], scale.product, q_batch + h * p.q.head + row * p.q.row, p.headdim, line,
-                     dk.row(j));
-        if (again_v)
-          add_scaled(call.head_matrix<E>(at.weights, b, h)[at_pair], 1.0f, dout_batch + h * p.dout.head + row * p.dout.row, p.headdim_v, line,
-                     dv.row(j));
-      }
-  }
   dk.finish();
   dv.finish();
 }

@@ -49,19 +49,23 @@ void output_rows(const StandardCall& call, int64_t first_row, int64_t rows, cons
   const Layout& at = call.at;
   OutputRows<E> out(o, p.o.row, rows, p.headdim_v, scratch + at.output[0]);
   if (p.seqlen_k == 0) out.clear();
+  // Keys that a row sees, none if its scores are all -inf.
+  const auto seen_by = [&](int64_t r) -> int64_t {
+    return lse[r] == -std::numeric_limits<float>::infinity() ? 0 : p.mask().visible_end(first_row + r);
+  };
+  int64_t seen_by_all = p.seqlen_k;
+  for (int64_t r = 0; r < rows; ++r) seen_by_all = std::min(seen_by_all, seen_by(r));
   for (int64_t key = 0; key < p.seqlen_k; key += at.tile_k) {
     const int64_t keys = std::min(at.tile_k, p.seqlen_k - key);
     const Matrix left = matrix_of(matrix + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
-    const Matrix right = matrix_of(v + key * p.v.row, p.v.row, keys, p.headdim_v, scratch + at.tile[0]);
+    Matrix right = matrix_of(v + key * p.v.row, p.v.row, keys, p.headdim_v, scratch + at.tile[0]);
+    const auto all_see = [&](int64_t j) { return key + j < seen_by_all; };
+    const bool taken = take_out_nonfinite(right, keys, p.headdim_v, scratch + at.tile[0], all_see);
     multiply(call.blas, Side::kPlain, Side::kPlain, rows, p.headdim_v, keys, 1.0f, left, right, key == 0 ? 0.0f : 1.0f, out.data, out.ld);
-  }
-  // A weight of 0 times a NaN or Inf that the row does not see is NaN: such a row is computed again from what it sees.
-  for (int64_t r = 0; r < rows; ++r) {
-    if (!out.has_nan(r)) continue;
-    const int64_t visible = lse[r] == -std::numeric_limits<float>::infinity() ? 0 : p.mask().visible_end(first_row + r);
-    if (visible == p.seqlen_k) continue;
-    std::fill_n(out.row(r), p.headdim_v, 0.0f);
-    for (int64_t j = 0; j < visible; ++j) add_scaled(matrix[r * p.seqlen_k + j], 1.0f, v + j * p.v.row, p.headdim_v, scratch + at.line, out.row(r));
+    if (taken)
+      add_nonfinite(
+          v + key * p.v.row, p.v.row, keys, p.headdim_v, scratch + at.line, out, rows, all_see,
+          [&](int64_t j, int64_t r) { return key + j < seen_by(r); }, [&](int64_t j, int64_t r) { return left.data[r * left.ld + j]; });
   }
   out.finish();
 }

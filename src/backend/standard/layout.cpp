@@ -11,7 +11,7 @@ namespace {
 
 // 128 rows against 1024 keys: the fp32 scores take 512 KiB, which a second-level cache of 1 MiB holds with the operands,
 // and sgemm still runs at its full speed.
-constexpr int64_t kBlock = 128, kTile = 1024;
+constexpr int64_t kBlock = kMostOutputs, kTile = 1024;
 
 constexpr size_t kLimit = std::numeric_limits<int64_t>::max();
 
@@ -94,8 +94,8 @@ Layout layout_of(const Problem& p, int threads) {
   const int64_t scores = p.backward ? std::max(at.block_q * at.tile_k, at.block_k * at.tile_q) : at.block_q * at.tile_k;
   at.block[0] = take(copies, at.block_q, headdim);
   at.block[1] = take(copies && p.backward, at.block_q, headdim);
-  at.tile[0] = take(copies, tile, headdim);
-  at.tile[1] = take(copies && p.backward, tile, headdim);
+  at.tile[0] = take(true, tile, headdim);
+  at.tile[1] = take(p.backward, tile, headdim);
   at.scores[0] = take(sixteen, scores, 1);
   at.scores[1] = take(sixteen && p.backward, scores, 1);
   at.output[0] = take(copies, block, headdim);

@@ -8,6 +8,8 @@
 
 namespace fattn::core {
 
+constexpr int64_t kMostOutputs = 128;  // rows or keys of a task
+
 struct Layout {
   // A task is a block of rows of one query head, or (backward) a block of keys of one key head. Inside it the products
   // go over tiles of keys, or of rows.
@@ -23,7 +25,7 @@ struct Layout {
   size_t total = 0;
 
   // Floats from the start of a worker's scratch: fp32 copies of tensors that BLAS cannot read or write where they are
-  // (16-bit ones; fp32 ones with strides that BLAS does not know), and rows.
+  // (16-bit ones; fp32 ones with strides that BLAS does not know), or of tiles with Inf and NaN, and rows.
   size_t block[2] = {};   // (block, headdim): q, dout
   size_t tile[2] = {};    // (tile, headdim): k, v; q, dout
   size_t scores[2] = {};  // (block, tile) of the two matrices

@@ -42,9 +42,6 @@ class OutputRows {
   void clear() {
     for (int64_t r = 0; r < count_; ++r) std::fill_n(row(r), width_, 0.0f);
   }
-  bool has_nan(int64_t r) const {
-    return std::any_of(row(r), row(r) + width_, [](float x) { return std::isnan(x); });
-  }
   void finish() const {
     if constexpr (std::is_same_v<E, float>)
       if (data == rows_) return;
@@ -58,6 +55,12 @@ class OutputRows {
   E* rows_;
   int64_t stride_, count_, width_;
 };
+
+inline bool all_finite(const float* row, int64_t n) {
+  float zeros = 0;
+  for (int64_t j = 0; j < n; ++j) zeros += row[j] - row[j];
+  return zeros == 0;
+}
 
 enum class Side { kPlain = 111, kTransposed = 112 };  // CBLAS's CblasNoTrans and CblasTrans
 
@@ -85,13 +88,39 @@ struct Scale {
   float product, after;
 };
 
-// sum += factor * weight * row; `line` is scratch of the same width.
-template <class E>
-void add_scaled(const E& weight, float factor, const E* row, int64_t width, float* line, float* sum) {
-  float w;
-  row_passes<E>().load(&weight, &w, 1);
-  row_passes<E>().load(row, line, width);
-  for (int64_t d = 0; d < width; ++d) sum[d] += factor * w * line[d];
+// Takes Inf and NaN out of those of n rows that not all outputs of a product count, whose weights are 0 there: 0 * Inf is NaN. `copy` has room for
+// the rows. Returns whether there were any.
+template <class All>
+bool take_out_nonfinite(Matrix& rows, int64_t n, int64_t width, float* copy, const All& all_count) {
+  bool any = false;
+  for (int64_t i = 0; i < n && !any; ++i) any = !all_count(i) && !all_finite(rows.data + i * rows.ld, width);
+  if (!any) return false;
+  if (rows.data != copy)
+    for (int64_t i = 0; i < n; ++i) std::copy_n(rows.data + i * rows.ld, width, copy + i * width);
+  rows = {copy, static_cast<int>(width)};
+  for (int64_t i = 0; i < n; ++i)
+    if (!all_count(i))
+      std::transform(copy + i * width, copy + (i + 1) * width, copy + i * width, [](float x) { return std::isfinite(x) ? x : 0.0f; });
+  return true;
+}
+
+// Adds what was taken out to the outputs that count it: counts(i, r) and weight(i, r) are of row i and output r. `line` is scratch of the width.
+template <class E, class All, class Counts, class Weight>
+void add_nonfinite(const E* rows, int64_t stride, int64_t n, int64_t width, float* line, OutputRows<E>& out, int64_t outputs, const All& all_count,
+                   const Counts& counts, const Weight& weight) {
+  bool is_nan[kMostOutputs] = {};  // wholly: nothing changes it any more
+  for (int64_t i = 0; i < n; ++i) {
+    if (all_count(i)) continue;
+    row_passes<E>().load(rows + i * stride, line, width);
+    if (all_finite(line, width)) continue;
+    const bool makes_nan = std::all_of(line, line + width, [](float x) { return std::isnan(x); });
+    std::transform(line, line + width, line, [](float x) { return std::isfinite(x) ? 0.0f : x; });
+    for (int64_t r = 0; r < outputs; ++r) {
+      if (is_nan[r] || !counts(i, r)) continue;
+      row_passes<E>().add(weight(i, r), line, out.row(r), width);
+      is_nan[r] = makes_nan;
+    }
+  }
 }
 
 }  // namespace fattn::core

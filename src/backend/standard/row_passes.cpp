@@ -161,6 +161,10 @@ FATTN_INLINE void gradient(float* score, float* dweight, E* weights, E* dscore, 
   round_row(dweight, dscore, n);
 }
 
+FATTN_INLINE void add(float factor, const float* line, float* to, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) to[j] += factor * line[j];
+}
+
 // One set of functions for an instruction set: the loops above are inlined into them and vectorised for it.
 #define FATTN_ROW_PASSES(name, target)                                                                                                       \
   template <class E>                                                                                                                         \
@@ -172,7 +176,8 @@ FATTN_INLINE void gradient(float* score, float* dweight, E* weights, E* dscore, 
                                     float factor) {                                                                                          \
       gradient(score, dweight, weights, dscore, visible, n, lse, delta, factor);                                                             \
     }                                                                                                                                        \
-    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row};                                                   \
+    target static void add_row(float factor, const float* line, float* to, int64_t n) { add(factor, line, to, n); }                          \
+    static constexpr RowPasses<E> kPasses{load_row, store_row, softmax_row, gradient_row, add_row};                                          \
   };
 
 FATTN_ROW_PASSES(Baseline, )

@@ -25,6 +25,8 @@ struct RowPasses {
   // 0 in [visible, n) and everywhere if lse is below kLowestLse (shared/lowest.h). Also writes dscore over dweight, as
   // float. With E = float, weights is score and dscore is dweight.
   void (*gradient)(float* score, float* dweight, E* weights, E* dscore, int64_t visible, int64_t n, float lse, float delta, float factor);
+  // to += factor line
+  void (*add)(float factor, const float* line, float* to, int64_t n);
 };
 
 // For the best instruction set of this processor.

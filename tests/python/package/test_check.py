@@ -164,6 +164,24 @@ def test_interrupted_keeps_what_was_measured(tmp_path):
     assert json.loads(path.read_text()) and os.listdir(tmp_path) == ["a.json"]
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_interrupted_in_a_long_call(tmp_path, signals):
+    """It is not waited for: one takes some ten seconds."""
+    path = tmp_path / "a.json"
+    process = subprocess.Popen([sys.executable, "-u", "-m", "fattn", "check", "--values", "--device", "cpu", "--algorithm", "v2", "--dtype", "fp32", "--seqlen", "16384",
+                                "--nheads", "24", "--json", str(path)], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process.stdout.readline()
+    time.sleep(4)
+    begin = time.monotonic()
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    process.communicate(timeout=60)
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 130
+    assert os.listdir(tmp_path) == (["a.json"] if signals == 1 else [])  # the second ends it at once
+
+
 @pytest.mark.parametrize("option", ["none", "seqused_k", "packed", "decode"])
 def test_no_values_are_slow_on_the_cpu(option):
     """With this processor's kernels and a generous limit: a cliff is what this is after."""
