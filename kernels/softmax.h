@@ -14,10 +14,11 @@
 
 namespace fattn {
 
-// The weights of 16 keys dominate if those of a lane's rows sum to more than this times what all keys before gave them, and 1, the greatest weight.
-// What is below may round the greatest weight of a row that is at most some third of it.
-template <int kRowTiles>
-inline constexpr float kDominance = 1.0f / kRowTiles;
+// No row is seen in the bits of another, which may see what it does not: each has its reference by its own scores alone.
+//
+// The weights of 16 keys dominate a row if those that a lane has of them sum to more than what all keys before gave it, and 1, the greatest weight.
+// What is below may round the greatest weight of a row that is at most some half of it.
+//
 // No more than this counts of the weights before: where each block has some more than the last, weights would leave the range of their type.
 template <class Element>
 inline constexpr float kMostBefore = is_same<Element, bf16> ? 0x1p24f : 0x1p13f;
@@ -45,14 +46,6 @@ struct Softmax {
     }
   }
 
-  // Whether references of the warp are so great that they are rounded by as much as weights are.
-  __device__ __forceinline__ bool great() const {
-    bool small = true;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) small = small && fabsf(shift[i][0]) < 512 && fabsf(shift[i][1]) < 512;
-    return !ptx::vote_all(small);
-  }
-
   // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o. The result is for Weights::weigh().
   template <int kKeyTiles, int kOutTiles>
   __device__ __forceinline__ Rest<kRowTiles> raise(const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,
@@ -71,6 +64,41 @@ struct Softmax {
         const float now = fminf(before, -(greatest * scale));
         // A row that has seen nothing has o = 0, or what non-finite v left there, which no factor may touch.
         const float factor = before == kInfinity ? 1.0f : ptx::ex2(now - before);
+        shift[i][half] = now;
+        sum[i][half] *= factor;
+        rest.of[i][half] = now < before ? fmaf(greatest, scale, now) : 0.0f;
+#pragma unroll
+        for (int n = 0; n < kOutTiles; ++n) {
+          o[i][n][2 * half] *= factor;
+          o[i][n][2 * half + 1] *= factor;
+        }
+      }
+    }
+    return rest;
+  }
+
+  // The same for the rows with a bit, 2 i + half, in `rows`; the others stay as they are, bit by bit. A reference that is so great that it is rounded
+  // by as much as weights are is raised to the first 16 keys' alone, because its rest is for their weights.
+  template <int kKeyTiles, int kOutTiles>
+  __device__ __forceinline__ Rest<kRowTiles> raise_some(unsigned rows, const float (&s)[kRowTiles][kKeyTiles][4], int first, int count, float scale,
+                                                        float (&o)[kRowTiles][kOutTiles][4]) {
+    Rest<kRowTiles> rest;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float before = shift[i][half];
+        const bool all = fabsf(before) < 512;
+        float greatest = s[i][first][2 * half];
+#pragma unroll
+        for (int n = first; n < first + count; ++n) {
+          const float next = fmaxf(greatest, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
+          greatest = n < first + 2 || all ? next : greatest;
+        }
+        greatest = fmaxf(greatest, ptx::shfl_xor(greatest, 1));
+        greatest = fmaxf(greatest, ptx::shfl_xor(greatest, 2));
+        const float now = (rows >> (2 * i + half) & 1) != 0 ? fminf(before, -(greatest * scale)) : before;
+        const float factor = now < before && before != kInfinity ? ptx::ex2(now - before) : 1.0f;  // see raise()
         shift[i][half] = now;
         sum[i][half] *= factor;
         rest.of[i][half] = now < before ? fmaf(greatest, scale, now) : 0.0f;
@@ -121,19 +149,53 @@ struct Weights {
     }
   }
 
-  // Whether they dominate no rows of the warp. False for NaN too.
+  // Weighs score tile n (0 or 1) of row tile i again, for its rows with a bit in `rows`, whose references raise_some() has raised.
+  template <class Element>
+  __device__ __forceinline__ void weigh_some(unsigned rows, const float (&s)[4], int i, int n, const Softmax<kRowTiles>& softmax, float scale,
+                                             const Rest<kRowTiles>& rest) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool again = (rows >> (2 * i + half) & 1) != 0;
+      const float shift = softmax.shift[i][half] == kInfinity ? 0.0f : softmax.shift[i][half];
+      const float p0 = ptx::ex2(fmaf(s[2 * half], scale, shift) - rest.of[i][half]);
+      const float p1 = ptx::ex2(fmaf(s[2 * half + 1], scale, shift) - rest.of[i][half]);
+      const unsigned pair = ptx::pack2<Element>(p0, p1);
+      const float both = n == 0 ? p0 + p1 : sum[i][half] + (p0 + p1);
+      p[i][2 * n + half] = again ? pair : p[i][2 * n + half];
+      sum[i][half] = again ? both : sum[i][half];
+    }
+  }
+
+  template <class Element>
+  __device__ __forceinline__ bool dominates(const Softmax<kRowTiles>& softmax, int i, int half) const {
+    return sum[i][half] > fminf(softmax.sum[i][half], kMostBefore<Element>) + 1.0f;
+  }
+  // Whether they dominate no rows of the warp. False for NaN too: of rows without a reference it may be, and of scores that a term hides.
   template <class Element>
   __device__ __forceinline__ bool are_minor(const Softmax<kRowTiles>& softmax) const {
-    float all = 0, before = 0;
+    bool minor = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) minor = minor && sum[i][half] <= fminf(softmax.sum[i][half], kMostBefore<Element>) + 1.0f;
+    }
+    return ptx::vote_all(minor);
+  }
+  // The rows that they dominate, or that have no reference yet, or one as `low` says; as raise_some() takes them. Rows with a NaN are none.
+  template <class Element, class Low>
+  __device__ __forceinline__ unsigned dominated(const Softmax<kRowTiles>& softmax, const Low& low) const {
+    unsigned rows = 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        all += sum[i][half];
-        before += softmax.sum[i][half];
+        const float shift = softmax.shift[i][half];
+        if (dominates<Element>(softmax, i, half) || shift == kInfinity || low(shift)) rows |= 1u << (2 * i + half);
       }
     }
-    return ptx::vote_all(all <= fmaf(kDominance<kRowTiles>, fminf(before, kMostBefore<Element>), 1.0f));
+    rows |= ptx::shfl_xor(rows, 1);  // the four lanes of a row
+    rows |= ptx::shfl_xor(rows, 2);
+    return rows;
   }
 
   __device__ __forceinline__ void add_to(Softmax<kRowTiles>& softmax) const {

@@ -31,6 +31,7 @@
 #include "kernels/tile/global_load.h"
 #include "kernels/v2/nonfinite.h"
 #include "kernels/v2/schedule.h"
+#include "kernels/v2/seen_nonfinite.h"
 #include "kernels/v2/term_tile.h"
 
 namespace fattn::v2 {
@@ -135,18 +136,6 @@ struct StepPairs<Spec, true> {
   __device__ __forceinline__ int key_of(int n, int e) const {
     const int column = key + 8 * n + e;
     return kExact ? min(column, seqlen_k - 1) : column;
-  }
-};
-
-// VisibleKeys without the pairs that bias or mask hide, of a lane whose first row and key are these.
-template <class Spec>
-struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
-  const Terms<kPairOf<Spec>, typename Spec::Element>& terms;
-  int row, first_key, seqlen_q;
-  // Asked of keys before the row's end alone.
-  __device__ __forceinline__ bool is_before(int i, int half, int key) const {
-    return VisibleKeys<Spec::kRowTiles, Spec::kWindow>::is_before(i, half, key) ||
-           !terms.sees(min(row + 16 * i + 8 * half, seqlen_q - 1), first_key + key);
   }
 };
 
@@ -311,8 +300,8 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   };
 
-  // Where these weights dominate their rows the references are raised, and they are computed again. Scores without terms are ready to the end of the
-  // step: the references are raised for all of them at once, unless they are great, whose rest is for these weights alone.
+  // Where these weights dominate a row its reference is raised, and they are computed again. Scores without terms are ready to the end of the step:
+  // the reference is raised for all of them at once. A NaN that a term hides goes first.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
       if (!weights[chunk % 2].template are_minor<Element>(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
@@ -327,20 +316,22 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
               for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = or_lowest(s[i][2 * chunk + n][e], term[n][e]);
             }
           }
-        }
-        if constexpr (kSloped) add_terms(chunk);
-        const float its_scale = kTerms ? kLog2e : w.scale;
-        Rest<kRowTiles> its_rest;
-        if (kTerms || w.softmax.great())
-          its_rest = w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
-        else
-          its_rest = w.softmax.raise(s, 2 * chunk, kStepTiles - 2 * chunk, its_scale, w.o);
-        if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale, its_rest);
+          for (int piece = 0; piece < kPieces; ++piece) weigh(chunk, piece);
         }
-        if constexpr (kSloped) shift_sloped();
+        const unsigned rows =
+            weights[chunk % 2].template dominated<Element>(w.softmax, [](float shift) { return kTerms && kHidesLate && !(shift < -kLowestLse); });
+        if (!ptx::vote_all(rows == 0)) {
+          if constexpr (kSloped) add_terms(chunk);
+          const float its_scale = kTerms ? kLog2e : w.scale;
+          const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
+          if constexpr (kTerms && kHidesLate) look_for_low();
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece)
+            weights[chunk % 2].template weigh_some<Element>(rows, s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale,
+                                                            its_rest);
+          if constexpr (kSloped) shift_sloped();
+        }
       }
     }
     weights[chunk % 2].add_to(w.softmax);
@@ -621,16 +612,32 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   };
   // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
   const auto add_what_is_not_finite = [&](int j) {
-    const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
+    const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
     const auto [warp, lane] = ptx::thread_place();
-    const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
-    if constexpr (kPairOf<Spec>.hides()) {
-      const int row = place.row + warp * Shape::kWarpRows + lane / 4;
-      const SeenPairs<Spec> seen{visible, terms, row, j * Spec::kBlockN, p.seqlen_q};
-      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, seen, lane);
-    } else {
-      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
-    }
+    const int row = place.row + warp * Shape::kWarpRows, key = j * Spec::kBlockN;
+    const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
+    const auto sees = [&](float(&term)[2][4], int i, int chunk) {  // -Inf where it does not
+      if constexpr (kPairOf<Spec>.hides()) {
+        const auto read = [&] {
+          if constexpr (Shape::kStaged)
+            return reader.at(static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), 0);
+          else
+            return reader;
+        }();
+        const StepPairs<Spec> pairs{terms, dropout, read, row + lane / 4, key + lane % 4 * 2, p.seqlen_q, seqlen_k, 0.0f};
+        pairs.template read<true>(term, i, chunk);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!kPairOf<Spec>.hides()) term[n][e] = 0;
+          if (!visible(i, e / 2, 2 * chunk + n, e % 2)) term[n][e] = -kInfinity;
+        }
+      }
+    };
+    const unsigned tile_v = stages + stage + Shape::TileK::kBytes;
+    add_seen_nonfinite<typename Shape::TileV, typename Spec::Element, Spec::kLevel>(w.o, tile_v, w.v_address + stage, lane, sees);
     __syncthreads();
     clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
     __syncthreads();
