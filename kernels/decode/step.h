@@ -44,10 +44,9 @@ struct WarpState {
   }
 };
 
-// The addresses are this lane's in the stage. settle() is called when the references include these keys, before their values are read.
-template <class Spec, class Settle>
-__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles, false>& visible,
-                                     const Settle& settle) {
+// The addresses are this lane's in the stage.
+template <class Spec>
+__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles, false>& visible) {
   using TileK = typename Shape<Spec>::TileK;
   using TileV = typename Shape<Spec>::TileV;
   using Element = typename Spec::Element;
@@ -86,7 +85,6 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
     }
   }
   const Rest<kRowTiles> rest = w.softmax.raise(s, 0, 2 * kChunks, w.scale, w.o);
-  settle();
 
   // o += p v
   for_each<0, kChunks>([&](auto chunk) {

@@ -226,7 +226,7 @@ class Backward : BackwardScores<Spec> {
       const int own_key = first_key + key_group * kKeys + lane / 4, own_query = 16 * k + lane % 4 * 2;
       const int reach = first_query + own_query + diagonal - own_key;
       [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-      [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
+      [[maybe_unused]] const Terms<kPair, Element> terms(p, ptx::opaque(batch), head, seqlen_k());
       const bool some = seen_pairs<Element>(a, [&](int i, int half, int query) {
         const int key = 16 * i + 8 * half;
         if (ptx::ld_shared_f32(lse_at + 4 * (own_query + query)) < kLowestLse) return false;
@@ -422,7 +422,7 @@ class Backward : BackwardScores<Spec> {
             if (ptx::vote_all(found == 0)) continue;
             const int own_query = first_row + lane / 4, own_key = first_key + 16 * k + lane % 4 * 2, reach = own_query + diagonal - own_key;
             [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-            [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, step.head, seqlen_k());
+            [[maybe_unused]] const Terms<kPair, Element> terms(p, ptx::opaque(batch), step.head, seqlen_k());
             const bool some = seen_pairs<Element>(a, [&](int i, int half, int key) {
               const int query = 16 * i + 8 * half;
               if (kWindow && key < lead + query) return false;

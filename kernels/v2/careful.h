@@ -43,6 +43,7 @@ __device__ __forceinline__ bool seen_pairs(unsigned (&seen)[kRowTiles][4], const
                      high = sees(i, e % 2, inner + 1) ? kOnes<Element> & 0xffff0000u : 0u;
       seen[i][e] = low | high;
       any |= seen[i][e];
+      ptx::warp_sync();  // no need of it, but the compiler then asks for few pairs at once
     }
   }
   return !ptx::vote_all(any == 0);
