@@ -262,7 +262,7 @@ class Backward : BackwardScores<Spec> {
         clear(s);
         multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
-        if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
+        if constexpr (kCapped) cap_scores<true>(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
         const unsigned lse_at = lse_rows(stage) + 4 * query;
         if constexpr (kByDocument) {
           if (plain) {

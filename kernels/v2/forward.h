@@ -226,7 +226,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   });
 
-  if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
+  if constexpr (Spec::kCapped) cap_scores<true>(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
   // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
   constexpr bool kHidesLate = Shape::kStaged && !kExact;
   [[maybe_unused]] const auto look_for_low = [&] {
