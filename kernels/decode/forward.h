@@ -190,7 +190,7 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
           for (int e = 0; e < 4; ++e) term[n][e] = visible(i, e / 2, 2 * chunk + n, e % 2) ? 0.0f : -kInfinity;
         }
       };
-      v2::add_seen_nonfinite<TileV, typename Spec::Element, 80>(w.o, tile_v, stage + lane_v, lane, sees);
+      v2::add_seen_nonfinite<TileV, typename Spec::Element, 80>(w.o, tile_v, stage + lane_v, sees);
       team_sync();
       v2::clear_copied_nonfinite<typename S::CopyV, TileV, typename Spec::Element>(tile_v);
       team_sync();

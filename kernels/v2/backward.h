@@ -173,7 +173,6 @@ class Backward : BackwardScores<Spec> {
     for (int j = 0; j < kSpan / 16; ++j) {
       unsigned b[4];
       load(b, j);
-      ptx::warp_sync();  // no need of it, but the compiler then takes fewer operands at once
 #pragma unroll
       for (unsigned& pair : b) pair = nonfinite_halves<Element>(pair) & kOnes<Element>;
 #pragma unroll
@@ -185,6 +184,7 @@ class Backward : BackwardScores<Spec> {
 #pragma unroll
           for (int e = 0; e < 4; ++e)
             if (count[e] != 0) d[i][2 * j + n][e] = kNan;
+          ptx::warp_sync();  // no need of it, but the compiler then has fewer operands and counts at once
         }
     }
   }

@@ -613,10 +613,10 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
   const auto add_what_is_not_finite = [&](int j) {
     const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
-    const auto [warp, lane] = ptx::thread_place();
-    const int row = place.row + warp * Shape::kWarpRows, key = j * Spec::kBlockN;
-    const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
-    const auto sees = [&](float(&term)[2][4], int i, int chunk) {  // -Inf where it does not
+    const auto sees = [&](float(&term)[2][4], int i, int chunk) {  // -Inf where it does not; nothing of it is kept in registers
+      const auto [warp, lane] = ptx::thread_place();
+      const int row = place.row + warp * Shape::kWarpRows, key = j * Spec::kBlockN;
+      const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
       if constexpr (kPairOf<Spec>.hides()) {
         const auto read = [&] {
           if constexpr (Shape::kStaged)
@@ -637,7 +637,7 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       }
     };
     const unsigned tile_v = stages + stage + Shape::TileK::kBytes;
-    add_seen_nonfinite<typename Shape::TileV, typename Spec::Element, Spec::kLevel>(w.o, tile_v, w.v_address + stage, lane, sees);
+    add_seen_nonfinite<typename Shape::TileV, typename Spec::Element, Spec::kLevel>(w.o, tile_v, w.v_address + stage, sees);
     __syncthreads();
     clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
     __syncthreads();

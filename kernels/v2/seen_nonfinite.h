@@ -5,6 +5,7 @@
 #include "kernels/constants.h"
 #include "kernels/ptx/ldmatrix.h"
 #include "kernels/ptx/math.h"
+#include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/fragment.h"
@@ -26,8 +27,7 @@ __device__ __forceinline__ unsigned marks_of(unsigned x, bool minus) {
 // Adds the Inf and NaN of a block of values to the rows that see them, as if with weight 1: the sign is all that a weight leaves of them. v_address:
 // this lane's of the tile's first key. sees(term, row tile, 16 keys) makes term -Inf where a pair is hidden, in the layout of accumulators.
 template <class Tile, class Element, int kLevel, int kRowTiles, int kOutTiles, class Sees>
-__device__ __forceinline__ void add_seen_nonfinite(float (&o)[kRowTiles][kOutTiles][4], unsigned tile_v, unsigned v_address, int lane,
-                                                   const Sees& sees) {
+__device__ __forceinline__ void add_seen_nonfinite(float (&o)[kRowTiles][kOutTiles][4], unsigned tile_v, unsigned v_address, const Sees& sees) {
   bool done = true;  // NaN stays as it is
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -40,7 +40,8 @@ __device__ __forceinline__ void add_seen_nonfinite(float (&o)[kRowTiles][kOutTil
   if (ptx::vote_all(done)) return;
 #pragma unroll 1
   for (int chunk = 0; chunk < Tile::kRows / 16; ++chunk) {
-    if (ptx::vote_all(!share_nonfinite<Element>(tile_v + static_cast<unsigned>(chunk * 16 * Tile::kRowBytes), 16 * Tile::kRowBytes, lane, 32)))
+    if (ptx::vote_all(!share_nonfinite<Element>(tile_v + static_cast<unsigned>(chunk * 16 * Tile::kRowBytes), 16 * Tile::kRowBytes,
+                                                ptx::thread_place().lane, 32)))
       continue;
     unsigned seen[kRowTiles][4], any = 0;
 #pragma unroll
@@ -66,7 +67,6 @@ __device__ __forceinline__ void add_seen_nonfinite(float (&o)[kRowTiles][kOutTil
         constexpr int kD = decltype(d)::value;
         unsigned v[4];
         ptx::ldmatrix_x4_trans(v, Tile::template advance<2 * kD>(v_address) + static_cast<unsigned>(chunk * 16 * Tile::kRowBytes));
-        ptx::warp_sync();  // no need of it, but the compiler then takes fewer operands at once
 #pragma unroll
         for (int i = 0; i < 4; ++i) v[i] = marks_of<Element>(v[i], sign != 0);
 #pragma unroll
@@ -78,6 +78,7 @@ __device__ __forceinline__ void add_seen_nonfinite(float (&o)[kRowTiles][kOutTil
 #pragma unroll
             for (int e = 0; e < 4; ++e)
               if (count[e] != 0) o[i][2 * kD + n][e] += added;
+            ptx::warp_sync();  // no need of it, but the compiler then has fewer operands and counts at once
           }
         }
       });
