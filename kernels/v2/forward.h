@@ -72,6 +72,7 @@ struct WarpState {
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
   unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
   float scale, score_factor;
+  float rest;  // Rest::packed() of the last references that were raised, until sums and o have it back
   // With dropout: which pairs stay, of block kept_of of its random numbers, which may be several steps.
   unsigned kept[kRowTiles];
   int kept_of;
@@ -84,6 +85,7 @@ struct WarpState {
     if constexpr (kPairOf<Spec>.dropout) kept_of = -1;
     if constexpr (kPairOf<Spec>.hides()) low = true;
     softmax.start();
+    rest = 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -92,6 +94,13 @@ struct WarpState {
         for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
       }
     }
+  }
+
+  // Before weights of other keys than those whose references were raised are added.
+  __device__ __forceinline__ void give_back() {
+    if (ptx::vote_all(rest == 0)) return;
+    softmax.give_back(rest, o);
+    rest = 0;
   }
 };
 
@@ -273,7 +282,9 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-    rest = w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
+    w.give_back();
+    rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
+    w.rest = rest.packed();
     if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
@@ -304,7 +315,8 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   // the reference is raised for all of them at once. A NaN that a term hides goes first.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
-      if (!weights[chunk % 2].template are_minor<Element>(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+      if (!weights[chunk % 2].template are_minor<Element>(w.softmax, w.rest) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+        w.give_back();
         if constexpr (kTerms && kHidesLate) {
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
@@ -325,6 +337,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
           if constexpr (kSloped) add_terms(chunk);
           const float its_scale = kTerms ? kLog2e : w.scale;
           const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
+          w.rest = its_rest.packed();
           if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
           for (int piece = 0; piece < kPieces; ++piece)
@@ -380,6 +393,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
   const unsigned tile_o = tile_q + static_cast<unsigned>(warp_row * kPitch);
   ptx::warp_sync();  // after the warp's last reads of queries
 
+  w.give_back();
 #pragma unroll
   for (int i = 0; i < Spec::kRowTiles; ++i) {
 #pragma unroll
