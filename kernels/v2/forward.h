@@ -23,6 +23,7 @@
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
 #include "kernels/score.h"
 #include "kernels/sequence.h"
 #include "kernels/softmax.h"
@@ -487,8 +488,14 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   const auto* q =
       static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
-  const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
-  const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
+  // Where a sequence begins is read from memory, and would take each lane's registers.
+  const auto of_all = [](const unsigned short* x) {
+    if constexpr (kPairOf<Spec>.packed && Spec::kLevel >= 80) return ptx::uniform(x);
+    else
+      return x;
+  };
+  const auto* k = of_all(static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head);
+  const auto* v = of_all(static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head);
 
   [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
   [[maybe_unused]] const unsigned term_tiles = tile_q + Shape::kSharedBytes;
