@@ -490,7 +490,8 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
       static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
   // Where a sequence begins is read from memory, and would take each lane's registers.
   const auto of_all = [](const unsigned short* x) {
-    if constexpr (kPairOf<Spec>.packed && Spec::kLevel >= 80) return ptx::uniform(x);
+    if constexpr (kPairOf<Spec>.packed && Spec::kLevel >= 80)
+      return ptx::uniform(x);
     else
       return x;
   };
