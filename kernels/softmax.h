@@ -38,6 +38,7 @@ struct Rest {
   // In one register: of the four lanes of a row each has what belongs to one of its rows.
   __device__ __forceinline__ float packed() const {
     static_assert(kRowTiles <= 2);
+    const int place = ptx::opaque(static_cast<int>(threadIdx.x)) % 4;  // found again, not kept in a register
     float mine = 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
@@ -45,7 +46,7 @@ struct Rest {
       for (int half = 0; half < 2; ++half) {
         // Of what is opaque the compiler does not make an element by its number, for which it would put them into local memory.
         const float its = __uint_as_float(ptx::opaque(__float_as_uint(of[i][half])));
-        if (static_cast<int>(threadIdx.x) % 4 == 2 * i + half) mine = given(its);
+        if (place == 2 * i + half) mine = given(its);
       }
     }
     return mine;
@@ -139,7 +140,7 @@ struct Softmax {
   // Brings sums and o back to the unit of the references, from the one that lacks Rest::packed(). Rows that lack nothing keep their bits.
   template <int kOutTiles>
   __device__ __forceinline__ void give_back(float packed, float (&o)[kRowTiles][kOutTiles][4]) {
-    const int first = static_cast<int>(threadIdx.x) % 32 / 4 * 4;
+    const int first = ptx::opaque(static_cast<int>(threadIdx.x)) % 32 / 4 * 4;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll

@@ -163,6 +163,8 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   constexpr float kLn2 = 0.693147180559945309f;
   constexpr bool kSloped = kTerms && !kExact && kPairOf<Spec>.alibi && !kPairOf<Spec>.hides();
 
+  if constexpr (kExact) w.give_back();  // while no scores take registers
+
   // s = q k^T
   const unsigned q_address = ptx::opaque(w.q_address);
   float s[kRowTiles][kStepTiles][4];
@@ -283,7 +285,6 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-    w.give_back();
     rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
     w.rest = rest.packed();
     if constexpr (kTerms && Shape::kStaged) look_for_low();
