@@ -33,17 +33,20 @@ __device__ __forceinline__ unsigned without_nonfinite(unsigned pair) {
 // The A operand of a product that counts: 1 where sees(row tile, half, inner index from this lane's first), else 0. Whether there is a 1 in the warp.
 template <class Element, int kRowTiles, class Sees>
 __device__ __forceinline__ bool seen_pairs(unsigned (&seen)[kRowTiles][4], const Sees& sees) {
-  unsigned any = 0;
+  static_assert(kRowTiles <= 4);
+  unsigned any = 0;  // two bits for each register
+#pragma unroll 1     // what sees() asks for takes many registers
+  for (int at = 0; at < 4 * kRowTiles; ++at) {
+    const int i = at / 4, half = at % 2, inner = at / 2 % 2 * 8;
+    const unsigned low = sees(i, half, inner) ? 1 : 0, high = sees(i, half, inner + 1) ? 2 : 0;
+    any |= (low | high) << 2 * at;
+  }
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int inner = e / 2 * 8;
-      const unsigned low = sees(i, e % 2, inner) ? kOnes<Element> & 0xffffu : 0u,
-                     high = sees(i, e % 2, inner + 1) ? kOnes<Element> & 0xffff0000u : 0u;
-      seen[i][e] = low | high;
-      any |= seen[i][e];
-      ptx::warp_sync();  // no need of it, but the compiler then asks for few pairs at once
+      const unsigned bits = any >> (8 * i + 2 * e);
+      seen[i][e] = ((bits & 1) != 0 ? kOnes<Element> & 0xffffu : 0u) | ((bits & 2) != 0 ? kOnes<Element> & 0xffff0000u : 0u);
     }
   }
   return !ptx::vote_all(any == 0);
