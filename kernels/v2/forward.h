@@ -163,7 +163,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   constexpr float kLn2 = 0.693147180559945309f;
   constexpr bool kSloped = kTerms && !kExact && kPairOf<Spec>.alibi && !kPairOf<Spec>.hides();
 
-  if constexpr (kExact) w.give_back();  // while no scores take registers
+  if constexpr (kExact && (Spec::kWindow || kPairOf<Spec>.alibi)) w.give_back();  // elsewhere masked steps come first
 
   // s = q k^T
   const unsigned q_address = ptx::opaque(w.q_address);
@@ -286,7 +286,6 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
       }
     }
     rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
-    w.rest = rest.packed();
     if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
@@ -378,6 +377,10 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     });
     if constexpr (kMore) settle(kChunk + 1);
   });
+  if constexpr (kExact) {  // while no scores take registers
+    w.rest = rest.packed();
+    w.give_back();
+  }
 }
 
 // Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
