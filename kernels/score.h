@@ -14,21 +14,27 @@ __device__ __forceinline__ const FeatureParams& features_of(const AttentionParam
 // All lanes of a warp together. While none of their scores reaches half of softcap, tanh is an odd polynomial (minimax on [0, 0.5], relative error
 // 7e-7), which costs no turn of the unit that the exponentials wait for. Otherwise 1 - 2 / (1 + exp(2 x)), whose error of 2^-22 is that of the
 // largest of these scores. tanh.approx is off by up to 2^-11 of a score: with a softcap of 50 by 2.4 % of a weight.
-template <int kCount>
+//
+// kEach: each score has its formula by itself, so that one that a row does not see changes no bit of the row; else all have that of the greatest.
+template <bool kEach = false, int kCount>
 __device__ __forceinline__ void cap_scores(float (&s)[kCount], float factor) {
   constexpr float kPolynomialTo = 0.5f * kTanhUnit, kTwoLog2e = 2.88539008177792681f / kTanhUnit;
+  const auto polynomial = [](float x) {
+    const float y = kEach ? __fmul_rn(x, x) : x * x;  // the same in both branches
+    return x * fmaf(y, fmaf(y, 1.22009599f - y, -1.26610875f), 1.56037021f);
+  };
   float greatest = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) greatest = fmaxf(greatest, fabsf(s[i]));  // passes over NaN, which stays NaN either way
   if (ptx::vote_all(greatest * fabsf(factor) <= kPolynomialTo)) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float x = s[i] * factor, y = x * x;
-      s[i] = x * fmaf(y, fmaf(y, 1.22009599f - y, -1.26610875f), 1.56037021f);
-    }
+    for (int i = 0; i < kCount; ++i) s[i] = polynomial(s[i] * factor);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(s[i] * factor * kTwoLog2e)), 1.0f);
+    for (int i = 0; i < kCount; ++i) {
+      const float x = s[i] * factor, exact = fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(x * kTwoLog2e)), 1.0f);
+      s[i] = kEach && fabsf(x) <= kPolynomialTo ? polynomial(x) : exact;
+    }
   }
 }
 

@@ -75,4 +75,7 @@ void add_lse_gradients(Table& table);
 void add_packed_sequences(Table& table);
 void add_documents(Table& table);
 
+// testing/cases_nonfinite.cpp
+void add_many_nonfinite(Table& table);
+
 }  // namespace fattn::testing

@@ -17,7 +17,7 @@ bool Case::has_scores() const {
 
 bool Case::meant_nonfinite() const {
   return inputs == Inputs::kNanQuery || inputs == Inputs::kNanValue || inputs == Inputs::kInfKey || inputs == Inputs::kNanGradient ||
-         inputs == Inputs::kSpoiltValues || inputs == Inputs::kMinusInfKeys;
+         inputs == Inputs::kSpoiltValues || inputs == Inputs::kMinusInfKeys || inputs == Inputs::kManyNonfinite;
 }
 
 double Case::flops() const {
@@ -53,6 +53,7 @@ const std::vector<Case>& all_cases() {
       add_lse_gradients(table);
       add_packed_sequences(table);
       add_documents(table);
+      add_many_nonfinite(table);
       const std::vector<Case> some = table.take();
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -148,6 +149,7 @@ const char* name_of(Inputs inputs) {
     case Inputs::kNanGradient: return "nan_gradient";
     case Inputs::kSpoiltValues: return "spoilt_values";
     case Inputs::kMinusInfKeys: return "minus_inf_keys";
+    case Inputs::kManyNonfinite: return "many_nonfinite";
   }
   return "unknown";
 }

@@ -21,21 +21,22 @@ enum class Layout {
 
 // What the numbers are. v and dout are N(0, 1) unless said otherwise.
 enum class Inputs {
-  kNormal,        // N(0, 1)
-  kHugeLogits,    // scaled scores of about +-2000
-  kConstant,      // all of q and k is one number: every weight is the same
-  kDominantKey,   // one key in the middle takes nearly all the weight of every row
-  kRising,        // scores grow along the keys: the running maximum of an online softmax changes in every block
-  kSigma2,        // q, k and v are 2 N(0, 1): some keys of a row have most of its weight
-  kSigma3,        // 3 N(0, 1)
-  kTiny,          // 1e-5 N(0, 1), v and dout too: subnormal in fp16
-  kOffset,        // v and dout are 3 + N(0, 1): sums do not cancel
-  kNanQuery,      // one row of q holds a NaN
-  kNanValue,      // v holds a NaN at one key
-  kInfKey,        // k holds +Inf at one key
-  kNanGradient,   // one row of dout holds a NaN
-  kSpoiltValues,  // v holds NaN, Inf and -Inf at many keys, of all blocks, in many columns
-  kMinusInfKeys,  // the first half of k makes scores of -Inf: a row that sees nothing else is empty
+  kNormal,         // N(0, 1)
+  kHugeLogits,     // scaled scores of about +-2000
+  kConstant,       // all of q and k is one number: every weight is the same
+  kDominantKey,    // one key in the middle takes nearly all the weight of every row
+  kRising,         // scores grow along the keys: the running maximum of an online softmax changes in every block
+  kSigma2,         // q, k and v are 2 N(0, 1): some keys of a row have most of its weight
+  kSigma3,         // 3 N(0, 1)
+  kTiny,           // 1e-5 N(0, 1), v and dout too: subnormal in fp16
+  kOffset,         // v and dout are 3 + N(0, 1): sums do not cancel
+  kNanQuery,       // one row of q holds a NaN
+  kNanValue,       // v holds a NaN at one key
+  kInfKey,         // k holds +Inf at one key
+  kNanGradient,    // one row of dout holds a NaN
+  kSpoiltValues,   // v holds NaN, Inf and -Inf at many keys, of all blocks, in many columns
+  kMinusInfKeys,   // the first half of k makes scores of -Inf: a row that sees nothing else is empty
+  kManyNonfinite,  // NaN, Inf and -Inf in most columns of some of the first rows of q and dout and of some of the last keys of k and v
 };
 
 // The shape of a bias or of a mask, (batch, nheads, seqlen_q, seqlen_k) but for what it is the same for.

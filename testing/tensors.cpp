@@ -343,6 +343,19 @@ CaseInputs make_inputs(const Case& c) {
       }
       break;
     case Inputs::kMinusInfKeys: lead(1.0, [&](int64_t j) { return j < middle_k ? -infinity : 0.0; }); break;
+    case Inputs::kManyNonfinite: {
+      const auto spoil = [&](Dense& x, int64_t row, int64_t seqlen, int64_t width) {
+        if (row < 0 || row >= seqlen) return;
+        const double values[] = {nan, infinity, -infinity};
+        for (int64_t i = 0; i < width; ++i)
+          if ((row + i) % 4 != 3) x[static_cast<size_t>(row * width + i)] = values[(row + i) % 4];
+      };
+      for (int64_t row : {0, 3, 21}) spoil(q, row, c.seqlen_q, c.nheads * c.headdim);
+      for (int64_t row : {1, 30}) spoil(dout, row, c.seqlen_q, c.nheads * c.headdim_v);
+      for (int64_t key : {1, 2, 40}) spoil(k, c.seqlen_k - key, c.seqlen_k, c.nheads_k * c.headdim);
+      for (int64_t key : {1, 3, 70}) spoil(v, c.seqlen_k - key, c.seqlen_k, c.nheads_k * c.headdim_v);
+      break;
+    }
     case Inputs::kNormal:
     case Inputs::kSigma2:
     case Inputs::kSigma3:

@@ -168,43 +168,75 @@ void dbias_zero(const void* argument) {
         std::fill_n(p.dbias + n * p.dbias_strides.batch + h * p.dbias_strides.head + i * p.dbias_strides.row, p.seqlen_k, 0.0f);
 }
 
-int finish_launches = 0;
+int finish_launches = 0, clean_launches = 0;
+
+void clean(const void* argument) {
+  StandardCleanParams p;
+  std::memcpy(&p, argument, sizeof p);
+  ++clean_launches;
+  const int64_t blocks = (p.seqlen + kStandardCleanRows - 1) / kStandardCleanRows;
+  const int64_t heads = int64_t{p.batch} * p.heads;
+  std::fill_n(p.spoilt, heads * blocks, 0ull);
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t row = 0; row < p.seqlen; ++row) {
+      const float* from = static_cast<const float*>(p.from) + place(p.strides, head / p.heads, row, head % p.heads);
+      float* to = static_cast<float*>(p.to) + (head * p.seqlen + row) * p.pitch;
+      std::vector<unsigned> plus(static_cast<size_t>(p.words)), minus = plus;
+      bool spoilt = false;
+      for (int column = 0; column < p.pitch; ++column) {
+        const float x = column < p.width ? from[column] : 0.0f;
+        to[column] = std::isfinite(x) ? x : 0.0f;
+        if (std::isfinite(x)) continue;
+        spoilt = true;
+        if (!(x < 0)) plus[static_cast<size_t>(column / 32)] |= 1u << column % 32;
+        if (!(x > 0)) minus[static_cast<size_t>(column / 32)] |= 1u << column % 32;
+      }
+      if (!spoilt) continue;
+      p.spoilt[head * blocks + row / kStandardCleanRows] |= 1ull << row % kStandardCleanRows;
+      unsigned* marks = p.marks + (head * p.seqlen + row) * 2 * p.words;
+      std::copy(plus.begin(), plus.end(), marks);
+      std::copy(minus.begin(), minus.end(), marks + p.words);
+    }
+}
 
 template <bool kQueries>
 void finish(const void* argument) {
   StandardFinishParams p;
   std::memcpy(&p, argument, sizeof p);
   ++finish_launches;
-  const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
+  const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k, others = kQueries ? p.mask.seqlen_k : p.mask.seqlen_q;
+  const int64_t blocks = (others + kStandardCleanRows - 1) / kStandardCleanRows;
   for (int64_t number = 0; number < p.rows; ++number) {
     const int64_t index = number % seqlen, head = number / seqlen % p.heads, batch = number / seqlen / p.heads;
     float* out = static_cast<float*>(p.out) + place(p.out_strides, batch, index, head);
-    bool nan = p.all != 0;
-    for (int column = 0; column < p.width; ++column) {
-      if (p.sums && p.all == 0) out[column] = p.sums[((batch * seqlen + index) * p.heads + head) * p.width + column];
-      nan = nan || std::isnan(out[column]);
-    }
-    const Head own(p.pairs, p.mask, batch, kQueries ? head : head * p.group);
-    const bool may_hide =
-        own.keys < p.mask.seqlen_k || own.mask.ends() || own.mask.begins() || p.pairs.bias || p.pairs.pair_mask || p.pairs.document_q;
-    if (!nan || own.lost() || (p.all == 0 && !may_hide)) continue;
-    std::vector<float> sum(static_cast<size_t>(p.width));
+    const float none = Head(p.pairs, p.mask, batch, head).lost() ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+    for (int column = 0; column < p.width; ++column)
+      if (p.sums || p.all != 0) out[column] = p.all != 0 ? none : p.sums[((batch * seqlen + index) * p.heads + head) * p.width + column];
+    if (!p.spoilt) continue;
     bool weighed = !kQueries || p.lse;
+    if (!weighed) {
+      const float* weights = static_cast<const float*>(p.matrix.data) + place(p.matrix.strides, batch, index, head);
+      for (int64_t key = 0; key < others; ++key) weighed = weighed || !(weights[key] == 0 && std::signbit(weights[key]));
+    }
     const auto add = [&](int64_t query_head, int64_t query, int64_t key) {
-      if (!Head(p.pairs, p.mask, batch, query_head).sees(query, key)) return;
+      if (!weighed || !Head(p.pairs, p.mask, batch, query_head).sees(query, key)) return;
       if (p.lse && p.lse[place(p.lse_strides, batch, query, query_head)] < kLowestLse) return;
-      const float pair = static_cast<const float*>(p.matrix.data)[place(p.matrix.strides, batch, query, query_head) + key];
-      weighed = weighed || !(pair == 0 && std::signbit(pair));
-      const float* other = static_cast<const float*>(p.other) +
-                           (kQueries ? place(p.other_strides, batch, key, query_head / p.group) : place(p.other_strides, batch, query, query_head));
-      for (size_t d = 0; d < sum.size(); ++d) sum[d] += pair * other[d];
+      const int64_t row = kQueries ? key : query,
+                    other = kQueries ? batch * (p.heads / p.group) + query_head / p.group : batch * p.heads * p.group + query_head;
+      if ((p.spoilt[other * blocks + row / kStandardCleanRows] >> row % kStandardCleanRows & 1) == 0) return;
+      const unsigned* marks = p.marks + (other * others + row) * 2 * p.words;
+      for (int column = 0; column < p.width; ++column) {
+        const bool plus = (marks[column / 32] >> column % 32 & 1) != 0, minus = (marks[p.words + column / 32] >> column % 32 & 1) != 0;
+        if ((plus || minus) && p.keeps_sign == 0) out[column] = std::numeric_limits<float>::quiet_NaN();
+        if (plus) out[column] += kInf;
+        if (minus) out[column] -= kInf;
+      }
     };
     if (kQueries)
       for (int key = 0; key < p.mask.seqlen_k; ++key) add(head, index, key);
     else
       for (int64_t h = head * p.group; h < (head + 1) * p.group; ++h)
         for (int query = 0; query < p.mask.seqlen_q; ++query) add(h, query, index);
-    for (size_t d = 0; d < sum.size(); ++d) out[d] = weighed ? p.factor * sum[d] : 0;
   }
 }
 
@@ -215,11 +247,12 @@ class CudaStandard : public ::testing::Test {
     stub().kernel("fattn_std_softmax", softmax, sizeof(StandardRowsParams));
     stub().kernel("fattn_std_gradient", gradient, sizeof(StandardRowsParams));
     stub().kernel("fattn_v2_dbias_zero", dbias_zero, sizeof(PairParams));
+    stub().kernel("fattn_std_clean", clean, sizeof(StandardCleanParams));
     stub().kernel("fattn_std_finish_queries", finish<true>, sizeof(StandardFinishParams));
     stub().kernel("fattn_std_finish_keys", finish<false>, sizeof(StandardFinishParams));
     set_blas("workspace", 0);
     set_blas("needs", 1);
-    softmax_launches = finish_launches = 0;
+    softmax_launches = finish_launches = clean_launches = 0;
   }
   const test::CacheFolder folder_;
 };
@@ -280,6 +313,7 @@ TEST_F(CudaStandard, TableOfCases) {
   EXPECT_GT(passed, 350);
   EXPECT_GT(softmax_launches, 100);
   EXPECT_GT(finish_launches, 100);
+  EXPECT_GT(clean_launches, 100);
 }
 
 TEST_F(CudaStandard, PlanSaysWhatItTakes) {
@@ -317,7 +351,8 @@ TEST_F(CudaStandard, WeightsAreReturned) {
   Options options = standard();
   options.algorithm = Algorithm::kAuto;
   options.causal = true;
-  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), 0u) << "the caller's memory is all that is needed";
+  constexpr size_t kCopy = 3072 + 256 + 768;  // v without Inf and NaN, and notes of them
+  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), kCopy) << "the weights are in the caller's memory";
   forward(t.forward, options);
   std::vector<float> weights(2 * 2 * 24 * 24);
   const auto fetch = [&] { check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, weights.data(), t.forward.weights.data(), weights.size() * 4, nullptr)); };
@@ -328,7 +363,7 @@ TEST_F(CudaStandard, WeightsAreReturned) {
   // With other strides, and a row that begins at no multiple of 16 bytes.
   t.forward.weights =
       Tensor(nullptr, DType::kF32, {2, 2, 24, 24}, {24 * 50, 25, 50, 1}).on(Device::kCuda, 0, t.make(DType::kF32, {2, 24, 50}, 1).data());
-  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), 0u);
+  EXPECT_EQ(Plan(t.forward, options).workspace_bytes(), kCopy);
   forward(t.forward, options);
   check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, weights.data(), t.forward.weights.data(), 24 * 50 * 4, nullptr));
   EXPECT_FLOAT_EQ(weights[5 * 50 + 25 + 5], 1.0f / 6);

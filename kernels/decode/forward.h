@@ -11,8 +11,8 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/special_registers.h"
-#include "kernels/v2/careful.h"
 #include "kernels/v2/nonfinite.h"
+#include "kernels/v2/seen_nonfinite.h"
 #include "shared/attention_params.h"
 #include "shared/decode_work.h"
 
@@ -178,16 +178,24 @@ __device__ __forceinline__ void forward(const AttentionParams& p, const DecodeWo
       }
       return visible;
     };
-    step<Spec>(w, stage + lane_k, stage + lane_v, visible_from(lane % 4 * 2), [&] {
-      // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
-      if (key + Spec::kBlockN <= first_end || first_end == last_end) return;
-      const unsigned tile_v = stage + TileK::kBytes;
-      if (ptx::vote_all(!v2::share_nonfinite<typename Spec::Element>(tile_v, TileV::kBytes, lane, 32))) return;  // of all: the team is of one mind
-      v2::add_nonfinite<TileV, typename Spec::Element>(w.o, tile_v, visible_from(0), lane);
+    // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
+    const unsigned tile_v = stage + TileK::kBytes;
+    const bool hides = key + Spec::kBlockN > first_end && first_end != last_end;  // of all: the team is of one mind
+    if (hides && !ptx::vote_all(!v2::share_nonfinite<typename Spec::Element>(tile_v, TileV::kBytes, lane, 32))) [[unlikely]] {
+      const VisibleKeys<Spec::kRowTiles, false> visible = visible_from(lane % 4 * 2);
+      const auto sees = [&](float(&term)[2][4], int i, int chunk) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) term[n][e] = visible(i, e / 2, 2 * chunk + n, e % 2) ? 0.0f : -kInfinity;
+        }
+      };
+      v2::add_seen_nonfinite<TileV, typename Spec::Element, 80>(w.o, tile_v, stage + lane_v, sees);
       team_sync();
       v2::clear_copied_nonfinite<typename S::CopyV, TileV, typename Spec::Element>(tile_v);
       team_sync();
-    });
+    }
+    step<Spec>(w, stage + lane_k, stage + lane_v, visible_from(lane % 4 * 2));
     team_sync();
     if (next >= first) load(next, stage);
     ptx::cp_async_commit();

@@ -44,10 +44,9 @@ struct WarpState {
   }
 };
 
-// The addresses are this lane's in the stage. settle() is called when the references include these keys, before their values are read.
-template <class Spec, class Settle>
-__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles, false>& visible,
-                                     const Settle& settle) {
+// The addresses are this lane's in the stage.
+template <class Spec>
+__device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, unsigned v_address, const VisibleKeys<Spec::kRowTiles, false>& visible) {
   using TileK = typename Shape<Spec>::TileK;
   using TileV = typename Shape<Spec>::TileV;
   using Element = typename Spec::Element;
@@ -85,8 +84,7 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
       for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
     }
   }
-  const Rest<kRowTiles> rest = w.softmax.raise(s, 0, 2 * kChunks, w.scale, w.o);
-  settle();
+  const Rest<kRowTiles> rest = w.softmax.template raise<true>(s, 0, 2 * kChunks, w.scale, w.o);
 
   // o += p v
   for_each<0, kChunks>([&](auto chunk) {
@@ -109,6 +107,9 @@ __device__ __forceinline__ void step(WarpState<Spec>& w, unsigned k_address, uns
       }
     });
   });
+  const float lacked = rest.packed();
+  if (!ptx::vote_all(lacked == 0)) [[unlikely]]
+    w.softmax.give_back(lacked, w.o);
 }
 
 }  // namespace fattn::decode

@@ -47,6 +47,13 @@ __device__ __forceinline__ int uniform(int x) {
   return d;
 }
 
+template <class T>
+__device__ __forceinline__ const T* uniform(const T* x) {
+  const auto bits = reinterpret_cast<unsigned long long>(x);
+  const auto low = static_cast<unsigned>(uniform(static_cast<int>(bits))), high = static_cast<unsigned>(uniform(static_cast<int>(bits >> 32)));
+  return reinterpret_cast<const T*>(static_cast<unsigned long long>(high) << 32 | low);
+}
+
 __device__ __forceinline__ void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 }  // namespace fattn::ptx

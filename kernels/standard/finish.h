@@ -1,5 +1,6 @@
-// Algorithm standard: rows of an output after its product. Sums over a group of heads get their dtype; a row with a NaN that may come from a hidden
-// pair, whose weight of 0 the product took times a NaN or Inf, is computed again from what it sees. Few rows are, so that is small rather than fast.
+// Algorithm standard: rows of an output after its product. Sums over a group of heads get their dtype; Inf and NaN that the product did not meet
+// (kernels/standard/clean.h) go to the rows that see them. A row asks once for all of its columns, and as often whatever there is: notes of what it
+// sees, a bit a column, are or-ed.
 //
 // Spec: Element, kAligned, kQueries (a row is a query: o, dq; else a key: dk, dv), kThreads, and kPair with features that hide pairs.
 #pragma once
@@ -14,7 +15,7 @@ namespace fattn::standard {
 template <class Spec>
 class FinishRows {
   using Element = typename Spec::Element;
-  static constexpr int kWidth = kUnit<Element>;
+  static constexpr int kWidth = kUnit<Element>, kWords = 8;  // of 32 columns, at once
   static constexpr PairFeatures kPair = kPairOf<Spec>;
   using HeadTerms = Terms<kPair, BiasElement<Element>>;
 
@@ -30,66 +31,108 @@ class FinishRows {
     __device__ long long in(const StandardStrides& s) const { return batch * s.batch + head * s.head + index * s.row; }
   };
 
-  __device__ static float pair(const StandardFinishParams& p, long long batch, int head, int query, int key) {
-    const StandardStrides& s = p.matrix.strides;
-    return widened<Element>(static_cast<const Bits<Element>*>(p.matrix.data)[batch * s.batch + head * s.head + query * s.row + key]);
-  }
-  __device__ static float other(const StandardFinishParams& p, long long batch, int head, int row, int column) {
-    const StandardStrides& s = p.other_strides;
-    return widened<Element>(static_cast<const Bits<Element>*>(p.other)[batch * s.batch + head * s.head + row * s.row + column]);
-  }
-  __device__ static float lse_of(const StandardFinishParams& p, long long batch, int head, int query) {
+  // Columns where the row sees NaN or Inf, and NaN or -Inf: of a lane's own, then of all.
+  struct Seen {
+    unsigned plus[kWords], minus[kWords];
+  };
+
+  __device__ static bool has_gradient(const StandardFinishParams& p, long long batch, int head, int query) {
     const StandardStrides& s = p.lse_strides;
-    return p.lse[batch * s.batch + head * s.head + query * s.row];
+    return !(p.lse[batch * s.batch + head * s.head + query * s.row] < kLowestLse);
   }
 
-  __device__ static float column_of_query(const StandardFinishParams& p, const Place& at, int column) {
-    float sum = 0;
-    bool weighed = false;  // whether a pair has a weight: forward a row without, of scores of -inf, is empty
-    const EntryKeys<kPair> entry(p.pairs, p.mask, at.batch);
-    if (entry.lost) return __uint_as_float(0x7fffffffu);
-    const int keys = entry.count;
+  // Of the head `head` of queries: 32 words from `first_word` on, or less. Whether there may be anything.
+  __device__ static bool look(const StandardFinishParams& p, const Place& at, int head, int first_word, int lane, Seen& seen) {
+    const int keys = EntryKeys<kPair>(p.pairs, p.mask, at.batch).count;
+    if (!Spec::kQueries && at.index >= keys) return false;
     const core::Mask32 mask = mask_of(p.mask, keys);
-    const HeadTerms terms(p.pairs, static_cast<int>(at.batch), at.head, keys);
-    for (int key = mask.visible_begin(at.index); key < mask.visible_end(at.index); ++key) {
-      if (kPair.hides() && !terms.sees(at.index, key)) continue;
-      const float weight = pair(p, at.batch, at.head, at.index, key);
-      weighed = weighed || (kPair.dropout ? __float_as_uint(weight) != 0x80000000u : weight != 0);
-      sum += weight * other(p, at.batch, at.head / p.group, key, column);
-    }
-    const bool empty = p.lse ? lse_of(p, at.batch, at.head, at.index) < kLowestLse : !weighed;
-    return empty ? 0.0f : sum;
-  }
-  __device__ static float column_of_key(const StandardFinishParams& p, const Place& at, int column) {
-    const EntryKeys<kPair> entry(p.pairs, p.mask, at.batch);
-    if (entry.lost) return __uint_as_float(0x7fffffffu);
-    const int keys = entry.count;
-    const core::Mask32 mask = mask_of(p.mask, keys);
-    float sum = 0;
-    if (at.index >= keys) return sum;
-    for (int head = at.head * p.group; head < (at.head + 1) * p.group; ++head) {
+    const int begin = Spec::kQueries ? mask.visible_begin(at.index) : mask.first_row(at.index);
+    const int end = Spec::kQueries ? mask.visible_end(at.index) : mask.row_end(at.index);
+    const int rows = Spec::kQueries ? p.mask.seqlen_k : p.mask.seqlen_q, blocks = (rows + kStandardCleanRows - 1) / kStandardCleanRows;
+    const long long other = Spec::kQueries ? at.batch * (p.heads / p.group) + head / p.group : at.batch * (p.heads * p.group) + head;
+    const unsigned long long* const spoilt = p.spoilt + other * blocks;
+    bool any = false;
+#pragma unroll 1
+    for (int first = begin / kStandardCleanRows; first * kStandardCleanRows < end; first += 32) {
+      const unsigned long long own = (first + lane) * kStandardCleanRows < end ? spoilt[first + lane] : 0;
+      unsigned some = ptx::ballot(own != 0);
+      if (some == 0) continue;
+      any = true;
       const HeadTerms terms(p.pairs, static_cast<int>(at.batch), head, keys);
-      for (int query = mask.first_row(at.index); query < mask.row_end(at.index); ++query) {
-        if (lse_of(p, at.batch, head, query) < kLowestLse || (kPair.hides() && !terms.sees(query, at.index))) continue;
-        sum += pair(p, at.batch, head, query, at.index) * other(p, at.batch, head, query, column);
+#pragma unroll 1
+      for (; some != 0; some &= some - 1) {
+        const int from = __ffs(static_cast<int>(some)) - 1;
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+          const unsigned bits = ptx::shfl(static_cast<unsigned>(half == 0 ? own : own >> 32), from);
+          const int row = (first + from) * kStandardCleanRows + 32 * half + lane;
+          if ((bits >> lane & 1) == 0 || row < begin || row >= end) continue;
+          if (!Spec::kQueries && !has_gradient(p, at.batch, head, row)) continue;
+          if (kPair.hides() && !(Spec::kQueries ? terms.sees(at.index, row) : terms.sees(row, at.index))) continue;
+          const unsigned* const marks = p.marks + (other * rows + row) * (2 * p.words) + first_word;
+#pragma unroll
+          for (int w = 0; w < kWords; ++w) {
+            if (first_word + w >= p.words) break;
+            seen.plus[w] |= marks[w];
+            seen.minus[w] |= marks[p.words + w];
+          }
+        }
       }
     }
-    return sum;
+    return any;
   }
 
-  // Whether a NaN in the row may come from a pair that it does not see.
-  __device__ static bool may_hide(const StandardFinishParams& p, const Place& at) {
-    const EntryKeys<kPair> keys(p.pairs, p.mask, at.batch);
-    const core::Mask32 mask = mask_of(p.mask, keys.count);
-    return !keys.lost && (kPair.hides() || keys.count < p.mask.seqlen_k || mask.ends() || mask.begins());
-  }
-
-  __device__ static void compute_again(const StandardFinishParams& p, const Place& at, int lane) {
-    Bits<Element>* out = static_cast<Bits<Element>*>(p.out) + at.in(p.out_strides);
+  // Forward: whether a row has a weight; one without, of scores of -inf, is empty. With dropout its weights are -0.
+  __device__ static bool weighed(const StandardFinishParams& p, const Place& at, int lane) {
+    const StandardStrides& s = p.matrix.strides;
+    const Bits<Element>* const row = static_cast<const Bits<Element>*>(p.matrix.data) + at.in(s);
+    bool none = true;
 #pragma unroll 1
-    for (int column = lane; column < p.width; column += 32) {
-      const float sum = Spec::kQueries ? column_of_query(p, at, column) : column_of_key(p, at, column);
-      out[column] = narrowed<Element>(p.factor * sum);
+    for (int key = lane; key < p.mask.seqlen_k; key += 32) {
+      const float weight = widened<Element>(row[key]);
+      none = none && (kPair.dropout ? __float_as_uint(weight) == 0x80000000u : weight == 0);
+    }
+    return !ptx::vote_all(none);
+  }
+
+  // All lanes of a warp together.
+  __device__ static void add_seen(const StandardFinishParams& p, const Place& at, int lane) {
+    if (Spec::kQueries && p.lse && !has_gradient(p, at.batch, at.head, at.index)) return;
+#pragma unroll 1
+    for (int first_word = 0; first_word < p.words; first_word += kWords) {
+      Seen seen{};
+      bool any = false;
+      if constexpr (Spec::kQueries) {
+        any = look(p, at, at.head, first_word, lane, seen);
+      } else {
+#pragma unroll 1
+        for (int head = at.head * p.group; head < (at.head + 1) * p.group; ++head)
+          if (look(p, at, head, first_word, lane, seen)) any = true;
+      }
+      if (!any) return;
+      unsigned all = 0;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+#pragma unroll 1
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          seen.plus[w] |= ptx::shfl_xor(seen.plus[w], lanes);
+          seen.minus[w] |= ptx::shfl_xor(seen.minus[w], lanes);
+        }
+        all |= seen.plus[w] | seen.minus[w];
+      }
+      if (all == 0) continue;
+      if (Spec::kQueries && !p.lse && !weighed(p, at, lane)) return;
+      Bits<Element>* const out = static_cast<Bits<Element>*>(p.out) + at.in(p.out_strides);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const int column = 32 * (first_word + w) + lane;
+        const bool plus = (seen.plus[w] >> lane & 1) != 0, minus = (seen.minus[w] >> lane & 1) != 0;
+        if ((!plus && !minus) || column >= p.width) continue;
+        float x = widened<Element>(out[column]);
+        if (plus || p.keeps_sign == 0) x += kInfinity;
+        if (minus || p.keeps_sign == 0) x += -kInfinity;
+        out[column] = narrowed<Element>(x);
+      }
     }
   }
 
@@ -100,33 +143,24 @@ class FinishRows {
     const int rows_of_warp = 32 / p.lanes;
     const long long first = warp * rows_of_warp, mine = first + lane / p.lanes;
     if (first >= p.rows) return;
-    bool nan = p.all != 0;
-    if (mine < p.rows && !nan) {
+    if (mine < p.rows && (p.sums || p.all != 0)) {
       const Place at(p, mine);
       Bits<Element>* out = static_cast<Bits<Element>*>(p.out) + at.in(p.out_strides);
       const int seqlen = Spec::kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
-      const float* sums = p.sums ? p.sums + ((at.batch * seqlen + at.index) * p.heads + at.head) * p.width : nullptr;
+      const float* sums = p.all == 0 ? p.sums + ((at.batch * seqlen + at.index) * p.heads + at.head) * p.width : nullptr;
+      // Without a product there is nothing, or NaN if the entry's length is out of range.
+      const float none = EntryKeys<kPair>(p.pairs, p.mask, at.batch).lost ? __uint_as_float(0x7fffffffu) : 0.0f;
       for (int column = lane % p.lanes * kWidth; column < p.width; column += p.lanes * kWidth) {
         float x[kWidth];
-        if (sums) {
 #pragma unroll
-          for (int e = 0; e < kWidth; ++e) x[e] = column + e < p.width ? sums[column + e] : 0.0f;
-          store_unit<Element, Spec::kAligned>(out, column, p.width, x);
-        } else {
-          load_unit<Element, Spec::kAligned>(out, column, p.width, x);
-        }
-#pragma unroll
-        for (int e = 0; e < kWidth; ++e) nan = nan || x[e] != x[e];
+        for (int e = 0; e < kWidth; ++e) x[e] = sums && column + e < p.width ? sums[column + e] : none;
+        store_unit<Element, Spec::kAligned>(out, column, p.width, x);
       }
     }
-    const bool again = nan && mine < p.rows && (p.all != 0 || may_hide(p, Place(p, mine)));
-    if (ptx::vote_all(!again)) return;
+    if (!p.spoilt) return;
+    ptx::warp_sync();
 #pragma unroll 1
-    for (int row = 0; row < rows_of_warp; ++row) {
-      bool wanted = false;
-      for (int l = 0; l < p.lanes; ++l) wanted = wanted || ptx::shfl(static_cast<unsigned>(again), row * p.lanes + l) != 0;
-      if (wanted) compute_again(p, Place(p, first + row), lane);
-    }
+    for (int row = 0; row < rows_of_warp && first + row < p.rows; ++row) add_seen(p, Place(p, first + row), lane);
   }
 };
 

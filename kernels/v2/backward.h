@@ -23,6 +23,7 @@
 // The parts: v2/backward_place.h (tile, shared memory, loads), backward_scores.h (P^T and dS^T) and here the products and their order.
 #pragma once
 
+#include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
@@ -165,10 +166,34 @@ class Backward : BackwardScores<Spec> {
       for (int i = 0; i < kKeyTiles; ++i) store.store(tile, 16 * i, row / 16 + j, bits[j][i]);
   }
 
-  // sum += A B for all queries of a block that an edge of the mask crosses and whose B holds Inf or NaN. Rows without a gradient take no part.
+  // d = NaN where its rows see an Inf or NaN of 16 rows of B, as `seen` says. B: kSpan columns.
+  template <int kSpan, int kRowTiles, int kColumnTiles, class Load>
+  __device__ static void mark(float (&d)[kRowTiles][kColumnTiles][4], const unsigned (&seen)[kRowTiles][4], const Load& load) {
+#pragma unroll
+    for (int j = 0; j < kSpan / 16; ++j) {
+      unsigned b[4];
+      load(b, j);
+#pragma unroll
+      for (unsigned& pair : b) pair = nonfinite_halves<Element>(pair) & kOnes<Element>;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          float count[4] = {0, 0, 0, 0};
+          mma(count, seen[i], b[2 * n], b[2 * n + 1]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (count[e] != 0) d[i][2 * j + n][e] = kNan;
+          ptx::warp_sync();  // no need of it, but the compiler then has fewer operands and counts at once
+        }
+    }
+  }
+
+  // sum += A B for all queries of a block in which pairs are hidden and whose B holds Inf or NaN, in the order of accumulate() and
+  // accumulate_others(). Rows without a gradient take no part.
   template <int kSpan, int kInner>
   __device__ void accumulate_careful(float (&sum)[kKeyTiles][kSumTiles][4], unsigned a_tile, unsigned b_tile,
-                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, unsigned lse_at, int first_query, float factor,
+                                     const BlockAddress<kInner, kSpan, LaneOrder::kColumnMajor>& b_at, unsigned lse_at, int first_query,
                                      int head) const {
     if constexpr (kExchange)
       ptx::bar_sync(role_barrier(), kRoleThreads);
@@ -176,37 +201,44 @@ class Backward : BackwardScores<Spec> {
       ptx::warp_sync();
     const BlockAddress<kBlockM, kBlockM, LaneOrder::kColumnMajor> a_at(lane, key_group * kKeys, 0);
 #pragma unroll 1
-    for (int k = 0; k < kBlockM / 16; ++k) {
-      unsigned a[kKeyTiles][4];
+    for (int step = 0; step < kBlockM / 16; ++step) {
+      const int k = (member * (kQueries / 16) + step) % (kBlockM / 16);
+      unsigned a[kKeyTiles][4], found = 0;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) ptx::ldmatrix_x4(a[i], a_at.at(a_tile, 16 * i, k));
 #pragma unroll
       for (int j = 0; j < kSpan / 16; ++j) {
         unsigned b[4];
         ptx::ldmatrix_x4_trans(b, b_at.at(b_tile, 16 * k, j));
-        for (unsigned& pair : b) pair = without_nonfinite<Element>(pair);
+#pragma unroll
+        for (unsigned& pair : b) {
+          const unsigned nonfinite = nonfinite_halves<Element>(pair);
+          found |= nonfinite;
+          pair &= ~nonfinite;
+        }
 #pragma unroll
         for (int i = 0; i < kKeyTiles; ++i) {
           mma(sum[i][2 * j], a[i], b[0], b[1]);
           mma(sum[i][2 * j + 1], a[i], b[2], b[3]);
         }
       }
+      if (ptx::vote_all(found == 0)) continue;
+      const int own_key = first_key + key_group * kKeys + lane / 4, own_query = 16 * k + lane % 4 * 2;
+      const int reach = first_query + own_query + diagonal - own_key;
+      [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+      [[maybe_unused]] const Terms<kPair, Element> terms(p, ptx::opaque(batch), head, seqlen_k());
+      const bool some = seen_pairs<Element>(a, [&](int i, int half, int query) {
+        const int key = 16 * i + 8 * half;
+        if (ptx::ld_shared_f32(lse_at + 4 * (own_query + query)) < kLowestLse) return false;
+        if (kWindow && key < lead + query) return false;
+        if (kMasked && key > reach + query) return false;
+        if ((kPair.lengths || kHides) && own_key + key >= seqlen_k()) return false;
+        if constexpr (kHides)  // a query behind the last is all zeros
+          return first_query + own_query + query < p.seqlen_q && terms.sees(first_query + own_query + query, own_key + key);
+        return true;
+      });
+      if (some) mark<kSpan>(sum, a, [&](unsigned(&b)[4], int j) { ptx::ldmatrix_x4_trans(b, b_at.at(b_tile, 16 * k, j)); });
     }
-    const int reach = first_query + diagonal - (first_key + key_group * kKeys + lane / 4);
-    [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-    [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, head, seqlen_k());
-    add_nonfinite_of<Element, kInner, kSpan / 8>(sum, b_tile, kBlockM, member * kSpan, lane, factor, [&](int i, int half, int query) {
-      if (ptx::ld_shared_f32(lse_at + 4 * query) < kLowestLse) return false;
-      if constexpr (kWindow)
-        if (16 * i + 8 * half < lead + query) return false;
-      if constexpr (kPair.lengths || kHides) {
-        const int key = first_key + key_group * kKeys + lane / 4 + 16 * i + 8 * half;
-        if (key >= seqlen_k()) return false;
-        if (kHides && !terms.sees(first_query + query, key)) return false;  // a query behind the last is all zeros
-        if (!kMasked) return true;
-      }
-      return 16 * i + 8 * half <= reach + query;
-    });
   }
 
   // The first role.
@@ -230,7 +262,7 @@ class Backward : BackwardScores<Spec> {
         clear(s);
         multiply_rows<kWidth>(s, shared, q_tile(stage), k_rows, q_rows, row);  // S^T = K Q^T
         ptx::warp_sync();  // no need of it, but the compiler then keeps this apart from the product: together they want too many registers
-        if constexpr (kCapped) cap_scores(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
+        if constexpr (kCapped) cap_scores<true>(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor);
         const unsigned lse_at = lse_rows(stage) + 4 * query;
         if constexpr (kByDocument) {
           if (plain) {
@@ -258,7 +290,7 @@ class Backward : BackwardScores<Spec> {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumnsV, kWidthV>(dv, p_bits[j], own_dout, dout_columns, row + 16 * j);  // dV += P^T dO
     }
     if (careful)
-      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, lse_rows(stage), first_query, 1.0f, head);
+      accumulate_careful<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns, lse_rows(stage), first_query, head);
     else if constexpr (kExchange)
       accumulate_others<kColumnsV, kWidthV>(dv, p_tile(), dout_tile(stage), dout_columns);
   }
@@ -304,7 +336,7 @@ class Backward : BackwardScores<Spec> {
       for (int j = 0; j < kChunkTiles / 2; ++j) accumulate<kColumns, kWidth>(dk, ds_bits[j], own_q, q_columns, row + 16 * j);  // dK += dS^T Q
     }
     if (careful)
-      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, lse_rows(stage), first_query, 0.0f, head);
+      accumulate_careful<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns, lse_rows(stage), first_query, head);
     else if constexpr (kExchange)
       accumulate_others<kColumns, kWidth>(dk, ds_tile(stage), q_tile(stage), q_columns);
   }
@@ -368,34 +400,39 @@ class Backward : BackwardScores<Spec> {
              (kWindow && first_key < step.block * kBlockM + kBlockM - 1 + left_diagonal))) {
 #pragma unroll 1
           for (int k = 0; k < kBlockN / 16; ++k) {
-            unsigned a[kDqRows / 16][4];
+            unsigned a[kDqRows / 16][4], found = 0;
 #pragma unroll
             for (int i = 0; i < kDqRows / 16; ++i) ptx::ldmatrix_x4_trans(a[i], ds_columns.at(ds_tile(stage), 16 * k, i));
 #pragma unroll
             for (int j = 0; j < kDqSpan / 16; ++j) {
               unsigned b[4];
               ptx::ldmatrix_x4_trans(b, k_columns.at(shared, 16 * k, first / 16 + j));
-              for (unsigned& pair : b) pair = without_nonfinite<Element>(pair);
+#pragma unroll
+              for (unsigned& pair : b) {
+                const unsigned nonfinite = nonfinite_halves<Element>(pair);
+                found |= nonfinite;
+                pair &= ~nonfinite;
+              }
 #pragma unroll
               for (int i = 0; i < kDqRows / 16; ++i) {
                 mma(dq[i][2 * j], a[i], b[0], b[1]);
                 mma(dq[i][2 * j + 1], a[i], b[2], b[3]);
               }
             }
+            if (ptx::vote_all(found == 0)) continue;
+            const int own_query = first_row + lane / 4, own_key = first_key + 16 * k + lane % 4 * 2, reach = own_query + diagonal - own_key;
+            [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
+            [[maybe_unused]] const Terms<kPair, Element> terms(p, ptx::opaque(batch), step.head, seqlen_k());
+            const bool some = seen_pairs<Element>(a, [&](int i, int half, int key) {
+              const int query = 16 * i + 8 * half;
+              if (kWindow && key < lead + query) return false;
+              if (kMasked && key > reach + query) return false;
+              if constexpr (kHides)  // a key behind the last is all zeros
+                return own_query + query < p.seqlen_q && own_key + key < seqlen_k() && terms.sees(own_query + query, own_key + key);
+              return true;
+            });
+            if (some) mark<kDqSpan>(dq, a, [&](unsigned(&b)[4], int j) { ptx::ldmatrix_x4_trans(b, k_columns.at(shared, 16 * k, first / 16 + j)); });
           }
-          const int reach = first_row + lane / 4 + diagonal - first_key;
-          [[maybe_unused]] const int lead = kWindow ? reach - diagonal + left_diagonal : 0;
-          [[maybe_unused]] const Terms<kPair, Element> terms(p, batch, step.head, seqlen_k());
-          add_nonfinite_of<Element, kWidth, kDqSpan / 8>(dq, shared, kBlockN, dq_column + first, lane, 0.0f, [&](int i, int half, int key) {
-            if constexpr (kWindow)
-              if (key < lead + 16 * i + 8 * half) return false;
-            if constexpr (kHides) {
-              const int query = first_row + lane / 4 + 16 * i + 8 * half;
-              if (query >= p.seqlen_q || !terms.sees(query, first_key + key)) return false;  // a key behind the last is all zeros
-              if (!kMasked) return true;
-            }
-            return key <= reach + 16 * i + 8 * half;
-          });
         } else
 #pragma unroll
           for (int k = 0; k < kBlockN / 16; ++k) {  // dQ = dS K

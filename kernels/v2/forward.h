@@ -23,6 +23,7 @@
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
+#include "kernels/ptx/warp.h"
 #include "kernels/score.h"
 #include "kernels/sequence.h"
 #include "kernels/softmax.h"
@@ -31,6 +32,7 @@
 #include "kernels/tile/global_load.h"
 #include "kernels/v2/nonfinite.h"
 #include "kernels/v2/schedule.h"
+#include "kernels/v2/seen_nonfinite.h"
 #include "kernels/v2/term_tile.h"
 
 namespace fattn::v2 {
@@ -71,6 +73,7 @@ struct WarpState {
   unsigned q[Spec::kQueriesInRegisters ? kDepthQ : 1][kRowTiles][4];
   unsigned q_address, k_address, v_address;  // of this lane, in the queries and in stage 0
   float scale, score_factor;
+  float rest;  // Rest::packed() of the last references that were raised, until sums and o have it back
   // With dropout: which pairs stay, of block kept_of of its random numbers, which may be several steps.
   unsigned kept[kRowTiles];
   int kept_of;
@@ -83,6 +86,7 @@ struct WarpState {
     if constexpr (kPairOf<Spec>.dropout) kept_of = -1;
     if constexpr (kPairOf<Spec>.hides()) low = true;
     softmax.start();
+    rest = 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -91,6 +95,13 @@ struct WarpState {
         for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
       }
     }
+  }
+
+  // Before weights of other keys than those whose references were raised are added.
+  __device__ __forceinline__ void give_back() {
+    if (ptx::vote_all(rest == 0)) return;
+    softmax.give_back(rest, o);
+    rest = 0;
   }
 };
 
@@ -138,18 +149,6 @@ struct StepPairs<Spec, true> {
   }
 };
 
-// VisibleKeys without the pairs that bias or mask hide, of a lane whose first row and key are these.
-template <class Spec>
-struct SeenPairs : VisibleKeys<Spec::kRowTiles, Spec::kWindow> {
-  const Terms<kPairOf<Spec>, typename Spec::Element>& terms;
-  int row, first_key, seqlen_q;
-  // Asked of keys before the row's end alone.
-  __device__ __forceinline__ bool is_before(int i, int half, int key) const {
-    return VisibleKeys<Spec::kRowTiles, Spec::kWindow>::is_before(i, half, key) ||
-           !terms.sees(min(row + 16 * i + 8 * half, seqlen_q - 1), first_key + key);
-  }
-};
-
 // One step over kStepN keys; the addresses are this lane's, of the first of them. kExact: mask the scores and find their maximum; otherwise every
 // key is visible, and the reference is good unless the sums of the weights say that it is not. Without kTerms nothing is added to scores.
 template <class Spec, int kStepN, bool kExact, bool kTerms, class Visible>
@@ -163,6 +162,8 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
   constexpr int kChunks = kStepN / 16;    // 16 keys: the depth of one mma of p v
   constexpr float kLn2 = 0.693147180559945309f;
   constexpr bool kSloped = kTerms && !kExact && kPairOf<Spec>.alibi && !kPairOf<Spec>.hides();
+
+  if constexpr (kExact && (Spec::kWindow || kPairOf<Spec>.alibi)) w.give_back();  // elsewhere masked steps come first
 
   // s = q k^T
   const unsigned q_address = ptx::opaque(w.q_address);
@@ -237,7 +238,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   });
 
-  if constexpr (Spec::kCapped) cap_scores(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
+  if constexpr (Spec::kCapped) cap_scores<true>(reinterpret_cast<float(&)[kRowTiles * kStepTiles * 4]>(s), w.score_factor);
   // Where terms come from shared memory, a score that is not finite and hidden is found by its weight, when that is no number: see settle.
   constexpr bool kHidesLate = Shape::kStaged && !kExact;
   [[maybe_unused]] const auto look_for_low = [&] {
@@ -284,7 +285,7 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
         for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
       }
     }
-    rest = w.softmax.raise(s, 0, kStepTiles, scale(), w.o);
+    rest = w.softmax.template raise<true>(s, 0, kStepTiles, scale(), w.o);
     if constexpr (kTerms && Shape::kStaged) look_for_low();
   }
 
@@ -311,11 +312,12 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     }
   };
 
-  // Where these weights dominate their rows the references are raised, and they are computed again. Scores without terms are ready to the end of the
-  // step: the references are raised for all of them at once, unless they are great, whose rest is for these weights alone.
+  // Where these weights dominate a row its reference is raised, and they are computed again. Scores without terms are ready to the end of the step:
+  // the reference is raised for all of them at once. A NaN that a term hides goes first.
   const auto settle = [&](int chunk) {
     if constexpr (!kExact) {
-      if (!weights[chunk % 2].template are_minor<Element>(w.softmax) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+      if (!weights[chunk % 2].template are_minor<Element>(w.softmax, w.rest) || (kTerms && kHidesLate && w.low)) [[unlikely]] {
+        w.give_back();
         if constexpr (kTerms && kHidesLate) {
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
@@ -327,20 +329,23 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
               for (int e = 0; e < 4; ++e) s[i][2 * chunk + n][e] = or_lowest(s[i][2 * chunk + n][e], term[n][e]);
             }
           }
-        }
-        if constexpr (kSloped) add_terms(chunk);
-        const float its_scale = kTerms ? kLog2e : w.scale;
-        Rest<kRowTiles> its_rest;
-        if (kTerms || w.softmax.great())
-          its_rest = w.softmax.raise(s, 2 * chunk, 2, its_scale, w.o);
-        else
-          its_rest = w.softmax.raise(s, 2 * chunk, kStepTiles - 2 * chunk, its_scale, w.o);
-        if constexpr (kTerms && kHidesLate) look_for_low();
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          weights[chunk % 2].template weigh<Element, true>(s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale, its_rest);
+          for (int piece = 0; piece < kPieces; ++piece) weigh(chunk, piece);
         }
-        if constexpr (kSloped) shift_sloped();
+        const unsigned rows =
+            weights[chunk % 2].template dominated<Element>(w.softmax, [](float shift) { return kTerms && kHidesLate && !(shift < -kLowestLse); });
+        if (!ptx::vote_all(rows == 0)) {
+          if constexpr (kSloped) add_terms(chunk);
+          const float its_scale = kTerms ? kLog2e : w.scale;
+          const auto its_rest = w.softmax.raise_some(rows, s, 2 * chunk, kTerms ? 2 : kStepTiles - 2 * chunk, its_scale, w.o);
+          w.rest = its_rest.packed();
+          if constexpr (kTerms && kHidesLate) look_for_low();
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece)
+            weights[chunk % 2].template weigh_some<Element>(rows, s[piece / 2][2 * chunk + piece % 2], piece / 2, piece % 2, w.softmax, its_scale,
+                                                            its_rest);
+          if constexpr (kSloped) shift_sloped();
+        }
       }
     }
     weights[chunk % 2].add_to(w.softmax);
@@ -372,6 +377,10 @@ __device__ __forceinline__ void forward_step(WarpState<Spec>& w, unsigned k_addr
     });
     if constexpr (kMore) settle(kChunk + 1);
   });
+  if constexpr (kExact) {  // while no scores take registers
+    w.rest = rest.packed();
+    w.give_back();
+  }
 }
 
 // Writes the warp's rows of o, through its rows of the query tile so that whole rows are stored, and lse.
@@ -389,6 +398,7 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
   const unsigned tile_o = tile_q + static_cast<unsigned>(warp_row * kPitch);
   ptx::warp_sync();  // after the warp's last reads of queries
 
+  w.give_back();
 #pragma unroll
   for (int i = 0; i < Spec::kRowTiles; ++i) {
 #pragma unroll
@@ -482,8 +492,15 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
 
   const auto* q =
       static_cast<const unsigned short*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
-  const auto* k = static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head;
-  const auto* v = static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head;
+  // Where a sequence begins is read from memory, and would take each lane's registers.
+  const auto of_all = [](const unsigned short* x) {
+    if constexpr (kPairOf<Spec>.packed && Spec::kLevel >= 80)
+      return ptx::uniform(x);
+    else
+      return x;
+  };
+  const auto* k = of_all(static_cast<const unsigned short*>(p.k) + place.batch * p.k_strides.batch + place.head_k * p.k_strides.head);
+  const auto* v = of_all(static_cast<const unsigned short*>(p.v) + place.batch * p.v_strides.batch + place.head_k * p.v_strides.head);
 
   [[maybe_unused]] const Terms<kPairOf<Spec>, typename Spec::Element> terms(p, place.batch, place.head, seqlen_k);
   [[maybe_unused]] const unsigned term_tiles = tile_q + Shape::kSharedBytes;
@@ -621,16 +638,32 @@ __device__ __forceinline__ void forward(const AttentionParams& call) {
   };
   // Hidden keys have weight 0, but 0 * inf is NaN: what is not finite in v goes to the rows that see it, and is cleared.
   const auto add_what_is_not_finite = [&](int j) {
-    const unsigned tile_v = stages + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes + Shape::TileK::kBytes;
-    const auto [warp, lane] = ptx::thread_place();
-    const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, place.row + warp * Shape::kWarpRows, j * Spec::kBlockN, lane / 4, 0);
-    if constexpr (kPairOf<Spec>.hides()) {
-      const int row = place.row + warp * Shape::kWarpRows + lane / 4;
-      const SeenPairs<Spec> seen{visible, terms, row, j * Spec::kBlockN, p.seqlen_q};
-      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, seen, lane);
-    } else {
-      add_nonfinite<typename Shape::TileV, typename Spec::Element>(w.o, tile_v, visible, lane);
-    }
+    const unsigned stage = static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
+    const auto sees = [&](float(&term)[2][4], int i, int chunk) {  // -Inf where it does not; nothing of it is kept in registers
+      const auto [warp, lane] = ptx::thread_place();
+      const int row = place.row + warp * Shape::kWarpRows, key = j * Spec::kBlockN;
+      const auto visible = visible_keys<Spec::kRowTiles, Spec::kWindow>(mask, row, key, lane / 4, lane % 4 * 2);
+      if constexpr (kPairOf<Spec>.hides()) {
+        const auto read = [&] {
+          if constexpr (Shape::kStaged)
+            return reader.at(static_cast<unsigned>(j % Spec::kStages * Shape::kTerms.bytes()), 0);
+          else
+            return reader;
+        }();
+        const StepPairs<Spec> pairs{terms, dropout, read, row + lane / 4, key + lane % 4 * 2, p.seqlen_q, seqlen_k, 0.0f};
+        pairs.template read<true>(term, i, chunk);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!kPairOf<Spec>.hides()) term[n][e] = 0;
+          if (!visible(i, e / 2, 2 * chunk + n, e % 2)) term[n][e] = -kInfinity;
+        }
+      }
+    };
+    const unsigned tile_v = stages + stage + Shape::TileK::kBytes;
+    add_seen_nonfinite<typename Shape::TileV, typename Spec::Element, Spec::kLevel>(w.o, tile_v, w.v_address + stage, sees);
     __syncthreads();
     clear_copied_nonfinite<CopyV, typename Shape::TileV, typename Spec::Element>(tile_v);
     __syncthreads();

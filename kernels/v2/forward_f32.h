@@ -325,13 +325,13 @@ class ForwardF32 {
           for (int e = 0; e < 4; ++e) s[i][n][e] = visible(i, e / 2, n, e % 2) ? s[i][n][e] : -kInfinity;
         }
       }
-      softmax.raise(s, 0, kStepTiles, scale, o);
+      softmax.template raise<false>(s, 0, kStepTiles, scale, o);
     }
     Weights w;
     weigh<kExact>(w, s, scale);
     if constexpr (!kExact) {
       if (!within_limit(w)) [[unlikely]] {
-        softmax.raise(s, 0, kStepTiles, scale, o);
+        softmax.template raise<false>(s, 0, kStepTiles, scale, o);
         weigh<true>(w, s, scale);
       }
     }

@@ -3,6 +3,7 @@
 
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
+#include "kernels/ptx/half_words.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
 
@@ -15,6 +16,31 @@ template <class Element>
 __device__ __forceinline__ bool nonfinite(unsigned bits) {
   return (bits & kExponentBits<Element>) == kExponentBits<Element>;
 }
+
+// In each half all ones where x is Inf or NaN, else 0: x * 0 + 0 is then NaN, whose lower byte is 0xff.
+template <class Element>
+__device__ __forceinline__ unsigned nonfinite_halves(unsigned x) {
+  return ptx::spread_signs<0, 2>(ptx::fma2<Element>(x, 0, 0));
+}
+
+// Whether this thread's share of a tile of `bytes` bytes holds Inf or NaN: x * 0 + 0 is then NaN.
+template <class Element>
+__device__ __forceinline__ bool share_nonfinite(unsigned tile, int bytes, int thread, int threads) {
+  unsigned sum = 0;
+#pragma unroll 1
+  for (int at = 16 * thread; at < bytes; at += 16 * threads) {
+    const uint4 x = ptx::ld_shared_16(tile + at);
+    sum = ptx::fma2<Element>(x.x, 0, sum);
+    sum = ptx::fma2<Element>(x.y, 0, sum);
+    sum = ptx::fma2<Element>(x.z, 0, sum);
+    sum = ptx::fma2<Element>(x.w, 0, sum);
+  }
+  return (sum & 0x7fff7fffu) != 0;
+}
+
+// Two times 1.
+template <class Element>
+inline constexpr unsigned kOnes = is_same<Element, bf16> ? 0x3f803f80u : 0x3c003c00u;
 
 // Whether one of the units that this thread copied holds Inf or NaN: x * 0 + 0 is then NaN.
 template <class Copy, class Tile, class Element>
@@ -33,7 +59,7 @@ __device__ __forceinline__ bool copied_nonfinite(unsigned tile) {
 // Puts 0 in place of Inf and NaN in the units that this thread copied.
 template <class Copy, class Tile, class Element>
 __device__ __forceinline__ void clear_copied_nonfinite(unsigned tile) {
-  const auto clear = [](unsigned x) { return (nonfinite<Element>(x) ? 0 : x & 0xffffu) | (nonfinite<Element>(x >> 16) ? 0 : x & 0xffff0000u); };
+  const auto clear = [](unsigned x) { return x & ~nonfinite_halves<Element>(x); };
   Copy::for_each_unit([&](int row, int unit, bool) {
     const unsigned address = tile + Tile::offset(row, unit);
     const uint4 x = ptx::ld_shared_16(address);

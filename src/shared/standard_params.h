@@ -40,27 +40,44 @@ struct StandardRowsParamsWith {
 };
 using StandardRowsParams = StandardRowsParamsWith<PairParams>;
 
-// Rows of an output after its product: sums over a group of heads get their dtype, and a row with a NaN that may come from a hidden pair (0 * NaN) is
-// computed again from what it sees.
+// Rows of a CTA that makes a copy without Inf and NaN.
+inline constexpr int kStandardCleanRows = 64;
+
+// A copy of an operand of a product whose pairs may be hidden, with 0 in place of Inf and NaN. Rows follow each other, head by head.
+struct StandardCleanParams {
+  const void* from;
+  StandardStrides strides;
+  void* to;
+  unsigned long long* spoilt;  // of each head's kStandardCleanRows rows in turn: bits of the rows that had some
+  unsigned* marks;             // of each of those rows, in the order of the copy: bits of columns with NaN or Inf, then with NaN or -Inf
+  int batch, heads, seqlen, width;
+  int pitch;  // elements of a row of the copy
+  int words;  // of the marks for one sign
+  int lanes;  // of a warp that take one row, a power of 2
+};
+
+// Rows of an output after its product: sums over a group of heads get their dtype, and Inf and NaN that the copy above is without go to the rows that
+// see them.
 template <class Pairs>
 struct StandardFinishParamsWith {
   void* out;  // o, dq: a row is a query; dk, dv: a key
   StandardStrides out_strides;
   const float* sums;  // (batch, rows, heads, width); null: out is there already
-  PairMatrix matrix;  // weights or dS
-  const void* other;  // what it is multiplied with
-  StandardStrides other_strides;
-  const float* lse;  // backward: rows without a gradient (shared/lowest.h) take no part; forward: null
+  PairMatrix matrix;  // forward: the weights, which say of a row whether it is empty
+  const float* lse;   // backward: rows without a gradient (shared/lowest.h) take no part; forward: null
   StandardStrides lse_strides;
+  const unsigned long long* spoilt;  // as above, of what was multiplied; null: no pair is hidden
+  const unsigned* marks;
 
   long long rows;  // batch * heads * seqlen
   int heads;       // of out
   int group;       // query heads that share a key head
   int width;
-  int lanes;  // of a warp that look at one row, a power of 2
+  int words;       // as above
+  int keeps_sign;  // 0: what sees Inf is NaN
+  int lanes;       // of a warp that write one row, a power of 2
   StandardMask mask;
-  float factor;
-  int all;      // 1: every row is computed again (there was nothing to multiply)
+  int all;      // 1: there was nothing to multiply
   Pairs pairs;  // as above
 };
 using StandardFinishParams = StandardFinishParamsWith<PairParams>;

@@ -32,6 +32,7 @@ enum class KernelKind : uint32_t {
   kStandardSoftmax = 20,
   kStandardGradient = 21,
   kStandardFinish = 22,
+  kStandardClean = 23,
   kV1Forward = 30
 };
 

@@ -63,9 +63,18 @@ StandardKey finish_key(const Problem& p, int arch, bool queries) {
   return key;
 }
 
+StandardKey clean_key(const Problem& p, int arch) {
+  StandardKey key = key_of(KernelKind::kStandardClean, p, arch);
+  key.row_threads = kWarp;
+  return key;
+}
+
 bool masked(const Problem& p) { return p.mask().ends() || p.mask().begins() || p.has_seqused_k || pair_features(p).hides(); }
 
-// Whether rows are written again after their product: because a mask may have spoilt them, because there was no product, or to get their dtype.
+// Whether products take copies without Inf and NaN.
+bool cleans(const Problem& p) { return !p.empty() && p.seqlen_k > 0 && masked(p); }
+
+// Whether there is something to do after a product: because its operand had no Inf and NaN, because there was none, or for the outputs' dtype.
 bool finishes_queries(const Problem& p) { return !p.empty() && (masked(p) || p.seqlen_k == 0); }
 bool finishes_keys(const Problem& p) { return p.backward && p.batch > 0 && p.seqlen_k > 0 && (masked(p) || p.seqlen_q == 0 || p.group() > 1); }
 
@@ -160,6 +169,7 @@ int lanes_of(const Problem& p, int64_t width) {
   while (lanes < kWarp && lanes * unit_of(p.dtype) < width) lanes *= 2;
   return lanes;
 }
+int words_of(int64_t width) { return static_cast<int>(ceil_div(width, 32)); }
 int64_t finish_grid(const Problem& p, int64_t rows, int64_t width) { return ceil_div(rows, int64_t{kFinishWarps} * (kWarp / lanes_of(p, width))); }
 
 // One call: where everything lies.
@@ -177,8 +187,8 @@ class Call {
     StandardRowsParams params = rows();
     params.lse = p_.want_lse ? static_cast<float*>(b_.lse) : nullptr;
     rows_pass(softmax_key(p_, plan_.arch), params);
-    if (plan_.output) multiply(*plan_.output, weights, b_.v, b_.o);
-    if (finishes_queries(p_)) finish_queries(b_.o, p_.o, p_.headdim_v, plan_.weights, b_.v, p_.v, 1.0f, false);
+    if (plan_.output) multiply(*plan_.output, weights, clean(plan_.v, b_.v, p_.v, p_.nheads_k, p_.seqlen_k, p_.headdim_v), b_.o);
+    if (finishes_queries(p_)) finish_queries(b_.o, p_.o, p_.headdim_v, plan_.v, false);
   }
 
   void backward() const {
@@ -202,15 +212,16 @@ class Call {
       params.o_strides = strides_in(p_.o);
       params.dout_strides = strides_in(p_.dout);
       rows_pass(gradient_key(p_, plan_.arch), params);
-      multiply(*plan_.dv, weights, b_.dout, p_.group() > 1 ? sums(plan_.sums_v_offset) : b_.dv);
-      multiply(*plan_.dk, dscores, b_.q, p_.group() > 1 ? sums(plan_.sums_k_offset) : b_.dk);
-      multiply(*plan_.dq, dscores, b_.k, b_.dq);
+      const void* const dout = clean(plan_.dout, b_.dout, p_.dout, p_.nheads, p_.seqlen_q, p_.headdim_v);
+      multiply(*plan_.dv, weights, dout, p_.group() > 1 ? sums(plan_.sums_v_offset) : b_.dv);
+      const void* const q = clean(plan_.q, b_.q, p_.q, p_.nheads, p_.seqlen_q, p_.headdim);
+      multiply(*plan_.dk, dscores, q, p_.group() > 1 ? sums(plan_.sums_k_offset) : b_.dk);
+      multiply(*plan_.dq, dscores, clean(plan_.k, b_.k, p_.k, p_.nheads_k, p_.seqlen_k, p_.headdim), b_.dq);
     }
-    const float factor = scale_of(p_) == 0 ? 1.0f : scale_of(p_);
-    if (finishes_queries(p_)) finish_queries(b_.dq, p_.dq, p_.headdim, plan_.dscores, b_.k, p_.k, factor, true);
+    if (finishes_queries(p_)) finish_queries(b_.dq, p_.dq, p_.headdim, plan_.k, true);
     if (!finishes_keys(p_)) return;
-    finish_keys(b_.dk, p_.dk, p_.headdim, plan_.dscores, b_.q, p_.q, factor, plan_.sums_k_offset);
-    finish_keys(b_.dv, p_.dv, p_.headdim_v, plan_.weights, b_.dout, p_.dout, 1.0f, plan_.sums_v_offset);
+    finish_keys(b_.dk, p_.dk, p_.headdim, plan_.q, false, plan_.sums_k_offset);
+    finish_keys(b_.dv, p_.dv, p_.headdim_v, plan_.dout, true, plan_.sums_v_offset);
   }
 
   void beside_dbias(KernelKind kind) const {
@@ -249,20 +260,43 @@ class Call {
     launch(device_, key, grid_of_rows(key, params.rows), params, stream_);
   }
 
-  StandardFinishParams finish(void* out, const Strides& out_strides, int64_t width, const StandardMatrix& m, const void* other,
-                              const Strides& other_strides, float factor) const {
+  // The operand of a product: a copy without Inf and NaN, where there is one.
+  const void* clean(const StandardClean& to, const void* from, const Strides& strides, int64_t heads, int64_t seqlen, int64_t width) const {
+    if (!plan_.cleans) return from;
+    StandardCleanParams params{};
+    params.from = from;
+    params.strides = strides_in(strides);
+    params.to = at(to.offset);
+    params.spoilt = static_cast<unsigned long long*>(at(to.spoilt_offset));
+    params.marks = static_cast<unsigned*>(at(to.marks_offset));
+    params.batch = static_cast<int>(p_.batch);
+    params.heads = static_cast<int>(heads);
+    params.seqlen = static_cast<int>(seqlen);
+    params.width = static_cast<int>(width);
+    params.pitch = static_cast<int>(to.strides.row);
+    params.words = words_of(width);
+    params.lanes = lanes_of(p_, width);
+    StandardKey key = clean_key(p_, plan_.arch);
+    key.aligned = aligned_bytes(from) && aligned_bytes(p_, strides);
+    launch(device_, key, p_.batch * heads * ceil_div(seqlen, kStandardCleanRows), params, stream_);
+    return params.to;
+  }
+
+  StandardFinishParams finish(void* out, const Strides& out_strides, int64_t width, const StandardClean& other, bool keeps_sign) const {
     StandardFinishParams params{};
     params.out = out;
     params.out_strides = strides_in(out_strides);
-    params.matrix = pairs_of(m);
-    params.other = other;
-    params.other_strides = strides_in(other_strides);
     params.lse_strides = strides_in(p_.lse);
+    if (plan_.cleans) {
+      params.spoilt = static_cast<const unsigned long long*>(at(other.spoilt_offset));
+      params.marks = static_cast<const unsigned*>(at(other.marks_offset));
+    }
     params.group = static_cast<int>(p_.group());
     params.width = static_cast<int>(width);
+    params.words = words_of(width);
+    params.keeps_sign = keeps_sign ? 1 : 0;
     params.lanes = lanes_of(p_, width);
     params.mask = mask_of(p_);
-    params.factor = factor;
     params.all = plan_.scores ? 0 : 1;
     params.pairs = pairs_;
     return params;
@@ -272,17 +306,16 @@ class Call {
     key.aligned = aligned_bytes(params.out) && aligned_bytes(p_, out_strides);
     launch(device_, key, finish_grid(p_, params.rows, params.width), params, stream_);
   }
-  void finish_queries(void* out, const Strides& out_strides, int64_t width, const StandardMatrix& m, const void* other, const Strides& other_strides,
-                      float factor, bool with_lse) const {
-    StandardFinishParams params = finish(out, out_strides, width, m, other, other_strides, factor);
+  void finish_queries(void* out, const Strides& out_strides, int64_t width, const StandardClean& other, bool backward) const {
+    StandardFinishParams params = finish(out, out_strides, width, other, !backward);
+    params.matrix = pairs_of(plan_.weights);
     params.rows = rows_of(p_);
     params.heads = static_cast<int>(p_.nheads);
-    params.lse = with_lse ? static_cast<const float*>(b_.lse) : nullptr;
+    params.lse = backward ? static_cast<const float*>(b_.lse) : nullptr;
     finish_pass(params, out_strides, true);
   }
-  void finish_keys(void* out, const Strides& out_strides, int64_t width, const StandardMatrix& m, const void* other, const Strides& other_strides,
-                   float factor, int64_t sums_offset) const {
-    StandardFinishParams params = finish(out, out_strides, width, m, other, other_strides, factor);
+  void finish_keys(void* out, const Strides& out_strides, int64_t width, const StandardClean& other, bool keeps_sign, int64_t sums_offset) const {
+    StandardFinishParams params = finish(out, out_strides, width, other, keeps_sign);
     params.rows = p_.batch * p_.nheads_k * p_.seqlen_k;
     params.heads = static_cast<int>(p_.nheads_k);
     params.lse = static_cast<const float*>(b_.lse);
@@ -329,6 +362,7 @@ std::string standard_refusal(const Problem& p, int arch) {
 std::vector<StandardKey> standard_keys(const Problem& p, int arch) {
   std::vector<StandardKey> keys;
   if (!p.empty() && (!p.backward || p.seqlen_k > 0)) keys.push_back(p.backward ? gradient_key(p, arch) : softmax_key(p, arch));
+  if (cleans(p)) keys.push_back(clean_key(p, arch));
   if (finishes_queries(p)) keys.push_back(finish_key(p, arch, true));
   if (finishes_keys(p)) keys.push_back(finish_key(p, arch, false));
   return keys;
@@ -347,12 +381,13 @@ jit::Request standard_request(const StandardKey& key) {
   };
   const Kernel kernel = key.kind == KernelKind::kStandardSoftmax    ? Kernel{"softmax", "softmax_rows", "fattn_std_softmax", "StandardRowsParams"}
                         : key.kind == KernelKind::kStandardGradient ? Kernel{"gradient", "gradient_rows", "fattn_std_gradient", "StandardRowsParams"}
+                        : key.kind == KernelKind::kStandardClean    ? Kernel{"clean", "clean_rows", "fattn_std_clean", "StandardCleanParams"}
                         : key.queries != 0 ? Kernel{"finish", "finish_rows", "fattn_std_finish_queries", "StandardFinishParams"}
                                            : Kernel{"finish", "finish_rows", "fattn_std_finish_keys", "StandardFinishParams"};
   const DType dtype = static_cast<DType>(key.dtype);
   const char* const element = dtype == DType::kBF16 ? "fattn::bf16" : dtype == DType::kF16 ? "fattn::f16" : "fattn::standard::f32";
   const auto flag = [](int x) { return x != 0 ? "true" : "false"; };
-  const bool finish = key.kind == KernelKind::kStandardFinish;
+  const bool finish = key.kind == KernelKind::kStandardFinish || key.kind == KernelKind::kStandardClean;
   std::string comment = text("// ", name_of(dtype));
   if (!finish) comment += text(", ", key.row_threads, " threads a row");
   if (key.capped != 0) comment += ", softcap";
@@ -393,7 +428,22 @@ StandardPlan lay_out_standard(const Problem& p, int arch) {
   } else {
     plan.weights = matrix();
   }
+  plan.cleans = cleans(p);
+  const auto clean = [&](int64_t heads, int64_t seqlen, int64_t width) {
+    StandardClean copy;
+    if (!plan.cleans) return copy;
+    const int64_t pitch = ceil_div(width, unit) * unit;
+    copy.strides = {pitch * seqlen * heads, pitch, pitch * seqlen};
+    copy.offset = take(bytes.of({pitch, seqlen, heads, p.batch, static_cast<int64_t>(size_of(p.dtype))}));
+    copy.spoilt_offset = take(bytes.of({ceil_div(seqlen, kStandardCleanRows), heads, p.batch, 8}));
+    copy.marks_offset = take(bytes.of({2 * words_of(width), seqlen, heads, p.batch, 4}));
+    return copy;
+  };
+  if (!p.backward) plan.v = clean(p.nheads_k, p.seqlen_k, p.headdim_v);
   if (!p.backward) return plan;
+  plan.dout = clean(p.nheads, p.seqlen_q, p.headdim_v);
+  plan.q = clean(p.nheads, p.seqlen_q, p.headdim);
+  plan.k = clean(p.nheads_k, p.seqlen_k, p.headdim);
   if (dbias_ctas(p) > 0 && !dbias_in_place(p)) plan.dbias_offset = take(bytes.of({dbias_bytes(p)}));
   plan.dscores = matrix();
   if (p.group() == 1 || p.empty()) return plan;
@@ -417,14 +467,16 @@ StandardPlan plan_standard(const Problem& p, CudaDevice& device, int arch) {
   };
   plan.scores = product(p.seqlen_q, p.seqlen_k, p.headdim, scale == 0 ? kNextToNothing : scale, q, transposed(k), weights);
   if (!p.backward) {
-    plan.output = product(p.seqlen_q, p.headdim_v, p.seqlen_k, 1.0f, weights, v, queries_of(p, p.o));
+    plan.output = product(p.seqlen_q, p.headdim_v, p.seqlen_k, 1.0f, weights, plan.cleans ? keys_of(p, plan.v.strides) : v, queries_of(p, p.o));
   } else {
     const MatrixBatch dout = queries_of(p, p.dout), dscores = queries_of(p, plan.dscores.strides);
+    const MatrixBatch own_dout = plan.cleans ? queries_of(p, plan.dout.strides) : dout, own_q = plan.cleans ? queries_of(p, plan.q.strides) : q,
+                      own_k = plan.cleans ? keys_of(p, plan.k.strides) : k;
     const bool summed = p.group() > 1;
     plan.dweights = product(p.seqlen_q, p.seqlen_k, p.headdim_v, 1.0f, dout, transposed(v), dscores);
-    plan.dv = product(p.seqlen_k, p.headdim_v, p.seqlen_q, 1.0f, transposed(weights), dout, summed ? sums_of(p, p.headdim_v) : keys_of(p, p.dv));
-    plan.dk = product(p.seqlen_k, p.headdim, p.seqlen_q, factor, transposed(dscores), q, summed ? sums_of(p, p.headdim) : keys_of(p, p.dk));
-    plan.dq = product(p.seqlen_q, p.headdim, p.seqlen_k, factor, dscores, k, queries_of(p, p.dq));
+    plan.dv = product(p.seqlen_k, p.headdim_v, p.seqlen_q, 1.0f, transposed(weights), own_dout, summed ? sums_of(p, p.headdim_v) : keys_of(p, p.dv));
+    plan.dk = product(p.seqlen_k, p.headdim, p.seqlen_q, factor, transposed(dscores), own_q, summed ? sums_of(p, p.headdim) : keys_of(p, p.dk));
+    plan.dq = product(p.seqlen_q, p.headdim, p.seqlen_k, factor, dscores, own_k, queries_of(p, p.dq));
   }
   plan.blas_offset = plan.workspace_bytes;
   plan.workspace_bytes = Bytes(p).sum(plan.workspace_bytes, Bytes(p).of({static_cast<int64_t>(most)}));

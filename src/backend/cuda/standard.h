@@ -52,9 +52,17 @@ struct StandardMatrix {
   bool given = false;  // the caller's
 };
 
+// Where pairs may be hidden: a copy of what is multiplied with weights or dS, without Inf and NaN, in the workspace, and notes of what there was.
+struct StandardClean {
+  Strides strides;
+  int64_t offset = 0, spoilt_offset = 0, marks_offset = 0;
+};
+
 struct StandardPlan {
   int arch = 0;
   StandardMatrix weights, dscores;
+  bool cleans = false;
+  StandardClean v, dout, q, k;                   // forward the first, backward the others
   int64_t sums_k_offset = 0, sums_v_offset = 0;  // backward, where query heads share key heads: dk and dv in fp32
   int64_t dbias_offset = 0;                      // its sums in fp32, unless in place
   int64_t blas_offset = 0;                       // the library's share

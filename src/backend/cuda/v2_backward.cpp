@@ -145,14 +145,14 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     if (row.one_term && pair.packed && (problem.windowed() || target.arch >= 100)) continue;
     if (crowded && pair.dbias && row.tile.pipelined) continue;
     // What spills (4 to 72 bytes): packed sequences under a causal mask for sm_100, and in a window with everything at once, with turns up to headdim
-    // 64, above headdim 96 for sm_100 or with documents and turns.
+    // 64, above headdim 96 for sm_100, or with turns for sm_90 or with documents.
     if (!row.f32 && target.arch >= 100 && pair.packed && problem.causal && std::max(headdim, headdim_v) > 64 && row.tile.chunk == 64 &&
         row.tile.block_n == 128)
       continue;
     const bool everything = pair.packed && problem.windowed() && pair.alibi && pair.dropout && pair.bias != 0 && pair.mask && pair.dbias;
     if (!row.f32 && everything && problem.deterministic && row.tile.block_n == 128) continue;
     if (!row.f32 && everything && std::max(headdim, headdim_v) > 96 && row.tile.block_m == 64 &&
-        (target.arch >= 100 || (problem.deterministic && pair.documents)))
+        (target.arch >= 100 || (problem.deterministic && (pair.documents || target.arch == 90))))
       continue;
     if (row.query_stages == 2 && !splits_before(problem, target)) continue;
     if ((row.f32 ? row.f32_tile().dq_row_warps() : row.tile.dq_row_warps()) == 0) continue;
