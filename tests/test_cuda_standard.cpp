@@ -206,8 +206,11 @@ void finish(const void* argument) {
   ++finish_launches;
   const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k, others = kQueries ? p.mask.seqlen_k : p.mask.seqlen_q;
   const int64_t blocks = (others + kStandardCleanRows - 1) / kStandardCleanRows;
-  for (int64_t number = 0; number < p.rows; ++number) {
-    const int64_t index = number % seqlen, head = number / seqlen % p.heads, batch = number / seqlen / p.heads;
+  const int64_t parts = (seqlen + p.block_rows - 1) / p.block_rows;
+  for (int64_t number = 0; number < p.blocks * p.block_rows; ++number) {
+    const int64_t block = number / p.block_rows, index = block % parts * p.block_rows + number % p.block_rows, head = block / parts % p.heads,
+                  batch = block / parts / p.heads;
+    if (index >= seqlen) continue;
     float* out = static_cast<float*>(p.out) + place(p.out_strides, batch, index, head);
     const float none = Head(p.pairs, p.mask, batch, head).lost() ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (int column = 0; column < p.width; ++column)
