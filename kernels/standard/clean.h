@@ -14,15 +14,19 @@
 
 namespace fattn::standard {
 
-// Whether one of 16 bytes' elements is Inf or NaN: its exponent, and only such a one, has a carry where 1 is added.
+// The highest bit of each element of a word that is Inf or NaN: its exponent, and only such a one, has a carry where 1 is added.
 template <class Element>
-__device__ __forceinline__ bool has_nonfinite(const uint4& unit) {
-  constexpr bool kHalf = is_same<Element, f16>;
-  constexpr unsigned kExponent = is_wide<Element> ? 0x7f800000u : kHalf ? 0x7c007c00u : 0x7f807f80u;
-  constexpr unsigned kOne = is_wide<Element> ? 0x00800000u : kHalf ? 0x04000400u : 0x00800080u;
-  constexpr unsigned kCarry = is_wide<Element> ? 0x80000000u : 0x80008000u;
-  const unsigned sums = ((unit.x & kExponent) + kOne) | ((unit.y & kExponent) + kOne) | ((unit.z & kExponent) + kOne) | ((unit.w & kExponent) + kOne);
-  return (sums & kCarry) != 0;
+__device__ __forceinline__ unsigned nonfinite_of(unsigned word) {
+  if constexpr (is_wide<Element>) return (word & 0x7f800000u) + 0x00800000u & 0x80000000u;
+  if constexpr (is_same<Element, f16>) return (word & 0x7c007c00u) + 0x04000400u & 0x80008000u;
+  return (word & 0x7f807f80u) + 0x00800080u & 0x80008000u;
+}
+// The word with 0 in place of those.
+template <class Element>
+__device__ __forceinline__ unsigned cleaned(unsigned word) {
+  const unsigned nonfinite = nonfinite_of<Element>(word);
+  if constexpr (is_wide<Element>) return nonfinite != 0 ? 0 : word;
+  return word & ~((nonfinite >> 15) * 0xffffu);
 }
 
 template <class Spec>
@@ -37,16 +41,13 @@ class CleanRows {
     load_unit<Element, false>(row, column, width, x);
     return pack<Element>(x);
   }
-  __device__ static uint4 cleaned(const uint4& unit) {
-    float x[kWidth];
-    unpack<Element>(unit, x);
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) x[e] = fabsf(x[e]) < kInfinity ? x[e] : 0.0f;
-    return pack<Element>(x);
+  __device__ static bool all_finite(const uint4& u) {
+    return (nonfinite_of<Element>(u.x) | nonfinite_of<Element>(u.y) | nonfinite_of<Element>(u.z) | nonfinite_of<Element>(u.w)) == 0;
   }
 
   // By the lanes of a row that has some.
   __device__ static void mark(const StandardCleanParams& p, const Bits<Element>* from, unsigned* marks, int lane) {
+#pragma unroll 1
     for (int word = lane; word < p.words; word += p.lanes) {
       unsigned plus = 0, minus = 0;
 #pragma unroll 1
@@ -89,9 +90,9 @@ class CleanRows {
 #pragma unroll
           for (int i = 0; i < kAhead; ++i) {
             if (row + i * step >= rows) continue;
-            if (has_nonfinite<Element>(unit[i])) {
+            if (!all_finite(unit[i])) {
               nonfinite |= 1u << i;
-              unit[i] = cleaned(unit[i]);
+              unit[i] = {cleaned<Element>(unit[i].x), cleaned<Element>(unit[i].y), cleaned<Element>(unit[i].z), cleaned<Element>(unit[i].w)};
             }
             *reinterpret_cast<uint4*>(to + static_cast<long long>(row + i * step) * p.pitch + column) = unit[i];
           }

@@ -17,7 +17,7 @@ constexpr int kWarp = 32;
 constexpr int kElementsHeld = 32;  // of a row, by a thread
 constexpr int kMostThreads = 512;  // of a row: with more, a thread has too few registers to hold its part
 constexpr int kFinishWarps = 8;
-constexpr int64_t kFinishCtas = 1024;
+constexpr int64_t kFinishCtas = 512;
 constexpr int64_t kBlock = 256;  // bytes: what parts of the workspace are aligned to
 
 int64_t unit_of(DType dtype) { return 16 / static_cast<int64_t>(size_of(dtype)); }
