@@ -68,11 +68,13 @@ class CleanRows {
     const int blocks = (p.seqlen + kStandardCleanRows - 1) / kStandardCleanRows;
     const int rows_of_warp = 32 / p.lanes, step = kWarps * rows_of_warp;
 #pragma unroll 1
-    for (long long block = static_cast<long long>(p.batch) * p.heads * blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x) {
-      const long long head = block / blocks, batch = head / p.heads;
-      const int first_row = static_cast<int>(block % blocks) * kStandardCleanRows, rows = min(kStandardCleanRows, p.seqlen - first_row);
+    for (long long number = static_cast<long long>(p.batch) * p.heads * blocks - 1 - blockIdx.x; number >= 0; number -= gridDim.x) {
+      const long long of_all_heads = number / p.heads, batch = of_all_heads / blocks;  // heads side by side at the same time, as they often lie
+      const int head_of_entry = static_cast<int>(number % p.heads), block = static_cast<int>(of_all_heads % blocks);
+      const int first_row = block * kStandardCleanRows, rows = min(kStandardCleanRows, p.seqlen - first_row);
+      const long long head = batch * p.heads + head_of_entry;
       const auto* const from =
-          static_cast<const Bits<Element>*>(p.from) + batch * p.strides.batch + head % p.heads * p.strides.head + first_row * p.strides.row;
+          static_cast<const Bits<Element>*>(p.from) + batch * p.strides.batch + head_of_entry * p.strides.head + first_row * p.strides.row;
       const long long first = head * p.seqlen + first_row;
       auto* const to = static_cast<Bits<Element>*>(p.to) + first * p.pitch;
       if (thread == 0) spoilt[0] = spoilt[1] = 0;
@@ -109,7 +111,7 @@ class CleanRows {
         }
       }
       __syncthreads();
-      if (thread == 0) p.spoilt[block] = static_cast<unsigned long long>(spoilt[1]) << 32 | spoilt[0];
+      if (thread == 0) p.spoilt[head * blocks + block] = static_cast<unsigned long long>(spoilt[1]) << 32 | spoilt[0];
     }
   }
 };
