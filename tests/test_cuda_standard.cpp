@@ -206,8 +206,11 @@ void finish(const void* argument) {
   ++finish_launches;
   const int64_t seqlen = kQueries ? p.mask.seqlen_q : p.mask.seqlen_k, others = kQueries ? p.mask.seqlen_k : p.mask.seqlen_q;
   const int64_t blocks = (others + kStandardCleanRows - 1) / kStandardCleanRows;
-  for (int64_t number = 0; number < p.rows; ++number) {
-    const int64_t index = number % seqlen, head = number / seqlen % p.heads, batch = number / seqlen / p.heads;
+  const int64_t parts = (seqlen + p.block_rows - 1) / p.block_rows;
+  for (int64_t number = 0; number < p.blocks * p.block_rows; ++number) {
+    const int64_t block = number / p.block_rows, index = block % parts * p.block_rows + number % p.block_rows, head = block / parts % p.heads,
+                  batch = block / parts / p.heads;
+    if (index >= seqlen) continue;
     float* out = static_cast<float*>(p.out) + place(p.out_strides, batch, index, head);
     const float none = Head(p.pairs, p.mask, batch, head).lost() ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (int column = 0; column < p.width; ++column)
@@ -371,6 +374,27 @@ TEST_F(CudaStandard, WeightsAreReturned) {
   EXPECT_EQ(weights[5 * 50 + 24], 0.0f) << "between the heads nothing is written";
   options.algorithm = Algorithm::kV2;
   expect_contains(error_of([&] { forward(t.forward, options); }), "unsupported: algorithm v2 never has the weights in memory");
+}
+
+// With so many heads a CTA looks at more rows than it would write.
+TEST_F(CudaStandard, ManyHeadsGetWhatTheySee) {
+  constexpr int64_t kBatch = 128, kSeqlen = 20, kHeads = 4, kWidth = 128, kRow = kHeads * kWidth;
+  Tensors t(DType::kF32, kBatch, kSeqlen, kHeads, kHeads, kWidth);
+  std::vector<float> v(static_cast<size_t>(kBatch * kSeqlen * kRow), 1.0f), o(v.size());
+  for (int64_t batch = 0; batch < kBatch; ++batch)
+    for (int64_t head = 0; head < kHeads; ++head)
+      v[static_cast<size_t>((batch * kSeqlen + kSeqlen - 1) * kRow + head * kWidth + 5)] = std::numeric_limits<float>::quiet_NaN();
+  check(fattn_cuda_copy(0, FATTN_COPY_TO_DEVICE, const_cast<void*>(t.forward.v.data()), v.data(), v.size() * 4, nullptr));
+  Options options = standard();
+  options.causal = true;
+  forward(t.forward, options);
+  check(fattn_cuda_copy(0, FATTN_COPY_TO_HOST, o.data(), t.forward.o.data(), o.size() * 4, nullptr));
+  int wrong = 0;
+  for (size_t i = 0; i < o.size(); ++i) {
+    const bool sees = static_cast<int64_t>(i) / kRow % kSeqlen == kSeqlen - 1 && i % kWidth == 5;
+    if (sees ? !std::isnan(o[i]) : !(std::fabs(o[i] - 1) < 1e-5f)) ++wrong;
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST_F(CudaStandard, WhatCannotBeComputedSaysWhy) {

@@ -1,6 +1,6 @@
 // Algorithm standard: rows of an output after its product. Sums over a group of heads get their dtype; Inf and NaN that the product did not meet
-// (kernels/standard/clean.h) go to the rows that see them. A row asks once for all of its columns, and as often whatever there is: notes of what it
-// sees, a bit a column, are or-ed.
+// (kernels/standard/clean.h) go to the rows that see them. A CTA asks once whether there are any for its rows, which are of one head. If so a row
+// asks once for all of its columns, and as often whatever there is: notes of what it sees, a bit a column, are or-ed.
 //
 // Spec: Element, kAligned, kQueries (a row is a query: o, dq; else a key: dk, dv), kThreads, and kPair with features that hide pairs.
 #pragma once
@@ -22,12 +22,6 @@ class FinishRows {
   struct Place {
     long long batch;
     int head, index;
-    __device__ Place(const StandardFinishParams& p, long long number) {
-      const int seqlen = Spec::kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
-      index = static_cast<int>(number % seqlen);
-      head = static_cast<int>(number / seqlen % p.heads);
-      batch = number / seqlen / p.heads;
-    }
     __device__ long long in(const StandardStrides& s) const { return batch * s.batch + head * s.head + index * s.row; }
   };
 
@@ -35,6 +29,18 @@ class FinishRows {
   struct Seen {
     unsigned plus[kWords], minus[kWords];
   };
+
+  __device__ static int seqlen_of_other(const StandardFinishParams& p) { return Spec::kQueries ? p.mask.seqlen_k : p.mask.seqlen_q; }
+
+  // Of all threads of the CTA together: whether what the head was multiplied with, of all heads of a group, had any.
+  __device__ static bool any_spoilt(const StandardFinishParams& p, long long batch, int head) {
+    const int blocks = (seqlen_of_other(p) + kStandardCleanRows - 1) / kStandardCleanRows;
+    const long long first = Spec::kQueries ? batch * (p.heads / p.group) + head / p.group : (batch * p.heads + head) * p.group;
+    const long long count = static_cast<long long>(Spec::kQueries ? 1 : p.group) * blocks;
+    unsigned long long some = 0;
+    for (long long i = threadIdx.x; i < count; i += Spec::kThreads) some |= p.spoilt[first * blocks + i];
+    return __syncthreads_or(some != 0 ? 1 : 0) != 0;
+  }
 
   __device__ static bool has_gradient(const StandardFinishParams& p, long long batch, int head, int query) {
     const StandardStrides& s = p.lse_strides;
@@ -48,7 +54,7 @@ class FinishRows {
     const core::Mask32 mask = mask_of(p.mask, keys);
     const int begin = Spec::kQueries ? mask.visible_begin(at.index) : mask.first_row(at.index);
     const int end = Spec::kQueries ? mask.visible_end(at.index) : mask.row_end(at.index);
-    const int rows = Spec::kQueries ? p.mask.seqlen_k : p.mask.seqlen_q, blocks = (rows + kStandardCleanRows - 1) / kStandardCleanRows;
+    const int rows = seqlen_of_other(p), blocks = (rows + kStandardCleanRows - 1) / kStandardCleanRows;
     const long long other = Spec::kQueries ? at.batch * (p.heads / p.group) + head / p.group : at.batch * (p.heads * p.group) + head;
     const unsigned long long* const spoilt = p.spoilt + other * blocks;
     bool any = false;
@@ -136,31 +142,39 @@ class FinishRows {
     }
   }
 
+  // From the sums over a group of heads, or without a product: then there is nothing, or NaN if the entry's length is out of range.
+  __device__ static void write(const StandardFinishParams& p, const Place& at, int lane) {
+    Bits<Element>* out = static_cast<Bits<Element>*>(p.out) + at.in(p.out_strides);
+    const int seqlen = Spec::kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
+    const float* sums = p.all == 0 ? p.sums + ((at.batch * seqlen + at.index) * p.heads + at.head) * p.width : nullptr;
+    const float none = EntryKeys<kPair>(p.pairs, p.mask, at.batch).lost ? __uint_as_float(0x7fffffffu) : 0.0f;
+    for (int column = lane * kWidth; column < p.width; column += p.lanes * kWidth) {
+      float x[kWidth];
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) x[e] = sums && column + e < p.width ? sums[column + e] : none;
+      store_unit<Element, Spec::kAligned>(out, column, p.width, x);
+    }
+  }
+
  public:
   __device__ static void run(const StandardFinishParams& p) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const long long warp = (static_cast<long long>(blockIdx.x) * Spec::kThreads + threadIdx.x) / 32;
-    const int rows_of_warp = 32 / p.lanes;
-    const long long first = warp * rows_of_warp, mine = first + lane / p.lanes;
-    if (first >= p.rows) return;
-    if (mine < p.rows && (p.sums || p.all != 0)) {
-      const Place at(p, mine);
-      Bits<Element>* out = static_cast<Bits<Element>*>(p.out) + at.in(p.out_strides);
-      const int seqlen = Spec::kQueries ? p.mask.seqlen_q : p.mask.seqlen_k;
-      const float* sums = p.all == 0 ? p.sums + ((at.batch * seqlen + at.index) * p.heads + at.head) * p.width : nullptr;
-      // Without a product there is nothing, or NaN if the entry's length is out of range.
-      const float none = EntryKeys<kPair>(p.pairs, p.mask, at.batch).lost ? __uint_as_float(0x7fffffffu) : 0.0f;
-      for (int column = lane % p.lanes * kWidth; column < p.width; column += p.lanes * kWidth) {
-        float x[kWidth];
-#pragma unroll
-        for (int e = 0; e < kWidth; ++e) x[e] = sums && column + e < p.width ? sums[column + e] : none;
-        store_unit<Element, Spec::kAligned>(out, column, p.width, x);
-      }
-    }
-    if (!p.spoilt) return;
-    ptx::warp_sync();
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int seqlen = Spec::kQueries ? p.mask.seqlen_q : p.mask.seqlen_k, blocks = (seqlen + p.block_rows - 1) / p.block_rows;
 #pragma unroll 1
-    for (int row = 0; row < rows_of_warp && first + row < p.rows; ++row) add_seen(p, Place(p, first + row), lane);
+    for (long long block = blockIdx.x; block < p.blocks; block += gridDim.x) {
+      const long long head = block / blocks;
+      const int begin = static_cast<int>(block % blocks) * p.block_rows, end = begin + min(p.block_rows, seqlen - begin);
+      Place at{head / p.heads, static_cast<int>(head % p.heads), 0};
+      if (p.sums || p.all != 0) {
+        const int rows_of_warp = 32 / p.lanes;
+#pragma unroll 1
+        for (at.index = begin + warp * rows_of_warp + lane / p.lanes; at.index < end; at.index += Spec::kThreads / 32 * rows_of_warp)
+          write(p, at, lane % p.lanes);
+      }
+      if (!p.spoilt || !any_spoilt(p, at.batch, at.head)) continue;  // behind a barrier: another warp may have written the row
+#pragma unroll 1
+      for (at.index = begin + warp; at.index < end; at.index += Spec::kThreads / 32) add_seen(p, at, lane);
+    }
   }
 };
 

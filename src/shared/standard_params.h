@@ -69,9 +69,10 @@ struct StandardFinishParamsWith {
   const unsigned long long* spoilt;  // as above, of what was multiplied; null: no pair is hidden
   const unsigned* marks;
 
-  long long rows;  // batch * heads * seqlen
-  int heads;       // of out
-  int group;       // query heads that share a key head
+  long long blocks;  // of rows of one head
+  int block_rows;
+  int heads;  // of out
+  int group;  // query heads that share a key head
   int width;
   int words;       // as above
   int keeps_sign;  // 0: what sees Inf is NaN

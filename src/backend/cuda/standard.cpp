@@ -17,6 +17,7 @@ constexpr int kWarp = 32;
 constexpr int kElementsHeld = 32;  // of a row, by a thread
 constexpr int kMostThreads = 512;  // of a row: with more, a thread has too few registers to hold its part
 constexpr int kFinishWarps = 8;
+constexpr int64_t kFinishCtas = 512;
 constexpr int64_t kBlock = 256;  // bytes: what parts of the workspace are aligned to
 
 int64_t unit_of(DType dtype) { return 16 / static_cast<int64_t>(size_of(dtype)); }
@@ -170,7 +171,13 @@ int lanes_of(const Problem& p, int64_t width) {
   return lanes;
 }
 int words_of(int64_t width) { return static_cast<int>(ceil_div(width, 32)); }
-int64_t finish_grid(const Problem& p, int64_t rows, int64_t width) { return ceil_div(rows, int64_t{kFinishWarps} * (kWarp / lanes_of(p, width))); }
+
+// Rows of a CTA behind a product. Where it only asks whether there is something to do: as many as leave every multiprocessor some CTAs.
+int64_t finish_rows(const Problem& p, int64_t heads, int64_t seqlen, int64_t width, bool writes) {
+  int64_t rows = int64_t{kFinishWarps} * (kWarp / lanes_of(p, width));
+  while (!writes && rows < seqlen && heads * ceil_div(seqlen, 2 * rows) >= kFinishCtas) rows *= 2;
+  return rows;
+}
 
 // One call: where everything lies.
 class Call {
@@ -278,7 +285,7 @@ class Call {
     params.lanes = lanes_of(p_, width);
     StandardKey key = clean_key(p_, plan_.arch);
     key.aligned = aligned_bytes(from) && aligned_bytes(p_, strides);
-    launch(device_, key, p_.batch * heads * ceil_div(seqlen, kStandardCleanRows), params, stream_);
+    launch(device_, key, std::min<int64_t>(p_.batch * heads * ceil_div(seqlen, kStandardCleanRows), kMaxGrid), params, stream_);
     return params.to;
   }
 
@@ -304,19 +311,21 @@ class Call {
   void finish_pass(StandardFinishParams& params, const Strides& out_strides, bool queries) const {
     StandardKey key = finish_key(p_, plan_.arch, queries);
     key.aligned = aligned_bytes(params.out) && aligned_bytes(p_, out_strides);
-    launch(device_, key, finish_grid(p_, params.rows, params.width), params, stream_);
+    const int64_t heads = p_.batch * params.heads, seqlen = queries ? p_.seqlen_q : p_.seqlen_k;
+    const int64_t rows = finish_rows(p_, heads, seqlen, params.width, params.sums || params.all != 0);
+    params.block_rows = static_cast<int>(rows);
+    params.blocks = heads * ceil_div(seqlen, rows);
+    launch(device_, key, std::min<int64_t>(params.blocks, kMaxGrid), params, stream_);
   }
   void finish_queries(void* out, const Strides& out_strides, int64_t width, const StandardClean& other, bool backward) const {
     StandardFinishParams params = finish(out, out_strides, width, other, !backward);
     params.matrix = pairs_of(plan_.weights);
-    params.rows = rows_of(p_);
     params.heads = static_cast<int>(p_.nheads);
     params.lse = backward ? static_cast<const float*>(b_.lse) : nullptr;
     finish_pass(params, out_strides, true);
   }
   void finish_keys(void* out, const Strides& out_strides, int64_t width, const StandardClean& other, bool keeps_sign, int64_t sums_offset) const {
     StandardFinishParams params = finish(out, out_strides, width, other, keeps_sign);
-    params.rows = p_.batch * p_.nheads_k * p_.seqlen_k;
     params.heads = static_cast<int>(p_.nheads_k);
     params.lse = static_cast<const float*>(b_.lse);
     params.sums = p_.group() > 1 && plan_.scores ? static_cast<const float*>(sums(sums_offset)) : nullptr;

@@ -32,7 +32,10 @@ struct StandardKey {
   int32_t pair = 0;         // pair_bits() of what the kernel has to do with
   std::array<int32_t, 7> reserved{};
   int threads() const { return row_threads > 32 ? row_threads : 256; }
-  int ctas() const { return threads() > 256 ? 1 : (pair != 0 ? 512 : 768) / threads(); }  // of a multiprocessor, at least
+  int ctas() const {                                                                       // of a multiprocessor, at least
+    if (kind == KernelKind::kStandardClean) return (arch < 80 ? 1024 : 1280) / threads();  // what it does is waiting for memory
+    return threads() > 256 ? 1 : (pair != 0 ? 512 : 768) / threads();
+  }
 };
 static_assert(sizeof(StandardKey) == 64);
 
