@@ -179,7 +179,7 @@ TEST_P(CpuValues, InDecode) {
       Case c = plain();
       c.backward = false;
       c.seqlen_q = queries;
-      c.seqlen_k = 8192;
+      c.seqlen_k = 1024;
       if (option == 0) c.mask = Pairs::kKeys;
       if (option == 1) c.bias = Pairs::kAll;
       if (option == 2) c.documents = Documents::kAny;
