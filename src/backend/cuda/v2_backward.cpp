@@ -128,11 +128,11 @@ int choose_row(const Problem& problem, const V2Target& target, bool tight) {
     // Nor, from sm_90 on, to a mask (4 to 40 bytes).
     if (row.staged && row.tile.block_n == 128 && target.arch >= 90 && pair.mask) continue;
     // In a window of packed sequences above headdim 64 stages spill with a bias in fp32 and its gradient alone (4 to 24 bytes), from sm_90 on with a
-    // mask (8), and from sm_100 on 64 queries with that bias (8).
+    // mask (8) and 64 queries with that bias (4 to 8).
     if (row.staged && !much && std::max(headdim, headdim_v) > 64 && pair.packed && problem.windowed()) {
       const bool fp32_gradient = pair.bias == 2 && pair.dbias;
       if (row.tile.pipelined && (fp32_gradient || (target.arch >= 90 && pair.mask))) continue;
-      if (row.tile.block_m == 64 && target.arch >= 100 && fp32_gradient) continue;
+      if (row.tile.block_m == 64 && target.arch >= 90 && fp32_gradient) continue;
     }
     // For sm_120 turns and addresses of any kind leave the widest documents of packed sequences no more than this (16 bytes).
     if (row.level >= 80 && !row.f32 && target.arch >= 120 && std::max(headdim, headdim_v) > 192 && pair.packed && pair.documents &&
