@@ -29,6 +29,9 @@ cuda::Buffer execute(const Plan& plan, const Tensors& tensors) {
   return workspace;
 }
 
+// Of v3's backward pass: behind dq, lse and row sums, a flag for each block of 64 queries.
+constexpr int64_t flag_bytes(int64_t rows) { return (rows / 64 * 4 + 15) / 16 * 16; }
+
 // What depends on pairs: pointers and strides reach the kernels, dbias is made 0 before and, in 16 bits, written behind them.
 TEST_F(CudaBackend, FeaturesOfPairsReachTheKernels) {
   stub().kernel("fattn_v2_fwd", note_pairs, sizeof last_pairs);
@@ -265,7 +268,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   const cuda::Buffer more = execute(v3_backward, whole);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E", "rest"}));
   const int64_t rows = kHeads * (kTotal / 64 + 3) * 64;
-  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (kHeaddim + 2) * 4 + flag_bytes(rows));
   EXPECT_EQ(last_pairs.cu_seqlens_k, b.scores.cu_seqlens_k.data());
   EXPECT_EQ(last_pairs.dlse, b.dlse.data());
   whole.scores.seqused_k = ints(3, 128);
@@ -281,7 +284,7 @@ TEST_F(CudaBackend, PackedSequencesReachTheKernels) {
   expect_contains(with_documents.info().kernel, "cuda v3 backward bf16");
   const cuda::Buffer of_documents = execute(with_documents, b);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "pairs", "B", "E", "rest"}));
-  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(of_documents.get()) + rows * (kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(of_documents.get()) + rows * (kHeaddim + 2) * 4 + flag_bytes(rows));
   EXPECT_EQ(last_pairs.document_k, b.scores.document_k.data());
   BackwardTensors none = b;  // no sequence, no ids to look through
   none.scores.cu_seqlens_q = ints(1, 0);
@@ -329,7 +332,7 @@ TEST_F(CudaBackend, DocumentsReachTheKernelsOfBothPasses) {
   const cuda::Buffer more = execute(backward, d.backward);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
   const int64_t rows = OnDevice::kBatch * OnDevice::kHeads * ((OnDevice::kSeqlen + 63) / 64) * 64;
-  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4);
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(more.get()) + rows * (OnDevice::kHeaddim + 2) * 4 + flag_bytes(rows));
   EXPECT_EQ(last_pairs.document_k, t.scores.document_k.data());
 }
 
@@ -346,8 +349,8 @@ TEST_F(CudaBackend, AMaskOfPairsReachesTheKernelsOfAlgorithmV3) {
   const cuda::Buffer workspace = execute(plan, d.backward);
   EXPECT_EQ(launched, (std::vector<std::string>{"pairs", "pairs", "B", "E"}));
   constexpr int64_t kBlocks = (OnDevice::kSeqlen + 63) / 64;
-  EXPECT_EQ(last_pairs.tiles,
-            static_cast<char*>(workspace.get()) + OnDevice::kBatch * OnDevice::kHeads * kBlocks * 64 * (OnDevice::kHeaddim + 2) * 4 + 512)
+  constexpr int64_t kRows = OnDevice::kBatch * OnDevice::kHeads * kBlocks * 64;
+  EXPECT_EQ(last_pairs.tiles, static_cast<char*>(workspace.get()) + kRows * (OnDevice::kHeaddim + 2) * 4 + flag_bytes(kRows) + 512)
       << "which blocks show anything is before the words";
   EXPECT_EQ(last_pairs.pair_mask, mask.data());
   EXPECT_EQ(last_pairs.pair_mask_strides.batch, 0);

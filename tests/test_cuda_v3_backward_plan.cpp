@@ -89,7 +89,8 @@ TEST(V3BackwardPlanSmall, WorkspaceIsWhatTheKernelsCountOn) {
     const int64_t rows = 2 * 6 * 320;  // blocks of 64
     EXPECT_EQ(plan.lse_log2_offset, rows * 96 * 4);
     EXPECT_EQ(plan.row_sum_offset, plan.lse_log2_offset + rows * 4);
-    EXPECT_EQ(plan.semaphore_offset, plan.row_sum_offset + rows * 4);
+    EXPECT_EQ(plan.nonfinite_offset, plan.row_sum_offset + rows * 4);
+    EXPECT_EQ(plan.semaphore_offset, plan.nonfinite_offset + (rows / 64 * 4 + 15) / 16 * 16) << "flags of each block of queries";
     EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? 4 * (1 + rows / 64) : 0));
     for (const int64_t offset : {plan.lse_log2_offset, plan.row_sum_offset, plan.semaphore_offset}) EXPECT_EQ(offset % 16, 0) << "bulk copies";
   }
@@ -487,7 +488,7 @@ TEST(V3BackwardPlanSmall, AMaskOfPairsHasWordsInTheWorkspace) {
         const V3BackwardPlan plan = plan_v3_backward(p, kH200);
         EXPECT_EQ(plan.workspace_bytes, plan.tiles_offset + heads * row_blocks * 9 * 64 * 64 / 8);
         const int64_t shown = (heads * row_blocks * 9 + 511) / 512 * 512;
-        EXPECT_EQ(plan.tiles_offset, plan.row_sum_offset + plan.prepare_grid * 64 * 4 + shown) << "which blocks show anything";
+        EXPECT_EQ(plan.tiles_offset, plan.nonfinite_offset + (plan.prepare_grid * 4 + 15) / 16 * 16 + shown) << "which blocks show anything";
         EXPECT_EQ(plan.mask_grid, heads * row_blocks * 3) << "256 keys a CTA";
         EXPECT_EQ(plan.mask_threads, 128);
         for (const V3BackwardKey* key : {&plan.main, &plan.finish}) {

@@ -23,6 +23,19 @@ __device__ __forceinline__ unsigned ld_shared_4(unsigned address) {
   return d;
 }
 
+// Of a word that another warp may be writing: read anew at each call. ptxas takes an ordinary load out of a loop that waits for a change.
+__device__ __forceinline__ unsigned ld_shared_volatile_4(unsigned address) {
+  unsigned d;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
+  return d;
+}
+__device__ __forceinline__ void st_shared_volatile_4(unsigned address, unsigned x) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ void red_or_shared(unsigned address, unsigned bits) {
+  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+
 __device__ __forceinline__ float ld_shared_f32(unsigned address) {
   float d;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(d) : "r"(address) : "memory");

@@ -19,6 +19,7 @@
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_masked.h"
 #include "kernels/v3/backward_roles.h"
+#include "kernels/v3/backward_watch.h"
 
 namespace fattn::v3 {
 
@@ -58,6 +59,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const BackwardBarriers<Spec> barriers{shared + Shape::kOffsetBarriers};
   const TilePlace tile{shared + Shape::kOffsetTile};
   ptx::let_kernel_after_come_up();
+  if (Watch<Spec>::kWatches && threadIdx.x == 0) Watch<Spec>{tile}.set(0);
   if constexpr (Shape::kMaskBlocks) {
     if (threadIdx.x < 32) begin_masked_tile<Spec>(p, shared, barriers, tile, static_cast<int>(threadIdx.x));
   } else if (threadIdx.x == 0) {

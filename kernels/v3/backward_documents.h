@@ -55,7 +55,7 @@ __device__ __forceinline__ void write_document_tile(const BackwardCall& p, TileP
   if constexpr (kPacked) place.write_rows_of_sequence(tile);
 }
 
-// Zeros for pairs of two documents; `key`, `row`: as in hide().
+// As hide(), of pairs of two documents.
 template <class Spec>
 __device__ __forceinline__ void hide_other_documents(float (&x)[32], const BackwardCall& p, EntryPlace<kPairOf<Spec>.packed> at, int key, int row) {
   const PairParams& pairs = pairs_of(p.call);
@@ -71,10 +71,10 @@ __device__ __forceinline__ void hide_other_documents(float (&x)[32], const Backw
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int2 id = of_queries[4 * i];
-    if (id.x != id0) x[4 * i] = 0;
-    if (id.y != id0) x[4 * i + 1] = 0;
-    if (id.x != id1) x[4 * i + 2] = 0;
-    if (id.y != id1) x[4 * i + 3] = 0;
+    if (id.x != id0) x[4 * i] = kHiddenWeight;
+    if (id.y != id0) x[4 * i + 1] = kHiddenWeight;
+    if (id.x != id1) x[4 * i + 2] = kHiddenWeight;
+    if (id.y != id1) x[4 * i + 3] = kHiddenWeight;
   }
 }
 

@@ -11,11 +11,13 @@
 #include "kernels/ptx/tensor_copy.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_careful.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_load.h"
 #include "kernels/v3/backward_ring.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/backward_watch.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
@@ -31,6 +33,8 @@ struct QueryGradient {
   static constexpr int kParts = kWhole + (kRest > 0);
   static constexpr int kBarrier = 1;  // named, of this warpgroup
   static constexpr bool kRing = ring_of<Spec>();
+  static constexpr bool kWatches = Watch<Spec>::kWatches;
+  static constexpr int kCarefulColumns = 16;  // at once; more want too many registers
   static_assert(kRest == 0 || kRest == 32);
 
   const BackwardCall& p;
@@ -88,6 +92,46 @@ struct QueryGradient {
     }
   }
 
+  // dS of the block was read for the last time, if this was the last part.
+  __device__ __forceinline__ void give_back(int part) const {
+    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
+  }
+  __device__ __forceinline__ void wait_for_staging() const {
+    if constexpr (Spec::kStagings == 1) {
+      if (thread == 0) ptx::bulk_wait_read<0>();
+      ptx::bar_sync(kBarrier, 128);
+    }
+  }
+  // Columns of dq to the staging buffer, from the `first`th 8 of the part on.
+  template <int kCount>
+  __device__ __forceinline__ void stage(const float (&dq)[kCount], int first) const {
+    const unsigned to = staging_of(staging) + static_cast<unsigned>(16 * thread + 2048 * first);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i)
+      ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                                                                    __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])});
+  }
+  __device__ __forceinline__ void staged() {
+    pending_block = block;
+    if constexpr (Spec::kStagings == 2) staging ^= 1;
+  }
+
+  // As multiply(), while k has Inf or NaN.
+  template <int kColumns, int kPending>
+  __device__ __forceinline__ void multiply_part_carefully(int part) {
+    if (pending_block >= 0) flush<kPending>(part == 0 ? kParts - 1 : part - 1);
+    wait_for_staging();
+#pragma unroll 1
+    for (int i = 0; i < kColumns; i += kCarefulColumns) {
+      float columns[kCarefulColumns / 2];
+      FragmentPlace<TileK> k(shared + static_cast<unsigned>(part * TileK::kColumnBytes));
+      k.first ^= static_cast<unsigned>(2 * i);
+      multiply_carefully<Element, TileDs>(columns, shared + Shape::kOffsetDs + ds.stage * TileDs::kBytes, k);
+      stage(columns, i / 8);
+    }
+    give_back(part);
+    staged();
+  }
   // kColumns columns of dq from column 64 * part on; meanwhile the kPending columns before are flushed, if there are any.
   template <int kColumns, int kPending>
   __device__ __forceinline__ void multiply(int part) {
@@ -105,28 +149,29 @@ struct QueryGradient {
     if (pending_block >= 0) flush<kPending>(part == 0 ? kParts - 1 : part - 1);
     ptx::wgmma_wait<0>();
     ptx::pin(dq);
-    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
-    if constexpr (Spec::kStagings == 1) {
-      if (thread == 0) ptx::bulk_wait_read<0>();
-      ptx::bar_sync(kBarrier, 128);
-    }
-    const unsigned to = staging_of(staging) + static_cast<unsigned>(16 * thread);
-#pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i)
-      ptx::st_shared_16(to + static_cast<unsigned>(2048 * i), uint4{__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
-                                                                    __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])});
-    pending_block = block;
-    if constexpr (Spec::kStagings == 2) staging ^= 1;
+    give_back(part);
+    wait_for_staging();
+    stage(dq, 0);
+    staged();
+  }
+  template <int kColumns, int kPending, bool kCareful>
+  __device__ __forceinline__ void multiply_part(int part) {
+    if constexpr (kCareful)
+      multiply_part_carefully<kColumns, kPending>(part);
+    else
+      multiply<kColumns, kPending>(part);
   }
 
+  // kCareful: k has Inf or NaN.
+  template <bool kCareful>
   __device__ __forceinline__ void multiply_block() {
     if constexpr (kRest == 0) {
 #pragma unroll 1
-      for (int part = 0; part < kParts; ++part) multiply<64, 64>(part);
+      for (int part = 0; part < kParts; ++part) multiply_part<64, 64, kCareful>(part);
     } else {
       static_assert(kRest == 0 || kWhole == 1);
-      multiply<64, kRest>(0);
-      multiply<kRest, 64>(1);
+      multiply_part<64, kRest, kCareful>(0);
+      multiply_part<kRest, 64, kCareful>(1);
     }
   }
 
@@ -134,9 +179,33 @@ struct QueryGradient {
     BackwardLoader<Spec> loader(p, shared, barriers);
     if constexpr (!Spec::kOwnLoader)
       if (thread == 0) loader.begin(tile);
-    if constexpr (Shape::kDropout && !Spec::kOwnLoader) return run_making_bits(loader);
-    EarlierHead<Spec> earlier(p, tile);
-    if constexpr (kRing) earlier.begin();
+    if constexpr (kWatches)
+      if (Watch<Spec>{tile}.look(p, shared, barriers, thread)) {  // of its own, so that ptxas holds nothing in registers for both
+        const TilePlace of{ptx::opaque(tile.address)};
+        QueryGradient(p, ptx::opaque(shared), {ptx::opaque(barriers.first)}, of).template add_all<true>(loader);
+        return;
+      }
+    add_all<false>(loader);
+  }
+  template <bool kCareful>
+  __device__ __forceinline__ void add_all(BackwardLoader<Spec>& loader) {
+    if constexpr (Shape::kDropout && !Spec::kOwnLoader) {
+      blocks_making_bits<kCareful>(loader);
+      finish();
+      if (thread == 0) ptx::bulk_wait<0>();
+    } else {
+      EarlierHead<Spec> earlier(p, tile);
+      if constexpr (kRing) earlier.begin();
+      blocks<kCareful>(loader, earlier);
+      finish();
+      if constexpr (kRing)
+        earlier.finish();
+      else if (thread == 0)
+        ptx::bulk_wait<0>();
+    }
+  }
+  template <bool kCareful>
+  __device__ __forceinline__ void blocks(BackwardLoader<Spec>& loader, EarlierHead<Spec>& earlier) {
     int left = tile.blocks();
 #pragma unroll 1
     for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
@@ -144,8 +213,9 @@ struct QueryGradient {
       if constexpr (!Spec::kOwnLoader)
         if (thread == 0) loader.next();  // v3/backward_load.h, run_behind_ds(), says why now
       if constexpr (kRing) earlier.convert_another();
-      multiply_block();
-      if constexpr (kRing) earlier.convert();
+      if constexpr (kRing && kCareful) earlier.convert();  // no registers for both
+      multiply_block<kCareful>();
+      if constexpr (kRing && !kCareful) earlier.convert();
       ds.next();
       ++block;
       if (--left == 0) {  // to the next query head, whose blocks follow
@@ -153,14 +223,10 @@ struct QueryGradient {
         block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
-    finish();
-    if constexpr (kRing)
-      earlier.finish();
-    else if (thread == 0)
-      ptx::bulk_wait<0>();
   }
   // The same with dropout, where loads are this warpgroup's too: its other warps make the bits, one block ahead.
-  __device__ __forceinline__ void run_making_bits(BackwardLoader<Spec>& loader) {
+  template <bool kCareful>
+  __device__ __forceinline__ void blocks_making_bits(BackwardLoader<Spec>& loader) {
     static_assert(!kRing);
     const KeptBits<Spec> bits{shared, barriers};
     typename KeptBits<Spec>::Made made(p, tile);
@@ -174,7 +240,7 @@ struct QueryGradient {
       if (makes && step + 1 < steps) bits.make_next(p, tile, made, step + 1);
       ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
       if (thread == 0) loader.next();
-      multiply_block();
+      multiply_block<kCareful>();
       ds.next();
       ++block;
       if (--left == 0) {
@@ -182,8 +248,6 @@ struct QueryGradient {
         block += ptx::uniform(tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p));
       }
     }
-    finish();
-    if (thread == 0) ptx::bulk_wait<0>();
   }
   __device__ __forceinline__ void finish() {
     if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());

@@ -7,8 +7,10 @@
 #include "kernels/ptx/reduce_global.h"
 #include "kernels/ptx/semaphore.h"
 #include "kernels/ptx/wgmma.h"
+#include "kernels/v3/backward_careful.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/backward_watch.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
@@ -21,7 +23,9 @@ struct DirectQueryGradient {
   using Element = typename Spec::Element;
   static constexpr int kWidth = Spec::kHeaddim;
   static constexpr int kColumns = kWidth % 64 == 0 ? 64 : 32, kParts = kWidth / kColumns;  // computed at once, so often
+  static constexpr int kCarefulColumns = 16;                                               // at once; more want too many registers
   static constexpr int kBarrier = 1;                                                       // named, of this warpgroup
+  static constexpr bool kWatches = Watch<Spec>::kWatches;
   static_assert(kWidth % kColumns == 0);
 
   const BackwardCall& p;
@@ -60,6 +64,36 @@ struct DirectQueryGradient {
     if (thread == 0) ptx::red_add_release(turn(), 1);
   }
 
+  // dS of the block was read for the last time, if this was the last part.
+  __device__ __forceinline__ void give_back(int part) const {
+    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
+  }
+  // Where the thread adds the columns of the part.
+  __device__ __forceinline__ float* place(int part) const {
+    return p.call.dq_accum + static_cast<long long>(block) * (Shape::kBlockM * kWidth) + part * (Shape::kBlockM * kColumns) + 4 * thread;
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void add(const float (&dq)[kCount], float* to) {
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) ptx::red_add_f32x4(to + 512 * i, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+  }
+  // As multiply(), while k has Inf or NaN.
+  __device__ __forceinline__ void multiply_part_carefully(int part) const {
+    if (Spec::kDeterministic && part == 0) wait_turn();
+    float* const to = place(part);
+    FragmentPlace<TileK> k(shared + static_cast<unsigned>((kColumns == 64 ? part : part / 2) * TileK::kColumnBytes));
+    if constexpr (kColumns != 64) k.first ^= static_cast<unsigned>(part % 2 * 64);
+#pragma unroll 1
+    for (int i = 0; i < kColumns; i += kCarefulColumns) {
+      float columns[kCarefulColumns / 2];
+      FragmentPlace<TileK> of = k;
+      of.first ^= static_cast<unsigned>(2 * i);
+      multiply_carefully<Element, TileDs>(columns, shared + Shape::kOffsetDs + ds.stage * TileDs::kBytes, of);
+      add(columns, to + 64 * i);
+    }
+    give_back(part);
+    if (Spec::kDeterministic && part == kParts - 1) pass_turn();
+  }
   __device__ __forceinline__ void multiply(int part) const {
     float dq[kColumns / 2];
     const unsigned a = ptx::wgmma_descriptor(shared + Shape::kOffsetDs, TileDs::kColumnBytes) + ds.stage * (TileDs::kBytes / 16);
@@ -74,23 +108,38 @@ struct DirectQueryGradient {
       ptx::wgmma<Element, true, ptx::Major::kOther, ptx::Major::kOther>(dq, a + static_cast<unsigned>(step * 128),
                                                                         b + static_cast<unsigned>(step * 128));
     ptx::wgmma_commit();
-    float* const to = p.call.dq_accum + static_cast<long long>(block) * (Shape::kBlockM * kWidth) + part * (Shape::kBlockM * kColumns) + 4 * thread;
+    float* const to = place(part);
     ptx::wgmma_wait<0>();
     ptx::pin(dq);
-    if (part == kParts - 1 && thread % 32 == 0) ptx::mbarrier_arrive(barriers.ds_empty(ds.stage));
+    give_back(part);
     if (Spec::kDeterministic && part == 0) wait_turn();
-#pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i) ptx::red_add_f32x4(to + 512 * i, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    add(dq, to);
     if (Spec::kDeterministic && part == kParts - 1) pass_turn();
   }
 
   __device__ __forceinline__ void run() {
+    bool bad_keys = false;
+    if constexpr (kWatches) bad_keys = Watch<Spec>{tile}.look(p, shared, barriers, thread);
+    if (bad_keys)
+      blocks<kWatches>();
+    else
+      blocks<false>();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
+  }
+  // kCareful: k has Inf or NaN.
+  template <bool kCareful>
+  __device__ __forceinline__ void blocks() {
     int left = tile.blocks();
 #pragma unroll 1
     for (int steps = tile.blocks() * p.call.group; steps > 0; --steps) {
       ptx::mbarrier_wait(barriers.ds_full(ds.stage), ds.parity);
 #pragma unroll 1
-      for (int part = 0; part < kParts; ++part) multiply(part);
+      for (int part = 0; part < kParts; ++part) {
+        if constexpr (kCareful)
+          multiply_part_carefully(part);
+        else
+          multiply(part);
+      }
       ds.next();
       ++block;
       if (--left == 0) {  // to the next query head, whose blocks follow
@@ -98,7 +147,6 @@ struct DirectQueryGradient {
         block += tile.blocks_between<typename Spec::Mask, Shape::kPacked>(p);
       }
     }
-    if (thread % 32 == 0) ptx::mbarrier_arrive(barriers.k_done());
   }
 };
 

@@ -116,13 +116,13 @@ struct KeptBits {
   }
 };
 
-// P as dv takes it: 0 where it is dropped.
+// P as dv takes it: 0 where it is dropped. The sign stays, which tells hidden pairs.
 __device__ __forceinline__ void drop(unsigned (&weights)[4][4], const unsigned (&p)[4][4], unsigned kept) {
 #pragma unroll
   for (int i = 15; i >= 0; --i) {
     // One shift for two words: bits of neighbouring tiles are a byte apart.
     const int key = i / 2 % 2, tile = i / 4 * 2 + i % 2, at = tile % 2 * 2 + key;
-    weights[tile / 2][at] = p[tile / 2][at] & kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8);
+    weights[tile / 2][at] = p[tile / 2][at] & (kept_halves(kept, tile % 2, kept_bit(tile, key * 2) % 8) | 0x80008000u);
   }
 }
 
@@ -152,7 +152,7 @@ __device__ __forceinline__ void multiply_kept(unsigned (&p)[4][4], unsigned kept
   }
 }
 
-// By role the sign of P says that the pair is dropped.
+// By role the sign of P says that the pair is dropped; of a hidden one it is -0 all the same.
 __device__ __forceinline__ void mark_dropped(float (&p)[32], unsigned kept) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) p[i] = __uint_as_float(__float_as_uint(p[i]) | (~(kept << (31 - kept_bit(i / 4, i % 4))) & 0x80000000u));

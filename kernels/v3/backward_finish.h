@@ -10,9 +10,9 @@
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/v3/backward_again.h"
 #include "kernels/v3/backward_fragments.h"
 #include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_store.h"
 #include "kernels/v3/operand_tile.h"
 #include "shared/lowest.h"
 
@@ -29,37 +29,6 @@ struct BackwardFinish {
   static constexpr int kAtOnce = 16;                  // loads in flight: enough, and 64 registers
 
   static __device__ __forceinline__ float factor(const AttentionParams& call) { return gradient_factor<kPairOf<Spec>>(call, true); }
-
-  // The warp's rows that hidden keys have spoilt. The main kernel took in all keys of the tiles that some row of the block sees.
-  static __device__ __forceinline__ void rows_again(const BackwardCall& p, const Block& at, unsigned tile, int first, int lane) {
-    const auto of_entry = at.template keys<kPairOf<Spec>.lengths>(p.call);
-    const HeadPairs<Element, typename Spec::Score, kPairOf<Spec>> pairs(p, at.entry, at.head, of_entry);
-    const int tiles = (Mask::visible_end(p.call, of_entry, at.row + kV3BackwardRows - 1) + Spec::kBlockN - 1) / Spec::kBlockN;
-    const int keys = min(tiles * Spec::kBlockN, at.entry.keys_behind(p.call, of_entry.count(p.call)));
-    // Tiles whose keys nobody sees met the first block.
-    const int first_key = at.row == 0 ? 0 : visible_begin<Mask>(p.call, of_entry, at.row) / Spec::kBlockN * Spec::kBlockN;
-#pragma unroll 1
-    for (int nth = first; nth < first + 16; ++nth) {
-      const int row = at.row + nth;
-      if (row >= at.rows(p.call)) break;
-      const int begin = visible_begin<Mask>(p.call, of_entry, row), end = Mask::visible_end(p.call, of_entry, row);
-      bool spoilt = kPairOf<Spec>.hides();  // perhaps: hidden keys may be anywhere
-      if constexpr (Mask::kBegins) {
-#pragma unroll 1
-        for (int key = first_key; key < begin && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
-      }
-#pragma unroll 1
-      for (int key = end; key < keys && !spoilt; ++key) spoilt = pairs.spoils_dq(row, key, lane);
-      if (!spoilt) continue;
-      GradientRow<Spec::kHeaddim> gradient;
-#pragma unroll 1
-      for (int key = begin; key < end && !gradient.lost(p.work.columns, lane); ++key) {
-        if (!pairs.sees(row, key)) continue;
-        gradient.add(pairs.gradient(row, key, lane), pairs.k, key, p.work.columns, lane);
-      }
-      write_row<Element, Tile>(gradient, factor(p.call), tile, nth, lane);
-    }
-  }
 
   // Counted over the batch, the first head whose dq is in the accumulators.
   static __device__ __forceinline__ int first_head(const AttentionParams& call, const V3BackwardWork& work) {
@@ -112,7 +81,6 @@ struct BackwardFinish {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_row = thread / 32 * 16;
     const float4* const accum =
         reinterpret_cast<const float4*>(p.call.dq_accum + accum_block(p, at) * (kV3BackwardRows * static_cast<long long>(Spec::kHeaddim)));
-    bool finite = true;
     // A thread has, as in wgmma's accumulators, two columns of rows lane / 4 and 8 further of its warp's 16.
     const unsigned row = static_cast<unsigned>(first_row + lane / 4), word = static_cast<unsigned>(lane % 4 * 4);
 #pragma unroll
@@ -126,36 +94,22 @@ struct BackwardFinish {
         const unsigned to = shared + group / 8 * Tile::kColumnBytes + row * 128 + (group % 8 ^ row % 8) * 16 + word;
         ptx::st_shared_4(to, ptx::pack2<Element>(x[i].x * factor(p.call), x[i].y * factor(p.call)));
         ptx::st_shared_4(to + 8 * 128, ptx::pack2<Element>(x[i].z * factor(p.call), x[i].w * factor(p.call)));
-        if constexpr (Mask::kUneven) finite = finite && is_finite(x[i].x) && is_finite(x[i].y) && is_finite(x[i].z) && is_finite(x[i].w);
-      }
-    }
-    if constexpr (Mask::kUneven) {
-      if (!ptx::vote_all(finite)) [[unlikely]] {
-        ptx::warp_sync();
-        rows_again(p, at, shared, first_row, lane);
       }
     }
     __syncthreads();
     store(p, at, shared);
   }
 
-  // A block that the main kernel has converted.
+  // A block that the main kernel has converted, which met Inf or NaN.
   static __device__ __forceinline__ void look_again(const BackwardCall& p, const Block& at, unsigned shared) {
-    const int thread = static_cast<int>(threadIdx.x);
     const unsigned short* const dq = dq_of(p.call, at);
     bool finite = true;
     for_each_octet(p, at, shared, [&](unsigned to, int row, int column) {
       const uint4 x = *reinterpret_cast<const uint4*>(dq + row * p.call.dq_strides.row + column);
       ptx::st_shared_16(to, x);
-      for (const unsigned two : {x.x, x.y, x.z, x.w})
-        finite = finite && is_finite(ptx::low_float<Element>(two)) && is_finite(ptx::high_float<Element>(two));
+      for (const unsigned two : {x.x, x.y, x.z, x.w}) finite = finite && ptx::fma2<Element>(two, 0, 0) == 0;
     });
-    if (__syncthreads_and(finite)) return;
-    if constexpr (Mask::kUneven) {
-      rows_again(p, at, shared, thread / 32 * 16, thread % 32);
-      __syncthreads();
-    }
-    store(p, at, shared);
+    if (!__syncthreads_and(finite)) store(p, at, shared);
   }
 
   static __device__ __forceinline__ void run(const BackwardCall& p, unsigned shared) {

@@ -96,11 +96,14 @@ __device__ __forceinline__ void begin_dp(float (&dp)[32], unsigned row_sums) {
 // What rounding P to `weights`, 16 bits each, took away, so that dS is made of P in fp32: rounding that too would be a third of dq's and dk's error.
 // bf16: the lower half of the fp32 number, off by 2^15, because the upper half was rounded and not cut (midway between two, where the even one is the
 // lower, multiply() takes P one bf16 ulp too small). fp16: the difference as bf16.
-template <class Element>
-__device__ __forceinline__ void keep_rest(unsigned (&rest)[4][4], const unsigned (&weights)[4][4], const float (&p)[32]) {
+// kAtOnce: pair by pair, which takes fewer registers in most kernels.
+template <class Element, bool kAtOnce>
+__device__ __forceinline__ void pack_and_keep_rest(unsigned (&weights)[4][4], unsigned (&rest)[4][4], const float (&p)[32]) {
+  if constexpr (!kAtOnce) pack<Element>(weights, p);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float low = p[2 * i], high = p[2 * i + 1];
+    if constexpr (kAtOnce) weights[i / 4][i % 4] = ptx::pack2<Element>(low, high);
     const unsigned pair = weights[i / 4][i % 4];
     if constexpr (is_same<Element, bf16>)
       rest[i / 4][i % 4] = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410) ^ 0x80008000u;
@@ -166,10 +169,10 @@ __device__ __forceinline__ void for_each_hidden(const BackwardCall& p, Keys keys
   }
 }
 
-// Puts zeros in their place, whatever was computed for them: a query that does not exist was loaded as zeros, which an Inf in k makes NaN.
+// Their weights, whatever was computed for them: a query that does not exist was loaded as zeros, which an Inf in k makes NaN.
 template <class Mask, class Keys>
 __device__ __forceinline__ void hide(float (&x)[32], const BackwardCall& p, Keys keys, int key, int row) {
-  for_each_hidden<Mask>(p, keys, key, row, [&](int i) { x[i] = 0; });
+  for_each_hidden<Mask>(p, keys, key, row, [&](int i) { x[i] = kHiddenWeight; });
 }
 
 // Whether the block of queries from `row` on hides pairs of the 64 keys from `key` on.

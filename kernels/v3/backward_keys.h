@@ -9,6 +9,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_careful.h"
 #include "kernels/v3/backward_documents.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
@@ -16,6 +17,7 @@
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/backward_store.h"
 #include "kernels/v3/backward_terms.h"
+#include "kernels/v3/backward_watch.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
@@ -39,11 +41,12 @@ struct KeyGradients {
   // without: seqlen 512 1.065, 1024 1.076, 2048 1.017, 4096 1.018. Tiles of 128 keys have them at odd multiples of 64 alone.
   static constexpr bool kEndsEarly = !Shape::kPacked && Shape::kKeyGroups == 3;
   static constexpr bool kDocuments = Shape::kDocuments;
+  static constexpr bool kWatches = Watch<Spec>::kWatches;
 
   const BackwardCall& p;
-  const unsigned shared;
-  const BackwardBarriers<Spec> barriers;
-  const TilePlace tile;
+  unsigned shared;
+  BackwardBarriers<Spec> barriers;
+  TilePlace tile;
   const int group;    // of the CTA's
   const float scale;  // own_scale()
 
@@ -105,9 +108,10 @@ struct KeyGradients {
     if constexpr (!Spec::Score::kCapped && !Shape::kAlibi && Shape::kBias == 0) lse.read(lse_place());
   }
   // P from S, but for what the mask hides.
+  template <bool kCareful>
   __device__ __forceinline__ void take_exponentials() {
     if constexpr (Shape::kBias != 0) {
-      bias.exponentials(s, lse_place(), scale, p, tile, head(step), row, key());
+      bias.template exponentials<kCareful>(s, lse_place(), scale, p, tile, head(step), row, key());
     } else if constexpr (!Shape::kAlibi) {
       exponentials(s, lse, scale);
     } else if constexpr (Mask::kBegins) {  // no registers for both ways
@@ -153,13 +157,24 @@ struct KeyGradients {
     mask.hide(x);
   }
 
+  __device__ __forceinline__ unsigned q_tile() const { return shared + Shape::kOffsetQ + queries.stage() * TileQ::kBytes; }
+  __device__ __forceinline__ unsigned dout_tile() const { return shared + Shape::kOffsetDout + queries.stage() * TileDout::kBytes; }
+  // Takes Inf and NaN out of the block, whose dout has come, if the tile meets some in q or dout.
+  __device__ __forceinline__ void take_nonfinite_out() const {
+    if (!Watch<Spec>{tile}.queries_careful()) return;
+    ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
+    ptx::mbarrier_wait(barriers.dout_full(queries.stage()), queries.parity());
+    clear_block<Element, TileQ, TileDout>(q_tile(), dout_tile(), static_cast<int>(threadIdx.x) - 128, 128 * Shape::kKeyGroups);
+  }
+
   // dK of the block before, whose operand gives its registers back.
   __device__ __forceinline__ void end_dk() {
     ptx::wgmma_wait<0>();
     ptx::pin(gradients);
   }
 
-  // P from S, which is there; on return dP is there too, and dV under way.
+  // P from S, which is there; on return dP is there too, and dV under way. kCareful: the tile may meet Inf or NaN (v3/backward_watch.h).
+  template <bool kCareful>
   __device__ __forceinline__ void weigh() {
     if constexpr (Spec::Score::kCapped) {
       ptx::wgmma_wait<0>();  // as below, but before the scores are gone
@@ -167,11 +182,11 @@ struct KeyGradients {
       Spec::Score::apply(s, p.call);
       take_capped();
       hide_in(s);
-      if (hides_some()) hide_slopes(gradients, s);
+      if (kCareful || hides_some()) hide_slopes(gradients, s);
       pack<Element>(weights, s);
     } else {
       if constexpr (Shape::kBias != 0) end_dk();  // before: a bias takes those registers
-      take_exponentials();
+      take_exponentials<kCareful>();
       hide_in(s);
       if constexpr (Shape::kBias == 0) end_dk();
       if constexpr (Shape::kDropout) {
@@ -179,12 +194,12 @@ struct KeyGradients {
         kept = take_kept();
         drop(weights, gradients, kept);
       } else {
-        pack<Element>(weights, s);
-        keep_rest<Element>(gradients, weights, s);
+        pack_and_keep_rest<Element, (kWatches || !Shape::kAlibi) && Shape::kBias == 0>(weights, gradients, s);
       }
     }
     ptx::pin(weights);
     ptx::pin(gradients);
+    if constexpr (kCareful) take_nonfinite_out();
     ptx::mbarrier_wait(barriers.dout_full(queries.stage()), queries.parity());
     begin_dp(dp, shared + Shape::kOffsetRowSum + slot() * Shape::kRowBytes);
     ptx::pin(dp);
@@ -195,6 +210,7 @@ struct KeyGradients {
     ptx::pin(dp);
   }
   // dS from dP and P, for which dV has to give its operand back.
+  template <bool kCareful>
   __device__ __forceinline__ void differentiate() {
     ptx::wgmma_wait<0>();
     ptx::pin(weights);
@@ -206,6 +222,11 @@ struct KeyGradients {
     else
       multiply<Element>(gradients, weights, dp);
     ptx::pin(gradients);
+    if constexpr (kCareful) {
+      ptx::warp_sync();  // else ptxas reads lse before it has registers for it
+      select_seen(gradients, weights, lse_place());
+      ptx::pin(gradients);
+    }
   }
   __device__ __forceinline__ void write_ds() {
     ptx::mbarrier_wait(barriers.ds_empty(slot()), (step / Shape::kStagesDs & 1) ^ 1);
@@ -255,34 +276,23 @@ struct KeyGradients {
   // Blocks whose dS is 0.
   __device__ __forceinline__ void skip_blocks(int count) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
+    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0x80008000u;  // as of hidden pairs
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       if constexpr (Shape::kDropout) take_kept();
+      if constexpr (kWatches) take_nonfinite_out();
       write_ds();
       publish_ds();
       next_block();
     }
   }
 
-  // Of 64 keys that are not there: their dS is 0, and nothing else is computed.
-  __device__ __forceinline__ void skip_all() {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) gradients[i / 4][i % 4] = 0;
-#pragma unroll 1
-    for (int left = tile.blocks() * p.call.group; left > 0; --left) {
-      if constexpr (Shape::kDropout) take_kept();
-      write_ds();
-      publish_ds();
-    }
-  }
-
   __device__ __forceinline__ void run() {
     row = tile.first_row();
     if constexpr (kLimits)
-      if (key() >= keys().keys) return skip_all();
+      if (key() >= keys().keys) return skip_blocks(tile.blocks() * p.call.group);  // not there
     if constexpr (kEndsEarly)
-      if (key() >= p.call.seqlen_k) return skip_all();
+      if (key() >= p.call.seqlen_k) return skip_blocks(tile.blocks() * p.call.group);
     if constexpr (Shape::kMask) ptx::wait_for_kernel_before();  // which makes words of it
     if constexpr (Mask::kUneven) skip_blocks(hidden_before());
     read_mask(step);
@@ -301,14 +311,74 @@ struct KeyGradients {
     read_lse();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    weigh();
+    if constexpr (!kWatches) {
+      weigh<false>();
+      blocks();
+    } else if constexpr (Shape::kBias != 0 || Shape::kAlibi) {  // no registers to weigh before it is known whether all is finite
+      if (Watch<Spec>{tile}.selects()) {
+        weigh<true>();
+        blocks_carefully();
+      } else {
+        weigh<false>();
+        blocks();
+      }
+    } else {
+      weigh<true>();
+      if (Watch<Spec>{tile}.selects())
+        blocks_carefully();
+      else
+        blocks();
+    }
+    ptx::pin(dk);
+    ptx::pin(dv);
+    if constexpr (kSkipsBehind) skip_blocks(tile.blocks() * p.call.group - static_cast<int>(step));
+    store();
+  }
+  // As blocks(), of a tile that meets Inf or NaN: one product after the other, small before fast.
+  __device__ __forceinline__ void blocks_carefully() {
+    // Addresses of its own: else ptxas holds in registers what this and blocks() have in common.
+    const unsigned of_all = shared, of_barriers = barriers.first, of_tile = tile.address;
+    shared = ptx::opaque(of_all);
+    barriers.first = ptx::opaque(of_barriers);
+    tile.address = ptx::opaque(of_tile);
+    walk_carefully();
+    shared = of_all;
+    barriers.first = of_barriers;
+    tile.address = of_tile;
+  }
+  __device__ __forceinline__ void walk_carefully() {
+#pragma unroll 1
+    for (;;) {
+      differentiate<true>();
+      write_ds();
+      ptx::wgmma_fence();
+      issue_dk(queries.stage());
+      publish_ds();
+      ptx::wgmma_wait<0>();
+      ptx::pin(dk);
+      ptx::pin(gradients);
+      if (static_cast<int>(step) >= steps()) return;
+      next_block();
+      read_mask(step);
+      if constexpr (!BiasOfPairs<Spec, Shape::kBias>::kReadsItself) read_bias(step);
+      ptx::mbarrier_wait(barriers.q_full(queries.stage()), queries.parity());
+      ptx::wgmma_fence();
+      issue_s();
+      read_lse();
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+      weigh<true>();
+    }
+  }
+  // All blocks, but what was done of the first; the sums are there on return.
+  __device__ __forceinline__ void blocks() {
 #pragma unroll 1
     while (static_cast<int>(step) + 1 < steps()) {  // under way: dV of the block before
       if constexpr (Shape::kMask) {
         next_block();
         read_mask(step + 1);
       }
-      differentiate();
+      differentiate<false>();
       write_ds();
       if constexpr (!Shape::kMask) next_block();
       read_bias(step + 1);  // into registers that dP has had
@@ -320,21 +390,34 @@ struct KeyGradients {
       read_lse();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      weigh();
+      weigh<false>();
     }
-    differentiate();
+    differentiate<false>();
     write_ds();
     publish_ds();
     ptx::wgmma_fence();
     issue_dk(queries.stage());
     ptx::wgmma_wait<0>();
-    ptx::pin(dk);
-    ptx::pin(dv);
-    if constexpr (kSkipsBehind) skip_blocks(tile.blocks() * p.call.group - static_cast<int>(step));
+  }
+  __device__ __forceinline__ void store() {
     // Only this warpgroup read its rows of V; those of K are read for dq too.
-    store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 64 * group, 2 + group);
+    const unsigned values = shared + Shape::kOffsetV;
+    // With Inf or NaN in q or dout dv waits until dk gives its registers back.
+    const auto careful = [&] {
+      if constexpr (kWatches) return Watch<Spec>{tile}.queries_careful();
+      return false;
+    };
+    write_tile<Spec, TileV, false, Spec::kHeaddimV>(dv, p, values, 64 * group);
+    if (!careful()) store_tile<Spec, TileV, false>(p, tile, values, 64 * group, 2 + group);
     ptx::mbarrier_wait(barriers.k_done(), 0);
-    store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 64 * group, 2 + group);
+    write_tile<Spec, TileK, true, Spec::kHeaddim>(dk, p, shared, 64 * group);
+    if constexpr (kWatches)
+      if (careful()) [[unlikely]] {
+#pragma unroll 1
+        for (int is_dk = 0; is_dk < 2; ++is_dk) take_nonfinite<Spec>(p, tile, is_dk == 0 ? values : shared, 64 * group, is_dk == 1);
+        store_tile<Spec, TileV, false>(p, tile, values, 64 * group, 2 + group);
+      }
+    store_tile<Spec, TileK, true>(p, tile, shared, 64 * group, 2 + group);
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };

@@ -10,6 +10,7 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/backward_schedule.h"
+#include "kernels/v3/backward_watch.h"
 #include "shared/attention_params.h"
 #include "shared/lowest.h"
 #include "shared/v3_backward_work.h"
@@ -45,6 +46,27 @@ struct BackwardPrepare {
       return (static_cast<long long>(at.entry.batch) * call.nheads + at.head) * work.row_blocks * kV3BackwardRows + at.row;
   }
 
+  // The block's flags, by all threads, which tell what they have seen of dout. All of q is looked at; of packed sequences the rows of dout behind
+  // this one's, too.
+  static __device__ __forceinline__ int look_again(const AttentionParams& call, const V3BackwardWork& work, const Block& at, bool nonfinite_dout,
+                                                   bool huge_dp) {
+    unsigned of_q = 0, of_dout = 0;
+    const auto look = [&](unsigned& nonfinite, const void* tensor, const TensorStrides& s, int columns, int begin, int end) {
+#pragma unroll 1
+      for (int unit = begin * (columns / 8) + static_cast<int>(threadIdx.x); unit < end * (columns / 8); unit += kV3PrepareThreads) {
+        const uint4 x = load8(tensor, s, at, unit / (columns / 8), unit % (columns / 8) * 8);
+        for (const unsigned pair : {x.x, x.y, x.z, x.w}) nonfinite = ptx::fma2<Element>(pair, 0, nonfinite);
+      }
+    };
+    const int own = min(at.rows(call) - at.row, kV3BackwardRows), rows = min(at.entry.queries_behind(call) - at.row, kV3BackwardRows);
+    look(of_q, call.q, call.q_strides, work.columns, 0, rows);
+    look(of_dout, call.dout, call.dout_strides, work.columns_v, own, rows);
+    int flags = __syncthreads_or(of_q != 0) ? kQueriesNonfinite : 0;
+    if (__syncthreads_or(nonfinite_dout || of_dout != 0)) flags |= kDoutNonfinite;
+    if (__syncthreads_or(huge_dp) || flags != 0) flags |= kDpNonfinite;
+    return flags;
+  }
+
   static __device__ __forceinline__ void run(const AttentionParams& call, const V3BackwardWork& work) {
     ptx::let_kernel_after_come_up();
     const int thread = static_cast<int>(threadIdx.x);
@@ -77,19 +99,27 @@ struct BackwardPrepare {
       for (int i = thread; i <= generations; i += kV3PrepareThreads) work.finished[i] = 0;
     }
 
+    bool look_at_q = work.looks_at_q != 0 || (kPacked && rows < kV3BackwardRows);  // of packed sequences: behind the rows are another's
     if (thread < kV3BackwardRows) {
       float lse = -kInfinity;
       if (thread < rows)
         lse = call.lse[at.entry.in_tensor() * call.lse_strides.batch + at.head * call.lse_strides.head +
                        (at.entry.first_query() + at.row + thread) * call.lse_strides.row];
       work.lse_log2[first + thread] = lse < kLowestLse ? kInfinity : lse * kLog2e;
+      look_at_q = look_at_q || (thread < rows && !(kLowestLse <= lse && lse < kInfinity));  // else all scores are finite, and q is
     }
+    unsigned huge = 0, nonfinite = 0;
+    bool finite_sums = true;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float sum = dot2(o[i].x, dout[i].x, 0);
       sum = dot2(o[i].y, dout[i].y, sum);
       sum = dot2(o[i].z, dout[i].z, sum);
       sum = dot2(o[i].w, dout[i].w, sum);
+      for (const unsigned pair : {dout[i].x, dout[i].y, dout[i].z, dout[i].w}) {
+        huge |= huge_halves<Element>(pair);
+        nonfinite = ptx::fma2<Element>(pair, 0, nonfinite);
+      }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += ptx::shfl_xor(sum, distance);
       if constexpr (kPairOf<Spec>.dlse)
@@ -97,7 +127,12 @@ struct BackwardPrepare {
           sum -= dlse_of_row(call, at.entry.in_tensor(), at.head, at.entry.first_query() + at.row + row);
       if constexpr (kPairOf<Spec>.dropout) sum /= pairs_of(call).dropout_scale;  // v3/backward_dropout.h says why
       if (thread % kLanes == 0) call.row_sum[first + i * kRowStep + thread / kLanes] = sum;
+      finite_sums = finite_sums && fabsf(sum) < 0x1p120f;
     }
+    int flags = 0;
+    if (__syncthreads_or(look_at_q || (huge | nonfinite) != 0 || !finite_sums)) [[unlikely]]
+      flags = look_again(call, work, at, nonfinite != 0, huge != 0 || !finite_sums);
+    if (thread == 0) work.nonfinite[first / kV3BackwardRows] = flags;
 
     if constexpr (Spec::kDeterministic) {  // whose turn it is to add to the block; and, before all of them, the ticket
       if (thread == 0) call.dq_semaphore[1 + first / kV3BackwardRows] = 0;

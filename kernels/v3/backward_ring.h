@@ -4,7 +4,7 @@
 // once. The CTAs of generation g convert the dq of generation g - 2, a part at each block of queries, by the warpgroup of dq, and leave zeros, for
 // generation g + 2. Before that they wait until all CTAs of generation g - 2 are done, with their own conversions too: a generation is about as many
 // CTAs as run at once, so they are. What the last two generations leave is the last kernel's (v3/backward_finish.h), which is also told of Inf and
-// NaN and looks at such rows again.
+// NaN and looks for rows without a gradient.
 //
 // CTAs come up in the order of their numbers, on every GPU there is, though the PTX ISA does not promise it; a number drawn from memory, as in
 // deterministic kernels, would cost each CTA about a microsecond (an estimate). So whoever waits does so for those that have come up.
@@ -18,9 +18,9 @@
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/semaphore.h"
 #include "kernels/ptx/warp.h"
-#include "kernels/v3/backward_again.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_shape.h"
+#include "kernels/v3/backward_store.h"
 
 namespace fattn::v3 {
 
@@ -111,7 +111,7 @@ struct EarlierHead {
 #pragma unroll
     for (int i = 0; i < 4; ++i) zero = fmaf(x[i].x, 0.0f, fmaf(x[i].y, 0.0f, fmaf(x[i].z, 0.0f, fmaf(x[i].w, 0.0f, zero))));
     if (!(zero == 0.0f)) [[unlikely]]
-      p.work.finished[0] = 1;  // the last kernel looks for rows without a gradient, and for those that hidden keys have spoilt
+      p.work.finished[0] = 1;  // the last kernel looks for rows without a gradient
     const float factor = gradient_factor<kPairOf<Spec>>(p.call, true);
     const int first_row = row + in_block_row();
     const bool exists = 32 * part + own_column() < p.work.columns;

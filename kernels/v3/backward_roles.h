@@ -11,6 +11,7 @@
 #include "kernels/ptx/wgmma.h"
 #include "kernels/tile/for_each.h"
 #include "kernels/v3/backward_alibi.h"
+#include "kernels/v3/backward_careful.h"
 #include "kernels/v3/backward_documents.h"
 #include "kernels/v3/backward_dropout.h"
 #include "kernels/v3/backward_fragments.h"
@@ -18,9 +19,13 @@
 #include "kernels/v3/backward_shape.h"
 #include "kernels/v3/backward_store.h"
 #include "kernels/v3/backward_terms.h"
+#include "kernels/v3/backward_watch.h"
 #include "kernels/v3/ring.h"
 
 namespace fattn::v3 {
+
+// With dropout in place of a weight of 0, whose sign may say that it is dropped: -0 is of hidden pairs. It rounds to 0.
+inline constexpr unsigned kNoWeight = 1;
 
 // What both have: scores of the tile's rows (K or V) with a block's (Q or dO), and a sum over the queries of a block of the other tile.
 template <class Spec>
@@ -44,6 +49,19 @@ struct RoleBase {
   __device__ __forceinline__ int steps() const { return tile.blocks() * p.call.group; }
   __device__ __forceinline__ bool first_lane() const { return own_lane() == 0; }
   __device__ __forceinline__ auto keys() const { return tile.keys<Shape::kLengths, Shape::kPacked>(); }  // of the batch entry
+
+  static constexpr bool kWatches = Watch<Spec>::kWatches;
+  // Takes Inf and NaN out of the block, if the tile meets some in q or dout. By both roles, behind S and dP of the block, before it is published.
+  __device__ __forceinline__ void take_nonfinite_out() const {
+    if (!Watch<Spec>{tile}.queries_careful()) return;
+    ptx::mbarrier_wait(barriers.q_full(last.stage), last.parity);  // what this thread has not seen of it yet
+    ptx::mbarrier_wait(barriers.dout_full(last.stage), last.parity);
+    clear_block<Element, typename Shape::TileQ, typename Shape::TileDout>(q_tile(), dout_tile(), static_cast<int>(threadIdx.x) - 128, 256);
+  }
+  __device__ __forceinline__ unsigned q_tile() const { return shared + static_cast<unsigned>(Shape::kOffsetQ) + last.stage * Shape::TileQ::kBytes; }
+  __device__ __forceinline__ unsigned dout_tile() const {
+    return shared + static_cast<unsigned>(Shape::kOffsetDout) + last.stage * Shape::TileDout::kBytes;
+  }
 
   template <class TileA, class TileB, int kWidth>
   __device__ __forceinline__ void issue_scores(float (&d)[32], int offset_a, int offset_b) const {
@@ -107,6 +125,9 @@ struct ValueRole : RoleBase<Spec> {
   unsigned weights[4][4];
 
   static constexpr bool kTerms = Shape::kMask || Shape::kBias != 0;
+  // The bias of the first block, of all blocks: ptxas spilled 4 bytes otherwise.
+  static constexpr bool kReadsLate = Shape::kBias == 2, kReadsAllLate = kReadsLate && Shape::kDbias;
+  using Base::kWatches;
 
   __device__ __forceinline__ ValueRole(const BackwardCall& params, unsigned shared_address, BackwardBarriers<Spec> of, TilePlace of_keys)
       : Base(params, shared_address, of, of_keys), scale(own_scale<typename Spec::Score>(params.call)), row(of_keys.first_row()) {}
@@ -122,14 +143,15 @@ struct ValueRole : RoleBase<Spec> {
     Base::template issue_sum<TileDout>(dv, weights, Shape::kOffsetDout);
   }
   // The exponentials of the block that S was issued for last; its queries are not needed any more. With softcap publish() does that.
+  template <bool kCareful>
   __device__ __forceinline__ void weigh() {
     if constexpr (Spec::Score::kCapped) {
       Spec::Score::apply(s, p.call);
     } else {
       if constexpr (Shape::kBias != 0) {
-        bias.exponentials(s, lse_place(), scale, p, tile, head, row, tile.key());
+        bias.template exponentials<kCareful>(s, lse_place(), scale, p, tile, head, row, tile.key());
       } else if constexpr (Shape::kAlibi) {
-        if constexpr (Mask::kCausal) {
+        if constexpr (Mask::kCausal && !Shape::kPacked) {
           exponentials_on_line(s, lse_place(), scale, {Mask{}, p.call, Base::keys(), slope(), tile.key(), row});
         } else {  // no registers for both ways
           const float of = slope(), distance = static_cast<float>(own_distance(p.call, Base::keys(), tile.key(), row));
@@ -169,16 +191,17 @@ struct ValueRole : RoleBase<Spec> {
     }
     free_queries();
     const auto take_away = [&](int i) {
-      s[i] = 0;
-      ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), 0);
+      s[i] = kHiddenWeight;
+      ptx::st_shared_4(to + static_cast<unsigned>(2048 * (i / 4) + 4 * (i % 4)), __float_as_uint(kHiddenWeight));
     };
     if (hides_some()) for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, take_away);
     mask.for_each_hidden(take_away);
   }
-  // Terms of the block whose P is published next.
+  // Terms of the block whose P is published next. kLate: weigh() reads a bias.
+  template <bool kLate>
   __device__ __forceinline__ void read_terms() {
     if constexpr (Shape::kMask) mask.read(p, tile.batch(), head, row, tile.key());
-    if constexpr (Shape::kBias != 0) bias.read(p, tile, head, row, tile.key());
+    if constexpr (Shape::kBias != 0 && !kLate) bias.read(p, tile, head, row, tile.key());
   }
   __device__ __forceinline__ bool hides_some() const {
     if constexpr (Shape::kPacked || Shape::kDocuments)
@@ -191,14 +214,22 @@ struct ValueRole : RoleBase<Spec> {
       hide<typename Mask::Pairs>(s, p, Base::keys(), tile.key(), row);
       hide_other_documents<Spec>(s, p, tile.template entry<Shape::kPacked>(), tile.key(), row);
     } else {
-      for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) { s[i] = Shape::kHiddenWeight; });
+      for_each_hidden<Mask>(p, Base::keys(), tile.key(), row, [&](int i) { s[i] = kHiddenWeight; });
     }
   }
-  // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores.
+  // P of the block, for dS: before it is rounded. With softcap P (1 - t^2), t the capped scores. kCareful: the tile meets Inf or NaN
+  // (v3/backward_watch.h).
+  template <bool kCareful>
   __device__ __forceinline__ void publish() {
     if constexpr (!Spec::Score::kCapped)
       if (hides_some()) hide_some();
     mask.hide(s);
+    if constexpr (kCareful) Base::take_nonfinite_out();
+    if constexpr (kCareful && Shape::kDropout) {
+#pragma unroll
+      for (float& x : s)
+        if (__float_as_uint(x) == 0) x = __uint_as_float(kNoWeight);
+    }
     if constexpr (Shape::kDropout) mark_dropped(s, KeptBits<Spec>{shared, barriers}.take(0, p_place.parity));
     ptx::mbarrier_wait(barriers.p_empty(), p_place.parity ^ 1);
     const unsigned to = Base::own_weights();
@@ -236,7 +267,7 @@ struct ValueRole : RoleBase<Spec> {
     if constexpr (kTerms) {
       head = tile.head_k() * p.call.group;
       if constexpr (Shape::kMask) ptx::wait_for_kernel_before();  // which makes words of it
-      read_terms();
+      read_terms<kReadsLate>();
     }
     ptx::mbarrier_wait(barriers.k_full(), 0);
     ptx::pin(dv);
@@ -244,30 +275,59 @@ struct ValueRole : RoleBase<Spec> {
     Base::next_issued();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    weigh();
-    publish();
+    if constexpr (kWatches) {
+      if (!Watch<Spec>{tile}.selects())
+        blocks();
+      else
+        blocks_carefully();
+    } else {
+      blocks();
+    }
+    ptx::pin(dv);
+    ptx::mbarrier_wait(barriers.v_done(), 0);
+    store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 0, 2);
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+  }
+  // All blocks of a tile that meets Inf or NaN, one after the other: small before fast.
+  __device__ __forceinline__ void blocks_carefully() {
+#pragma unroll 1
+    for (int left = Base::steps();;) {
+      weigh<true>();
+      publish<true>();
+      round();
+      issue_dv();
+      values_done(last.stage);
+      if (--left == 0) return;
+      ptx::pin(dv);
+      read_terms<true>();
+      issue_s();
+      Base::next_issued();
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+    }
+  }
+  // All blocks, from the first one's scores on; dv is there on return.
+  __device__ __forceinline__ void blocks() {
+    weigh<kReadsLate>();
+    publish<false>();
     round();
 #pragma unroll 1
     for (int left = Base::steps(); --left > 0;) {
       const unsigned free = last.stage;
-      read_terms();
+      read_terms<kReadsAllLate>();
       issue_s();
       issue_dv();
       Base::next_issued();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
       if constexpr (Spec::Score::kCapped) values_done(free);  // the cap wants those registers
-      weigh();
-      publish();
+      weigh<kReadsAllLate>();
+      publish<false>();
       if constexpr (!Spec::Score::kCapped) values_done(free);
       round();
     }
     issue_dv();
     ptx::wgmma_wait<0>();
-    ptx::pin(dv);
-    ptx::mbarrier_wait(barriers.v_done(), 0);
-    store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 0, 2);
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };
 
@@ -308,7 +368,9 @@ struct KeyRole : RoleBase<Spec> {
     Base::template issue_sum<TileQ>(dk, gradients, Shape::kOffsetQ);
   }
   // dS of the block that dP was issued for last, from P before it was rounded; the block's dout is not needed any more.
+  template <bool kCareful>
   __device__ __forceinline__ void differentiate() {
+    if constexpr (kCareful) Base::take_nonfinite_out();
     RowValues row_sums;
     row_sums.read(shared + Shape::kOffsetRowSum + last.stage * Shape::kRowBytes);
     if constexpr (!Shape::kDropout) subtract(dp, row_sums);
@@ -339,9 +401,26 @@ struct KeyRole : RoleBase<Spec> {
       dp[4 * i + 2] *= __uint_as_float(x.z);
       dp[4 * i + 3] *= __uint_as_float(x.w);
     }
+    if constexpr (kCareful) select_seen(from);
     ptx::warp_sync();
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.p_empty());
     p_place.next();
+  }
+  // dS of hidden pairs, and of rows without a gradient, is -0, and a 0 of others +0. `from`: P.
+  __device__ __forceinline__ void select_seen(unsigned from) {
+    const unsigned lse = shared + Shape::kOffsetLse + last.stage * Shape::kRowBytes + own_lane() % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 l = ptx::ld_shared_f32x2(lse + static_cast<unsigned>(32 * i));
+      const uint4 x = ptx::ld_shared_16(from + static_cast<unsigned>(2048 * i));
+      const unsigned of[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& ds = dp[4 * i + e];
+        if ((of[e] & 0x7fffffffu) <= kNoWeight) ds = fabsf(ds) * 0.0f;
+        if (of[e] == __float_as_uint(kHiddenWeight) || (e % 2 == 0 ? l.x : l.y) == kInfinity) ds = kHiddenWeight;
+      }
+    }
   }
   __device__ __forceinline__ void publish() {
     pack<Element>(gradients, dp);
@@ -371,7 +450,42 @@ struct KeyRole : RoleBase<Spec> {
     Base::next_issued();
     ptx::wgmma_wait<0>();
     ptx::pin(dp);
-    differentiate();
+    if constexpr (Base::kWatches) {
+      if (!Watch<Spec>{tile}.selects())
+        blocks();
+      else
+        blocks_carefully();
+    } else {
+      blocks();
+    }
+    ptx::pin(dk);
+    ptx::mbarrier_wait(barriers.k_done(), 0);
+    store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 0, 3);
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+  }
+  // All blocks of a tile that meets Inf or NaN, one after the other.
+  __device__ __forceinline__ void blocks_carefully() {
+    int left = Base::steps();
+#pragma unroll 1
+    for (;;) {
+      differentiate<true>();
+      publish();
+      issue_dk();
+      ptx::wgmma_wait<0>();
+      ptx::pin(dk);
+      ptx::pin(gradients);
+      if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(last.stage));
+      if (--left == 0) break;
+      issue_dp();
+      Base::next_issued();
+      ptx::wgmma_wait<0>();
+      ptx::pin(dp);
+    }
+    if (Base::first_lane()) ptx::mbarrier_arrive(barriers.v_done());
+  }
+  // All blocks, from the first one's dP on; dk is there on return.
+  __device__ __forceinline__ void blocks() {
+    differentiate<false>();
     publish();
 #pragma unroll 1
     for (int left = Base::steps(); --left > 0;) {
@@ -384,16 +498,12 @@ struct KeyRole : RoleBase<Spec> {
       if (Base::first_lane()) ptx::mbarrier_arrive(barriers.q_empty(free));
       ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      differentiate();
+      differentiate<false>();
       publish();
     }
     if (Base::first_lane()) ptx::mbarrier_arrive(barriers.v_done());
     issue_dk();
     ptx::wgmma_wait<0>();
-    ptx::pin(dk);
-    ptx::mbarrier_wait(barriers.k_done(), 0);
-    store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 0, 3);
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
   }
 };
 

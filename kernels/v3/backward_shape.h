@@ -24,7 +24,8 @@ namespace fattn::v3 {
 
 inline constexpr int kTileBytes = 32, kPackedTileBytes = 80;  // of a TilePlace (v3/backward_schedule.h); the latter with limits
 inline constexpr int kSlopeBytes = 16;
-inline constexpr int kKeptBytes = 512;  // of 64 keys (v3/backward_dropout.h)
+inline constexpr float kHiddenWeight = -0.0f;  // of a hidden pair: the sign says so, and dS is 0 whatever dP is
+inline constexpr int kKeptBytes = 512;         // of 64 keys (v3/backward_dropout.h)
 
 template <class Spec>
 struct BackwardShape {
@@ -37,8 +38,6 @@ struct BackwardShape {
   static constexpr bool kDbias = kPairOf<Spec>.dbias;
   // A mask narrows a tile (v3/backward_masked.h). Not where CTAs count on which tiles meet a block, or every pair has a gradient to be written.
   static constexpr bool kMaskBlocks = kMask && !Spec::kDeterministic && !kDbias;
-  // Of a hidden pair: with dbias the sign says so, and dS is 0 whatever dP is.
-  static constexpr float kHiddenWeight = kDbias ? -0.0f : 0.0f;
   static constexpr int kBlockM = kV3BackwardRows, kBlockN = 64 * kKeyGroups;
   static constexpr int kThreads = 128 * (Spec::kGroups + 1 + Spec::kOwnLoader);
   using TileK = OperandTile<kBlockN, Spec::kHeaddim>;

@@ -3,19 +3,19 @@
 
 #include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/barrier.h"
-#include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/tensor_copy.h"
-#include "kernels/v3/backward_again.h"
 #include "kernels/v3/backward_fragments.h"
+#include "kernels/v3/backward_nonfinite.h"
+#include "kernels/v3/backward_watch.h"
 
 namespace fattn::v3 {
 
-template <int kCount>
-__device__ __forceinline__ bool all_finite(const float (&x)[kCount]) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], 0.0f, sum);  // 0 or NaN
-  return ptx::vote_all(sum == 0);
+// What a sum is multiplied by at the end: dk and dq (`scaled`), dv. Row sums are as if dropout's part of it were there already.
+template <PairFeatures kPair>
+__device__ __forceinline__ float gradient_factor(const AttentionParams& p, bool scaled) {
+  const float factor = scaled ? p.softmax_scale : 1.0f;
+  if constexpr (kPair.dropout) return factor * pairs_of(p).dropout_scale;
+  return factor;
 }
 
 // Rows [begin, end) of a warp's in the tile, of packed sequences.
@@ -31,19 +31,21 @@ __device__ __forceinline__ void store_rows(const BackwardCall& p, TilePlace tile
   }
 }
 
-// Rows [in_tile, in_tile + 64) of the CTA's tile. `barrier`: a named one of the warpgroup.
+// Rows [in_tile, in_tile + 64) of the CTA's tile: into shared memory,
 template <class Spec, class Tile, bool kIsDk, int kWidth>
-__device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
-                                               int barrier) {
-  const int row = in_tile + static_cast<int>(own_warp_row());
-  write_gradient<typename Spec::Element, Tile>(x, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared + static_cast<unsigned>(128 * row));
-  if constexpr (Spec::Mask::kUneven) {
-    if (!all_finite(x)) [[unlikely]] {
-      ptx::wait_for_kernel_before();  // it wrote the row sums, which this thread has only seen through copies
-      ptx::warp_sync();
-      keys_again<Spec, Tile, kIsDk, kWidth>(p, tile, in_shared, row, static_cast<int>(own_lane()));
-    }
-  }
+__device__ __forceinline__ void write_tile(const float (&x)[kWidth / 2], const BackwardCall& p, unsigned in_shared, int in_tile) {
+  const unsigned row = static_cast<unsigned>(in_tile) + own_warp_row();
+  write_gradient<typename Spec::Element, Tile>(x, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared + 128 * row);
+}
+// what sees an Inf or NaN of a careful block,
+template <class Spec>
+__device__ __forceinline__ void take_nonfinite(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, bool is_dk) {
+  NonfiniteSums<Spec>{p, tile, is_dk}.take(in_shared, in_tile + static_cast<int>(own_warp_row()), tile.key() + in_tile);
+}
+// and away. `barrier`: a named one of the warpgroup.
+template <class Spec, class Tile, bool kIsDk>
+__device__ __forceinline__ void store_tile(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, int barrier) {
+  [[maybe_unused]] const int row = in_tile + static_cast<int>(own_warp_row());
   if constexpr (kPairOf<Spec>.packed) {
     const int rows = tile.keys<false, true>().keys - tile.key();  // behind them are another sequence's, where TMA would write too
     if (rows < in_tile + 64) {
@@ -68,6 +70,16 @@ __device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], con
       ptx::tensor_store(kIsDk ? &p.dk : &p.dv, in_shared + static_cast<unsigned>(column * Tile::kColumnBytes + 128 * in_tile), place(64 * column));
     ptx::bulk_commit();
   }
+}
+
+template <class Spec, class Tile, bool kIsDk, int kWidth>
+__device__ __forceinline__ void store_gradient(const float (&x)[kWidth / 2], const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile,
+                                               int barrier) {
+  write_tile<Spec, Tile, kIsDk, kWidth>(x, p, in_shared, in_tile);
+  if constexpr (Watch<Spec>::kWatches)
+    if (Watch<Spec>{tile}.queries_careful()) [[unlikely]]
+      take_nonfinite<Spec>(p, tile, in_shared, in_tile, kIsDk);
+  store_tile<Spec, Tile, kIsDk>(p, tile, in_shared, in_tile, barrier);
 }
 
 }  // namespace fattn::v3

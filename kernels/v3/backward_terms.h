@@ -43,7 +43,7 @@ struct MaskWord<Spec, true> {
       if ((word & 1u << i) == 0) visit(i);
   }
   __device__ __forceinline__ void hide(float (&x)[32]) const {
-    for_each_hidden([&](int i) { x[i] = BackwardShape<Spec>::kHiddenWeight; });
+    for_each_hidden([&](int i) { x[i] = kHiddenWeight; });
   }
 };
 
@@ -52,6 +52,7 @@ struct MaskWord<Spec, true> {
 template <class Spec, int kBias>
 struct BiasOfPairs {
   static constexpr int kParts = Spec::kByRole ? kBias : kBias == 1 ? 2 : 8, kSteps = 8 / kParts, kBytes = 2 * kBias;
+  static constexpr bool kReadsItself = Spec::kByRole || kBias == 2 || BackwardShape<Spec>::kMask;  // of a careful block
   // Of 8 queries: in 16 bits, as they lie side by side, two keys of query lane / 4, for each 8 keys; in fp32 the thread's own pairs.
   unsigned of[kSteps][2 * kBias];
 
@@ -94,7 +95,9 @@ struct BiasOfPairs {
     for (int step = 0; step < kSteps; ++step) read_step(p, place, step);
   }
 
-  // s = exp2(s * scale + bias * log2(e) - lse), lse where it is in shared memory.
+  // s = exp2(s * scale + bias * log2(e) - lse), lse where it is in shared memory. kCareful: kHiddenWeight where the bias hides, whatever
+  // the score is.
+  template <bool kCareful>
   __device__ __forceinline__ void exponentials(float (&s)[32], unsigned lse, float scale, const BackwardCall& p, TilePlace tile, int head, int row,
                                                int key) {
     const unsigned from = lse + own_lane() % 4 * 8;
@@ -115,13 +118,25 @@ struct BiasOfPairs {
       const float2 l = ptx::ld_shared_f32x2(from + static_cast<unsigned>(32 * step));
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[4 * step + e] = ptx::ex2(__fmaf_rn(s[4 * step + e], scale, __fmaf_rn(bias[e], kLog2e, e % 2 == 0 ? -l.x : -l.y)));
-      if constexpr (BackwardShape<Spec>::kDbias || (Spec::kByRole && kBias == 2)) {  // the latter for ptxas, which spilled 4 bytes without
+      if constexpr (kCareful || BackwardShape<Spec>::kDbias ||
+                    (Spec::kByRole && kBias == 2)) {  // the latter for ptxas, which spilled 4 bytes without
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (bias[e] == -kInfinity) s[4 * step + e] = BackwardShape<Spec>::kHiddenWeight;
+          if (bias[e] == -kInfinity) s[4 * step + e] = kHiddenWeight;
       }
     };
-    if constexpr (kParts == 1) {
+    if constexpr (kCareful && kReadsItself) {  // nothing was read ahead: no registers for it
+      Place place(p, tile, head, row, key, 0);
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        read_step(p, place, step);
+        use(step);
+        if constexpr (Spec::kByRole)
+          ptx::warp_sync();
+        else
+          place.at += s[4 * step] == -1.0f ? 1 : 0;  // never: no weight is. But ptxas does not read all steps first.
+      }
+    } else if constexpr (kParts == 1) {
 #pragma unroll
       for (int step = 0; step < 8; ++step) use(step);
     } else {
@@ -134,6 +149,26 @@ struct BiasOfPairs {
     }
   }
 };
+
+// The weights of pairs that a bias of -inf hides, whatever was computed for them: read again, pair by pair. Seldom used, so small.
+template <class Spec>
+__device__ __forceinline__ void hide_infinite_biases(float (&s)[32], const BackwardCall& p, TilePlace tile, int head, int block_row, int key) {
+  const PairParams& call = pairs_of(p.call);
+  const int lane = static_cast<int>(own_lane()), own_key = key + static_cast<int>(own_warp_row()) + lane / 4, row = block_row + lane % 4 * 2;
+  const long long first = tile.batch() * call.bias_strides.batch + head * call.bias_strides.head + own_key;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int query = row + i / 4 * 8 + i % 2, further = i % 4 / 2 * 8;
+    if (query >= call.seqlen_q || own_key + further >= call.seqlen_k) continue;
+    const long long at = first + query * call.bias_strides.row + further;
+    float bias;
+    if constexpr (BackwardShape<Spec>::kBias == 2)
+      bias = static_cast<const float*>(call.bias)[at];
+    else
+      bias = ptx::to_float<typename Spec::Element>(static_cast<const unsigned short*>(call.bias)[at]);
+    if (bias == -kInfinity) s[i] = kHiddenWeight;
+  }
+}
 
 // dS of a block in fp32 to dbias, or added to it where that is of several pairs.
 template <class Spec>
@@ -161,6 +196,8 @@ __device__ __forceinline__ void write_dbias(const float (&ds)[32], const Backwar
 }
 
 template <class Spec>
-struct BiasOfPairs<Spec, 0> {};
+struct BiasOfPairs<Spec, 0> {
+  static constexpr bool kReadsItself = true;
+};
 
 }  // namespace fattn::v3

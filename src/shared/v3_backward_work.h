@@ -13,6 +13,8 @@ struct V3BackwardWork {
   // columns / 8, 128 threads, 4), as the threads of a warpgroup hold a block of 64 rows. Packed sequences have no batch there: a head has the blocks
   // of all, packed_block_of() says where.
   float* lse_log2;
+  int* nonfinite;          // flags of each block of queries: what of it is Inf or NaN (kernels/v3/backward_watch.h)
+  int looks_at_q;          // whether lse does not tell: with softcap an Inf in q leaves it finite
   int columns, columns_v;  // headdim and headdim_v; the specialisation may be wider
   int row_blocks;          // of queries, of one head
   int key_tiles;           // of one key head

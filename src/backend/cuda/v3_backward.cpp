@@ -21,8 +21,9 @@ namespace {
 // stages, or two places for P, 0.98 to 1.01 of that.
 // clang-format off
 constexpr V3BackwardRow kRows[] = {
-    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi, causal
-    {64, {false, 3, 3, 2, false, 144, 80, 0}},
+    // width, {by_role, groups, stages, stagings, own_loader, main_registers, dq_registers, loader_registers}, dropout, no_alibi, causal, no_causal_fp32_bias
+    {64, {false, 3, 3, 2, false, 144, 80, 0}, false, false, false, true},  // which spills
+    {64, {false, 2, 3, 2, true, 208, 72, 24}, false, false, true},
     {96, {false, 2, 3, 2, true, 200, 88, 24}, false, false, true},  // without a mask 3 to 7 % slower than the next
     {128, {false, 2, 3, 2, true, 208, 72, 24}},
     {192, {true, 2, 2, 0, true, 192, 104, 24}},
@@ -46,7 +47,9 @@ int choose_row(const Problem& problem, const V3Target& target) {
   const int width = v3_width(problem.headdim), width_v = v3_width(problem.headdim_v);
   for (int i = 0; i < static_cast<int>(std::size(kRows)); ++i)
     if (kRows[i].dropout == (problem.dropout_below > 0) && !(kRows[i].no_alibi && problem.has_alibi) &&
-        !(kRows[i].causal && v3_mask(problem) != V3Mask::kCausal) && kRows[i].width >= std::max(width, width_v))
+        !(kRows[i].causal && v3_mask(problem) != V3Mask::kCausal) &&
+        !(kRows[i].no_causal_fp32_bias && v3_mask(problem) == V3Mask::kCausal && v3_pair_features(problem).bias == 2) &&
+        kRows[i].width >= std::max(width, width_v))
       return kRows[i].tile.shared_bytes(width, width_v, v3_pair_features(problem)) <= target.shared_bytes ? i : -1;
   return -1;
 }
@@ -337,7 +340,8 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   const int64_t rows = plan.prepare_grid * kV3BackwardRows;
   plan.lse_log2_offset = int64_t{plan.ring_heads} * plan.row_blocks * kV3BackwardRows * key.width * 4;
   plan.row_sum_offset = plan.lse_log2_offset + rows * 4;
-  plan.tiles_offset = plan.row_sum_offset + rows * 4;
+  plan.nonfinite_offset = plan.row_sum_offset + rows * 4;
+  plan.tiles_offset = plan.nonfinite_offset + ceil_div(plan.prepare_grid * 4, 16) * 16;
   plan.semaphore_offset = plan.tiles_offset;
   if (problem.packed) {
     plan.semaphore_offset += static_cast<int64_t>(sizeof(V3PackedTile)) * plan.key_tiles;
@@ -399,6 +403,8 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   set_dbias_params(params.call, problem, b.pairs.dbias, b.workspace, plan.dbias_offset);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   if (problem.packed || problem.has_documents || problem.pair_mask.given) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
+  params.work.nonfinite = reinterpret_cast<int*>(static_cast<char*>(b.workspace) + plan.nonfinite_offset);
+  params.work.looks_at_q = problem.softcap > 0 ? 1 : 0;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);
   params.work.row_blocks = plan.row_blocks;

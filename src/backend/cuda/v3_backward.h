@@ -36,11 +36,11 @@ struct V3BackwardTile {
 };
 
 // A row of the table of tiles: for the wider of headdim and headdim_v up to `width`, with or without dropout; no_alibi: not with ALiBi; causal: only
-// under a causal mask.
+// under a causal mask; no_causal_fp32_bias: not with both of these.
 struct V3BackwardRow {
   int width;
   V3BackwardTile tile;
-  bool dropout = false, no_alibi = false, causal = false;
+  bool dropout = false, no_alibi = false, causal = false, no_causal_fp32_bias = false;
 };
 std::span<const V3BackwardRow> v3_backward_rows();
 
@@ -93,7 +93,7 @@ struct V3BackwardPlan {
   int dbias_parts = 1, dbias_shared_bytes = 0;
   // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) or words of a mask
   // of pairs (shared/v3_mask_words.h) and, if deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
-  int64_t lse_log2_offset = 0, row_sum_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
+  int64_t lse_log2_offset = 0, row_sum_offset = 0, nonfinite_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // Of a plan for packed sequences.
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan);
