@@ -258,7 +258,7 @@ void add_standard(List& list, int arch, Problem problem, int seqlen, bool backwa
   if (!cuda::standard_refusal(problem, arch).empty()) return;
   for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
     list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()),
-             (key.pair != 0 && key.kind == cuda::KernelKind::kStandardFinish) || key.kind == cuda::KernelKind::kStandardClean ? Which::kFull : which);
+             key.pair != 0 && key.kind == cuda::KernelKind::kStandardFinish ? Which::kFull : which);
   const std::vector<jit::Request> all = cuda::standard_requests(problem, arch);  // behind those: what makes dbias
   for (size_t i = cuda::standard_keys(problem, arch).size(); i < all.size(); ++i) list.add(all[i], 255, Which::kFull);
 }
