@@ -170,8 +170,8 @@ def until_interrupted(measure: Callable[[], None], finish: Callable[[], int]) ->
             return
         if not select.select([reader], [], [], PATIENCE_S)[0] and not caught.is_set():
             end_early()
-        else:  # the main thread finishes
-            os.read(reader, 1)
+        elif os.read(reader, 1) == b"\0":  # the main thread has finished
+            return
         sys.stdout.flush()
         os._exit(130)
 
@@ -180,7 +180,8 @@ def until_interrupted(measure: Callable[[], None], finish: Callable[[], int]) ->
     os.set_blocking(writer, False)
     wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     before = signal.signal(signal.SIGTERM, stop)
-    threading.Thread(target=watch, daemon=True).start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         try:
             measure()
@@ -191,8 +192,10 @@ def until_interrupted(measure: Callable[[], None], finish: Callable[[], int]) ->
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.set_wakeup_fd(wakes)
-        if not caught.is_set():
-            os.write(writer, b"\0")
+        os.write(writer, b"\0")
+        watcher.join()  # a thread that is left when Python ends may abort the program
+        os.close(reader)
+        os.close(writer)
 
 
 class Progress:

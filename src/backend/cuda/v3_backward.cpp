@@ -307,7 +307,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   plan.finish.kind = KernelKind::kV3BackwardFinish;
   plan.finish.width_v = key.width;
   plan.finish.deterministic = 0;
-  if (key.mask == V3Mask::kFull && !pair.packed && !pair.hides()) {  // nothing is hidden, nothing computed again
+  if (key.mask == V3Mask::kFull && !pair.packed && !pair.hides()) {  // calls without a mask have one kernel
     plan.finish.score = V3Score::kPlain;
     plan.finish.row = 0;
     plan.finish.pair = pair_bits({.dropout = pair.dropout});
