@@ -70,6 +70,17 @@ struct Softmax {
     }
   }
 
+  // What a row has so far, times `factor`.
+  template <int kOutTiles>
+  __device__ __forceinline__ void rescale(int i, int half, float factor, float (&o)[kRowTiles][kOutTiles][4]) {
+    sum[i][half] *= factor;
+#pragma unroll
+    for (int n = 0; n < kOutTiles; ++n) {
+      o[i][n][2 * half] *= factor;
+      o[i][n][2 * half + 1] *= factor;
+    }
+  }
+
   // Raises the references to the maximum of score tiles [first, first + count) of 8 keys, rescaling sums and o. The result, with kRest, is for
   // Weights::weigh(), and then for give_back().
   template <bool kRest, int kKeyTiles, int kOutTiles>
@@ -91,12 +102,7 @@ struct Softmax {
         // A row that has seen nothing has o = 0, or what non-finite v left there, which no factor may touch.
         const float factor = before == kInfinity ? 1.0f : ptx::ex2((now - before) - rest.given(rest.of[i][half]));
         shift[i][half] = now;
-        sum[i][half] *= factor;
-#pragma unroll
-        for (int n = 0; n < kOutTiles; ++n) {
-          o[i][n][2 * half] *= factor;
-          o[i][n][2 * half + 1] *= factor;
-        }
+        rescale(i, half, factor, o);
       }
     }
     return rest;
@@ -126,12 +132,7 @@ struct Softmax {
         rest.of[i][half] = now < before && fabsf(now) >= kGreatReference ? fmaf(greatest, scale, now) : 0.0f;
         const float factor = now < before && before != kInfinity ? ptx::ex2((now - before) - rest.given(rest.of[i][half])) : 1.0f;  // see raise()
         shift[i][half] = now;
-        sum[i][half] *= factor;
-#pragma unroll
-        for (int n = 0; n < kOutTiles; ++n) {
-          o[i][n][2 * half] *= factor;
-          o[i][n][2 * half + 1] *= factor;
-        }
+        rescale(i, half, factor, o);
       }
     }
     return rest;
@@ -146,12 +147,7 @@ struct Softmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float factor = ptx::ex2(ptx::shfl(packed, first + 2 * i + half));
-        sum[i][half] *= factor;
-#pragma unroll
-        for (int n = 0; n < kOutTiles; ++n) {
-          o[i][n][2 * half] *= factor;
-          o[i][n][2 * half + 1] *= factor;
-        }
+        rescale(i, half, factor, o);
       }
     }
   }

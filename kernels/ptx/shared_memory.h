@@ -29,9 +29,6 @@ __device__ __forceinline__ unsigned ld_shared_volatile_4(unsigned address) {
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
   return d;
 }
-__device__ __forceinline__ void st_shared_volatile_4(unsigned address, unsigned x) {
-  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
 __device__ __forceinline__ void red_or_shared(unsigned address, unsigned bits) {
   asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
 }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void backward(const BackwardCall& p) {
   const BackwardBarriers<Spec> barriers{shared + Shape::kOffsetBarriers};
   const TilePlace tile{shared + Shape::kOffsetTile};
   ptx::let_kernel_after_come_up();
-  if (Watch<Spec>::kWatches && threadIdx.x == 0) Watch<Spec>{tile}.set(0);
+  if (Watch<Spec>::kWatches && threadIdx.x == 0) Watch<Spec>{tile}.init();
   if constexpr (Shape::kMaskBlocks) {
     if (threadIdx.x < 32) begin_masked_tile<Spec>(p, shared, barriers, tile, static_cast<int>(threadIdx.x));
   } else if (threadIdx.x == 0) {

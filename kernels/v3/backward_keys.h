@@ -311,23 +311,19 @@ struct KeyGradients {
     read_lse();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    if constexpr (!kWatches) {
-      weigh<false>();
-      blocks();
-    } else if constexpr (Shape::kBias != 0 || Shape::kAlibi) {  // no registers to weigh before it is known whether all is finite
-      if (Watch<Spec>{tile}.selects()) {
+    const Watch<Spec> watch{tile};
+    if constexpr (kWatches && Shape::kBias == 0 && !Shape::kAlibi) {
+      weigh<true>();
+      watch.choose([&] { blocks_carefully(); }, [&] { blocks(); });
+    } else {  // the others have no registers to weigh before it is known whether all is finite
+      const auto carefully = [&] {
         weigh<true>();
         blocks_carefully();
-      } else {
+      };
+      watch.choose(carefully, [&] {
         weigh<false>();
         blocks();
-      }
-    } else {
-      weigh<true>();
-      if (Watch<Spec>{tile}.selects())
-        blocks_carefully();
-      else
-        blocks();
+      });
     }
     ptx::pin(dk);
     ptx::pin(dv);

@@ -1,5 +1,5 @@
-// Inf and NaN of q and dout in dk and dv of the v3 backward kernel. Blocks that hide some pairs were multiplied without them (v3/backward_careful.h);
-// when a tile is done, such blocks are read again, and elements that see one become NaN: one product for each block, however many there are.
+// Inf and NaN of q and dout in dk and dv of the v3 backward kernel. A tile that meets some was multiplied without them (v3/backward_careful.h); when
+// it is done, blocks that have some are read again, and elements that see one become NaN: one product for each block, however many there are.
 //
 // The operands are made in registers: a lane reads several columns of a row at once, which go to as many products side by side. So of 64 columns
 // (8 at once) product e has columns e, e + 8, ...

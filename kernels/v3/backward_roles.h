@@ -275,14 +275,7 @@ struct ValueRole : RoleBase<Spec> {
     Base::next_issued();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    if constexpr (kWatches) {
-      if (!Watch<Spec>{tile}.selects())
-        blocks();
-      else
-        blocks_carefully();
-    } else {
-      blocks();
-    }
+    Watch<Spec>{tile}.choose([&] { blocks_carefully(); }, [&] { blocks(); });
     ptx::pin(dv);
     ptx::mbarrier_wait(barriers.v_done(), 0);
     store_gradient<Spec, TileV, false, Spec::kHeaddimV>(dv, p, tile, shared + Shape::kOffsetV, 0, 2);
@@ -450,14 +443,7 @@ struct KeyRole : RoleBase<Spec> {
     Base::next_issued();
     ptx::wgmma_wait<0>();
     ptx::pin(dp);
-    if constexpr (Base::kWatches) {
-      if (!Watch<Spec>{tile}.selects())
-        blocks();
-      else
-        blocks_carefully();
-    } else {
-      blocks();
-    }
+    Watch<Spec>{tile}.choose([&] { blocks_carefully(); }, [&] { blocks(); });
     ptx::pin(dk);
     ptx::mbarrier_wait(barriers.k_done(), 0);
     store_gradient<Spec, TileK, true, Spec::kHeaddim>(dk, p, tile, shared, 0, 3);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_tile(const float (&x)[kWidth / 2], const B
   const unsigned row = static_cast<unsigned>(in_tile) + own_warp_row();
   write_gradient<typename Spec::Element, Tile>(x, gradient_factor<kPairOf<Spec>>(p.call, kIsDk), in_shared + 128 * row);
 }
-// what sees an Inf or NaN of a careful block,
+// what sees an Inf or NaN of a careful tile,
 template <class Spec>
 __device__ __forceinline__ void take_nonfinite(const BackwardCall& p, TilePlace tile, unsigned in_shared, int in_tile, bool is_dk) {
   NonfiniteSums<Spec>{p, tile, is_dk}.take(in_shared, in_tile + static_cast<int>(own_warp_row()), tile.key() + in_tile);

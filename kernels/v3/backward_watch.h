@@ -1,6 +1,6 @@
 // What a CTA of the v3 backward kernel knows of Inf, NaN and huge numbers in what it multiplies. A hidden pair has weight 0, and 0 * Inf is NaN:
 // a tile that meets some is computed by code of its own, from the first block's dS on. It puts dS of hidden pairs to 0, and its products go
-// v3/backward_careful.h's way in blocks that hide something. Nothing else is different, and no result has other bits.
+// v3/backward_careful.h's way. Nothing else is different: dk and dv have the bits that finite numbers in hidden places give.
 //
 // The first kernel looks at q and dout and leaves flags for each block of queries; k and v of a tile are looked at by the warpgroup of dq, which has
 // nothing to do before the first dS is there. It tells the others in a word of shared memory.
@@ -47,7 +47,8 @@ struct Watch {
   TilePlace tile;
 
   __device__ __forceinline__ unsigned word() const { return ptx::ld_shared_volatile_4(tile.address + kPlace); }
-  __device__ __forceinline__ void set(unsigned x) const { ptx::st_shared_volatile_4(tile.address + kPlace, x); }
+  // By one thread, before the CTA's threads meet.
+  __device__ __forceinline__ void init() const { ptx::st_shared_4(tile.address + kPlace, 0); }
   // Whether `bit` is set, when all is known.
   __device__ __forceinline__ bool has(unsigned bit) const {
     unsigned x = word();
@@ -56,8 +57,14 @@ struct Watch {
   }
   // Whether some block of queries has Inf or NaN in q or dout.
   __device__ __forceinline__ bool queries_careful() const { return has(kCareful); }
-  // Whether dS of hidden pairs has to be put to 0: what makes a tile one of those.
-  __device__ __forceinline__ bool selects() const { return has(kSelects); }
+  // Calls careful() if dS of hidden pairs has to be put to 0, which makes a tile one of those; else plain().
+  template <class Careful, class Plain>
+  __device__ __forceinline__ void choose(const Careful& careful, const Plain& plain) const {
+    if constexpr (kWatches) {
+      if (has(kSelects)) return careful();
+    }
+    plain();
+  }
 
   // The flags of block `index` of the tile, of query head `head` of its group.
   __device__ __forceinline__ int block_flags(const BackwardCall& p, int head, int block) const {
