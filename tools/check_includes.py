@@ -19,18 +19,19 @@ ABOVE = {
     "include/fattn": [],
     "testing": ["include/fattn"],
     "measure": ["include/fattn"],
-    "cli": ["include/fattn", "testing", "measure"],
+    "lab": ["include/fattn", "measure"],
+    "cli": ["include/fattn", "testing", "measure", "lab"],
     "examples": ["include/fattn"],
     "torch": ["include/fattn"],
-    "tests": ["include/fattn", "src", "testing", "measure", "cli"],
+    "tests": ["include/fattn", "src", "testing", "measure", "lab", "cli"],
     "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
 }
 
 # Other people's libraries, by the first part of the name, and the folders that may use them.
 LIBRARIES = {
-    "nlohmann": ["measure", "cli", "tests"],
+    "nlohmann": ["measure", "lab", "cli", "tests"],
     "CLI": ["cli"],
-    "fmt": ["cli"],
+    "fmt": ["lab", "cli"],
     "gtest": ["tests"],
     "gmock": ["tests"],
     "torch": [],
@@ -78,7 +79,7 @@ def may_see(path, target):
 def read_graph(root):
     """{file: [(line, kind, name, file included or None)]} with paths relative to root."""
     files = {}
-    for top in ("include", "src", "testing", "measure", "cli", "examples", "torch", "tests", "kernels"):
+    for top in ("include", "src", "testing", "measure", "lab", "cli", "examples", "torch", "tests", "kernels"):
         for pattern in SOURCES:
             for path in sorted((root / top).rglob(pattern)):
                 files[path.relative_to(root).as_posix()] = path
@@ -198,7 +199,7 @@ BAD_CHANGES = [
     ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
     ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
     ("src/plan/plan.cpp", '#include "gone.h"\n', '"gone.h" is no file of the project'),
-    ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, cli, tests only"),
+    ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, lab, cli, tests only"),
     ("include/fattn/fattn.h", '  #  include "fattn/types.hpp"\n', "cycle: include/fattn/"),
     ("src/backend/cpu/kernels.h", "#include <vector>\n", "<vector> reaches src/backend/cpu/isa_avx2.cpp"),
     ("src/jit/jit.h", '#include "problem/problem.h"\n', "src/jit may not see src/problem/problem.h"),
