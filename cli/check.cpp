@@ -19,6 +19,7 @@
 #include "cli/check_report.h"
 #include "cli/interrupt.h"
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
@@ -169,45 +170,55 @@ int check_cases(const CheckFlags& flags) {
 
   Output out(flags.output, flags.json);
   CheckReport report(out, flags.verbose, flags.random > 0);
+  std::mutex mutex;  // of what the record is made of: Ctrl-C may ask for it at any time
   Json results = Json::array();
+  const auto record = [&](bool complete) -> Json {
+    const std::lock_guard lock(mutex);
+    const bool nothing_ran = report.passed() + report.failed() == 0;
+    return {{"fattn_check", 1},
+            {"status", report.failed() > 0 ? "check_failed"
+                       : nothing_ran       ? "unsupported"
+                                           : "ok"},
+            {"complete", complete},
+            {"reason", nothing_ran ? Json(report.first_reason()) : Json(nullptr)},
+            {"device", flags.target.device},
+            {"backend", flags.target.backend},
+            {"algorithm", flags.target.algorithm},
+            {"isa", flags.target.isa},
+            {"deterministic", target.deterministic},
+            {"cuda_level", target.cuda_level},
+            {"threads", flags.target.threads},
+            {"passed", report.passed()},
+            {"failed", report.failed()},
+            {"skipped", report.skipped()},
+            {"environment", measure::environment()},
+            {"cases", results}};
+  };
   const std::string where = fmt::format("device {}, backend {}, algorithm {}, isa {}{}{}", flags.target.device, flags.target.backend,
                                         flags.target.algorithm, flags.target.isa, target.deterministic ? ", deterministic" : "",
                                         target.cuda_level ? fmt::format(", level {}", target.cuda_level) : "");
   out.say(fmt::format("{} case{} on {}", cases.size(), cases.size() == 1 ? "" : "s", where), 2);
   const auto start = std::chrono::steady_clock::now();
   {
+    Kept kept(flags.json);
     Progress progress("check");
     for (const Case& c : cases) progress.expect(seconds_of(c), false);
     Runner runner(cases, target, std::min(cpu_info().usable_threads, 16));
     for (size_t i = 0; i < cases.size(); ++i) {
       const CaseResult result = runner.wait_for(i);
       if (report.prints(result)) progress.wipe();
-      report.add(cases[i], result);
-      if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
+      {
+        const std::lock_guard lock(mutex);
+        report.add(cases[i], result);
+        if (!flags.json.empty()) results.push_back(case_json(cases[i], result));
+      }
+      kept.keep([&] { return record(false); }, fmt::format("{} of {} cases", i + 1, cases.size()));
       progress.step(seconds_of(cases[i]));
     }
   }
   report.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   const bool nothing_ran = report.passed() + report.failed() == 0;
-  if (!flags.json.empty())
-    write_json({{"fattn_check", 1},
-                {"status", report.failed() > 0 ? "check_failed"
-                           : nothing_ran       ? "unsupported"
-                                               : "ok"},
-                {"reason", nothing_ran ? Json(report.first_reason()) : Json(nullptr)},
-                {"device", flags.target.device},
-                {"backend", flags.target.backend},
-                {"algorithm", flags.target.algorithm},
-                {"isa", flags.target.isa},
-                {"deterministic", target.deterministic},
-                {"cuda_level", target.cuda_level},
-                {"threads", flags.target.threads},
-                {"passed", report.passed()},
-                {"failed", report.failed()},
-                {"skipped", report.skipped()},
-                {"environment", measure::environment()},
-                {"cases", results}},
-               flags.json);
+  if (!flags.json.empty()) write_json(record(true), flags.json);
   if (nothing_ran) throw std::runtime_error("no case could run, so nothing was checked: " + report.first_reason());
   return report.failed() > 0 ? kExitCheckFailed : kExitFine;
 }

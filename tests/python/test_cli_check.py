@@ -1,9 +1,6 @@
 """`fattn check`: the table of cases with its verdicts."""
-import os
 import re
-import signal
 import subprocess
-import time
 
 import pytest
 
@@ -130,18 +127,6 @@ def test_nothing_could_run(fattn, one):
     assert "nothing was checked" in done.stderr and absent in done.stderr
     assert "skipped, the first:" in done.stdout and "0 passed, 0 failed, 2 skipped" in done.stdout
     assert "skipped " + one in fattn("check", "--filter", one, "--backend", "cpu", "--isa", absent, "--verbose", status=2).stdout
-
-
-def test_interrupted(fattn, tmp_path):
-    process = subprocess.Popen(
-        [fattn.path, "check", "--backend", "reference", "--json", tmp_path / "record.json"],
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("which", ["--accuracy", "--values"])

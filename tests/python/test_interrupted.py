@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from conftest import schema_of
 
 SLOW = ["--backend", "reference", "--seqlen", "6144", "--nheads", "2", "--no-grad", "--patience", "30d"]  # a call takes minutes
 SUITE = ["bench", "--suite", "cpu", "--no-grad", "--only", "Speed, fp32", "--python", "/nonexistent/python"]
@@ -104,3 +105,16 @@ def test_ignored_signals_stay_ignored(fattn):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def test_check_keeps_the_cases_that_are_done(fattn, tmp_path):
+    target = tmp_path / "check.json"
+    process = start(fattn, ["check", "--backend", "reference", "--json", target], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    said = interrupt(process)
+    record = json.loads(target.read_text())
+    schema_of(record).validate(record)
+    done = record["passed"] + record["failed"] + record["skipped"]
+    assert not record["complete"] and done == len(record["cases"]) > 0
+    assert f"fattn: interrupted; '{target}' has {done} of " in said and said.endswith(" cases\n")
+    assert os.listdir(tmp_path) == ["check.json"]
