@@ -118,7 +118,7 @@ TEST(CpuV1Small, MemoryIsThatOfAHeadAWorker) {
 }
 
 // Where blocks of keys and of rows end, with vectors of every length.
-TEST(CpuV1Small, EveryInstructionSetAtTheEndsOfBlocks) {
+TEST(CpuV1, EveryInstructionSetAtTheEndsOfBlocks) {
   int ran = 0;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     std::vector<Case> cases = {shape(dtype, 65, 129, 256, true), shape(dtype, 64, 64, 256, true), shape(dtype, 33, 513, 32, false),
