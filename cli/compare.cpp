@@ -111,6 +111,8 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
               : pass == Pass::kBackward ? "backward (bwd)"
                                         : "forward and backward (fwdbwd)");
   const auto standard = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.who.provider == "standard"; });
+  // On the CPU, where algorithm standard has no model, only beside another.
+  const bool moved = rows.front().who.device != "cpu" || std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.moved_bytes; }) > 1;
   for (const Row& row : rows) {
     const std::string name = printable(label_of(row), 60),
                       difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
@@ -125,8 +127,7 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
     table.add({name, seconds_cell(row.time->median), interval_cell(*row.time), giga_cell(*row.flops_per_s),
                row.peak_fraction ? percent_cell(*row.peak_fraction) : "", speedup,
                row.memory ? bytes_cell(static_cast<double>(row.memory->extra_bytes)) : "",
-               row.moved_bytes && row.who.device != "cpu" ? bytes_cell(*row.moved_bytes) : "", worst_check(row),
-               row.who.provider == "standard" ? "" : difference});
+               row.moved_bytes && moved ? bytes_cell(*row.moved_bytes) : "", worst_check(row), row.who.provider == "standard" ? "" : difference});
   }
   out.print(table);
   out.say(fmt::format("fastest: {}; leanest: {}", printable(names_of(rows, fastest(rows))), printable(names_of(rows, leanest(rows)))), 2);
@@ -237,10 +238,10 @@ void add_compare(CLI::App& app, int& exit_code) {
       "All compute the same inputs in the same dtype, are checked against the float64 oracle, and take turns, so that a drift of the machine hits "
       "all. \"undecided\": the 95 % intervals of the medians overlap. A contestant that cannot run has a row with the reason.\n"
       "extra memory: the peak that the call adds over q, k, v (and dout), outputs included. moved (model): bytes between a GPU's memory and its "
-      "multiprocessors, counted from the algorithm and its tiles, not measured (docs/RECORD.md).\n"
+      "multiprocessors, or a core's L2 cache and the rest, counted from the algorithm and its tiles, not measured (docs/RECORD.md).\n"
       "Exit 1 if a check fails, 2 if nothing could run.\n\n"
       "Examples:\n"
-      "  fattn compare --preset gpt2-small\n"
+      "  fattn compare --preset gpt2-small --algorithm standard,v1,v2\n"
       "  fattn compare --device cuda --algorithm standard,v1,v2,v3 --batch 4 --nheads 16 --seqlen 4096 --causal\n"
       "  fattn compare --seqlen 2048 --dtype bf16 --python venv/bin/python --provider fattn --provider torch-sdpa:flash");
   command->callback([flags, &exit_code] {

@@ -41,6 +41,7 @@ std::vector<Way> ways() {
   };
   add("reference", Backend::kReference, Algorithm::kAuto);
   add("cpu standard", Backend::kCpu, Algorithm::kStandard);
+  add("cpu v1", Backend::kCpu, Algorithm::kV1);
   add("cpu v2", Backend::kCpu, Algorithm::kV2);
   for (int i = 0, n = cuda::count(); i < n; ++i) {
     for (const Algorithm algorithm : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3}) {

@@ -59,7 +59,7 @@ void TargetFlags::add_to(CLI::App& command) {
   command
       .add_option(
           "--algorithm", algorithm,
-          "standard: textbook attention, O(seqlen^2) memory; v1: the first FlashAttention, on GPUs; v2: FlashAttention-2; v3: for Hopper GPUs")
+          "standard: textbook attention, O(seqlen^2) memory; v1: the first FlashAttention; v2: FlashAttention-2; v3: for Hopper GPUs")
       ->transform(name_from(kAlgorithms, algorithms_elsewhere()))
       ->type_name("NAME")
       ->capture_default_str();

@@ -105,6 +105,28 @@ double cpu_backward(const ProblemSpec& s, Isa isa) {
   return n.heads * (before + rows * (n.q + n.v + 8 + 2 * sums) + after) + n.heads_k * n.keys * 2 * (n.q + n.v);
 }
 
+// Algorithm v1: blocks of keys and of queries for a cache of kCacheOfV1 numbers.
+constexpr int64_t kCacheOfV1 = 64 * 1024;
+
+double cpu_v1(const ProblemSpec& s, bool backward) {
+  const Sizes n(s);
+  const int64_t width = std::max(s.headdim, s.headdim_v), block_k = parts_of(kCacheOfV1, 4 * width), block_q = std::min(block_k, width);
+  double met = 0;  // rows that blocks of keys meet, in whole blocks
+  for (int64_t key = 0; key < s.seqlen_k; key += block_k) {
+    const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
+    met += static_cast<double>(s.seqlen_q - first / block_q * block_q);
+  }
+  const bool rounds = s.dtype != DType::kF32;
+  if (backward) {
+    const double sums = 4 * static_cast<double>(s.headdim);
+    return n.heads * (n.rows * sums + met * (n.q + 2 * n.v + 4 + 2 * sums) + (rounds ? n.rows * (sums + n.q) : 0)) +
+           n.heads_k * n.keys * 2 * (n.q + n.v);
+  }
+  const double sums = 4 * static_cast<double>(s.headdim_v), statistics = 8;
+  return n.heads * (n.rows * (sums + statistics) + n.keys * (n.q + n.v) + met * (n.q + 2 * (sums + statistics)) + n.rows * (statistics + 4) +
+                    (rounds ? n.rows * (sums + n.v) : 0));
+}
+
 }  // namespace
 
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
@@ -120,8 +142,9 @@ std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpe
 }
 
 std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& s, Pass pass) {
-  if (algorithm != "v2" || s.windowed() || s.has_terms()) return std::nullopt;
+  if ((algorithm != "v1" && algorithm != "v2") || s.windowed() || s.has_terms()) return std::nullopt;
   if (s.dtype != DType::kF32 && s.dtype != DType::kF16 && s.dtype != DType::kBF16) return std::nullopt;
+  if (algorithm == "v1") return (pass != Pass::kBackward ? cpu_v1(s, false) : 0) + (pass != Pass::kForward ? cpu_v1(s, true) : 0);
   const bool decodes = s.seqlen_q <= kDecodeRows && group_of(s) <= kMostGroup;
   const double forward = decodes ? cpu_decode(s) : cpu_forward(s, isa);
   if (pass == Pass::kForward) return forward;

@@ -17,12 +17,16 @@ namespace fattn::measure {
 //   backward of v1, v2 and v3: queries and dout, and dq in fp32 read and written, for every block of 128 keys that a block of 64 queries meets
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
 
-// The same on the CPU, between a core with its L1 and L2 cache and the rest, for backend cpu and algorithm v2; nothing for others, whose blocking is
-// OpenBLAS's in part. `isa`: of the plan. What a task reads again is in its L2 cache, which tasks are made for:
+// The same on the CPU, between a core with its L1 and L2 cache and the rest, for backend cpu and algorithms v1 and v2; nothing for others, whose
+// blocking is OpenBLAS's in part. `isa`: of the plan. What a task reads again is in its L2 cache, which tasks are made for:
 //   forward   q read and o and lse written once; keys and values that a task of up to 256 queries (AMX in bf16: 512) sees, once for each task
 //   decode    (up to 8 queries) keys and values once for all heads that share them; q once, and the partial results written and read, for each chunk
 //   backward  keys and values read and dk and dv written once; for each super-block of keys the q, dout, lse and delta of the rows that see it, and
 //             their dq read and written in fp32; o, dout and dq once more before, in 16 bits dq once more behind
+//   v1        forward: keys and values once; for each block of keys the q of the rows that see it, in whole blocks, and their o, m and l in fp32 read
+//             and written; these set before, and behind lse made of m and l, in 16 bits o rounded. Backward: keys, values, dk and dv once; for each
+//             block of keys q, o, dout and lse of the rows that see it, and their dq in fp32 read and written; dq set to 0 before, in 16 bits rounded
+//             behind
 // Queries, keys and tasks are those of src/plan/plan.cpp.
 std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/v1.h"
 #include "backend/cuda/cuda.h"
 #include "backend/reference/reference.h"
 #include "backend/standard/standard.h"
@@ -21,7 +22,7 @@ Plan prepare(const fattn_problem& problem) {
     if (const std::string why = standard_unsupported(plan.problem); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
     plan.workspace_bytes = standard_workspace_bytes(plan.problem, plan.cpu.threads);
   } else {
-    plan.workspace_bytes = cpu_workspace_bytes(plan);
+    plan.workspace_bytes = plan.algorithm == Algorithm::kV1 ? v1_workspace_bytes(plan) : cpu_workspace_bytes(plan);
   }
   return plan;
 }
@@ -40,6 +41,7 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
   if (plan.problem.want_status) std::fill_n(static_cast<int32_t*>(buffers.status), 2, 0);  // those that are not are errors
   if (plan.backend == Backend::kReference) return execute_reference(plan, buffers);
   if (plan.algorithm == Algorithm::kStandard) return execute_standard(plan, buffers);
+  if (plan.algorithm == Algorithm::kV1) return execute_v1(plan, buffers);
   return execute_cpu(plan, buffers);
 }
 

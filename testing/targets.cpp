@@ -7,12 +7,15 @@ const std::vector<Target>& all_targets() {
     std::vector<Target> all{{Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0}, {Backend::kCpu, Algorithm::kStandard, Isa::kAuto, 0}};
     for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx, Isa::kNeon})
       all.push_back({Backend::kCpu, Algorithm::kV2, isa, 0});
+    all.push_back({Backend::kCpu, Algorithm::kV1, Isa::kAuto, 0});
     return all;
   }();
   return targets;
 }
 
 std::string name_of(const Target& target) {
+  if (target.backend == Backend::kCpu && target.algorithm == Algorithm::kV1)
+    return target.isa == Isa::kAuto ? "cpu_v1" : std::string("cpu_v1_") + fattn::name_of(target.isa);
   if (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) return std::string("cpu_") + fattn::name_of(target.isa);
   if (target.backend == Backend::kCuda)
     return std::string("cuda") + (target.algorithm != Algorithm::kAuto ? std::string("_") + fattn::name_of(target.algorithm) : "") +
@@ -40,7 +43,7 @@ bool gpu_computes_scores(const Target& target, const Case& c) {
 bool is_to_compute(const Target& target, const Case& c) {
   const bool scores = c.has_scores(), window = c.window_left != -1 || c.window_right != -1 || c.softcap != 0;
   return (!scores && !window) || target.backend == Backend::kReference ||
-         (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard) ||
+         (target.backend == Backend::kCpu && target.algorithm != Algorithm::kStandard && target.algorithm != Algorithm::kV1) ||
          (target.backend == Backend::kCuda && (scores ? gpu_computes_scores(target, c) : target.algorithm != Algorithm::kV1));
 }
 

@@ -71,7 +71,7 @@ TEST(AllocationsSmall, AreCounted) {
 TEST(AllocationsSmall, ExecutingMakesNone) {
   constexpr int64_t kBatch = 2, kHeads = 4, kHeadsK = 2, kHeaddim = 40, kKeys = 200;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
-    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kStandard})
+    for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV1, Algorithm::kStandard})
       for (const int64_t queries : {int64_t{1}, int64_t{130}})
         for (const int threads : {1, 3}) {
           Options options;

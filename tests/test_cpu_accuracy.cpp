@@ -240,8 +240,8 @@ TEST_P(Accuracy, IsThatOfFlashAttention2) {
       if (dtype == DType::kF16 && sigma == 64) continue;  // out of range
       expect_like_emulation({dtype, 256, 256, headdim, false, false, sigma});
       expect_like_emulation({dtype, 256, 256, headdim, true, false, sigma});
-      expect_like_emulation({dtype, 192, 256, headdim, false, true, sigma});
-      expect_like_emulation({dtype, 4, 1500, headdim, false, false, sigma});  // decode
+      if (target.algorithm == Algorithm::kV2) expect_like_emulation({dtype, 192, 256, headdim, false, true, sigma});  // with a bias
+      expect_like_emulation({dtype, 4, 1500, headdim, false, false, sigma});                                          // decode
     }
 }
 

@@ -361,16 +361,19 @@ TEST(Traffic, CountsWhatAnAlgorithmMoves) {
 }
 
 // The CPU's models, from what the planner decides and a walk over every task.
-double walked_on_cpu(const ProblemSpec& s, Isa isa, Pass pass) {
+core::CpuPlan plan_on_cpu(const ProblemSpec& s, Algorithm algorithm, Isa isa, Pass pass) {
   core::CpuInfo cpu;
   cpu.isas_available = ~0u, cpu.isa_default = isa, cpu.usable_threads = 2;
   Options options;
-  options.causal = s.causal, options.cpu_isa = isa;
+  options.causal = s.causal, options.cpu_isa = isa, options.algorithm = algorithm;
   const Tensor q = q_view(s, nullptr), k = k_view(s, nullptr), v = v_view(s, nullptr), o = o_view(s, nullptr), lse = lse_view(s, nullptr);
   const auto problem = pass == Pass::kForward ? describe(ForwardTensors{q, k, v, o, lse, {}, {}}, options)
                                               : describe(BackwardTensors{q, k, v, o, lse, o, q, k, v, {}, {}}, options);
-  const core::CpuPlan plan =
-      core::make_plan(core::validate(problem), cpu, [](int) -> const core::CudaDeviceInfo& { throw std::logic_error("no GPU"); }).cpu;
+  return core::make_plan(core::validate(problem), cpu, [](int) -> const core::CudaDeviceInfo& { throw std::logic_error("no GPU"); }).cpu;
+}
+
+double walked_on_cpu(const ProblemSpec& s, Isa isa, Pass pass) {
+  const core::CpuPlan plan = plan_on_cpu(s, Algorithm::kV2, isa, pass);
   const int64_t element = static_cast<int64_t>(size_of(s.dtype)), d = s.headdim * element, dv = s.headdim_v * element;
   const int64_t shift = s.seqlen_k - s.seqlen_q, heads = s.batch * s.nheads, heads_k = s.batch * s.nheads_k;
   const auto seen = [&](int64_t row) { return s.causal ? std::clamp<int64_t>(row + 1 + shift, 0, s.seqlen_k) : s.seqlen_k; };
@@ -402,6 +405,30 @@ double walked_on_cpu(const ProblemSpec& s, Isa isa, Pass pass) {
   return static_cast<double>(bytes);
 }
 
+// Algorithm v1, block by block.
+double walked_by_v1(const ProblemSpec& s, Isa isa, Pass pass) {
+  const core::CpuPlan plan = plan_on_cpu(s, Algorithm::kV1, isa, pass);
+  const int64_t element = static_cast<int64_t>(size_of(s.dtype)), d = s.headdim * element, dv = s.headdim_v * element;
+  const int64_t width = pass == Pass::kForward ? s.headdim_v : s.headdim, sums = 4 * width,
+                rounded = s.dtype == DType::kF32 ? 0 : width * (4 + element);
+  int64_t bytes = 0;
+  for (int64_t head = 0; head < s.batch * (pass == Pass::kForward ? s.nheads : s.nheads_k); ++head) {
+    const int64_t group = pass == Pass::kForward ? 1 : s.nheads / s.nheads_k;
+    bytes += group * s.seqlen_q * (sums + (pass == Pass::kForward ? 8 : 0));  // o, m and l, or dq, set
+    for (int64_t key = 0; key < s.seqlen_k; key += plan.block_k) {
+      bytes += (std::min(s.seqlen_k, key + plan.block_k) - key) * (d + dv) * (pass == Pass::kForward ? 1 : 2);
+      for (int64_t row = 0; row < s.seqlen_q; row += plan.rows) {
+        const int64_t end = std::min(row + plan.rows, s.seqlen_q);
+        if (s.causal && end - 1 + s.seqlen_k - s.seqlen_q < key) continue;
+        const int64_t read = pass == Pass::kForward ? d + sums + 8 : d + dv + dv + 4 + sums, written = pass == Pass::kForward ? sums + 8 : sums;
+        bytes += group * (end - row) * (read + written);
+      }
+    }
+    bytes += group * s.seqlen_q * (rounded + (pass == Pass::kForward ? 12 : 0));  // m and l read, lse written
+  }
+  return static_cast<double>(bytes);
+}
+
 TEST(Traffic, OfTheCpuIsThatOfThePlan) {
   ProblemSpec plain, grouped, wide, decode, small, longer;
   grouped.batch = 3, grouped.nheads = 6, grouped.nheads_k = 2, grouped.seqlen_q = 700, grouped.seqlen_k = 1500, grouped.causal = true;
@@ -420,6 +447,10 @@ TEST(Traffic, OfTheCpuIsThatOfThePlan) {
           EXPECT_EQ(*moved_bytes_cpu("v2", isa, s, pass), walked_on_cpu(s, isa, pass)) << describe(s) << " " << name_of(isa) << " " << name_of(pass);
         EXPECT_EQ(*moved_bytes_cpu("v2", isa, s, Pass::kForwardBackward),
                   walked_on_cpu(s, isa, Pass::kForward) + walked_on_cpu(s, isa, Pass::kBackward));
+        for (const Pass pass : {Pass::kForward, Pass::kBackward})
+          EXPECT_EQ(*moved_bytes_cpu("v1", isa, s, pass), walked_by_v1(s, isa, pass)) << describe(s) << " " << name_of(isa) << " " << name_of(pass);
+        EXPECT_EQ(*moved_bytes_cpu("v1", isa, s, Pass::kForwardBackward),
+                  walked_by_v1(s, isa, Pass::kForward) + walked_by_v1(s, isa, Pass::kBackward));
         EXPECT_GE(*moved_bytes_cpu("v2", isa, s, Pass::kForward), cost_of(s, Pass::kForward).bytes) << "less than every number once";
       }
   EXPECT_FALSE(moved_bytes_cpu("standard", Isa::kAvx512, plain, Pass::kForward));

@@ -17,7 +17,7 @@ REPORTS = ROOT / "build/reports"
 WHOLE_S = 5400  # the most that one test program takes whole, under a sanitizer or in an emulator
 
 # Test programs that are too slow whole under a sanitizer, and what of them runs there.
-HEAVY = "^test_(cases|properties|features|numerics|standard|kernels|cpu_accuracy|cpu_values|cuda_standard)"
+HEAVY = "^test_(cases|properties|features|numerics|standard|kernels|cpu_accuracy|cpu_v1|cpu_values|cuda_standard)"
 HEAVY_FILTER = "*Small*:AmxKernels*:Standard*:DTypes/Standard*:*CpuValues*bf16_cpu_avx2*:Cublaslt*:CudaMatmul*:CudaStandard.P*:CudaStandard.W*:CudaStandard.E*"
 HEAVY_FILTER += "-*PropertySmall*/fp16*:*Small*_reference"  # fp16 is in the table of cases; the reference judges every one of them
 HEAVY_FILTER += ":CasesSmall.BoundsAreNumbers:CasesSmall.WhatIsNotComputedIsRefused"  # the table's cases and their oracle once more

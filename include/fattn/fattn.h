@@ -58,8 +58,8 @@ enum { FATTN_F32 = 1, FATTN_F16 = 2, FATTN_BF16 = 3, FATTN_F64 = 4, FATTN_I32 = 
 enum { FATTN_DEVICE_CPU = 0, FATTN_DEVICE_CUDA = 1 }; /* device_type */
 enum { FATTN_FORWARD = 0, FATTN_BACKWARD = 1 };       /* pass */
 enum { FATTN_BACKEND_AUTO = 0, FATTN_BACKEND_REFERENCE = 1, FATTN_BACKEND_CPU = 2, FATTN_BACKEND_CUDA = 3 };
-/* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v1: FlashAttention as published first (Dao et al. 2022), on a GPU alone, to compare
-   with. v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. v3: the same for Hopper GPUs (compute capability 9.0), with products and softmax
+/* standard: textbook attention, O(seqlen_q * seqlen_k) memory. v1: FlashAttention as published first (Dao et al. 2022), to compare with.
+   v2: FlashAttention-2 (Dao 2023), O(seqlen_q) memory. v3: the same for Hopper GPUs (compute capability 9.0), with products and softmax
    overlapped as in FlashAttention-3 (Shah et al. 2024). */
 enum { FATTN_ALGORITHM_AUTO = 0, FATTN_ALGORITHM_STANDARD = 1, FATTN_ALGORITHM_V2 = 2, FATTN_ALGORITHM_V3 = 3, FATTN_ALGORITHM_V1 = 4 };
 /* Instruction set of the CPU kernels. */

@@ -110,7 +110,7 @@ def attention(
             `torch.use_deterministic_algorithms`. All else gives the same bits always.
         backend: "auto", "cpu", "cuda", or "reference" (float64 inside, slow, CPU).
         algorithm: "auto", "v2" (FlashAttention-2, Dao 2023), "v3" (for Hopper, as FlashAttention-3, Shah et al. 2024), "standard" (stores the
-            matrix of scores), "v1" (GPUs: the first FlashAttention, Dao et al. 2022).
+            matrix of scores), "v1" (the first FlashAttention, Dao et al. 2022).
         layout: "bshd" as above, or "bhsd": heads before seqlen in q, k, v and o, as `torch.nn.functional.scaled_dot_product_attention` has them.
 
     Returns:

@@ -175,7 +175,7 @@ def forward(
         max_seqlen_q, max_seqlen_k: with them: the most rows of a sequence (with seqused_k: that one uses), or more; bias and mask have these lengths. None: looked up.
         return_lse: returns the log-sum-exp too, which `backward` needs.
         backend: "auto", "cpu", or "reference" (float64 inside, slow).
-        algorithm: "auto", "v2", or "standard" (stores the matrix of scores).
+        algorithm: "auto", "v2", "v1" (the first FlashAttention), or "standard" (stores the matrix of scores).
         layout: "bshd" as above, or "bhsd": heads before seqlen in q, k, v and o.
         num_threads: 0 takes every CPU that may be used; the result does not depend on it.
 

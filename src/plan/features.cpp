@@ -7,9 +7,10 @@
 namespace fattn::core {
 namespace {
 
-constexpr int kWays = 8;
+constexpr int kWays = 9;
 constexpr const char* kWayNames[kWays] = {"backend reference",
                                           "algorithm standard of backend cpu",
+                                          "algorithm v1 of backend cpu",
                                           "algorithm v2 of backend cpu",
                                           "algorithm standard of backend cuda",
                                           "algorithm v1 of backend cuda",
@@ -27,21 +28,23 @@ struct Feature {
 constexpr Feature kFeatures[] = {
     {"a sliding window (window_left, window_right)",
      [](const Problem& p) { return p.windowed(); },
-     {true, false, true, true, false, true, true, false}},
+     {true, false, false, true, true, false, true, true, false}},
     {"packed sequences (cu_seqlens_q, cu_seqlens_k)",
      [](const Problem& p) { return p.packed; },
-     {true, false, true, false, false, true, true, false}},
-    {"documents (document_q, document_k)", [](const Problem& p) { return p.has_documents; }, {true, false, true, true, false, true, true, false}},
-    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, true, true, false, true, true, false}},
+     {true, false, false, true, false, false, true, true, false}},
+    {"documents (document_q, document_k)",
+     [](const Problem& p) { return p.has_documents; },
+     {true, false, false, true, true, false, true, true, false}},
+    {"softcap", [](const Problem& p) { return p.softcap > 0; }, {true, false, false, true, true, false, true, true, false}},
     {"lengths of the batch's entries (seqused_k)",
      [](const Problem& p) { return p.has_seqused_k; },
-     {true, false, true, true, false, true, true, true}},
-    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, true, true, false, true, true, false}},
-    {"a bias (bias)", [](const Problem& p) { return p.bias.given; }, {true, false, true, true, false, true, true, false}},
-    {"the gradient of a bias (dbias)", [](const Problem& p) { return p.dbias.given; }, {true, false, true, true, false, true, true, false}},
-    {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, true, true, false, true, true, false}},
-    {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, true, true, false, true, true, false}},
-    {"the gradient of lse (dlse)", [](const Problem& p) { return p.has_dlse; }, {true, true, true, true, true, true, true, false}},
+     {true, false, false, true, true, false, true, true, true}},
+    {"ALiBi (alibi_slopes)", [](const Problem& p) { return p.has_alibi; }, {true, false, false, true, true, false, true, true, false}},
+    {"a bias (bias)", [](const Problem& p) { return p.bias.given; }, {true, false, false, true, true, false, true, true, false}},
+    {"the gradient of a bias (dbias)", [](const Problem& p) { return p.dbias.given; }, {true, false, false, true, true, false, true, true, false}},
+    {"a mask of pairs (mask)", [](const Problem& p) { return p.pair_mask.given; }, {true, false, false, true, true, false, true, true, false}},
+    {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, false, true, true, false, true, true, false}},
+    {"the gradient of lse (dlse)", [](const Problem& p) { return p.has_dlse; }, {true, true, true, true, true, true, true, true, false}},
 };
 
 std::string ways_with(const Feature& feature) {

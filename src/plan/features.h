@@ -9,7 +9,7 @@
 namespace fattn::core {
 
 // A backend with an algorithm.
-enum class Way { kReference, kCpuStandard, kCpuV2, kCudaStandard, kCudaV1, kCudaV2, kCudaV3, kCudaDecode };
+enum class Way { kReference, kCpuStandard, kCpuV1, kCpuV2, kCudaStandard, kCudaV1, kCudaV2, kCudaV3, kCudaDecode };
 
 // Empty if `way` has every feature that the problem uses, else which one it lacks and which ways have it.
 std::string lacks(const Problem& problem, Way way);

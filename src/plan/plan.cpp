@@ -115,6 +115,21 @@ void split_backward(const Problem& p, CpuPlan& plan) {
   plan.splits = units < kTasksWanted ? std::max<int64_t>(1, ceil_div(p.seqlen_k, cut ? plan.task_k / 2 + 1 : plan.task_k)) : 1;
 }
 
+// Algorithm v1 has blocks of ceil(M / 4 d) keys and min(ceil(M / 4 d), d) queries for a cache of M numbers (Dao et al. 2022, Algorithm 1). M is 256
+// KiB of fp32, which the L2 cache of nearly every processor holds, and a constant, so that the split does not depend on the machine.
+constexpr int64_t kCacheOfV1 = 64 * 1024;
+
+void plan_v1(const Problem& p, Plan& plan) {
+  CpuPlan& c = plan.cpu;
+  const int64_t width = std::max(p.headdim, p.headdim_v);
+  c.path = p.backward ? CpuPlan::Path::kBackward : CpuPlan::Path::kForward;
+  c.block_k = ceil_div(kCacheOfV1, 4 * width);
+  c.rows = std::min(c.block_k, width);
+  // What has more than vectors of fp32 has no use for it here.
+  plan.kernel = text("cpu v1 ", p.backward ? "backward " : "forward ", name_of(p.dtype), " ", name_of(c.isa == Isa::kAmx ? Isa::kAvx512 : c.isa));
+  plan.why = text("asked for; blocks of ", c.block_k, " keys and of ", c.rows, " query rows, a task has a ", p.backward ? "key head" : "head");
+}
+
 constexpr int64_t kDecodeRows = 8;    // seqlen_q up to which the decode kernels are used
 constexpr int64_t kMostGroup = 4096;  // query heads of a key head, likewise: all their rows are in the scratch memory of a task
 
@@ -209,19 +224,20 @@ Plan make_plan(const Problem& p, const CpuInfo& cpu, const CudaDeviceInfo& (*gpu
   }
 
   if (p.dtype == DType::kF64) unsupported("backend cpu computes fp32, fp16 and bf16; fp64 runs on backend reference only");
-  if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard and v2. Ask for one of them or auto");
-  if (p.algorithm == Algorithm::kV1) unsupported("algorithm v1 is for GPUs; backend cpu has standard and v2. Ask for one of them or auto");
+  if (p.algorithm == Algorithm::kV3) unsupported("algorithm v3 is for Hopper GPUs; backend cpu has standard, v1 and v2. Ask for one of them or auto");
   plan.algorithm = p.algorithm != Algorithm::kAuto ? p.algorithm : p.want_weights ? Algorithm::kStandard : Algorithm::kV2;
-  require_features(p, plan.algorithm == Algorithm::kStandard ? Way::kCpuStandard : Way::kCpuV2);
+  const bool standard = plan.algorithm == Algorithm::kStandard, v1 = plan.algorithm == Algorithm::kV1;
+  require_features(p, standard ? Way::kCpuStandard : v1 ? Way::kCpuV1 : Way::kCpuV2);
   plan.cpu.isa = choose_isa(p, cpu);
   plan.cpu.threads = choose_threads(p, cpu);
-  if (plan.algorithm == Algorithm::kStandard) {
+  if (standard) {
     plan.kernel = text("cpu standard ", p.backward ? "backward " : "forward ", name_of(p.dtype));
     plan.why = p.algorithm == Algorithm::kStandard ? "asked for" : "the weights are wanted, which only standard attention has";
     return plan;
   }
-  if (p.want_weights) unsupported("algorithm v2 never has the weights in memory; ask for algorithm standard to get them");
-  plan_cpu(p, plan);
+  if (p.want_weights)
+    unsupported(text("algorithm ", name_of(plan.algorithm), " never has the weights in memory; ask for algorithm standard to get them"));
+  v1 ? plan_v1(p, plan) : plan_cpu(p, plan);
   return plan;
 }
 

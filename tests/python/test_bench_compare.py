@@ -271,9 +271,12 @@ def test_algorithms_side_by_side(schema, fattn):
     schema.validate(record)
     assert [row["provider"] for row in record["rows"]] == ["standard", "v2", "v1", "fattn"]
     standard, v2, v1, _ = record["rows"]
-    assert (standard["algorithm"], v2["algorithm"]) == ("standard", "v2")
-    assert v1["status"] == "unsupported" and "algorithm v1 is for GPUs" in v1["reason"]
+    assert (standard["algorithm"], v2["algorithm"], v1["algorithm"]) == ("standard", "v2", "v1")
+    assert v1["kernel"].startswith("cpu v1 forward fp32") and v1["speedup_over_standard"] > 0
     assert v2["speedup_over_standard"] > 0 and v2["moved_bytes_model"] >= v2["bytes"] and standard["moved_bytes_model"] is None
+    assert v1["moved_bytes_model"] > v2["moved_bytes_model"], "v1 reads and writes o for each block of keys"
+    v3 = fattn.json("compare", *flags, "--algorithm", "v2,v3")["rows"][1]
+    assert v3["status"] == "unsupported" and "algorithm v3 is for Hopper GPUs; backend cpu has standard, v1 and v2" in v3["reason"]
     again = fattn.json("compare", *record["flags"])
     assert [row["provider"] for row in again["rows"]] == [row["provider"] for row in record["rows"]]
     assert "'v9' is no algorithm to compare" in fattn.refuses("compare", "--algorithm", "standard,v9")

@@ -3,72 +3,19 @@
 #include "backend/cpu/cpu.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
 
 #include "backend/cpu/entries.h"
-#include "backend/cpu/executor.h"
 #include "backend/cpu/id_range.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/tasks.h"
 #include "backend/cpu/thread_pool.h"
 #include "shared/lowest.h"
-#include "shared/text.h"
 
 namespace fattn::core {
 namespace {
-
-const CpuKernels& kernels_of(Isa isa) {
-  const CpuKernels* kernels = nullptr;
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::kAvx2: kernels = kernels_avx2(); break;
-    case Isa::kAvx512: kernels = kernels_avx512(); break;
-    case Isa::kAvx512Bf16: kernels = kernels_avx512_bf16(); break;
-    case Isa::kAmx: kernels = kernels_amx(); break;
-#elif defined(__aarch64__)
-    case Isa::kNeon: kernels = kernels_neon(); break;
-#endif
-    default: kernels = kernels_scalar(); break;
-  }
-  if (!kernels) throw Error(ErrorCode::kInternal, text("no kernels for instruction set ", name_of(isa)));
-  return *kernels;
-}
-
-KernelDType kernel_dtype(DType dtype) { return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16; }
-
-// An element of a tensor that may be absent (null, of a dimension of 0): no offset is added to null.
-template <class T>
-T* at(T* base, int64_t element, size_t element_size) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-  return base ? static_cast<T*>(static_cast<Byte*>(base) + element * static_cast<int64_t>(element_size)) : nullptr;
-}
-template <class T>
-T* at(T* base, int64_t element) {
-  return base ? base + element : nullptr;
-}
-
-// Grows a workspace piece by piece; every piece is aligned to 64 bytes. Refuses sizes beyond an address.
-class Layout {
- public:
-  size_t add(std::initializer_list<int64_t> factors) {
-    const size_t begin = total_;
-    size_t bytes = 1;
-    for (int64_t f : factors)
-      if (__builtin_mul_overflow(bytes, static_cast<size_t>(f), &bytes)) too_large();
-    if (__builtin_add_overflow(bytes, size_t{63}, &bytes) || __builtin_add_overflow(total_, bytes / 64 * 64, &total_) ||
-        total_ > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
-      too_large();
-    return begin;
-  }
-  size_t total() const { return total_; }
-
- private:
-  [[noreturn]] static void too_large() { throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem"); }
-  size_t total_ = 0;
-};
 
 constexpr int64_t kFloat = static_cast<int64_t>(sizeof(float)), kHalf = static_cast<int64_t>(sizeof(uint16_t));
 
@@ -86,8 +33,6 @@ struct Workspace {
 };
 
 constexpr int64_t kRowsOfDelta = 256;  // rows of a task of the passes before and after the backward kernel
-
-int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 
 int64_t main_tasks(const Plan& plan) {
   const Problem& p = plan.problem;
@@ -119,7 +64,7 @@ Workspace lay_out(const Plan& plan) {
                           c.heads,
                           p.has_pair_terms() || p.dropout_below > 0 || p.dbias.given || p.has_documents};
   Workspace w;
-  Layout layout;
+  WorkspaceLayout layout;
   size_t scratch = 0;
   switch (c.path) {
     case CpuPlan::Path::kForward: scratch = kernels.forward_scratch(dtype, shape); break;
@@ -150,16 +95,6 @@ Workspace lay_out(const Plan& plan) {
   w.scratch = layout.add({workers_of(plan, main_tasks(plan)), static_cast<int64_t>(w.scratch_of_worker)});
   w.total = layout.total();
   return w;
-}
-
-// Runs task(index, worker) for every index in [0, tasks), each taken by the next free worker.
-template <class Task>
-void run_tasks(const Plan& plan, int64_t tasks, const Task& task) {
-  if (tasks <= 0) return;
-  std::atomic<int64_t> next{0};
-  run_workers(plan.problem.executor, workers_of(plan, tasks), [&](int worker) {
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) task(i, worker);
-  });
 }
 
 struct Call {
@@ -219,9 +154,6 @@ struct Call {
     return in;
   }
 };
-
-// Where the rows of a batch entry and head begin, in elements.
-int64_t place(const Strides& s, int64_t n, int64_t row, int64_t h) { return n * s.batch + row * s.row + h * s.head; }
 
 // Rows of packed tensors that belong to no sequence see nothing: o = 0, lse = -inf.
 void finish_packed_rows(const Call& call) {

@@ -57,12 +57,19 @@ void sum_rows(KernelDType dtype, const float* parts, int64_t part_stride, int64_
 }
 void round_sums(KernelDType dtype, const uint16_t* low, int64_t headdim, void* row) { vectors()->round_sums(dtype, low, headdim, row); }
 
+// Algorithm v1 multiplies in fp32.
+size_t v1_forward_scratch(const KernelShape& shape) { return vectors()->v1_forward_scratch(shape); }
+void v1_forward(KernelDType dtype, const V1ForwardTask& task) { vectors()->v1_forward(dtype, task); }
+size_t v1_backward_scratch(const KernelShape& shape) { return vectors()->v1_backward_scratch(shape); }
+void v1_backward(KernelDType dtype, const V1BackwardTask& task) { vectors()->v1_backward(dtype, task); }
+
 }  // namespace
 }  // namespace amx
 
 const CpuKernels* kernels_amx() {
-  static constexpr CpuKernels kTable = {amx::forward_scratch, amx::forward,  amx::decode_scratch, amx::decode,    amx::backward_scratch,
-                                        amx::backward,        amx::row_dots, amx::sum_rows,       amx::round_sums};
+  static constexpr CpuKernels kTable = {
+      amx::forward_scratch, amx::forward,    amx::decode_scratch,     amx::decode,     amx::backward_scratch,    amx::backward,   amx::row_dots,
+      amx::sum_rows,        amx::round_sums, amx::v1_forward_scratch, amx::v1_forward, amx::v1_backward_scratch, amx::v1_backward};
   return &kTable;
 }
 

@@ -104,6 +104,37 @@ struct BackwardTask {
   void* scratch;
 };
 
+// Algorithm v1, a head at a time, in blocks of `rows` queries and `keys` keys. No mask has a beginning.
+// A query head with its key head. `largest` and `sum` (seqlen_q each) and, in 16 bits, `sums` (seqlen_q, headdim_v) are m, l and o between two blocks
+// of keys.
+struct V1ForwardTask {
+  const void *q, *k, *v;
+  void* o;
+  float* lse;  // null if not wanted
+  int64_t q_stride, k_stride, v_stride, o_stride, lse_stride;
+  int64_t seqlen_q, seqlen_k, diagonal;
+  int64_t rows, keys;
+  int headdim, headdim_v;
+  float scale;
+  float *largest, *sum, *sums;
+  void* scratch;
+};
+
+// A key head with the query heads that share it. `sums`: in 16 bits dq between two blocks of keys, (group, seqlen_q, headdim).
+struct V1BackwardTask {
+  const void *q, *k, *v, *o, *dout;  // q, o, dout, lse, dlse and dq at the group's first head
+  const float *lse, *dlse;           // dlse: null if there is none
+  void *dq, *dk, *dv;
+  int64_t q_stride, k_stride, v_stride, o_stride, dout_stride, lse_stride, dlse_stride, dq_stride, dk_stride, dv_stride;
+  int64_t q_head_stride, o_head_stride, dout_head_stride, lse_head_stride, dlse_head_stride, dq_head_stride;
+  int64_t group, seqlen_q, seqlen_k, diagonal;
+  int64_t rows, keys;
+  int headdim, headdim_v;
+  float scale;
+  float* sums;
+  void* scratch;
+};
+
 struct CpuKernels {
   size_t (*forward_scratch)(KernelDType, const KernelShape&);
   void (*forward)(KernelDType, const ForwardTask&);
@@ -118,6 +149,11 @@ struct CpuKernels {
   void (*sum_rows)(KernelDType, const float* parts, int64_t part_stride, int64_t nparts, int64_t headdim, void* to);
   // A row of dq from its sums: their high halves are in it (16 bits only)
   void (*round_sums)(KernelDType, const uint16_t* low, int64_t headdim, void* row);
+  // Of KernelShape: rows, block_k, headdim and headdim_v
+  size_t (*v1_forward_scratch)(const KernelShape&);
+  void (*v1_forward)(KernelDType, const V1ForwardTask&);
+  size_t (*v1_backward_scratch)(const KernelShape&);
+  void (*v1_backward)(KernelDType, const V1BackwardTask&);
 };
 
 // One a translation unit; null where the compiler or the architecture lacks it.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/v1_backward.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -57,6 +58,25 @@ static inline void round_sums(KernelDType dtype, const uint16_t* low, int64_t he
   return round_sums_of<bf16>(low, headdim, row);
 }
 
-static constexpr CpuKernels kTable{forward_scratch, forward, decode_scratch, decode, backward_scratch, backward, row_dots, sum_rows, round_sums};
+// Of two blocks of fp32, whatever the dtype.
+static inline size_t v1_forward_scratch(const KernelShape& shape) {
+  return V1ForwardScratch{}.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v);
+}
+static inline void v1_forward(KernelDType dtype, const V1ForwardTask& task) {
+  if (dtype == kKernelF32) return v1_forward_head<float>(task);
+  if (dtype == kKernelF16) return v1_forward_head<f16>(task);
+  return v1_forward_head<bf16>(task);
+}
+static inline size_t v1_backward_scratch(const KernelShape& shape) {
+  return V1BackwardScratch{}.lay_out(nullptr, shape.rows, shape.block_k, shape.headdim, shape.headdim_v);
+}
+static inline void v1_backward(KernelDType dtype, const V1BackwardTask& task) {
+  if (dtype == kKernelF32) return v1_backward_head<float>(task);
+  if (dtype == kKernelF16) return v1_backward_head<f16>(task);
+  return v1_backward_head<bf16>(task);
+}
+
+static constexpr CpuKernels kTable{forward_scratch, forward,    decode_scratch,     decode,     backward_scratch,    backward,   row_dots,
+                                   sum_rows,        round_sums, v1_forward_scratch, v1_forward, v1_backward_scratch, v1_backward};
 
 }  // namespace fattn::core::FATTN_ISA

@@ -127,7 +127,7 @@ def test_packed_sequences_refused(q, options, error, message):
         fattn.numpy.forward(q, PACKED, PACKED, **{"cu_seqlens_q": np.array([0, 2, 6])} | options)
 
 
-@pytest.mark.parametrize("algorithm", ["standard", "v2"])
+@pytest.mark.parametrize("algorithm", ["standard", "v1", "v2"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_algorithms_and_threads(algorithm, num_threads):
     case = Case(seqlen_q=40, seqlen_k=50, nheads=4, causal=True)

@@ -1,0 +1,82 @@
+// What algorithms of the CPU backend share on the host's side: the kernels of an instruction set, places in tensors and in the workspace, workers.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <initializer_list>
+#include <limits>
+#include <type_traits>
+
+#include "backend/cpu/executor.h"
+#include "backend/cpu/kernels.h"
+#include "plan/plan.h"
+#include "shared/text.h"
+
+namespace fattn::core {
+
+inline const CpuKernels& kernels_of(Isa isa) {
+  const CpuKernels* kernels = nullptr;
+  switch (isa) {
+#if defined(__x86_64__)
+    case Isa::kAvx2: kernels = kernels_avx2(); break;
+    case Isa::kAvx512: kernels = kernels_avx512(); break;
+    case Isa::kAvx512Bf16: kernels = kernels_avx512_bf16(); break;
+    case Isa::kAmx: kernels = kernels_amx(); break;
+#elif defined(__aarch64__)
+    case Isa::kNeon: kernels = kernels_neon(); break;
+#endif
+    default: kernels = kernels_scalar(); break;
+  }
+  if (!kernels) throw Error(ErrorCode::kInternal, text("no kernels for instruction set ", name_of(isa)));
+  return *kernels;
+}
+
+inline KernelDType kernel_dtype(DType dtype) { return dtype == DType::kF32 ? kKernelF32 : dtype == DType::kF16 ? kKernelF16 : kKernelBF16; }
+
+// An element of a tensor that may be absent (null, of a dimension of 0): no offset is added to null.
+template <class T>
+T* at(T* base, int64_t element, size_t element_size) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return base ? static_cast<T*>(static_cast<Byte*>(base) + element * static_cast<int64_t>(element_size)) : nullptr;
+}
+template <class T>
+T* at(T* base, int64_t element) {
+  return base ? base + element : nullptr;
+}
+
+// Where the rows of a batch entry and head begin, in elements.
+inline int64_t place(const Strides& s, int64_t n, int64_t row, int64_t h) { return n * s.batch + row * s.row + h * s.head; }
+
+// Grows a workspace piece by piece; every piece is aligned to 64 bytes. Refuses sizes beyond an address.
+class WorkspaceLayout {
+ public:
+  size_t add(std::initializer_list<int64_t> factors) {
+    const size_t begin = total_;
+    size_t bytes = 1;
+    for (int64_t f : factors)
+      if (__builtin_mul_overflow(bytes, static_cast<size_t>(f), &bytes)) too_large();
+    if (__builtin_add_overflow(bytes, size_t{63}, &bytes) || __builtin_add_overflow(total_, bytes / 64 * 64, &total_) ||
+        total_ > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
+      too_large();
+    return begin;
+  }
+  size_t total() const { return total_; }
+
+ private:
+  [[noreturn]] static void too_large() { throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem"); }
+  size_t total_ = 0;
+};
+
+inline int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
+
+// Runs task(index, worker) for every index in [0, tasks), each taken by the next free worker.
+template <class Task>
+void run_tasks(const Plan& plan, int64_t tasks, const Task& task) {
+  if (tasks <= 0) return;
+  std::atomic<int64_t> next{0};
+  run_workers(plan.problem.executor, workers_of(plan, tasks), [&](int worker) {
+    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) task(i, worker);
+  });
+}
+
+}  // namespace fattn::core
