@@ -1,0 +1,38 @@
+// All that `fattn memory` finds, as a record (docs/memory.schema.json) and as figures.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lab/chart/chart.h"
+#include "lab/memory/step.h"
+#include "lab/memory/traffic.h"
+
+namespace fattn::lab {
+
+struct PassTraffic {
+  measure::Pass pass = measure::Pass::kForward;
+  double compulsory_bytes = 0;
+  std::vector<Traffic> algorithms;
+};
+
+struct MemoryReport {
+  measure::ProblemSpec spec;
+  bool grad = true;
+  MemoryMachine machine;
+  std::vector<PassTraffic> passes;
+  std::vector<StepMemory> steps;
+};
+
+MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const std::vector<std::string>& algorithms, const MemoryMachine& machine);
+
+nlohmann::ordered_json to_json(const MemoryReport& report);
+
+// Rooflines: attainable FLOP/s by FLOP a byte, one panel for each pass and level whose rate is known, with a mark for each algorithm.
+std::vector<chart::Panel> rooflines(const MemoryReport& report);
+// Bytes moved by each algorithm at both levels.
+std::vector<chart::Panel> traffic_bars(const MemoryReport& report);
+chart::Figure memory_figure(const MemoryReport& report);
+
+}  // namespace fattn::lab
