@@ -107,7 +107,7 @@ void say_steps(const Output& out, const MemoryReport& r) {
   for (const StepMemory& m : r.steps) {
     if (!m.reason.empty()) continue;
     if (!m.exact) textbook = &m;
-    if (m.exact && m.algorithm != "standard" && (!least || m.peak_bytes() < least->peak_bytes())) least = &m;
+    if (m.exact && m.algorithm != "standard" && (!least || m.peak_bytes() <= least->peak_bytes())) least = &m;
   }
   if (!least || !textbook) return;
   out.say(
@@ -140,8 +140,10 @@ void explain(const Output& out, const MemoryReport& r, const PassTraffic& p, con
     const measure::MovedTerm& term = level.moved;
     std::string line = fmt::format("    {}: once {}", term.what, exact(term.once));
     if (level.reused_bytes > 0 && term.bytes > term.once)
-      line += fmt::format(" + {:.3g} * ({} - {}) = {}, as {} of {} bytes hold {} that are touched again", level.missed, exact(term.bytes),
-                          exact(term.once), exact(level.dram_bytes), m.cache, exact(m.cache_bytes), exact(level.reused_bytes));
+      line += level.missed > 0
+                  ? fmt::format(" + {:.3g} * ({} - {}) = {}: {} has {} of the {} bytes that are touched in between", level.missed, exact(term.bytes),
+                                exact(term.once), exact(level.dram_bytes), m.cache, exact(m.cache_bytes), exact(level.reused_bytes))
+                  : fmt::format(", as {} holds the {} bytes that are touched in between", m.cache, exact(level.reused_bytes));
     out.say(line, 4);
   }
   out.say(fmt::format("    in all {} bytes, {:.4g} FLOP a byte; every input and output once is {}", exact(t.dram_bytes), t.dram_intensity(),
@@ -192,8 +194,9 @@ void print_arithmetic(const Output& out, const MemoryReport& r) {
       "d^2 / M) of them for an on-chip memory of M numbers, standard attention Theta(N d + N^2): both grow with the square of N, and blocks make the "
       "factor small. {1} to DRAM is what of that {1} does not hold: every input and output goes once; what is read again comes from DRAM in the "
       "share "
-      "1 - C / R, where C is {1} and R what all heads at work touch in between. Nothing here was counted by hardware.",
-      m.chip, m.cache));
+      "1 - C / R, where C is {1} and R what all heads at work touch in between; at work are as many blocks as there are {2}. Nothing here was "
+      "counted by hardware.",
+      m.chip, m.cache, m.cuda ? "SMs" : "threads"));
   for (const PassTraffic& p : r.passes)
     for (const Traffic& t : p.algorithms)
       if (t.reason.empty()) explain(out, r, p, t);
