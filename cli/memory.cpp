@@ -1,4 +1,4 @@
-// Nothing is computed or allocated: plans, counts and what a calibration measured.
+// No attention is computed and none of its tensors allocated: plans, counts, and what a calibration measured.
 #include "cli/memory.h"
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include "cli/memory_words.h"
 #include "cli/output.h"
 #include "cli/problem_flags.h"
+#include "cli/progress.h"
 #include "cli/sanitize.h"
 #include "cli/terminal.h"
 #include "cli/usage_error.h"
@@ -50,7 +51,9 @@ int run(const MemoryFlags& flags) {
   for (const std::string& name : flags.algorithms)
     if (std::find(algorithms.begin(), algorithms.end(), name) == algorithms.end()) algorithms.push_back(name);
   const lab::MemoryMachine machine = lab::memory_machine(flags.problem.target.device);
-  const lab::MemoryReport report = lab::memory_report(spec, flags.problem.grad(), algorithms, machine);
+  Progress progress("planning", static_cast<int64_t>(algorithms.size()));
+  const lab::MemoryReport report = lab::memory_report(spec, flags.problem.grad(), algorithms, machine, [&progress] { progress.step(); });
+  progress.wipe();
   Output out(flags.output, flags.json);
   print_report(out, report);
   if (flags.explain) print_arithmetic(out, report);

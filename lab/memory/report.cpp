@@ -69,7 +69,8 @@ Json as_json(const StepMemory& m) {
 
 }  // namespace
 
-MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const std::vector<std::string>& algorithms, const MemoryMachine& machine) {
+MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const std::vector<std::string>& algorithms, const MemoryMachine& machine,
+                           const std::function<void()>& planned) {
   MemoryReport report;
   report.spec = spec;
   report.grad = grad;
@@ -82,8 +83,10 @@ MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const st
     for (const std::string& algorithm : algorithms) traffic.algorithms.push_back(traffic_of(algorithm, spec, pass, machine));
     report.passes.push_back(std::move(traffic));
   }
-  for (const std::string& algorithm : algorithms)
+  for (const std::string& algorithm : algorithms) {
     if (algorithm != "v3" || machine.cuda) report.steps.push_back(planned_step(algorithm, spec, grad, machine.device));
+    if (planned) planned();
+  }
   report.steps.push_back(textbook_step(spec, grad));
   return report;
 }

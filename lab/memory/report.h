@@ -1,6 +1,7 @@
 // All that `fattn memory` finds, as a record (docs/memory.schema.json) and as figures.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -25,7 +26,9 @@ struct MemoryReport {
   std::vector<StepMemory> steps;
 };
 
-MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const std::vector<std::string>& algorithms, const MemoryMachine& machine);
+// `planned` is called after each algorithm's plans were made, for which a GPU's kernels may have to be compiled.
+MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const std::vector<std::string>& algorithms, const MemoryMachine& machine,
+                           const std::function<void()>& planned = {});
 
 nlohmann::ordered_json to_json(const MemoryReport& report);
 
