@@ -82,6 +82,9 @@ void say_pass(const Output& out, const MemoryReport& r, const PassTraffic& p) {
     words += fmt::format("{} is limited by {}: it takes {} at least{}. ", t == standard ? "Standard attention" : t->algorithm, limit.name,
                          seconds_text(limit.seconds), compute ? ", and memory keeps up" : "");
   }
+  if (ours && ours->on_chip_bytes > 0)
+    words += fmt::format("A block of {} takes {} of the {} {}.", ours->algorithm, bytes_text(ours->on_chip_bytes), bytes_text(r.machine.chip_bytes),
+                         r.machine.cuda ? "of shared memory that it can have" : "of a core's own cache");
   if (words.size() > title_of(p.pass).size() + 2) out.say("\n" + words);
 }
 
