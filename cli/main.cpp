@@ -9,12 +9,14 @@
 
 #include "cli/bench.h"
 #include "cli/cache.h"
+#include "cli/calibrate.h"
 #include "cli/check.h"
 #include "cli/check_python.h"
 #include "cli/compare.h"
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
+#include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
@@ -48,6 +50,8 @@ int run_command_line(int argc, char** argv) {
   add_check(app, exit_code);
   add_bench(app, exit_code);
   add_compare(app, exit_code);
+  add_memory(app, exit_code);
+  add_calibrate(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {

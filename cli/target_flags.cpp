@@ -44,14 +44,18 @@ std::string not_a_device(const std::string& text) {
 
 }  // namespace
 
+CLI::Option* add_device(CLI::App& command, std::string& device) {
+  return command.add_option("--device", device, "Where the tensors are: cpu, cuda or cuda:INDEX; `fattn info` lists the devices")
+      ->check(CLI::Validator(not_a_device, ""))
+      ->type_name("DEVICE")
+      ->capture_default_str();
+}
+
 int TargetFlags::device_index() const { return device.size() > 5 ? std::stoi(device.substr(5)) : 0; }
 
 void TargetFlags::add_to(CLI::App& command) {
   command.option_defaults()->group("Where and how to compute");
-  command.add_option("--device", device, "Where the tensors are: cpu, cuda or cuda:INDEX; `fattn info` lists the devices")
-      ->check(CLI::Validator(not_a_device, ""))
-      ->type_name("DEVICE")
-      ->capture_default_str();
+  add_device(command, device);
   command.add_option("--backend", backend, "What computes: reference is the float64 oracle, cpu and cuda the fast kernels")
       ->transform(name_from(kBackends, {{"gpu", "cuda"}}))
       ->type_name("NAME")

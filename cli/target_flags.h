@@ -9,6 +9,9 @@
 
 namespace fattn::cli {
 
+// --device alone: cpu, cuda or cuda:INDEX.
+CLI::Option* add_device(CLI::App& command, std::string& device);
+
 struct TargetFlags {
   std::string device = "cpu", backend = "auto", algorithm = "auto", isa = "auto";
   int threads = 0, cuda_level = 0;

@@ -44,7 +44,7 @@ inline Memory memory(int device) {
   return m;
 }
 
-// FLOP/s or bytes a second; `what` is FATTN_PEAK_MATRIX, _FMA or _READ. Measured at every call.
+// What a second holds of `what`, one of FATTN_PEAK_...: FLOP, bytes, exponentials, launches. Measured at every call.
 inline double peak(int device, int32_t what) {
   double per_second = 0;
   check(fattn_cuda_peak(device, what, &per_second));

@@ -345,8 +345,20 @@ FATTN_API fattn_status fattn_query_feature(int32_t feature, int32_t way, fattn_f
 FATTN_API fattn_status fattn_cuda_count(int32_t* count, char* reason, size_t reason_size);
 FATTN_API fattn_status fattn_cuda_query(int32_t device, fattn_cuda_info* info);
 /* What the device can do at most, measured now on the default stream (about 30 ms, and the compilation of a kernel at the first
- * call): FLOP/s of the tensor cores with 16-bit inputs and fp32 sums, FLOP/s of fp32 FMA, bytes a second read from memory. */
-enum { FATTN_PEAK_MATRIX = 1, FATTN_PEAK_FMA = 2, FATTN_PEAK_READ = 3 };
+ * call): FLOP/s of the tensor cores with 16-bit inputs and fp32 sums, FLOP/s of fp32 FMA, bytes a second read from memory; 2^x a second in fp32;
+ * bytes a second read from shared memory by all multiprocessors, from the L2 cache, and read and written (both counted) by a copy in memory; kernels
+ * a second that do nothing, one behind the other on a stream, and where the host waits for each. */
+enum {
+  FATTN_PEAK_MATRIX = 1,
+  FATTN_PEAK_FMA = 2,
+  FATTN_PEAK_READ = 3,
+  FATTN_PEAK_EXP = 4,
+  FATTN_PEAK_SHARED = 5,
+  FATTN_PEAK_L2 = 6,
+  FATTN_PEAK_COPY = 7,
+  FATTN_PEAK_LAUNCH = 8,
+  FATTN_PEAK_ROUND_TRIP = 9
+};
 FATTN_API fattn_status fattn_cuda_peak(int32_t device, int32_t what, double* per_second);
 FATTN_API fattn_status fattn_cuda_memory(int32_t device, size_t* free_bytes, size_t* total_bytes);
 /* Waits until the device has done everything that this process gave it, and reports what failed in between. */

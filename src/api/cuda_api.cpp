@@ -94,8 +94,10 @@ fattn_status fattn_cuda_query(int32_t device, fattn_cuda_info* info) {
 fattn_status fattn_cuda_peak(int32_t device, int32_t what, double* per_second) {
   return guarded([&] {
     checked(per_second, "per_second") = 0;
-    if (what < FATTN_PEAK_MATRIX || what > FATTN_PEAK_READ)
-      throw Error(ErrorCode::kInvalidArgument, text("what is ", what, "; allowed: matrix (1), FMA (2), read (3)"));
+    if (what < FATTN_PEAK_MATRIX || what > FATTN_PEAK_ROUND_TRIP)
+      throw Error(ErrorCode::kInvalidArgument, text("what is ", what,
+                                                    "; allowed: matrix (1), FMA (2), read (3), exp (4), shared (5), L2 (6), copy (7), launch (8), "
+                                                    "round trip (9)"));
     *per_second = fattn::core::measure_cuda_peak(cuda_device(device), static_cast<fattn::core::CudaPeak>(what));
   });
 }

@@ -1,0 +1,22 @@
+// Measures a machine: `fattn calibrate`.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "lab/calibration.h"
+
+namespace fattn::lab {
+
+struct CalibrateOptions {
+  std::string device = "cpu";    // or "cuda:INDEX"
+  int samples = 9;               // of each quantity
+  double sample_seconds = 0.02;  // of one, where it repeats what it measures
+  // Called before and after each quantity with the number of those done and of all, and what comes next.
+  std::function<void(int done, int total, const std::string& next)> progress;
+};
+
+// Well below a minute. Throws fattn::Error where the device cannot be used; a quantity that cannot be measured has its reason instead of a value.
+Calibration calibrate(const CalibrateOptions& options);
+
+}  // namespace fattn::lab
