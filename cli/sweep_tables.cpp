@@ -103,7 +103,7 @@ void print_headline(Output& out, const lab::Sweep& sweep) {
     out.print(table);
   }
   out.say("memory: what a call adds to its inputs, as a share of " + printable(sweep.baseline, 40) +
-              "'s; the documents do not say what theirs counts. Their baseline is PyTorch's attention, in fp16.",
+              "'s; the documents do not say what theirs counts. Theirs is of batch 16, seqlen 1024, 32 heads of 64, and of PyTorch's attention.",
           2);
 }
 

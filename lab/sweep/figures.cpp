@@ -6,10 +6,14 @@
 #include <cmath>
 #include <functional>
 
+#include "lab/sweep/presets.h"
+
 namespace fattn::lab {
 namespace {
 
 using namespace chart;
+
+constexpr const char* kOverlap = "?: the intervals overlap, so neither is called faster.";
 
 std::string title_of(const std::string& pass) { return pass == "fwd" ? "Forward" : pass == "bwd" ? "Backward" : "Forward and backward"; }
 
@@ -135,7 +139,7 @@ Panel speedup_panel(const Sweep& sweep, const std::string& pass) {
     if (any) panel.bars.push_back(std::move(bars));
   }
   const bool open = std::any_of(sweep.cells.begin(), sweep.cells.end(), [&](const Cell& c) { return c.pass == pass && c.ok() && c.undecided; });
-  if (open && !panel.bars.empty()) panel.note = "?: the intervals overlap, so neither is called faster.";
+  if (open && !panel.bars.empty()) panel.note = kOverlap;
   if (!panel.bars.empty()) panel.references.push_back({Reference::Kind::kLevel, "as fast as " + sweep.baseline, 1});
   return panel;
 }
@@ -172,32 +176,44 @@ Panel growth_panel(const Sweep& sweep, const std::string& pass) {
   return panel;
 }
 
-// Of a sweep over no more than the mask: bars of all passes.
+// Of a sweep over no more than the mask: bars of all passes, beside what the documents say where it repeats their experiment.
 std::vector<Panel> summary_panels(const Sweep& sweep) {
   Panel speed, share;
   speed.title = "Speed-up over " + sweep.baseline;
   share.title = "Extra memory, as a share of " + sweep.baseline + "'s";
   speed.nothing = share.nothing = "nothing was measured together with " + (sweep.baseline.empty() ? "a baseline" : sweep.baseline);
-  speed.x = share.x = {"pass", ScaleKind::kBand};
+  speed.x = share.x = {"pass", ScaleKind::kBand, Unit::kPlain, sweep.passes};
   speed.y = {"times as fast", ScaleKind::kLinear, Unit::kTimes};
   share.y = {"share", ScaleKind::kLinear, Unit::kShare};
-  for (const std::string& pass : sweep.passes)
-    for (const int64_t value : sweep.values) {
-      const std::string label = pass + (value == 1 ? ", causal" : "");
-      speed.x.categories.push_back(label), share.x.categories.push_back(label);
-    }
+  int look = 0;
+  bool open = false;
   for (const std::string& contestant : sweep.contestants) {
+    ++look;
     if (contestant == sweep.baseline) continue;
-    Bars faster{contestant, look_of(sweep, contestant)}, less = faster;
-    for (const std::string& pass : sweep.passes)
-      for (const int64_t value : sweep.values) {
-        const Cell* cell = sweep.cell(value, contestant, pass);
-        faster.values.push_back(cell ? known(cell->speedup) : kNotKnown);
+    for (const int64_t value : sweep.values) {
+      Bars faster{contestant + ", " + text_of_value(sweep.axis, value), look++}, less = faster;
+      for (const std::string& pass : sweep.passes) {
+        const Cell *cell = sweep.cell(value, contestant, pass), *base = sweep.cell(value, sweep.baseline, pass);
+        const bool both = cell && cell->speedup;
+        const Cell* lacking = cell && !cell->ok() ? cell : base && !base->ok() ? base : nullptr;
+        faster.values.push_back(both ? *cell->speedup : kNotKnown);
+        faster.labels.push_back(both      ? text_of(Unit::kTimes, *cell->speedup) + (cell->undecided ? " ?" : "")
+                                : lacking ? lacking->contestant + ": " + lacking->status
+                                          : "");
         less.values.push_back(cell ? known(cell->memory_share) : kNotKnown);
+        open = open || (both && cell->undecided);
       }
-    speed.bars.push_back(faster), share.bars.push_back(less);
+      speed.bars.push_back(faster), share.bars.push_back(less);
+    }
   }
   speed.references.push_back({Reference::Kind::kLevel, "as fast as " + sweep.baseline, 1});
+  if (sweep.preset == "headline") {
+    const auto level = [](const std::string& label, double value) { return Reference{Reference::Kind::kLevel, label, value}; };
+    speed.references.push_back(level(fmt::format("the documents, another GPU: {:g}x forward", kDocuments.forward), kDocuments.forward));
+    speed.references.push_back(level(fmt::format("and {:g}x backward", kDocuments.backward), kDocuments.backward));
+    share.references.push_back(level(fmt::format("the documents: {:.0f} %", 100 * kDocuments.memory_share), kDocuments.memory_share));
+  }
+  if (open) speed.note = kOverlap;
   return {speed, share};
 }
 
@@ -230,7 +246,8 @@ std::vector<Panel> panels_of(const Sweep& sweep, const std::string& pass) {
 
 Figure figure_of(const Sweep& sweep, const std::vector<std::string>& passes) {
   Figure figure;
-  figure.title = fmt::format("Attention by {}: {}, on {}", name_of(sweep.axis), sweep.problem, sweep.device);
+  const std::string by = sweep.axis == SweepAxis::kCausal ? "with and without the causal mask" : fmt::format("by {}", name_of(sweep.axis));
+  figure.title = fmt::format("Attention {}: {}, on {}", by, sweep.problem, sweep.device);
   figure.description = fmt::format("A sweep over {} of {}, contestants {}.", name_of(sweep.axis), sweep.problem, fmt::join(sweep.contestants, ", "));
   figure.id = fmt::format("sweep-{}", name_of(sweep.axis));
   for (const std::string& pass : passes) {
