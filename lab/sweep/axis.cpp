@@ -110,11 +110,12 @@ std::vector<int64_t> values_by_factor(int64_t from, int64_t to, double factor) {
   require_range(from, to);
   if (!(factor > 1) || !std::isfinite(factor)) refuse(fmt::format("--factor {} does not grow; allowed: more than 1", factor));
   std::vector<int64_t> values;
-  for (double value = static_cast<double>(from); value < static_cast<double>(to) + 0.5; value *= factor) {
+  double value = static_cast<double>(from);
+  while (std::llround(value) <= to) {
     const int64_t rounded = std::llround(value);
-    if (rounded > to) break;
     if (values.empty() || rounded > values.back()) values.push_back(rounded);
     require_few(values.size());
+    value *= factor;
   }
   return values;
 }

@@ -40,7 +40,7 @@ std::string speed(const Sweep& sweep, const std::string& contestant, const std::
   if (cells.empty()) return head + fmt::format("nowhere measured together with {}, so no speed-up is known.", sweep.baseline);
   const std::string name = name_of(sweep.axis);
   if (std::all_of(cells.begin(), cells.end(), wins))
-    return head + (cells.size() == 1 ? "faster than " : "faster than ") + sweep.baseline +
+    return head + "faster than " + sweep.baseline +
            (sweep.axis == SweepAxis::kCausal || cells.size() == 1 ? "" : fmt::format(" at every {} that both were measured at", name)) + ", " +
            extremes(sweep, cells) + ".";
   if (std::none_of(cells.begin(), cells.end(), wins))
