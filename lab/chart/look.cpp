@@ -28,6 +28,7 @@ void draw_marker(Svg& svg, int look, Place p, const std::string& title) {
   const std::string fill = "m " + colour_class(look);
   const auto shape = [&](const std::vector<Place>& offsets) {
     std::vector<Place> places;
+    places.reserve(offsets.size());
     for (const Place& o : offsets) places.push_back({p.x + o.x, p.y + o.y});
     svg.titled("path", {{"class", fill}, {"d", path_through(places, true)}}, title);
   };

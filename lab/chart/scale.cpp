@@ -37,9 +37,10 @@ std::vector<double> powers(double base, double low, double high, size_t most) {
 
 std::vector<double> between_powers_of_ten(double low, double high) {
   std::vector<double> values;
-  for (double power = std::pow(10.0, std::floor(std::log10(low))); power <= high; power *= 10)
+  const int first = static_cast<int>(std::floor(std::log10(low))), last = static_cast<int>(std::floor(std::log10(high)));
+  for (int exponent = first; exponent <= last; ++exponent)
     for (const double factor : {1.0, 2.0, 5.0})
-      if (const double value = factor * power; value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) values.push_back(value);
+      if (const double value = factor * std::pow(10.0, exponent); value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) values.push_back(value);
   return values;
 }
 

@@ -32,7 +32,7 @@ class Canvas {
   void line(Place a, Place b, int look) {
     const double steps = std::max({std::fabs(b.x - a.x), std::fabs(b.y - a.y), 1.0});
     // Every second dot, so that marks stand out.
-    for (double i = 0; i <= steps; i += 2) dot(a.x + i / steps * (b.x - a.x), a.y + i / steps * (b.y - a.y), look);
+    for (int i = 0; i <= static_cast<int>(steps); i += 2) dot(a.x + i / steps * (b.x - a.x), a.y + i / steps * (b.y - a.y), look);
   }
   void mark(Place at, int look) {
     const size_t column = std::min(static_cast<size_t>(at.x / 2), columns_ - 1), row = std::min(static_cast<size_t>(at.y / 4), rows_ - 1);
