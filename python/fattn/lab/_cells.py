@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -83,8 +84,7 @@ class Cells:
         self.axis = _axis_of(frame, over)
         self.passes = _passes_of(frame, pass_)
         frame = frame[frame["pass"].isin(self.passes)]
-        numbers = pd.concat([frame[name].astype("float64") for name in AXES[self.axis]], axis=1).prod(axis=1).astype("int64")
-        frame = frame.assign(_value=numbers.to_numpy())
+        frame = frame.assign(_value=_values_of(frame, self.axis))
         self.values: list[int] = sorted(int(value) for value in frame["_value"].unique())
         self.contestants: list[str] = [str(name) for name in frame["contestant"].unique()]
         self.baseline = baseline if baseline in self.contestants else ""
@@ -140,6 +140,12 @@ def _axis_of(frame: pd.DataFrame, over: str | None) -> str:
     return axis
 
 
+def _values_of(frame: pd.DataFrame, axis: str) -> Any:
+    if "value" in frame and "over" in frame and (frame["over"] == axis).all():
+        return frame["value"].astype("int64").to_numpy()
+    return pd.concat([frame[name].astype("float64") for name in AXES[axis]], axis=1).prod(axis=1).astype("int64").to_numpy()
+
+
 def _passes_of(frame: pd.DataFrame, pass_: str | Iterable[str] | None) -> list[str]:
     there = [name for name in PASSES if (frame["pass"] == name).any()]
     if pass_ is None:
@@ -173,7 +179,7 @@ def _require_one_problem_a_value(frame: pd.DataFrame, axis: str) -> None:
         if sizes:
             raise ValueError(f"at {axis} {value} there are several problems; they differ in {', '.join(_example(rows, name) for name in sizes)}. Keep one at each: "
                              f"frame[frame.{sizes[0]} == {rows[sizes[0]].iloc[0]!r}]")
-    twice = frame[frame.duplicated(["_value", "contestant", "pass"], keep=False)]
+    twice = frame[frame.duplicated(["_value", "contestant", "pass"], keep=False)].sort_values("_value", kind="stable")
     if not twice.empty:
         first = twice.iloc[0]
         rows = twice[(twice["_value"] == first["_value"]) & (twice["contestant"] == first["contestant"]) & (twice["pass"] == first["pass"])]

@@ -92,10 +92,11 @@ def _head(drawing: Figure, title: str, cells: Cells) -> None:
     strip, height = 0.3 * (title.count("\n") + 1), drawing.get_figheight()
     drawing.suptitle(title, fontsize=12, x=0.01, y=1 - 0.08 / height, ha="left", va="top").set_in_layout(False)
     shown = [name for name in cells.contestants if cells.axis != "causal" or name != cells.baseline]
-    handles = [Line2D([], [], label=name, **panels.look_of(cells.contestants.index(name))) for name in shown]
+    handles = [Line2D([], [], label="-", **panels.look_of(cells.contestants.index(name))) for name in shown]
     columns = max(1, min(len(handles), int(drawing.get_figwidth() / 1.6)))
     legend = drawing.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1 - (0.04 + strip) / height), ncols=columns, frameon=False, fontsize=9,
                             handlelength=3, borderpad=0.2)
+    panels.name_all(legend, shown)
     legend.set_in_layout(False)
     free = (0.1 + strip + 0.25 * -(-len(handles) // columns)) / height
     drawing.get_layout_engine().set(rect=(0, 0, 1, 1 - free))

@@ -61,8 +61,9 @@ def _measured(record: Record) -> list[dict]:
     rows = objects_in(record, "rows")
     if not rows:
         record.refuse("has no rows: nothing was measured")
-    swept = content.get("sweep") if record.kind == "fattn_sweep" else {}
-    if not isinstance(swept, dict) or swept and not isinstance(swept.get("over"), str):
+    is_sweep = record.kind == "fattn_sweep"
+    swept = content.get("sweep") if is_sweep else {}
+    if not isinstance(swept, dict) or is_sweep and not isinstance(swept.get("over"), str):
         record.refuse("is broken: 'sweep' does not say what was swept")
     environment = content.get("environment") if isinstance(content.get("environment"), dict) else {}
     disturbance = content.get("disturbance")
@@ -71,7 +72,7 @@ def _measured(record: Record) -> list[dict]:
     frame_rows = []
     for index, row in enumerate(rows):
         check_measured(record, index, row)
-        if swept and not (is_number(row.get("value")) and isinstance(row.get("contestant"), str)):
+        if is_sweep and not (is_number(row.get("value")) and isinstance(row.get("contestant"), str)):
             record.refuse(f"is broken: rows[{index}] does not say its 'value' and 'contestant'")
         flat = {**around, "over": swept.get("over"), "preset": swept.get("preset"), "value": None, "contestant": label_of(row)}
         flat |= _flat({key: value for key, value in row.items() if key not in ("checks", "warnings", "held_back_by")})

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from . import _units as units
@@ -178,10 +180,9 @@ def rate_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
         return
     ceiling = max((cell for cell in cells.all() if cell.ok and cell.peak_flops_per_s > 0), key=lambda cell: cell.peak_flops_per_s, default=None)
     if ceiling:
-        ax.axhline(ceiling.peak_flops_per_s, color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2,
-                   label=words("ceiling measured here: {peak} ({rate}FLOP/s)", peak=ceiling.peak, rate=units.rate(ceiling.peak_flops_per_s)))
+        line = ax.axhline(ceiling.peak_flops_per_s, color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2)
         ax.set_ylim(0, 1.22 * max(ceiling.peak_flops_per_s, ax.dataLim.y1))
-        _own_legend(ax, lambda label: label not in cells.contestants)
+        _own_legend(ax, [(line, words("ceiling measured here: {peak} ({rate}FLOP/s)", peak=ceiling.peak, rate=units.rate(ceiling.peak_flops_per_s)))])
     _horizontal(ax, cells, words, _wide(cells))
     _vertical(ax, words("FLOP/s"), units.rate)
 
@@ -200,7 +201,7 @@ def growth_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
     if not _lines(ax, cells, pass_, lambda cell: (cell.seconds, cell.low, cell.high), connected=False):
         _say(ax, words("nothing was measured"))
         return
-    notes = []
+    notes, shown = [], []
     for index, contestant in enumerate(cells.contestants):
         measured = [value for value in cells.values if (cell := cells.cell(value, contestant, pass_)) and cell.ok]
         law, _ = growth_of(cells, contestant, pass_)
@@ -208,8 +209,8 @@ def growth_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
             ends = [measured[0], measured[-1]]
             label = words("{contestant}: seqlen^{exponent} (95 %: {low} to {high})", contestant=contestant, exponent=f"{law.exponent:.2f}", low=f"{law.low:.2f}",
                           high=f"{law.high:.2f}")
-            ax.plot(ends, [law.factor * x**law.exponent for x in ends], color=look_of(index)["color"], linestyle=look_of(index)["linestyle"], linewidth=1.3,
-                    label=label)
+            shown += [(line, label) for line in ax.plot(ends, [law.factor * x**law.exponent for x in ends], linewidth=1.3, color=look_of(index)["color"],
+                                                        linestyle=look_of(index)["linestyle"])]
         elif measured:
             notes.append(words("{contestant}: too few lengths for an exponent", contestant=contestant))
     # Through the last point of the first line, so that it lies among the measurements.
@@ -218,21 +219,25 @@ def growth_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
     if cells.slope and len(cells.values) > 1:
         x, y = at[-1]
         ends = [cells.values[0], cells.values[-1]]
-        ax.plot(ends, [y * (end / x) ** cells.slope for end in ends], color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2,
-                label=words("slope 2: seqlen^2, as the operations" if cells.slope == 2 else "slope 1: seqlen, as the operations"))
+        label = words("slope 2: seqlen^2, as the operations") if cells.slope == 2 else words("slope 1: seqlen, as the operations")
+        shown += [(line, label) for line in ax.plot(ends, [y * (end / x) ** cells.slope for end in ends], color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2)]
     _horizontal(ax, cells, words, True)
     low, high = ax.dataLim.y0, ax.dataLim.y1
     _vertical(ax, words("median time of a call"), units.seconds, log=10)
-    shown = [label for label in ax.get_legend_handles_labels()[1] if label not in cells.contestants]
     ax.set_ylim(low / 1.5, high * (high / low) ** (0.13 * len(shown) + 0.05) * 1.2)  # room for the legend
-    _own_legend(ax, lambda label: label not in cells.contestants)
+    _own_legend(ax, shown)
     _note(ax, words.joined(notes))
 
 
-def _own_legend(ax: Axes, wanted: Callable[[str], bool]) -> None:
-    pairs = [(handle, label) for handle, label in zip(*ax.get_legend_handles_labels()) if wanted(label)]
-    if pairs:
-        ax.legend(*zip(*pairs), loc="upper left", fontsize=7.5, frameon=False, handlelength=2.4, labelspacing=0.25, borderaxespad=0.2)
+def _own_legend(ax: Axes, shown: list[tuple[Line2D, str]]) -> None:
+    name_all(ax.legend([line for line, _ in shown], ["-"] * len(shown), loc="upper left", fontsize=7.5, frameon=False, handlelength=2.4, labelspacing=0.25,
+                       borderaxespad=0.2), [label for _, label in shown])
+
+
+def name_all(legend: Legend, names: list[str]) -> None:
+    """Afterwards, because legends leave out what is called with an underscore first."""
+    for text, name in zip(legend.get_texts(), names):
+        text.set_text(name)
 
 
 def _bars(ax: Axes, cells: Cells, categories: list[str], bars: dict[str, list[tuple[float, float, float, str]]], text_of: Callable[[float], str]) -> None:
@@ -293,10 +298,10 @@ def speedup_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
 
 def _one(ax: Axes, cells: Cells, words: Words) -> None:
     """The line of the baseline's speed, and the axis of what is compared with it."""
-    ax.axhline(1, color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1.5, label=words("as fast as {baseline}", baseline=cells.baseline))
+    line = ax.axhline(1, color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1.5)
     _vertical(ax, words("times as fast"), units.times)
     ax.set_ylim(0, 1.35 * max(1.0, ax.dataLim.y1))
-    _own_legend(ax, lambda label: label == words("as fast as {baseline}", baseline=cells.baseline))
+    _own_legend(ax, [(line, words("as fast as {baseline}", baseline=cells.baseline))])
 
 
 def causal_panels(axes: list[Axes], cells: Cells, words: Words) -> None:
