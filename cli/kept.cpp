@@ -31,6 +31,11 @@ void Kept::keep(std::function<nlohmann::ordered_json()> record, const std::strin
   what_ = what;
 }
 
+void Kept::before_end(std::function<void()> last) {
+  const std::lock_guard lock(mutex_);
+  last_ = std::move(last);
+}
+
 void Kept::watch() {
   const sigset_t signals = handled_signals();
   while (!ended_) {
@@ -43,6 +48,7 @@ void Kept::end(int signal) {
   const sigset_t signals = handled_signals();
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second one ends at once
   const std::lock_guard lock(mutex_);
+  if (last_) last_();
   const char* wipe = takes_escapes(stderr) ? "\r\x1b[K" : "";
   if (!record_) {
     fmt::print(stderr, "{}fattn: interrupted before anything was measured\n", wipe);

@@ -29,6 +29,9 @@ class Kept {
   // The same of a record that is JSON already, made when it is needed.
   void keep(std::function<nlohmann::ordered_json()> record, const std::string& what);
 
+  // Done before an interrupt ends the program, whatever else fails.
+  void before_end(std::function<void()> last);
+
  private:
   void watch();
   [[noreturn]] void end(int signal);
@@ -38,6 +41,7 @@ class Kept {
   std::mutex mutex_;
   std::function<nlohmann::ordered_json()> record_;
   std::string what_;
+  std::function<void()> last_;
   std::atomic<bool> ended_{false};
   std::thread watcher_;
 };
