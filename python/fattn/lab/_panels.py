@@ -245,6 +245,7 @@ def _bars(ax: Axes, cells: Cells, categories: list[str], bars: dict[str, list[tu
     width = 0.8 / max(1, len(bars))
     many = len(bars) * len(categories) > 8
     size = 6.5 if many else 8
+    most = max((entry[0] for row in bars.values() for entry in row if math.isfinite(entry[0])), default=1.0)
     behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.4}
     for category, entries in enumerate(zip(*bars.values())):  # where nobody has a bar for one reason, that is said once
         if entries[0][3] and all(entry[3] == entries[0][3] and not math.isfinite(entry[0]) for entry in entries):
@@ -258,12 +259,14 @@ def _bars(ax: Axes, cells: Cells, categories: list[str], bars: dict[str, list[tu
                 ax.bar(x, value, width * 0.92, color=look["color"])
                 if math.isfinite(low) and math.isfinite(high):
                     ax.errorbar(x, value, [[value - low], [high - value]], color="#1c2128", linewidth=0.9, capsize=2)
-                ax.annotate(text_of(value) + text, (x, max(value, high if math.isfinite(high) else value)), xytext=(0, 2), textcoords="offset points",
-                            ha="center", va="bottom", fontsize=size, rotation=90 if many else 0, bbox=behind)
+                ax.annotate(text_of(value) + text, (x, high if high <= 2 * most else value), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
+                            fontsize=size, rotation=90 if many else 0, bbox=behind)
             elif text:
                 ax.annotate(text, (x, 0), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=size, rotation=90, color=_GREY)
     ax.set_xticks(range(len(categories)), labels=categories, rotation=45 if sum(map(len, categories)) > 34 else 0)
     ax.set_xlim(-0.6, len(categories) - 0.4)
+    whiskers = [entry[2] for row in bars.values() for entry in row if entry[2] <= 2 * most]  # longer ones leave the panel, so that the bars can be told apart
+    ax.set_ylim(0, 1.35 * max(most, *whiskers, 0.0))
 
 
 def speedup_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
@@ -299,8 +302,8 @@ def speedup_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
 def _one(ax: Axes, cells: Cells, words: Words) -> None:
     """The line of the baseline's speed, and the axis of what is compared with it."""
     line = ax.axhline(1, color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1.5)
+    ax.set_ylim(0, max(1.35, ax.get_ylim()[1]))
     _vertical(ax, words("times as fast"), units.times)
-    ax.set_ylim(0, 1.35 * max(1.0, ax.dataLim.y1))
     _own_legend(ax, [(line, words("as fast as {baseline}", baseline=cells.baseline))])
 
 
@@ -328,7 +331,6 @@ def causal_panels(axes: list[Axes], cells: Cells, words: Words) -> None:
     _one(axes[0], cells, words)
     _bars(axes[1], cells, labels, less, lambda value: units.share(value, 2))
     _vertical(axes[1], words("share"), units.share)
-    axes[1].set_ylim(0, 1.25 * axes[1].dataLim.y1)
     for ax in axes:
         ax.set_xlabel(words("pass"))
         ax.tick_params(axis="x", labelrotation=20)
