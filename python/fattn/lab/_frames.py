@@ -26,7 +26,8 @@ def read(source: str | os.PathLike | dict | list | Iterable) -> pd.DataFrame:
     Whole numbers stay whole (`Int64` where some are missing); what is not known is missing.
 
     Others have frames of their own: `fattn calibrate` a row for each rate (`name`, `value`, `low`, `high`, `spread_fraction`, `samples`, the unit in the
-    name) and fact; `fattn regress` a row for each verdict; lists of `fattn check --accuracy` and `--values` a row for each element.
+    name) and fact; `fattn memory` for each algorithm and pass (`part` "moved": bytes and limits) and for each algorithm (`part` "step": peak memory);
+    `fattn predict` for each problem and pass; `fattn regress` for each verdict; lists of `fattn check --accuracy` and `--values` a row for each element.
 
     `frame.attrs["findings"]` has the sentences of a single sweep, `frame.attrs["sweep"]` what was swept.
 
@@ -129,6 +130,24 @@ def _calibration(record: Record) -> list[dict]:
     return rows
 
 
+def _memory(record: Record) -> list[dict]:
+    content = record.content
+    parts = [({"part": "moved", "pass": one.get("pass"), "compulsory_bytes": one.get("compulsory_bytes")}, algorithm)
+             for one in objects_in(record, "passes") for algorithm in objects_in(Record(record.kind, record.file, one), "algorithms")]
+    parts += [({"part": "step"}, step) for step in objects_in(record, "steps")]
+    around = _flat({"problem": content.get("problem") or {}})
+    around = {key.removeprefix("problem_"): value for key, value in around.items()}
+    machine = _flat({"machine": content.get("machine") or {}})
+    return [{"file": record.file, **head, **_flat(part), **around, **machine} | _environment(content.get("environment") or {}, machine.get("machine_device"))
+            for head, part in parts]
+
+
+def _predict(record: Record) -> list[dict]:
+    around = {"file": record.file, "what": record.content.get("what"), "complete": record.content.get("complete")}
+    environment = record.content.get("environment") or {}
+    return [{**around, **_flat(row)} | _environment(environment, row.get("device")) for row in objects_in(record, "rows")]
+
+
 def _regress(record: Record) -> list[dict]:
     around = {"file": record.file, "margin_fraction": record.content.get("margin_fraction"), "level": record.content.get("level")}
     return [{**_flat(row), **around} for row in objects_in(record, "rows")]
@@ -138,7 +157,8 @@ def _list(record: Record) -> list[dict]:
     return [{"file": record.file, **_flat(row)} for row in record.content]
 
 
-_ROWS = {"fattn_record": _measured, "fattn_sweep": _measured, "fattn_calibration": _calibration, "fattn_regress": _regress, "accuracy": _list, "values": _list}
+_ROWS = {"fattn_record": _measured, "fattn_sweep": _measured, "fattn_calibration": _calibration, "fattn_memory": _memory,
+         "fattn_predict": _predict, "fattn_regress": _regress, "accuracy": _list, "values": _list}
 
 
 def _frame_of(rows: list[dict]) -> pd.DataFrame:

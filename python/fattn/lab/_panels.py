@@ -213,14 +213,14 @@ def growth_panel(ax: Axes, cells: Cells, pass_: str, words: Words) -> None:
                                                         linestyle=look_of(index)["linestyle"])]
         elif measured:
             notes.append(words("{contestant}: too few lengths for an exponent", contestant=contestant))
-    # Through the last point of the first line, so that it lies among the measurements.
+    # A little below the last point of the first line: beside the measurements.
     first = next((name for name in cells.contestants if any((cell := cells.cell(value, name, pass_)) and cell.ok for value in cells.values)), "")
     at = [(value, cell.seconds) for value in cells.values if (cell := cells.cell(value, first, pass_)) and cell.ok]
     if cells.slope and len(cells.values) > 1:
-        x, y = at[-1]
+        (x, last), below = at[-1], 0.4
         ends = [cells.values[0], cells.values[-1]]
         label = words("slope 2: seqlen^2, as the operations") if cells.slope == 2 else words("slope 1: seqlen, as the operations")
-        shown += [(line, label) for line in ax.plot(ends, [y * (end / x) ** cells.slope for end in ends], color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2)]
+        shown += [(line, label) for line in ax.plot(ends, [below * last * (end / x) ** cells.slope for end in ends], color=_GREY, linestyle=(0, (5, 4)), linewidth=1.2)]
     _horizontal(ax, cells, words, True)
     low, high = ax.dataLim.y0, ax.dataLim.y1
     _vertical(ax, words("median time of a call"), units.seconds, log=10)

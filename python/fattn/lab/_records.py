@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 # Of each kind, the version that is read. Those of the first two are measurements, and may stand in one frame.
-VERSIONS = {"fattn_record": 1, "fattn_sweep": 1, "fattn_calibration": 1, "fattn_regress": 1}
+VERSIONS = {"fattn_record": 1, "fattn_sweep": 1, "fattn_calibration": 1, "fattn_memory": 1, "fattn_predict": 1, "fattn_regress": 1}
 MEASURED = ("fattn_record", "fattn_sweep")
 # Lists of objects have no key that names them; these have it in every one.
 _LISTS = {"accuracy": {"rms_ratio", "sigma", "tensor"}, "values": {"ratio", "values", "where"}}
-_READ = "records of fattn bench, compare, sweep, calibrate and regress, and the lists of fattn check --accuracy and --values"
+_READ = "records of fattn bench, compare, sweep, calibrate, memory, predict and regress, and the lists of fattn check --accuracy and --values"
 
 
 class RecordError(ValueError):
