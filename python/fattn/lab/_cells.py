@@ -72,7 +72,7 @@ class Cells:
         axis: a key of AXES. `values`: what was measured at, sorted. `contestants`, `passes`: in the order of the rows, of the passes.
         baseline: a contestant, or "".
         problem: what all rows have in common: "B4 H12 D64 fp32 causal". `device`: where they were measured.
-        complete: no row is of a record that was interrupted.
+        preset: of the sweep, or "". `complete`: no row is of a record that was interrupted.
 
     Raises:
         ValueError: no rows, or rows that cannot stand in one figure; the message says why and what to do.
@@ -88,6 +88,8 @@ class Cells:
         self.values: list[int] = sorted(int(value) for value in frame["_value"].unique())
         self.contestants: list[str] = [str(name) for name in frame["contestant"].unique()]
         self.baseline = baseline if baseline in self.contestants else ""
+        presets = frame["preset"].unique() if "preset" in frame else []
+        self.preset = _text(presets[0]) if len(presets) == 1 else ""
         self.complete = not ("complete" in frame and (frame["complete"] == False).any())  # noqa: E712: missing is not False
         _require_one_problem_a_value(frame, self.axis)
         self.problem, self.device = _in_common(frame, self.axis), _device_of(frame, self.axis)

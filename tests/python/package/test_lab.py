@@ -270,7 +270,9 @@ def test_undecided_is_said(text_of):
 def test_causal(text_of):
     figure = lab.figure(lab.read(RESULTS / "h200-headline.json"), over="causal")
     assert titles(figure) == ["Speed-up over standard", "Extra memory, as a share of standard's"] and len(figure.axes[0].patches) == 18
-    assert "8.06x" in text_of(figure) and "6.1 %" in text_of(figure)
+    assert "8.06x" in text_of(figure) and "6.1 %" in text_of(figure) and "the documents" not in text_of(figure)
+    headline = lab.figure(lab.read(RESULTS / "h200-headline.json").assign(preset="headline"), over="causal")
+    assert "9x forward" in text_of(headline) and "the documents: 14 %" in text_of(headline) and headline.axes[0].get_ylim()[1] > 9
 
 
 def test_incomplete_is_said(text_of):
