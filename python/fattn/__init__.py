@@ -35,6 +35,10 @@ What runs here:
     set_check             errors in place of NaN where lengths in a GPU's
                           memory are out of range
 
+What was measured:
+    lab                   records as pandas frames, figures by matplotlib,
+                          and `fattn sweep` as a function
+
 On the command line, `fattn` or `python -m fattn`.
 """
 
