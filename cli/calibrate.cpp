@@ -14,6 +14,7 @@
 #include "cli/sanitize.h"
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
+#include "cli/values.h"
 #include "lab/calibrate.h"
 
 namespace fattn::cli {
@@ -26,6 +27,7 @@ constexpr double kNoisy = 0.1;  // spread of a quantity beyond which its median 
 struct CalibrateFlags {
   std::string device = "cpu", json;
   bool show = false, force = false;
+  int repeats = lab::CalibrateOptions().samples;
   OutputFlags output;
 };
 
@@ -119,6 +121,7 @@ int run(const CalibrateFlags& flags) {
     require_writable(path);
     lab::CalibrateOptions options;
     options.device = flags.device;
+    options.samples = flags.repeats;
     const int total = static_cast<int>(lab::quantities(flags.device != "cpu").size()) * options.samples;
     Progress progress("calibrating", total);
     options.progress = [&progress](int done, int, const std::string&) {
@@ -154,12 +157,14 @@ void add_calibrate(CLI::App& app, int& exit_code) {
   add_device(*command, flags->device)->description("What to measure: cpu, cuda or cuda:INDEX; `fattn info` lists the devices");
   command->add_flag("--show", flags->show, "Show what is kept; measure nothing");
   command->add_flag("--force", flags->force, "Measure anew, whatever is kept");
+  command->add_option("--repeats", flags->repeats, "Samples of each quantity")->check(whole_number(1, 1000))->type_name("N")->capture_default_str();
   command->add_option("--json", flags->json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
   flags->output.add_to(*command);
   command->footer(
       "Takes less than a minute, once a machine: the record is kept in the folder of the kernel cache (FATTN_CACHE_DIR, else ~/.cache/fattn) and "
-      "serves the same processor, number of threads, instruction set, GPU, driver and version of fattn only. Every number is the median of nine "
-      "samples. Arithmetic, caches and memory are held against the time that each thread had on a processor, so that other programs do little harm; "
+      "serves the same processor, number of threads, instruction set, GPU, driver and version of fattn only. Every number is the median of its "
+      "samples, which are spread over the whole time. Arithmetic, caches and memory are held against the time that each thread had on a processor, "
+      "so that other programs do little harm; "
       "calls are held against the clock on the wall. Copies count what is read and what is written.");
   command->callback([flags, &exit_code] { exit_code = run(*flags); });
 }
