@@ -7,7 +7,7 @@ namespace fattn::lab {
 namespace {
 
 constexpr double kLogStep = 1e-4;
-constexpr double kPrior = 2e-4;    // how much a constant is held at its start, beside a sample
+constexpr double kLeast = 1e-6;    // so that the equations can be solved
 constexpr double kTolerance = 0.1;  // relative error from which on a sample counts less and less: it may have been disturbed
 constexpr double kFarthest = 30;   // of a constant's logarithm from its start
 
@@ -39,7 +39,7 @@ double weight_of(double error) { return 1 / std::sqrt(1 + error * error / kToler
 
 }  // namespace
 
-std::vector<double> fit(const Model& model, const std::vector<double>& seconds, std::vector<double> start) {
+std::vector<double> fit(const Model& model, const std::vector<double>& seconds, std::vector<double> start, const std::vector<double>& held) {
   const size_t n = start.size(), samples = seconds.size();
   std::vector<double> logs(n), first(n);
   for (size_t j = 0; j < n; ++j) first[j] = logs[j] = std::log(start[j]);
@@ -52,7 +52,7 @@ std::vector<double> fit(const Model& model, const std::vector<double>& seconds, 
   const auto total = [&](const std::vector<double>& errors, const std::vector<double>& at) {
     double sum = 0;
     for (const double e : errors) sum += cost_of(e);
-    for (size_t j = 0; j < n; ++j) sum += kPrior * (at[j] - first[j]) * (at[j] - first[j]);
+    for (size_t j = 0; j < n; ++j) sum += held[j] * (at[j] - first[j]) * (at[j] - first[j]);
     return sum;
   };
   std::vector<double> errors = errors_of(logs);
@@ -74,14 +74,14 @@ std::vector<double> fit(const Model& model, const std::vector<double>& seconds, 
       }
     }
     for (size_t j = 0; j < n; ++j) {
-      right[j] -= kPrior * (logs[j] - first[j]);
-      normal[j * n + j] += kPrior;
+      right[j] -= held[j] * (logs[j] - first[j]);
+      normal[j * n + j] += held[j];
     }
     bool better = false;
     const double before = cost;
     for (; damping < 1e9 && !better; damping *= 4) {
       std::vector<double> damped = normal, step;
-      for (size_t j = 0; j < n; ++j) damped[j * n + j] += damping * (normal[j * n + j] + kPrior);
+      for (size_t j = 0; j < n; ++j) damped[j * n + j] += damping * (normal[j * n + j] + kLeast);
       if (!solve(damped, right, step)) continue;
       std::vector<double> moved(n);
       for (size_t j = 0; j < n; ++j) moved[j] = std::clamp(logs[j] + std::clamp(step[j], -2.0, 2.0), first[j] - kFarthest, first[j] + kFarthest);

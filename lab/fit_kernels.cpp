@@ -64,6 +64,20 @@ int64_t memory_for_tensors(const measure::Placement& place) {
   return std::min<int64_t>({host, static_cast<int64_t>(cuda::memory(place.index).free_bytes), 2 * kEnough});
 }
 
+// Products at four fifths of the peak, bytes at the rate of memory.
+std::map<std::string, double> expected_of(const std::string& family, const FitOptions& o) {
+  constexpr double kShareOfPeak = 0.8;
+  const auto has = [&](const char* part) { return family.find(part) != std::string::npos; };
+  std::map<std::string, double> expected;
+  if (has("reference")) return expected;
+  const double rate = has("bf16 ") && o.bf16_flops_of_worker > 0 ? o.bf16_flops_of_worker : has("fp32") ? o.f32_flops_of_worker : o.flops_of_worker;
+  const bool of_worker = !has("decode") && !(has("cuda") && has("standard"));  // cuBLASLt's are of the whole device
+  if (rate > 0 && of_worker) expected["products"] = 2 / (kShareOfPeak * rate);
+  if (o.near_bytes_per_s > 0) expected["bytes beyond L2"] = 1 / o.near_bytes_per_s;
+  if (o.memory_bytes_per_s > 0) expected["bytes beyond L3"] = expected["bytes"] = expected["bytes of keys"] = 1 / o.memory_bytes_per_s;
+  return expected;
+}
+
 }  // namespace
 
 void compile_kernels(const std::vector<ProblemSpec>& specs, const Options& library, const measure::Placement& place, bool grad,
@@ -133,7 +147,7 @@ KernelTimes fit_kernels(const FitOptions& options) {
   KernelTimes times;
   times.seconds = seconds_since(start);
   for (const auto& [name, family] : samples)
-    if (family.size() >= family.front().work.amounts.size() + 2) times.families[name] = fit_family(family);
+    if (family.size() >= family.front().work.amounts.size() + 2) times.families[name] = fit_family(family, expected_of(name, options));
   return times;
 }
 

@@ -34,10 +34,10 @@ double seconds_of(const Work& work, const std::vector<double>& each) {
   return call + together(compute, memory, work.overlap);
 }
 
-std::vector<double> constants_of(const std::vector<TimedWork>& samples, const std::vector<double>& start) {
+std::vector<double> constants_of(const std::vector<TimedWork>& samples, const std::vector<double>& start, const std::vector<double>& held) {
   std::vector<double> seconds;
   for (const TimedWork& s : samples) seconds.push_back(s.seconds);
-  return fit([&](size_t i, const std::vector<double>& each) { return seconds_of(samples[i].work, each); }, seconds, start);
+  return fit([&](size_t i, const std::vector<double>& each) { return seconds_of(samples[i].work, each); }, seconds, start, held);
 }
 
 // None can take longer than the call in which it is the most.
@@ -75,11 +75,18 @@ Breakdown breakdown_of(const Work& work, const FamilyTimes& times) {
   return b;
 }
 
-FamilyTimes fit_family(const std::vector<TimedWork>& samples) {
+FamilyTimes fit_family(const std::vector<TimedWork>& samples, const std::map<std::string, double>& expected) {
   FamilyTimes times;
   times.samples = static_cast<int>(samples.size());
-  const std::vector<double> each = constants_of(samples, starts_of(samples));
+  constexpr double kHeld = 0.01, kHardly = 2e-4;
   const std::vector<Amount>& amounts = samples.front().work.amounts;
+  std::vector<double> start = starts_of(samples), held(start.size(), kHardly);
+  for (size_t j = 0; j < amounts.size(); ++j)
+    if (const auto known = expected.find(amounts[j].name); known != expected.end()) {
+      start[j] = known->second;
+      held[j] = kHeld;
+    }
+  const std::vector<double> each = constants_of(samples, start, held);
   for (size_t j = 0; j < amounts.size(); ++j) times.seconds_each[amounts[j].name] = each[j];
   // A tenth at a time is left out, and predicted from the others.
   constexpr size_t kParts = 10;
@@ -88,7 +95,7 @@ FamilyTimes fit_family(const std::vector<TimedWork>& samples) {
     std::vector<TimedWork> others, left_out;
     for (size_t i = 0; i < samples.size(); ++i) (i % kParts == part ? left_out : others).push_back(samples[i]);
     if (left_out.empty() || others.size() < 2) continue;
-    const std::vector<double> constants = constants_of(others, each);
+    const std::vector<double> constants = constants_of(others, start, held);
     for (const TimedWork& s : left_out) errors.push_back(std::fabs(seconds_of(s.work, constants) / s.seconds - 1));
   }
   if (errors.empty()) return times;

@@ -32,8 +32,9 @@ struct Breakdown {
 };
 Breakdown breakdown_of(const Work& work, const FamilyTimes& times);
 
-// `samples` are of one family; at least two more of them than it has amounts.
-FamilyTimes fit_family(const std::vector<TimedWork>& samples);
+// `samples` are of one family; at least two more of them than it has amounts. `expected`: what one of some amounts takes by other measurements, peaks
+// and bandwidths; the fit leaves that only where many samples say so.
+FamilyTimes fit_family(const std::vector<TimedWork>& samples, const std::map<std::string, double>& expected = {});
 
 struct KernelTimes {
   std::map<std::string, FamilyTimes> families;
