@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "cli/advise.h"
 #include "cli/bench.h"
 #include "cli/cache.h"
 #include "cli/calibrate.h"
@@ -52,6 +53,7 @@ int run_command_line(int argc, char** argv) {
   add_compare(app, exit_code);
   add_calibrate(app, exit_code);
   add_predict(app, exit_code);
+  add_advise(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {
