@@ -188,17 +188,21 @@ void reference(Work& work, const ProblemSpec& s, const PlanShape& shape, const M
   work.add("keys' numbers beyond L3", Part::kMemory, heads * n.keys * n.dims * share_beyond(set, machine.l3_bytes / 4));
 }
 
-// Products by OpenBLAS of whole matrices, whatever a mask hides, and passes over the matrices between them.
+// Products by OpenBLAS of a block of rows and a tile of keys at a time, whatever a mask hides, and a pass over the matrix between them.
 void standard(Work& work, const ProblemSpec& s, const PlanShape& shape, const MachineSizes& machine) {
   const Sizes n(s);
   const bool backward = shape.path == PlanShape::Path::kBackward;
-  const double matrix = n.heads * n.rows * n.keys, share = largest_share({{1, n.heads}}, shape.threads);
+  constexpr int64_t kBlock = 128, kKeys = 1024;  // those of src/backend/standard
+  const double blocks = real(parts_of(s.seqlen_q, kBlock)), tiles = real(parts_of(s.seqlen_k, kKeys));
+  const double share = largest_share({{1, n.heads * blocks}}, shape.threads), matrix = n.heads * n.rows * n.keys;
   work.add("products", Part::kCompute, matrix * n.dims * (backward ? 2.5 : 1) * share);
   work.add("matrix elements", Part::kCompute, matrix * share);
-  work.add("rows and keys", Part::kCompute, (n.heads * n.rows + n.heads_k * n.keys) * n.dims * share);
-  work.add("heads", Part::kCompute, n.heads * share);
+  work.add("keys brought", Part::kCompute, n.heads * blocks * n.keys * n.dims * share);
+  work.add("rows", Part::kCompute, n.heads * n.rows * n.dims * share);
+  work.add("tiles", Part::kCompute, n.heads * blocks * tiles * share);
   work.add("calls", Part::kCall, 1);
-  add_bytes(work, matrix * 4, matrix * 4, shape.threads, machine);
+  const double bytes = matrix * n.element * (backward ? 2 : 1);
+  add_bytes(work, bytes, bytes, shape.threads, machine);
 }
 
 }  // namespace
