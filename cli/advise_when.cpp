@@ -106,7 +106,8 @@ std::string conclusion(const Rule& rule, const Crossing& c) {
   bool timed = false;
   for (const Duel& d : c.duels) timed = timed || (d.a && d.b);
   if (!timed) return fmt::format("{}: they cannot be compared here, {}", rule.what, printable(c.duels.back().reason, 300));
-  if (c.always) return fmt::format("{}: {} at every length from {} {} on{}", rule.what, rule.b, c.duels.front().seqlen, what, behind);
+  if (c.always)
+    return fmt::format("{}: {}, from the shortest that was measured, {} {}, to the longest{}", rule.what, rule.b, c.duels.front().seqlen, what, behind);
   if (c.never) {
     bool slower = false;
     for (const Duel& d : c.duels) slower = slower || d.verdict() < 0;
