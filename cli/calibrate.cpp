@@ -155,7 +155,7 @@ int run(const CalibrateFlags& flags) {
   out.say_line(fmt::format(
       "{}: {}, {}.", measured ? "Measured" : "Measured before", machine_words(*calibration),
       measured ? fmt::format("in {:.0f} s", calibration->seconds) : calibration->environment.value("date", std::string("at an unknown time"))));
-  out.say_line("Kept in " + printable(path) + (measured ? "" : "; --force measures anew"), 2);
+  out.say("Kept in " + printable(path) + (measured ? "" : "; --force measures anew"), 2);
   print_table(out, *calibration);
   say_findings(out, *calibration);
   if (calibration->kernels) say_kernels(out, *calibration->kernels);

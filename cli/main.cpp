@@ -17,6 +17,7 @@
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
+#include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/predict.h"
 #include "cli/run.h"
@@ -51,6 +52,7 @@ int run_command_line(int argc, char** argv) {
   add_check(app, exit_code);
   add_bench(app, exit_code);
   add_compare(app, exit_code);
+  add_memory(app, exit_code);
   add_calibrate(app, exit_code);
   add_predict(app, exit_code);
   add_advise(app, exit_code);

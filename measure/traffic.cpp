@@ -1,7 +1,9 @@
-// The models: sums over tiles and tasks, in closed form where they are equal.
+// The models: sums over tiles and tasks, in closed form where they are equal, and the line of arithmetic of each.
 #include "measure/traffic.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 
 namespace fattn::measure {
 namespace {
@@ -34,31 +36,76 @@ struct Sizes {
         v(static_cast<double>(s.headdim_v) * element) {}
 };
 
-double standard(const ProblemSpec& s, bool backward) {
-  const Sizes n(s);
-  const double matrix = n.heads * n.rows * n.keys * n.element, queries = n.heads * n.rows, keys = n.heads_k * n.keys;
-  if (!backward) return 4 * matrix + queries * (n.q + n.v + 4) + keys * (n.q + n.v);
-  // q, k and v for the scores and dP, q, k and dout for the gradients, o and dout for their product by rows.
-  return 9 * matrix + queries * (3 * n.q + 4 * n.v + 4) + keys * (3 * n.q + 2 * n.v);
+using Terms = std::vector<MovedTerm>;
+
+std::string n_of(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f", value);
+  return text;
 }
 
-double v1_forward(const ProblemSpec& s) {
+// "8 heads * 1024 * 256 bytes" and what it comes to.
+struct Product {
+  std::string text;
+  double value = 1;
+};
+Product of(const char* what, double count) { return {n_of(count) + " " + what, count}; }
+Product operator*(Product a, double factor) {
+  a.text += " * " + n_of(factor);
+  a.value *= factor;
+  return a;
+}
+// The last factor.
+MovedTerm term(std::string what, const Product& count, double bytes, double once, double reused_of_head = 0, bool all_heads = false) {
+  return {std::move(what), count.text + " * " + n_of(bytes) + " bytes", count.value * bytes, once, reused_of_head, all_heads};
+}
+
+Product heads(const Sizes& n) { return of("heads", n.heads); }
+Product key_heads(const Sizes& n) { return of("key heads", n.heads_k); }
+
+Terms standard(const ProblemSpec& s, bool backward) {
+  const Sizes n(s);
+  const double matrix = n.rows * n.keys * n.element, queries = n.heads * n.rows, keys = n.heads_k * n.keys;
+  const Product all_pairs = heads(n) * n.rows * n.keys;
+  if (!backward)
+    return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, queries * (n.q + n.v + 4)),
+            term("k and v read", key_heads(n) * n.keys, n.q + n.v, keys * (n.q + n.v)),
+            term("scores and weights written, and each read again", all_pairs * 4, n.element, 0, matrix, true)};
+  // q, k and v for the scores and dP, q, k and dout for the gradients, o and dout for their product by rows.
+  return {term("q read twice, dout three times, o and lse once, dq written", heads(n) * n.rows, 3 * n.q + 4 * n.v + 4,
+               queries * (2 * n.q + 2 * n.v + 4), n.rows * (n.q + n.v), true),
+          term("k read twice, v once, dk and dv written", key_heads(n) * n.keys, 3 * n.q + 2 * n.v, keys * (2 * n.q + 2 * n.v), n.keys * n.q, true),
+          term("scores, weights, dP and dS written and read, nine times in all", all_pairs * 9, n.element, 0, matrix, true)};
+}
+
+Terms v1_forward(const ProblemSpec& s) {
   const Sizes n(s);
   const double pairs = met(s, kRowsV1), tiles = static_cast<double>(parts_of(s.seqlen_q, kRowsV1)), rows = kRowsV1;
   const double kept = 4 * (static_cast<double>(s.headdim_v) + 2);  // of a row: o, m and l
-  return n.heads * (n.keys * (n.q + n.v) + pairs * rows * n.q + 2 * std::max(0.0, pairs - tiles) * rows * kept + n.rows * (n.v + 4));
+  const double reused = n.rows * (n.q + kept);
+  return {term("k and v read", heads(n) * n.keys, n.q + n.v, n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v)),
+          term("q read for every block of keys", heads(n) * pairs * rows, n.q, n.heads * n.rows * n.q, reused),
+          term("o, m and l in fp32 written and read between blocks of keys", heads(n) * (2 * std::max(0.0, pairs - tiles)) * rows, kept, 0, reused),
+          term("o and lse written", heads(n) * n.rows, n.v + 4, n.heads * n.rows * (n.v + 4))};
 }
 
-double v2_forward(const ProblemSpec& s) {
+Terms v2_forward(const ProblemSpec& s) {
   const Sizes n(s);
-  return n.heads * (n.rows * (n.q + n.v + 4) + met(s, kRowsForward) * static_cast<double>(kKeys) * (n.q + n.v));
+  return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, n.heads * n.rows * (n.q + n.v + 4)),
+          term("k and v read by every tile of 128 queries that sees them", heads(n) * met(s, kRowsForward) * static_cast<double>(kKeys), n.q + n.v,
+               n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v))};
 }
 
-double flash_backward(const ProblemSpec& s) {
+Terms flash_backward(const ProblemSpec& s) {
   const Sizes n(s);
-  const double dq = 4 * static_cast<double>(s.headdim), pairs = met(s, kRowsBackward) * kRowsBackward;
-  const double small = n.rows * (2 * n.v + 4 + dq) + n.rows * (dq + n.q);  // before: rowsum(o dout) and zeros; after: dq in its dtype
-  return n.heads * (small + pairs * (n.q + n.v + 2 * dq + 8)) + n.heads_k * n.keys * 2 * (n.q + n.v);
+  const double sum = 4 * static_cast<double>(s.headdim), pairs = met(s, kRowsBackward), rows = kRowsBackward, queries = n.heads * n.rows;
+  const double reused = n.rows * (n.q + n.v + 8 + sum);
+  return {term("before: o and dout read", heads(n) * n.rows, 2 * n.v, queries * 2 * n.v),
+          term("before: rowsum(o dout) and zeros for dq written", heads(n) * n.rows, 4 + sum, 0, n.rows * (4 + sum), true),
+          term("k and v read, dk and dv written", key_heads(n) * n.keys, 2 * (n.q + n.v), n.heads_k * n.keys * 2 * (n.q + n.v)),
+          term("q, dout, lse and rowsum read for every block of 128 keys", heads(n) * pairs * rows, n.q + n.v + 8, queries * (n.q + 4), reused),
+          term("dq in fp32 read and written for every block of 128 keys", heads(n) * pairs * rows, 2 * sum, 0, reused),
+          term("after: dq in fp32 read, written in its dtype", heads(n) * n.rows, sum + n.q, queries * n.q, n.rows * (sum + n.q), true)};
 }
 
 // The CPU. How its plans cut a problem: constants of src/plan/plan.cpp, held against it by a test.
@@ -72,26 +119,31 @@ int64_t keys_seen(const ProblemSpec& s, int64_t row) {
   return s.causal ? std::clamp<int64_t>(row + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
 }
 
-double cpu_forward(const ProblemSpec& s, Isa isa) {
+Terms cpu_forward(const ProblemSpec& s, Isa isa) {
   const Sizes n(s);
   const int64_t tiles = parts_of(s.seqlen_q, kTile), most = on_amx(s, isa) ? 8 : 4;
   const int64_t of_task = std::clamp<int64_t>(s.batch * s.nheads * tiles / kTasksWanted, 1, std::min(most, std::max<int64_t>(tiles, 1))),
                 rows = kTile * of_task;
   double keys = 0;
   for (int64_t row = 0; row < s.seqlen_q; row += rows) keys += static_cast<double>(keys_seen(s, std::min(row + rows, s.seqlen_q) - 1));
-  return n.heads * (n.rows * (n.q + n.v + 4) + keys * (n.q + n.v));
+  return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, n.heads * n.rows * (n.q + n.v + 4)),
+          term("k and v read by every task of " + std::to_string(rows) + " queries that sees them", heads(n) * keys, n.q + n.v,
+               n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v))};
 }
 
-double cpu_decode(const ProblemSpec& s) {
+Terms cpu_decode(const ProblemSpec& s) {
   const Sizes n(s);
   const int64_t wanted = parts_of(s.batch * s.nheads_k * s.seqlen_k, 2 * kTasksWanted);
   const int64_t chunk = std::clamp<int64_t>(parts_of(std::min<int64_t>(wanted, 2048), 64) * 64, 256, 2048);
   const auto chunks = static_cast<double>(std::max<int64_t>(1, parts_of(s.seqlen_k, chunk)));
   const double part = 4 * (static_cast<double>(s.headdim_v) + 2);  // of a row and a chunk: acc, max and sum, in fp32
-  return n.heads_k * n.keys * (n.q + n.v) + n.heads * n.rows * (chunks * (n.q + 2 * part) + n.v + 4);
+  return {term("k and v read, once for all heads that share them", key_heads(n) * n.keys, n.q + n.v, n.heads_k * n.keys * (n.q + n.v)),
+          term("q read for every chunk of " + std::to_string(chunk) + " keys", heads(n) * n.rows * chunks, n.q, n.heads * n.rows * n.q, n.rows * n.q),
+          term("partial results in fp32 written and read", heads(n) * n.rows * chunks * 2, part, 0, n.rows * chunks * part),
+          term("o and lse written", heads(n) * n.rows, n.v + 4, n.heads * n.rows * (n.v + 4))};
 }
 
-double cpu_backward(const ProblemSpec& s, Isa isa) {
+Terms cpu_backward(const ProblemSpec& s, Isa isa) {
   const Sizes n(s);
   const int64_t block = on_amx(s, isa) ? 128 : 96, tile = on_amx(s, isa) ? 128 : kTile, width = std::max(s.headdim, s.headdim_v);
   const int64_t super_block = std::clamp<int64_t>(640 * 1024 / 16 / width / block * block, block, 6 * block);
@@ -100,32 +152,60 @@ double cpu_backward(const ProblemSpec& s, Isa isa) {
     const int64_t first = s.causal ? std::clamp<int64_t>(key - (s.seqlen_k - s.seqlen_q), 0, s.seqlen_q) : 0;
     rows += static_cast<double>(s.seqlen_q - first / tile * tile);
   }
-  const double sums = 4 * static_cast<double>(s.headdim), before = n.rows * (2 * n.v + sums + 4),
-               after = s.dtype == DType::kF32 ? 0 : n.rows * (sums + n.q);
-  return n.heads * (before + rows * (n.q + n.v + 8 + 2 * sums) + after) + n.heads_k * n.keys * 2 * (n.q + n.v);
+  const double sums = 4 * static_cast<double>(s.headdim), queries = n.heads * n.rows, reused = n.rows * (n.q + n.v + 8 + sums);
+  const bool in_place = s.dtype == DType::kF32;  // dq itself is the sum
+  const std::string of_keys = " for every super-block of " + std::to_string(super_block) + " keys";
+  Terms terms = {
+      term("before: o and dout read", heads(n) * n.rows, 2 * n.v, queries * 2 * n.v),
+      term("before: rowsum(o dout) and zeros for dq written", heads(n) * n.rows, 4 + sums, in_place ? queries * sums : 0, n.rows * (4 + sums), true),
+      term("k and v read, dk and dv written", key_heads(n) * n.keys, 2 * (n.q + n.v), n.heads_k * n.keys * 2 * (n.q + n.v)),
+      term("q, dout, lse and rowsum read" + of_keys, heads(n) * rows, n.q + n.v + 8, queries * (n.q + 4), reused),
+      term("dq in fp32 read and written" + of_keys, heads(n) * rows, 2 * sums, 0, reused)};
+  if (!in_place)
+    terms.push_back(term("after: dq in fp32 read, written in its dtype", heads(n) * n.rows, sums + n.q, queries * n.q, n.rows * (sums + n.q), true));
+  return terms;
+}
+
+std::optional<double> sum_of(const std::optional<Terms>& terms) {
+  if (!terms) return std::nullopt;
+  double bytes = 0;
+  for (const MovedTerm& t : *terms) bytes += t.bytes;
+  return bytes;
+}
+
+Terms joined(Terms a, const Terms& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
 }  // namespace
 
-std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
+std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
   if (s.windowed() || s.has_terms()) return std::nullopt;  // blocks that are skipped and tensors beside q, k and v are not counted
-  if (pass == Pass::kForwardBackward) {
-    const std::optional<double> forward = moved_bytes(algorithm, s, Pass::kForward), backward = moved_bytes(algorithm, s, Pass::kBackward);
-    return forward && backward ? std::optional(*forward + *backward) : std::nullopt;
-  }
-  if (algorithm == "standard") return standard(s, pass == Pass::kBackward);
-  if (algorithm != "v1" && algorithm != "v2" && algorithm != "v3") return std::nullopt;
-  if (pass == Pass::kBackward) return flash_backward(s);
-  return algorithm == "v1" ? v1_forward(s) : v2_forward(s);
+  if (algorithm != "standard" && algorithm != "v1" && algorithm != "v2" && algorithm != "v3") return std::nullopt;
+  const bool is_standard = algorithm == "standard";
+  Terms terms;
+  if (pass != Pass::kBackward) terms = is_standard ? standard(s, false) : algorithm == "v1" ? v1_forward(s) : v2_forward(s);
+  if (pass != Pass::kForward) terms = joined(std::move(terms), is_standard ? standard(s, true) : flash_backward(s));
+  return terms;
 }
 
-std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& s, Pass pass) {
+std::optional<std::vector<MovedTerm>> moved_terms_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& s, Pass pass) {
   if (algorithm != "v2" || s.windowed() || s.has_terms()) return std::nullopt;
   if (s.dtype != DType::kF32 && s.dtype != DType::kF16 && s.dtype != DType::kBF16) return std::nullopt;
   const bool decodes = s.seqlen_q <= kDecodeRows && group_of(s) <= kMostGroup;
-  const double forward = decodes ? cpu_decode(s) : cpu_forward(s, isa);
-  if (pass == Pass::kForward) return forward;
-  return cpu_backward(s, isa) + (pass == Pass::kForwardBackward ? forward : 0);
+  Terms terms;
+  if (pass != Pass::kBackward) terms = decodes ? cpu_decode(s) : cpu_forward(s, isa);
+  if (pass != Pass::kForward) terms = joined(std::move(terms), cpu_backward(s, isa));
+  return terms;
+}
+
+std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass) {
+  return sum_of(moved_terms(algorithm, spec, pass));
+}
+
+std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass) {
+  return sum_of(moved_terms_cpu(algorithm, isa, spec, pass));
 }
 
 }  // namespace fattn::measure

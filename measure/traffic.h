@@ -5,10 +5,24 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "measure/problem.h"
 
 namespace fattn::measure {
+
+// One thing that is moved.
+struct MovedTerm {
+  std::string what;        // "k and v read by every tile of 128 queries"
+  std::string arithmetic;  // "96 heads * 136 blocks * 128 * 256 bytes": its product is `bytes`
+  double bytes = 0;
+  // Of that what has to come from or go to memory however large the caches are: each input and output once. Over all terms the compulsory traffic.
+  double once = 0;
+  // What one head (of queries, if not said otherwise) touches before it touches the same bytes again: a cache that holds it for all heads at work
+  // serves all but `once`. 0: nothing is touched again.
+  double reused_of_head = 0;
+  bool all_heads = false;  // every head is touched before the first is again
+};
 
 // `algorithm`: "standard", "v1", "v2", "v3"; nothing for others, nor for problems with a window or with terms (ProblemSpec::has_terms).
 //   standard  matrices of (seqlen_q, seqlen_k): forward written and read twice each, as scores and as weights; backward nine times
@@ -16,6 +30,8 @@ namespace fattn::measure {
 //   v2, v3    forward: keys and values for every tile of 128 queries
 //   backward of v1, v2 and v3: queries and dout, and dq in fp32 read and written, for every block of 128 keys that a block of 64 queries meets
 std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
+// Its parts; of forward and backward together those of both.
+std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
 
 // The same on the CPU, between a core with its L1 and L2 cache and the rest, for backend cpu and algorithm v2; nothing for others, whose blocking is
 // OpenBLAS's in part. `isa`: of the plan. What a task reads again is in its L2 cache, which tasks are made for:
@@ -25,5 +41,6 @@ std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpe
 //             their dq read and written in fp32; o, dout and dq once more before, in 16 bits dq once more behind
 // Queries, keys and tasks are those of src/plan/plan.cpp.
 std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass);
+std::optional<std::vector<MovedTerm>> moved_terms_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass);
 
 }  // namespace fattn::measure

@@ -511,6 +511,7 @@ TEST(CudaApi, BadArgumentsAreErrors) {
   EXPECT_EQ(with_stub([] {
               void* handle = nullptr;
               size_t bytes = 0;
+              double peak = 0;
               char host[8] = "";
               cuda::Buffer buffer(0, 8);
               fattn_cuda_info unsized{};
@@ -530,6 +531,9 @@ TEST(CudaApi, BadArgumentsAreErrors) {
                   {"event", fattn_cuda_event_record(0, nullptr, nullptr)},
                   {"graph", fattn_cuda_graph_launch(0, nullptr, nullptr)},
                   {"capture", fattn_cuda_graph_begin(0, nullptr)},
+                  {"no peak", fattn_cuda_peak(0, FATTN_PEAK_MATRIX - 1, &peak)},
+                  {"beyond the peaks", fattn_cuda_peak(0, FATTN_PEAK_ROUND_TRIP + 1, &peak)},
+                  {"peak", fattn_cuda_peak(0, FATTN_PEAK_MATRIX, nullptr)},
               };
               std::string wrong;
               for (const auto& [name, status] : calls)

@@ -15,6 +15,7 @@
 #include "measure/peak_kernels.h"
 #include "measure/peaks.h"
 #include "measure/problem.h"
+#include "measure/rate_kernels.h"
 #include "measure/sampling.h"
 #include "measure/statistics.h"
 #include "measure/subprocess.h"
@@ -332,6 +333,24 @@ TEST(Terms, AreWhatTheProblemSays) {
   EXPECT_EQ(ids[499], 2);
   EXPECT_EQ(ids[500], 0);
   EXPECT_EQ(numbers_of<float>(pages[kBias]).size(), 1000u);
+}
+
+TEST(RateKernels, CopyWhatTheyAreToldAndNoMore) {
+  const fattn_cpu_info cpu = cpu_info();
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kNeon}) {
+    if (!available(cpu, isa)) continue;
+    const MemoryKernel kernel = memory_kernel(isa);
+    for (const size_t bytes : {kMemoryStep, 3 * kMemoryStep}) {
+      alignas(64) char from[4 * kMemoryStep], to[4 * kMemoryStep];
+      for (size_t i = 0; i < sizeof from; ++i) from[i] = static_cast<char>(i * 7 + 1), to[i] = 99;
+      kernel.copy(to, from, bytes, 2);
+      kernel.read(from, bytes, 2);
+      EXPECT_EQ(std::memcmp(to, from, bytes), 0) << name_of(isa);
+      for (size_t i = bytes; i < sizeof to; ++i) ASSERT_EQ(to[i], 99) << name_of(isa) << " wrote byte " << i << " of " << bytes;
+    }
+    EXPECT_GT(exp_kernel(isa).per_iteration, 0);
+    exp_kernel(isa).run(10);
+  }
 }
 
 TEST(Traffic, SaysNothingOfWhatItDoesNotCount) {

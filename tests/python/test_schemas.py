@@ -1,4 +1,4 @@
-"""The records of info, support, run, check and cache: real ones keep to their schemas (every test that reads a record checks that), and the
+"""The records of info, support, run, check, cache, calibrate and memory: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
 import json
 
@@ -27,6 +27,9 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "cache_path": fattn.json("cache", "path", env=cache),
         "cache_list": fattn.json("cache", "list", env=cache),
         "cache_clear": fattn.json("cache", "clear", env=cache),
+        "memory_bare": fattn.json("memory", "--seqlen", "64", env=cache),
+        "calibrate": fattn.json("calibrate", "--repeats", "1", env=cache),
+        "memory": fattn.json("memory", "--seqlen", "64", env=cache),
     }
 
 
@@ -76,6 +79,17 @@ def test_with_devices(fattn, cuda_stub):
         ("cache_path", lambda r: r.update(usable="yes")),
         ("cache_list", lambda r: r["entries"].append({"key": "0"})),
         ("cache_clear", lambda r: r.update(command="list")),
+        ("calibrate", lambda r: r["measured"].pop("call_s")),
+        ("calibrate", lambda r: r["measured"]["call_s"].update(value=-1)),
+        ("calibrate", lambda r: r["measured"].update(call_s={"value": None})),
+        ("calibrate", lambda r: r.update(device="cuda")),
+        ("calibrate", lambda r: r["facts"].update(threads=0)),
+        ("memory", lambda r: r["passes"].clear()),
+        ("memory", lambda r: r["passes"][0]["algorithms"][0].update(counted_by="guess")),
+        ("memory", lambda r: r["passes"][0]["algorithms"][0].update(bound_s=None)),
+        ("memory", lambda r: r["passes"][0]["algorithms"][0]["terms"][0].update(bytes=-1)),
+        ("memory", lambda r: r["steps"][-1].pop("peak_bytes")),
+        ("memory_bare", lambda r: r["machine"].pop("lacks")),
     ],
 )
 def test_they_refuse_what_is_no_record(records, name, spoil):
