@@ -90,7 +90,8 @@ void set_rates(const AdviseFlags& f, const lab::Advice& advice, AdviceTimes& tim
     return;
   }
   if (f.device == "none") {
-    times.unknown = "no machine was named. For this one: --device cuda (or cpu), after `fattn calibrate`; for another one: --peak FLOP/s and --bandwidth B/s";
+    times.unknown =
+        "no machine was named. For this one: --device cuda (or cpu), after `fattn calibrate`; for another one: --peak FLOP/s and --bandwidth B/s";
     return;
   }
   try {
@@ -142,8 +143,17 @@ int advise_when_here(const AdviseFlags& f) {
   when.place = place_of(device);
   when.longest = f.longest;
   when.json = f.json;
-  when.flags = {"--when",      "--device",          device, "--model",   f.model, "--precision", f.precision, "--effective-batch",
-                std::to_string(when.problem.batch), "--longest", std::to_string(f.longest)};
+  when.flags = {"--when",
+                "--device",
+                device,
+                "--model",
+                f.model,
+                "--precision",
+                f.precision,
+                "--effective-batch",
+                std::to_string(when.problem.batch),
+                "--longest",
+                std::to_string(f.longest)};
   Output out(f.output, f.json);
   return advise_when(when, out);
 }
@@ -169,7 +179,9 @@ void add_advise(CLI::App& app, int& exit_code) {
       ->transform(one_dtype_of({"bf16", "fp16", "fp32"}))
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--effective-batch", flags->effective_batch, "Sequences of an optimizer step [32]; infer: the most at once [256]; --when: the batch [1]")
+  command
+      ->add_option("--effective-batch", flags->effective_batch,
+                   "Sequences of an optimizer step [32]; infer: the most at once [256]; --when: the batch [1]")
       ->check(whole_number(1, 1 << 24))
       ->type_name("N");
   command->add_option("--preset", flags->preset, "8gb: small, 1024 tokens; 16gb: medium, 2048; 24gb: large, 4096; other flags override it")
@@ -179,8 +191,8 @@ void add_advise(CLI::App& app, int& exit_code) {
   command->add_option("--device", flags->device, "This machine's cpu, cuda or cuda:INDEX, as `fattn calibrate` measured it")
       ->check(CLI::Validator(
           [](const std::string& text) {
-            const bool index = text.rfind("cuda:", 0) == 0 && text.size() > 5 && text.size() < 9 &&
-                               text.find_first_not_of("0123456789", 5) == std::string::npos;
+            const bool index =
+                text.rfind("cuda:", 0) == 0 && text.size() > 5 && text.size() < 9 && text.find_first_not_of("0123456789", 5) == std::string::npos;
             return text == "none" || text == "cpu" || text == "cuda" || index
                        ? std::string()
                        : "'" + printable(text, 40) + "' is no device; allowed: none, cpu, cuda, cuda:0, cuda:1, ...";
@@ -194,13 +206,17 @@ void add_advise(CLI::App& app, int& exit_code) {
       ->type_name("X");
   command->option_defaults()->group("When to use which");
   CLI::Option* when = command->add_flag("--when", flags->when, "Measure here from which length on fattn is faster than standard attention");
-  command->add_option("--longest", flags->longest, "The longest sequence that is measured")->check(whole_number(16, 1 << 20))->capture_default_str()->needs(when);
+  command->add_option("--longest", flags->longest, "The longest sequence that is measured")
+      ->check(whole_number(16, 1 << 20))
+      ->capture_default_str()
+      ->needs(when);
   command->option_defaults()->group("Output");
   command->add_option("--json", flags->json, "Write the record (docs/RECORD.md) to a file, or - for stdout")->type_name("FILE|-");
   flags->output.add_to(*command);
   command->footer(
       "Memory is counted line by line and printed with its arithmetic: what PyTorch keeps of GPT-2 with autocast, fp32 master weights and Adam. The "
-      "batch is the largest that fits, up to the effective batch; checkpointing is on where fewer than 4096 tokens fit at once without it. Exit 0 also "
+      "batch is the largest that fits, up to the effective batch; checkpointing is on where fewer than 4096 tokens fit at once without it. Exit 0 "
+      "also "
       "where nothing fits: the answer is what would.\n\n"
       "Examples:\n"
       "  fattn advise --gpu-memory 16GiB --seqlen 2048 --model medium\n"

@@ -20,11 +20,10 @@ Cell gib_cell(double bytes) { return {fmt::format("{:.3f} GiB", bytes / kBytesOf
 std::string gib(double bytes) { return fmt::format("{:.2f} GiB", bytes / kBytesOfGiB); }
 
 std::string model_words(const lab::ModelSize& m, int64_t seqlen) {
-  std::string words = fmt::format("{}: {} parameters, {} layers, width {}, {} heads of {}", printable(m.name), m.parameters(seqlen), m.layers, m.width,
-                                  m.nheads, m.headdim());
+  std::string words = fmt::format("{}: {} parameters, {} layers, width {}, {} heads of {}", printable(m.name), m.parameters(seqlen), m.layers,
+                                  m.width, m.nheads, m.headdim());
   if (m.given_parameters > 0) words += " (the nearest shape of GPT-2's kind)";
-  if (seqlen > m.positions)
-    words += fmt::format("; {} of them for positions beyond {}", (seqlen - m.positions) * m.width, m.positions);
+  if (seqlen > m.positions) words += fmt::format("; {} of them for positions beyond {}", (seqlen - m.positions) * m.width, m.positions);
   return words;
 }
 
@@ -46,15 +45,14 @@ void print_time(Output& out, const Advice& advice, const AdviceTimes& times) {
 void say_gains(Output& out, const AdviceRequest& request, const Advice& advice, const AdviceTimes& times) {
   const double share = advice.memory.bytes / advice.standard.bytes;
   std::string words = fmt::format("Standard attention would take {} for the same, {:.1f} times as much", gib(advice.standard.bytes), 1 / share);
-  words += advice.standard.bytes > request.memory_bytes
-               ? advice.standard_batch == 0
-                     ? ", and not one sequence would fit."
-                     : fmt::format(", which does not fit: at most {} at once would.", advice.standard_batch)
-               : ".";
+  words += advice.standard.bytes > request.memory_bytes ? advice.standard_batch == 0
+                                                              ? ", and not one sequence would fit."
+                                                              : fmt::format(", which does not fit: at most {} at once would.", advice.standard_batch)
+                                                        : ".";
   if (times.rates && times.standard.seconds > 0 && times.standard.attention > 0) {
     const double whole = times.step(advice, true) / times.step(advice);
-    words += fmt::format(" Its attention takes {:.1f} times as long, the whole {:.2f} times.",
-                         times.standard.attention / times.micro_batch.attention, whole);
+    words += fmt::format(" Its attention takes {:.1f} times as long, the whole {:.2f} times.", times.standard.attention / times.micro_batch.attention,
+                         whole);
   }
   out.say("\n" + words);
 }
@@ -102,11 +100,10 @@ void print_advice(Output& out, const AdviceRequest& request, const Advice& advic
   print_memory(out, "Memory", advice.memory);
   if (times.rates) {
     print_time(out, advice, times);
-    out.say(fmt::format("Rates: {:.3g} FLOP/s of products, {:.3g} B/s of memory, {}.{}", times.rates->flops_per_s, times.rates->bytes_per_s,
-                        times.rates->words,
-                        trains ? fmt::format(" The optimizer takes {} more, once for all {} micro-batches.", seconds_text(times.optimizer),
-                                             advice.accumulation)
-                               : ""));
+    out.say(fmt::format(
+        "Rates: {:.3g} FLOP/s of products, {:.3g} B/s of memory, {}.{}", times.rates->flops_per_s, times.rates->bytes_per_s, times.rates->words,
+        trains ? fmt::format(" The optimizer takes {} more, once for all {} micro-batches.", seconds_text(times.optimizer), advice.accumulation)
+               : ""));
   }
   if (out.for_programs()) return;
   for (const lab::Settings& s : lab::settings_of(advice)) out.say(fmt::format("\n{}:\n\n{}", s.where, s.text), 4);
@@ -137,8 +134,7 @@ Json to_json(const AdviceRequest& r, const Advice& a, const AdviceTimes& t) {
           {"seqlen", r.seqlen},
           {"task", r.task == Task::kTrain ? "train" : "infer"},
           {"precision", name_of(r.precision)},
-          {"model",
-           {{"name", m.name}, {"parameters", m.parameters(r.seqlen)}, {"layers", m.layers}, {"width", m.width}, {"nheads", m.nheads}}},
+          {"model", {{"name", m.name}, {"parameters", m.parameters(r.seqlen)}, {"layers", m.layers}, {"width", m.width}, {"nheads", m.nheads}}},
           {"fits", a.fits},
           {"why", a.fits ? Json(nullptr) : Json(a.why)},
           {"would_fit", a.fits ? Json(nullptr) : Json(a.would_fit)},

@@ -107,14 +107,16 @@ std::string conclusion(const Rule& rule, const Crossing& c) {
   for (const Duel& d : c.duels) timed = timed || (d.a && d.b);
   if (!timed) return fmt::format("{}: they cannot be compared here, {}", rule.what, printable(c.duels.back().reason, 300));
   if (c.always)
-    return fmt::format("{}: {}, from the shortest that was measured, {} {}, to the longest{}", rule.what, rule.b, c.duels.front().seqlen, what, behind);
+    return fmt::format("{}: {}, from the shortest that was measured, {} {}, to the longest{}", rule.what, rule.b, c.duels.front().seqlen, what,
+                       behind);
   if (c.never) {
     bool slower = false;
     for (const Duel& d : c.duels) slower = slower || d.verdict() < 0;
     return fmt::format("{}: up to {} {} {} is not measurably faster than {}{}{}", rule.what, c.duels.back().seqlen, what, rule.b, rule.a,
                        slower ? ", and slower at some" : "", behind);
   }
-  return fmt::format("{}: {} from {} {} on{}; up to {} it is {} or undecided", rule.what, rule.b, c.faster_from, what, behind, c.slower_until, rule.a);
+  return fmt::format("{}: {} from {} {} on{}; up to {} it is {} or undecided", rule.what, rule.b, c.faster_from, what, behind, c.slower_until,
+                     rule.a);
 }
 
 Cell time_cell(const std::optional<measure::Statistics>& time) { return time ? seconds_cell(time->median) : Cell("-", ""); }
@@ -185,7 +187,8 @@ int advise_when(const WhenOptions& o, Output& out) {
   out.say("");
   for (size_t i = 0; i < rules.size(); ++i) out.say_line("- " + conclusion(rules[i], crossings[i]) + ".", 2);
   for (size_t i = 0; i < rules.size(); ++i) print_rule(out, rules[i], crossings[i]);
-  out.say("\nundecided: the 95 % intervals of both medians overlap. Memory decides, too: standard attention stores seqlen_q * seqlen_k numbers a head.");
+  out.say(
+      "\nundecided: the 95 % intervals of both medians overlap. Memory decides, too: standard attention stores seqlen_q * seqlen_k numbers a head.");
   if (!o.json.empty()) {
     Json all = Json::array();
     for (size_t i = 0; i < rules.size(); ++i) all.push_back(to_json(rules[i], crossings[i]));

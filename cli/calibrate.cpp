@@ -15,7 +15,6 @@
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
-#include "cli/values.h"
 #include "lab/calibrate.h"
 
 namespace fattn::cli {
@@ -27,7 +26,7 @@ constexpr double kNoisy = 0.1;  // spread of a quantity beyond which its median 
 
 struct CalibrateFlags {
   std::string device = "cpu", json;
-  double kernel_seconds = 38;
+  double kernel_seconds = 30;
   bool show = false, force = false;
   int repeats = lab::CalibrateOptions().samples;
   OutputFlags output;
@@ -91,9 +90,10 @@ void say_kernels(Output& out, const lab::KernelTimes& kernels) {
   double errors = 0;
   for (const auto& [name, family] : kernels.families) samples += family.samples, errors += family.samples * family.mean_error;
   if (samples == 0) return;
-  out.say_line(fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
-                           "others is {:.1f} % off in the mean.",
-                           kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
+  out.say_line(
+      fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
+                  "others is {:.1f} % off in the mean.",
+                  kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
 }
 
 std::string machine_words(const Calibration& c) {

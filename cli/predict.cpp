@@ -122,7 +122,8 @@ int predict_record(const PredictFlags& flags) {
   Output out(flags.output, flags.json);
   out.say_line(fmt::format("{} rows of {}", rows.size(), printable(flags.against)));
   print_scores(out, rows);
-  if (!flags.json.empty()) write_json(record_of("against", {"--against", flags.against, "--device", flags.problem.target.device}, &calibration, rows), flags.json);
+  if (!flags.json.empty())
+    write_json(record_of("against", {"--against", flags.against, "--device", flags.problem.target.device}, &calibration, rows), flags.json);
   return kExitFine;
 }
 
@@ -153,12 +154,15 @@ int predict_held_out(const PredictFlags& flags) {
   const lab::Predictor predictor(*calibration.kernels, flags.problem.options(), place);
   Json machine = Json::object();
   for (const auto& [name, value] : calibration.machine) machine[name] = value;
-  const Json head = {{"count", flags.held_out.count}, {"seed", flags.held_out.seed}, {"seconds", flags.held_out.seconds}, {"rule", rule.words},
+  const Json head = {{"count", flags.held_out.count},
+                     {"seed", flags.held_out.seed},
+                     {"seconds", flags.held_out.seconds},
+                     {"rule", rule.words},
                      {"machine", machine}};
   std::vector<Scored> rows = resumed(flags, specs, head, predictor);
   const std::vector<std::string> repeating = {
-      "--held-out", std::to_string(flags.held_out.count), "--seed",  std::to_string(flags.held_out.seed), "--held-out-seconds",
-      fmt::format("{}", flags.held_out.seconds),          "--device", device};
+      "--held-out",         std::to_string(flags.held_out.count),      "--seed",   std::to_string(flags.held_out.seed),
+      "--held-out-seconds", fmt::format("{}", flags.held_out.seconds), "--device", device};
   const auto write = [&](bool complete) {
     if (flags.json.empty() || (flags.json == "-" && !complete)) return;
     Json record = record_of("held_out", repeating, &calibration, rows);

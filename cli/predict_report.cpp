@@ -57,7 +57,8 @@ void print_predictions(Output& out, const std::vector<Prediction>& predictions, 
   out.print(table);
   if (!unknown.empty()) out.say("\nTime is not known: " + printable(unknown, 600) + ".");
   out.say(
-      "\nextra memory: outputs and workspace, by the plan to the byte. nine of ten calls: as far as calls were off by which the constants were tested.");
+      "\nextra memory: outputs and workspace, by the plan to the byte. nine of ten calls: as far as calls were off by which the constants were "
+      "tested.");
   if (calibration && !predictions.empty() && predictions.front().seconds) {
     const Prediction& p = predictions.front();
     std::string words = "";
@@ -130,7 +131,8 @@ void print_scores(Output& out, const std::vector<Scored>& rows) {
   for (const auto& [reason, count] : reasons) out.say_line(fmt::format("Not scored, {}: {}", count, printable(reason, 300)), 2);
   if (!scores.empty())
     out.say(
-        "\nmean error: of |predicted / measured - 1|; mean: of the same with its sign, above 0 predicted too long. in interval: measured times within "
+        "\nmean error: of |predicted / measured - 1|; mean: of the same with its sign, above 0 predicted too long. in interval: measured times "
+        "within "
         "the predicted interval, which is made for nine of ten.");
 }
 

@@ -139,9 +139,14 @@ Json to_json(const Calibration& c) {
     measured[q.name] = m.known() ? Json{{"value", m.value}, {"low", m.low}, {"high", m.high}, {"spread_fraction", m.spread()}, {"samples", m.samples}}
                                  : Json{{"value", nullptr}, {"reason", m.reason}};
   }
-  return {{"fattn_calibration", kVersion}, {"device", c.device},   {"machine", machine},          {"facts", facts},
-          {"measured", measured},          {"kernels", c.kernels ? to_json(*c.kernels) : Json(nullptr)},
-          {"seconds", c.seconds},          {"environment", c.environment}};
+  return {{"fattn_calibration", kVersion},
+          {"device", c.device},
+          {"machine", machine},
+          {"facts", facts},
+          {"measured", measured},
+          {"kernels", c.kernels ? to_json(*c.kernels) : Json(nullptr)},
+          {"seconds", c.seconds},
+          {"environment", c.environment}};
 }
 
 Calibration calibration_from_json(const std::string& text, const std::string& source) {

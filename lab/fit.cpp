@@ -7,9 +7,9 @@ namespace fattn::lab {
 namespace {
 
 constexpr double kLogStep = 1e-4;
-constexpr double kLeast = 1e-6;    // so that the equations can be solved
+constexpr double kLeast = 1e-6;     // so that the equations can be solved
 constexpr double kTolerance = 0.1;  // relative error from which on a sample counts less and less: it may have been disturbed
-constexpr double kFarthest = 30;   // of a constant's logarithm from its start
+constexpr double kFarthest = 30;    // of a constant's logarithm from its start
 
 // x of a x = b, a symmetric and positive definite, by Cholesky's method; nothing where it is not.
 bool solve(std::vector<double> a, std::vector<double> b, std::vector<double>& x) {

@@ -24,7 +24,8 @@ HeldOutRule rule_of(const Calibration& c, const HeldOutOptions& options, const m
   HeldOutRule rule;
   rule.limit = limit_of(options.seconds, peak, peak_f32, std::min(memory, host));
   rule.words = fmt::format(
-      "batch 1..32, seqlen 1..16384, nheads 1..64, headdim 32..256 in steps of 8, all log-uniform; a quarter with 1 to 8 queries, half with fewer heads "
+      "batch 1..32, seqlen 1..16384, nheads 1..64, headdim 32..256 in steps of 8, all log-uniform; a quarter with 1 to 8 queries, half with fewer "
+      "heads "
       "of keys, half causal; a shape is drawn again where forward and backward together have more than {:.3g} FLOP (fp32 {:.3g}, fp64 {:.3g}), which "
       "is {:g} s at 0.4 of the peak, or all tensors more than {:.3g} bytes",
       rule.limit.flops, rule.limit.flops_f32, cuda ? 0 : rule.limit.flops_f64, options.seconds, static_cast<double>(rule.limit.bytes));

@@ -56,7 +56,8 @@ std::vector<double> starts_of(const std::vector<TimedWork>& samples) {
 }
 
 double finite(const Json& object, const char* name, double least, double most) {
-  if (!object.is_object() || !object.contains(name) || !object[name].is_number()) throw std::invalid_argument(fmt::format("it has no number '{}'", name));
+  if (!object.is_object() || !object.contains(name) || !object[name].is_number())
+    throw std::invalid_argument(fmt::format("it has no number '{}'", name));
   const double value = object[name].get<double>();
   if (!(value >= least && value <= most)) throw std::invalid_argument(fmt::format("its '{}' is {}", name, value));
   return value;
@@ -115,10 +116,8 @@ Json to_json(const KernelTimes& times) {
   for (const auto& [name, family] : times.families) {
     Json each = Json::object();
     for (const auto& [amount, seconds] : family.seconds_each) each[amount] = seconds;
-    families[name] = {{"samples", family.samples},
-                      {"mean_error_fraction", family.mean_error},
-                      {"error_90_fraction", family.error_90},
-                      {"seconds_each", each}};
+    families[name] = {
+        {"samples", family.samples}, {"mean_error_fraction", family.mean_error}, {"error_90_fraction", family.error_90}, {"seconds_each", each}};
   }
   return {{"seconds", times.seconds}, {"families", families}};
 }

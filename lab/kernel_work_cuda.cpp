@@ -139,7 +139,10 @@ Work cuda_work(const ProblemSpec& spec, const PlanShape& shape, const MachineSiz
   const bool backward_pass = shape.path == PlanShape::Path::kBackward, decodes = shape.path == PlanShape::Path::kDecode;
   const bool masked = spec.causal || spec.windowed();
   // fp16 and bf16 are the same kernels with another instruction of the same rate.
-  work.family = std::string("cuda ") + name_of(shape.algorithm) + (backward_pass ? " backward " : decodes ? " decode " : " forward ") +
+  work.family = std::string("cuda ") + name_of(shape.algorithm) +
+                (backward_pass ? " backward "
+                 : decodes     ? " decode "
+                               : " forward ") +
                 (spec.dtype == DType::kF32 ? "fp32" : "16-bit");
   if (shape.algorithm == Algorithm::kStandard) {
     standard(work, spec, shape);

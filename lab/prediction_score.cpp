@@ -22,9 +22,7 @@ int64_t integer(const Json& row, const char* name, int64_t least, int64_t otherw
 
 bool flag(const Json& row, const char* name) { return row.contains(name) && row[name].is_boolean() && row[name].get<bool>(); }
 
-double number(const Json& row, const char* name) {
-  return row.contains(name) && row[name].is_number() ? row[name].get<double>() : 0;
-}
+double number(const Json& row, const char* name) { return row.contains(name) && row[name].is_number() ? row[name].get<double>() : 0; }
 
 std::string text(const Json& row, const char* name) { return row.contains(name) && row[name].is_string() ? row[name].get<std::string>() : ""; }
 

@@ -29,7 +29,7 @@ struct Score {
   double error_95 = 0, bias = 0;
   double covered = 0;  // the share of measured times between low and high
   double worst_error = 0;
-  std::string worst;  // by name
+  std::string worst;                       // by name
   int memory_count = 0, memory_exact = 0;  // predictions of extra_bytes, and those that were right to the byte
 };
 // Of one pass.

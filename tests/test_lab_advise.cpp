@@ -30,8 +30,12 @@ TEST(ModelSizeSmall, ParametersOfGpt2AreExact) {
 }
 
 TEST(ModelSizeSmall, AnyNumberOfParameters) {
-  for (const auto& [text, count] : {std::pair{"params=7B", 7e9}, {"params=350M", 350e6}, {"params=1.5e9", 1.5e9}, {"params=20000", 2e4},
-                                    {"params=1T", 1e12}, {"params=124439808", 124439808.0}}) {
+  for (const auto& [text, count] : {std::pair{"params=7B", 7e9},
+                                    {"params=350M", 350e6},
+                                    {"params=1.5e9", 1.5e9},
+                                    {"params=20000", 2e4},
+                                    {"params=1T", 1e12},
+                                    {"params=124439808", 124439808.0}}) {
     const ModelSize m = model(text);
     EXPECT_EQ(static_cast<double>(m.parameters(1024)), count);
     EXPECT_EQ(m.width % m.nheads, 0);
@@ -49,11 +53,11 @@ struct Case {
   Precision precision;
   int64_t seqlen, effective;
 };
-const Case kCases[] = {{"small", Task::kTrain, Precision::kBF16, 1024, 32},   {"small", Task::kTrain, Precision::kFP32, 128, 7},
-                       {"medium", Task::kTrain, Precision::kFP16, 2048, 32},  {"large", Task::kTrain, Precision::kBF16, 512, 100},
-                       {"xl", Task::kTrain, Precision::kBF16, 8192, 16},      {"params=7B", Task::kTrain, Precision::kBF16, 4096, 64},
+const Case kCases[] = {{"small", Task::kTrain, Precision::kBF16, 1024, 32},     {"small", Task::kTrain, Precision::kFP32, 128, 7},
+                       {"medium", Task::kTrain, Precision::kFP16, 2048, 32},    {"large", Task::kTrain, Precision::kBF16, 512, 100},
+                       {"xl", Task::kTrain, Precision::kBF16, 8192, 16},        {"params=7B", Task::kTrain, Precision::kBF16, 4096, 64},
                        {"params=20000", Task::kTrain, Precision::kBF16, 16, 1}, {"small", Task::kInfer, Precision::kBF16, 1024, 256},
-                       {"xl", Task::kInfer, Precision::kFP32, 16384, 4},      {"params=70B", Task::kInfer, Precision::kFP16, 4096, 8},
+                       {"xl", Task::kInfer, Precision::kFP32, 16384, 4},        {"params=70B", Task::kInfer, Precision::kFP16, 4096, 8},
                        {"params=1T", Task::kTrain, Precision::kBF16, 131072, 1}};
 
 AdviceRequest request_of(const Case& c, double memory) { return {memory, model(c.name), c.task, c.precision, c.seqlen, c.effective}; }
@@ -138,9 +142,7 @@ TEST(AdviceSmall, WhatWouldFitDoes) {
 }
 
 TEST(AdviceSmall, SettingsKeepTheLastAccumulationAndScaleWhatNeedsIt) {
-  const auto text_of = [](Precision p, size_t i) {
-    return settings_of(advise({16 * kGiB, model("small"), Task::kTrain, p, 1024, 32}))[i].text;
-  };
+  const auto text_of = [](Precision p, size_t i) { return settings_of(advise({16 * kGiB, model("small"), Task::kTrain, p, 1024, 32}))[i].text; };
   const std::string bf16 = text_of(Precision::kBF16, 0), fp16 = text_of(Precision::kFP16, 0), fp32 = text_of(Precision::kFP32, 0);
   for (const std::string* text : {&bf16, &fp16, &fp32}) {
     EXPECT_NE(text->find("or i + 1 == len(loader)"), std::string::npos);
@@ -191,7 +193,8 @@ Duel duel(int64_t seqlen, double a, double b) {
 
 TEST(CrossingSmall, IsFoundBetweenNeighbouringLengths) {
   for (const double crossing : {20.0, 100.0, 900.0}) {
-    const Crossing c = find_crossing(8, 2048, 1.5, [&](int64_t n) { return duel(n, static_cast<double>(n), 0.5 * static_cast<double>(n) + crossing / 2); });
+    const Crossing c =
+        find_crossing(8, 2048, 1.5, [&](int64_t n) { return duel(n, static_cast<double>(n), 0.5 * static_cast<double>(n) + crossing / 2); });
     EXPECT_LE(static_cast<double>(c.slower_until), crossing * 1.02);
     EXPECT_GE(static_cast<double>(c.faster_from), crossing);
     EXPECT_LE(static_cast<double>(c.faster_from), 1.5 * static_cast<double>(c.slower_until));

@@ -1,4 +1,5 @@
-// Predictions: what a plan says is read, work is counted as the library counts it, constants are found again, memory is right to the byte, scores are.
+// Predictions: what a plan says is read, work is counted as the library counts it, constants are found again, memory is right to the byte, scores
+// are.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -55,9 +56,10 @@ TEST(PlanShape, ReadsWhatPlansOfAGpuSay) {
   EXPECT_EQ(s.shared_bytes, 214016);
   EXPECT_EQ(s.grid, 132);
   PlanShape decode;
-  read_shape("8 rows of a key head in tiles of 16, 4 teams of 1 warp with steps of 32 keys and 3 stages, keys in 7 splits, 90112 bytes of shared memory, "
-             "grid 56",
-             decode);
+  read_shape(
+      "8 rows of a key head in tiles of 16, 4 teams of 1 warp with steps of 32 keys and 3 stages, keys in 7 splits, 90112 bytes of shared memory, "
+      "grid 56",
+      decode);
   EXPECT_EQ(decode.rows, 8);
   EXPECT_EQ(decode.splits, 7);
   EXPECT_EQ(decode.warps, 4);

@@ -44,11 +44,10 @@ void explain_refusal(const AdviceRequest& r, Advice& advice) {
   const size_t count = r.task == Task::kTrain ? (r.precision == Precision::kFP32 ? 3 : 4) : 1;
   for (size_t i = 0; i < count; ++i) fixed += advice.memory.lines[i].bytes;
   const std::string of_model = r.task == Task::kTrain ? "weights, gradients and Adam's moments" : "the weights";
-  advice.why = fixed > r.memory_bytes
-                   ? fmt::format("{} alone take {} of the {}", of_model, gib(fixed), gib(r.memory_bytes))
-                   : fmt::format("one sequence of {} tokens{} takes {}, {} of it {}, and there are {}", r.seqlen,
-                                 r.task == Task::kTrain ? " with checkpointing" : "", gib(advice.memory.bytes), gib(fixed), of_model,
-                                 gib(r.memory_bytes));
+  advice.why = fixed > r.memory_bytes ? fmt::format("{} alone take {} of the {}", of_model, gib(fixed), gib(r.memory_bytes))
+                                      : fmt::format("one sequence of {} tokens{} takes {}, {} of it {}, and there are {}", r.seqlen,
+                                                    r.task == Task::kTrain ? " with checkpointing" : "", gib(advice.memory.bytes), gib(fixed),
+                                                    of_model, gib(r.memory_bytes));
   std::string options = fmt::format("{} of memory for this model and length", gib(advice.memory.bytes));
   if (const int64_t seqlen = longest_sequence(r); seqlen >= 16) options += fmt::format("; sequences of up to {} tokens", seqlen);
   for (auto model = gpt2_models().rbegin(); model != gpt2_models().rend(); ++model) {
@@ -112,8 +111,7 @@ Advice advise(const AdviceRequest& r) {
     advice.checkpointing_why =
         checkpointing
             ? fmt::format("on: without it {}, and {} keep a GPU busy",
-                          largest_batch(plan_of(r, 1, false), r.memory_bytes, most) == 0 ? "not one sequence fits"
-                                                                                         : "fewer tokens fit at once",
+                          largest_batch(plan_of(r, 1, false), r.memory_bytes, most) == 0 ? "not one sequence fits" : "fewer tokens fit at once",
                           fmt::format("{} tokens", kBusyTokens))
             : fmt::format("off: {} tokens fit at once without it, and it would cost a third more products", advice.plan.batch * r.seqlen);
   }

@@ -15,8 +15,7 @@ int64_t ModelSize::parameters(int64_t seqlen) const {
 }
 
 const std::vector<ModelSize>& gpt2_models() {
-  static const std::vector<ModelSize> models = {
-      {"small", 12, 768, 12}, {"medium", 24, 1024, 16}, {"large", 36, 1280, 20}, {"xl", 48, 1600, 25}};
+  static const std::vector<ModelSize> models = {{"small", 12, 768, 12}, {"medium", 24, 1024, 16}, {"large", 36, 1280, 20}, {"xl", 48, 1600, 25}};
   return models;
 }
 

@@ -25,7 +25,8 @@ std::string training_loop(const Advice& a) {
   const StepPlan& p = a.plan;
   const bool scaled = p.precision == Precision::kFP16, narrow = p.precision != Precision::kFP32;
   std::string text = fmt::format(
-      "import torch\nimport fattn.transformers\nfrom transformers import AutoModelForCausalLM, GPT2Config\n\n{}model = model.cuda().train()  # weights "
+      "import torch\nimport fattn.transformers\nfrom transformers import AutoModelForCausalLM, GPT2Config\n\n{}model = model.cuda().train()  # "
+      "weights "
       "stay in fp32\n",
       model_lines(p.model, p.seqlen));
   if (p.checkpointing) text += "model.gradient_checkpointing_enable()\n";
@@ -49,7 +50,8 @@ std::string training_loop(const Advice& a) {
 std::string inference(const Advice& a) {
   const StepPlan& p = a.plan;
   return fmt::format(
-      "import torch\nimport fattn.transformers\nfrom transformers import AutoModelForCausalLM, GPT2Config\n\n{}model = model.to(\"cuda\", {}).eval()\n"
+      "import torch\nimport fattn.transformers\nfrom transformers import AutoModelForCausalLM, GPT2Config\n\n{}model = model.to(\"cuda\", "
+      "{}).eval()\n"
       "with torch.inference_mode():  # prompts: up to {} of them\n"
       "    tokens = model.generate(prompts, max_length={})\n",
       model_lines(p.model, p.seqlen), torch_dtype(p.precision), p.batch, p.seqlen);
@@ -57,7 +59,9 @@ std::string inference(const Advice& a) {
 
 std::string trainer(const Advice& a) {
   const StepPlan& p = a.plan;
-  const std::string precision = p.precision == Precision::kBF16 ? "bf16=True" : p.precision == Precision::kFP16 ? "fp16=True" : "bf16=False, fp16=False";
+  const std::string precision = p.precision == Precision::kBF16   ? "bf16=True"
+                                : p.precision == Precision::kFP16 ? "fp16=True"
+                                                                  : "bf16=False, fp16=False";
   return fmt::format(
       "arguments = TrainingArguments(\n    \"out\", per_device_train_batch_size={},\n    gradient_accumulation_steps={},  # the last, partial one is "
       "kept\n    {}, gradient_checkpointing={}, optim=\"adamw_torch\")\n",

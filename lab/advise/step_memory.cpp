@@ -1,5 +1,5 @@
-// What PyTorch keeps of GPT-2 with autocast: weights in fp32, which are the master weights, their copies in 16 bits, and of a block the input of every
-// operation that its backward pass needs.
+// What PyTorch keeps of GPT-2 with autocast: weights in fp32, which are the master weights, their copies in 16 bits, and of a block the input of
+// every operation that its backward pass needs.
 #include "lab/advise/step_memory.h"
 
 #include <fmt/format.h>
@@ -82,8 +82,7 @@ void infer(Lines& lines, const StepPlan& p) {
   const double e = p.precision == Precision::kFP32 ? 4 : 2, params = real(m.parameters(p.seqlen)), tokens = real(p.batch) * real(p.seqlen),
                d = real(m.width), heads = real(m.nheads);
   lines.add("weights", e * params, fmt::format("{} parameters * {:.0f}", n(params), e));
-  lines.add("KV cache", 2 * real(m.layers) * tokens * d * e,
-            fmt::format("2 * {} layers * {} tokens * {} * {:.0f}", m.layers, n(tokens), m.width, e));
+  lines.add("KV cache", 2 * real(m.layers) * tokens * d * e, fmt::format("2 * {} layers * {} tokens * {} * {:.0f}", m.layers, n(tokens), m.width, e));
   // The prompt goes through one layer at a time: its input and output, q, k and v, o, and the wide part of the MLP.
   const double prompt = tokens * (14 * e) * d + tokens * 4 * heads;
   lines.add("a layer of the prompt", prompt, fmt::format("{} tokens * ({:.0f} * {} + 4 * {})", n(tokens), 14 * e, m.width, m.nheads));

@@ -1,4 +1,4 @@
-"""The records of info, support, run, check, cache, calibrate and memory: real ones keep to their schemas (every test that reads a record checks that), and the
+"""The records of info, support, run, check, cache, calibrate, memory, predict and advise: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
 import json
 
@@ -28,8 +28,11 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "cache_list": fattn.json("cache", "list", env=cache),
         "cache_clear": fattn.json("cache", "clear", env=cache),
         "memory_bare": fattn.json("memory", "--seqlen", "64", env=cache),
-        "calibrate": fattn.json("calibrate", "--repeats", "1", env=cache),
+        "calibrate": fattn.json("calibrate", "--repeats", "1", "--kernel-seconds", "0", env=cache),
         "memory": fattn.json("memory", "--seqlen", "64", env=cache),
+        "predict": fattn.json("predict", "--seqlen", "64", env=cache),
+        "advice": fattn.json("advise", "--preset", "8gb"),
+        "advice_refused": fattn.json("advise", "--gpu-memory", "1GiB", "--model", "xl"),
     }
 
 
@@ -90,6 +93,15 @@ def test_with_devices(fattn, cuda_stub):
         ("memory", lambda r: r["passes"][0]["algorithms"][0]["terms"][0].update(bytes=-1)),
         ("memory", lambda r: r["steps"][-1].pop("peak_bytes")),
         ("memory_bare", lambda r: r["machine"].pop("lacks")),
+        ("predict", lambda r: r["rows"][0].update(extra_bytes=None)),
+        ("predict", lambda r: r["rows"][0].update(error_fraction=0.1)),
+        ("predict", lambda r: r.update(what="held_out")),
+        ("predict", lambda r: r["scores"].pop("bwd")),
+        ("advice", lambda r: r.update(batch=0)),
+        ("advice", lambda r: r.update(why="because")),
+        ("advice", lambda r: r["settings"].clear()),
+        ("advice_refused", lambda r: r.update(batch=1)),
+        ("advice_refused", lambda r: r.update(would_fit=None)),
     ],
 )
 def test_they_refuse_what_is_no_record(records, name, spoil):
