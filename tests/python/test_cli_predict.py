@@ -16,7 +16,7 @@ HELD_OUT = ["predict", "--held-out", "3", "--seed", "4", "--held-out-seconds", "
 def env(fattn, tmp_path_factory) -> dict:
     """A folder with a calibration whose constants are EACH."""
     env = {"FATTN_CACHE_DIR": str(tmp_path_factory.mktemp("calibrated"))}
-    fattn("calibrate", "--repeats", "1", "--kernel-seconds", "0", "--kernel-seconds", "0", env=env)
+    fattn("calibrate", "--repeats", "1", "--kernel-seconds", "0", env=env)
     file = pathlib.Path(env["FATTN_CACHE_DIR"]) / "calibration-cpu.json"
     record = json.loads(file.read_text())
     isa = record["machine"]["instruction set"]
@@ -120,7 +120,7 @@ def test_what_is_refused(fattn, env, bare):
 
 
 def test_constants_are_measured(fattn, bare):
-    fattn("calibrate", "--repeats", "1", "--kernel-seconds", "0", "--kernel-seconds", "1.5", env=bare)
+    fattn("calibrate", "--repeats", "1", "--kernel-seconds", "1.5", env=bare)
     record = json.loads(fattn("calibrate", "--show", "--json", "-", env=bare).stdout)
     schema_of(record).validate(record)
     assert record["kernels"]["seconds"] >= 1.5 and all(family["samples"] > 1 for family in record["kernels"]["families"].values())
