@@ -75,7 +75,7 @@ void print_refusal(Output& out, const AdviceRequest& request, const Advice& advi
 void print_advice(Output& out, const AdviceRequest& request, const Advice& advice, const AdviceTimes& times) {
   const bool trains = request.task == Task::kTrain;
   out.say(model_words(request.model, request.seqlen), 2);
-  Table table({Column::text("setting").as_key(), Column::text("value")}, "");
+  Table table({Column::text("what").as_key(), Column::text("found")}, "");
   table.without_headings();
   table.add({"batch", count_cell(advice.plan.batch)});
   if (trains) {

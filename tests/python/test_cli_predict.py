@@ -29,14 +29,19 @@ def env(fattn, tmp_path_factory) -> dict:
     return env
 
 
+@pytest.fixture(scope="module")
+def measured(fattn) -> dict:
+    """The record of the problem, measured."""
+    return fattn.json("bench", *PROBLEM, "--repeats", "2", "--min-time", "0", "--max-time", "0.1", "--warmup", "0")
+
+
 @pytest.fixture()
 def bare(tmp_path) -> dict:
     return {"FATTN_CACHE_DIR": str(tmp_path)}
 
 
-def test_memory_needs_no_calibration(fattn, bare):
+def test_memory_needs_no_calibration(fattn, bare, measured):
     record = fattn.json("predict", *PROBLEM, env=bare)
-    measured = fattn.json("bench", *PROBLEM, "--repeats", "1", "--min-time", "0", "--max-time", "0.1", "--warmup", "0")
     assert [row["extra_bytes"] for row in record["rows"]] == [row["extra_bytes"] for row in measured["rows"]]
     assert record["calibrated"] is None and all(row["predicted_s"] is None and "fattn calibrate" in row["unknown"] for row in record["rows"])
     assert "fattn calibrate" in fattn("predict", *PROBLEM, env=bare).stdout
@@ -65,13 +70,12 @@ def test_it_fits_the_terminal(fattn, env, width):
     assert any("products" in line for line in lines)
 
 
-def test_against_a_record(fattn, env, tmp_path):
+def test_against_a_record(fattn, env, measured, tmp_path):
     bench = tmp_path / "bench.json"
-    fattn("bench", *PROBLEM, "--repeats", "2", "--min-time", "0", "--max-time", "0.1", "--json", bench)
+    bench.write_text(json.dumps(measured))
     record = fattn.json("predict", "--against", bench, env=env)
     scores = record["scores"]
-    measured = json.loads(bench.read_text())["rows"]
-    for row, other in zip(record["rows"], measured):
+    for row, other in zip(record["rows"], measured["rows"], strict=True):
         assert row["measured_s"] == other["time_median_s"]
         assert row["error_fraction"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
         assert scores[row["pass"]]["mean_absolute_error_fraction"] == pytest.approx(abs(row["error_fraction"]))
