@@ -209,6 +209,11 @@ TEST(CrossingSmall, NeverAlwaysAndUndecided) {
   const Crossing even = find_crossing(8, 64, 1.5, [](int64_t n) { return duel(n, 1, 1); });
   EXPECT_TRUE(even.never);
   EXPECT_EQ(even.duels[0].verdict(), 0);
+  // Between 50 and 200 nobody can tell: that is not yet faster.
+  const Crossing band = find_crossing(8, 2048, 1.5, [](int64_t n) { return duel(n, n > 200 ? 2 : 1, n < 50 ? 2 : 1); });
+  EXPECT_GT(band.faster_from, 200);
+  EXPECT_LE(band.faster_from, 300);
+  EXPECT_LE(band.slower_until, 200);
   Duel alone = duel(8, 1, 2);
   alone.a.reset();
   EXPECT_EQ(alone.verdict(), 1);

@@ -83,6 +83,7 @@ TEST(KernelWorkSmall, ShareOfTheBusiestWorker) {
   EXPECT_DOUBLE_EQ(largest_share({{1, 1}}, 8), 1);
   EXPECT_DOUBLE_EQ(largest_share({{3, 1}, {1, 3}}, 2), 0.5);
   EXPECT_DOUBLE_EQ(largest_share({{1, 133}}, 132), 2.0 / 133);
+  EXPECT_DOUBLE_EQ(largest_share({{1, 1}, {5, 1}}, 2), 5.0 / 6);
   EXPECT_NEAR(largest_share({{1, 1e6}}, 100), 0.01, 1e-5);
   EXPECT_DOUBLE_EQ(largest_share({}, 4), 1);
 }
