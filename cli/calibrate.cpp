@@ -26,6 +26,7 @@ constexpr double kNoisy = 0.1;  // spread of a quantity beyond which its median 
 
 struct CalibrateFlags {
   std::string device = "cpu", json;
+  double kernel_seconds = 30;
   bool show = false, force = false;
   int repeats = lab::CalibrateOptions().samples;
   OutputFlags output;
@@ -84,6 +85,17 @@ void say_findings(Output& out, const Calibration& c) {
                     noisy, lab::quantities(c.on_cuda()).size(), 100 * kNoisy));
 }
 
+void say_kernels(Output& out, const lab::KernelTimes& kernels) {
+  int samples = 0;
+  double errors = 0;
+  for (const auto& [name, family] : kernels.families) samples += family.samples, errors += family.samples * family.mean_error;
+  if (samples == 0) return;
+  out.say_line(
+      fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
+                  "others is {:.1f} % off in the mean.",
+                  kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
+}
+
 std::string machine_words(const Calibration& c) {
   std::string words;
   for (const auto& [name, value] : c.machine)
@@ -112,6 +124,7 @@ int run(const CalibrateFlags& flags) {
   std::string why;
   std::optional<Calibration> calibration;
   if (!flags.force) calibration = kept(flags.device, why);
+  if (calibration && !calibration->kernels && flags.kernel_seconds > 0 && !flags.show) calibration.reset();  // made without them
   if (!calibration && flags.show) {
     print_error(printable(why));
     return kExitBadInput;
@@ -127,7 +140,15 @@ int run(const CalibrateFlags& flags) {
     options.progress = [&progress](int done, int, const std::string&) {
       if (done > 0) progress.step();
     };
+    options.kernel_seconds = flags.kernel_seconds;
+    std::optional<Progress> kernels;
+    int shown = 0;
+    options.kernel_progress = [&](double share, const std::string& what) {
+      if (!kernels) kernels.emplace(what, 100);
+      for (; shown < static_cast<int>(100 * share); ++shown) kernels->step();
+    };
     calibration = lab::calibrate(options);
+    kernels.reset();
     progress.wipe();
     write_json(lab::to_json(*calibration), path);
   }
@@ -137,6 +158,7 @@ int run(const CalibrateFlags& flags) {
   out.say("Kept in " + printable(path) + (measured ? "" : "; --force measures anew"), 2);
   print_table(out, *calibration);
   say_findings(out, *calibration);
+  if (calibration->kernels) say_kernels(out, *calibration->kernels);
   if (!flags.json.empty()) write_json(lab::to_json(*calibration), flags.json);
   return kExitFine;
 }
@@ -158,6 +180,12 @@ void add_calibrate(CLI::App& app, int& exit_code) {
   command->add_flag("--show", flags->show, "Show what is kept; measure nothing");
   command->add_flag("--force", flags->force, "Measure anew, whatever is kept");
   command->add_option("--repeats", flags->repeats, "Samples of each quantity")->check(whole_number(1, 1000))->type_name("N")->capture_default_str();
+  command
+      ->add_option("--kernel-seconds", flags->kernel_seconds,
+                   "For so long the library's kernels are timed, of which `fattn predict` makes its constants; 0: not at all")
+      ->check(number(0, 3600))
+      ->type_name("X")
+      ->capture_default_str();
   command->add_option("--json", flags->json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
   flags->output.add_to(*command);
   command->footer(

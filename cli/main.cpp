@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "cli/advise.h"
 #include "cli/bench.h"
 #include "cli/cache.h"
 #include "cli/calibrate.h"
@@ -18,6 +19,7 @@
 #include "cli/interrupt.h"
 #include "cli/memory.h"
 #include "cli/output.h"
+#include "cli/predict.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
 #include "cli/support.h"
@@ -54,6 +56,8 @@ int run_command_line(int argc, char** argv) {
   add_sweep(app, exit_code);
   add_memory(app, exit_code);
   add_calibrate(app, exit_code);
+  add_predict(app, exit_code);
+  add_advise(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {

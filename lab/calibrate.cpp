@@ -13,6 +13,7 @@
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "lab/fit_kernels.h"
 #include "measure/environment.h"
 #include "measure/library_plans.h"
 #include "measure/memory.h"
@@ -260,6 +261,26 @@ Calibration calibrate(const CalibrateOptions& options) {
     }
   if (options.progress) options.progress(total, total, "");
   for (const Task& task : tasks) c.measured[task.name] = summarized(task, samples[task.name]);
+  if (options.kernel_seconds > 0) {
+    FitOptions kernels;
+    if (c.on_cuda()) kernels.place = {Device::kCuda, options.device.size() > 5 ? std::stoi(options.device.substr(5)) : 0, true};
+    kernels.peak = c.of(c.on_cuda() ? "matrix_flops_per_s" : "fma_flops_per_s");
+    kernels.peak_f32 = c.on_cuda() ? std::max(c.of("fma_flops_per_s"), kernels.peak / 3) : kernels.peak;
+    if (c.on_cuda()) {
+      const double count = std::max(1.0, c.fact("multiprocessors"));
+      kernels.flops_of_worker = kernels.peak / count;
+      kernels.f32_flops_of_worker = kernels.peak_f32 / count;
+      kernels.memory_bytes_per_s = c.of("dram_read_bytes_per_s");
+    } else {
+      kernels.flops_of_worker = kernels.f32_flops_of_worker = c.of("fma_flops_per_s_one_thread");
+      kernels.bf16_flops_of_worker = c.of("bf16_flops_per_s_one_thread");
+      kernels.near_bytes_per_s = c.of("l3_read_bytes_per_s_one_thread");
+      kernels.memory_bytes_per_s = c.of("dram_read_bytes_per_s");
+    }
+    kernels.seconds = options.kernel_seconds;
+    kernels.progress = options.kernel_progress;
+    c.kernels = fit_kernels(kernels);
+  }
   c.seconds = seconds_since(start);
   return c;
 }

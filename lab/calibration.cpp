@@ -139,8 +139,14 @@ Json to_json(const Calibration& c) {
     measured[q.name] = m.known() ? Json{{"value", m.value}, {"low", m.low}, {"high", m.high}, {"spread_fraction", m.spread()}, {"samples", m.samples}}
                                  : Json{{"value", nullptr}, {"reason", m.reason}};
   }
-  return {{"fattn_calibration", kVersion}, {"device", c.device},   {"machine", machine},          {"facts", facts},
-          {"measured", measured},          {"seconds", c.seconds}, {"environment", c.environment}};
+  return {{"fattn_calibration", kVersion},
+          {"device", c.device},
+          {"machine", machine},
+          {"facts", facts},
+          {"measured", measured},
+          {"kernels", c.kernels ? to_json(*c.kernels) : Json(nullptr)},
+          {"seconds", c.seconds},
+          {"environment", c.environment}};
 }
 
 Calibration calibration_from_json(const std::string& text, const std::string& source) {
@@ -170,6 +176,13 @@ Calibration calibration_from_json(const std::string& text, const std::string& so
   }
   const Json& measured = member(json, "measured", Json::value_t::object, source);
   for (const Quantity& q : quantities(c.on_cuda())) c.measured[q.name] = measured_from(measured, q.name, source);
+  if (json.contains("kernels") && !json["kernels"].is_null()) {
+    try {
+      c.kernels = kernel_times_from_json(json["kernels"]);
+    } catch (const std::invalid_argument& error) {
+      fail(source, fmt::format("of its 'kernels': {}", error.what()));
+    }
+  }
   c.seconds = number(json, "seconds", source);
   c.environment = member(json, "environment", Json::value_t::object, source);
   return c;

@@ -4,11 +4,13 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "fattn/types.hpp"
+#include "lab/kernel_times.h"
 
 namespace fattn::lab {
 
@@ -45,6 +47,7 @@ struct Calibration {
   MachineIdentity machine;
   std::map<std::string, double> facts;       // what is known without measuring: sizes in bytes, numbers of cores, threads, multiprocessors
   std::map<std::string, Measured> measured;  // by the names of quantities(); all are there
+  std::optional<KernelTimes> kernels;        // what the library's kernels take; absent: not measured
   nlohmann::ordered_json environment;        // as every record has it
   double seconds = 0;                        // that measuring took
 

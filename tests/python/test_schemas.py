@@ -1,4 +1,4 @@
-"""The records of info, support, run, check, cache, sweep, calibrate and memory, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
+"""The records of info, support, run, check, cache, sweep, calibrate, memory, predict, advise, predict and advise, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
 import json
 
@@ -31,10 +31,13 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "cache_list": fattn.json("cache", "list", env=cache),
         "cache_clear": fattn.json("cache", "clear", env=cache),
         "memory_bare": fattn.json("memory", "--seqlen", "64", env=cache),
-        "calibrate": fattn.json("calibrate", "--repeats", "1", env=cache),
+        "calibrate": fattn.json("calibrate", "--repeats", "1", "--kernel-seconds", "0", env=cache),
         "memory": fattn.json("memory", "--seqlen", "64", env=cache),
         "sweep": sweep,
         "status": json.loads(status.read_text()),
+        "predict": fattn.json("predict", "--seqlen", "64", env=cache),
+        "advice": fattn.json("advise", "--preset", "8gb"),
+        "advice_refused": fattn.json("advise", "--gpu-memory", "1GiB", "--model", "xl"),
     }
 
 
@@ -106,6 +109,15 @@ def test_with_devices(fattn, cuda_stub):
         ("sweep", lambda r: r.pop("findings")),
         ("status", lambda r: r.update(state="asleep")),
         ("status", lambda r: r.pop("pid")),
+        ("predict", lambda r: r["rows"][0].update(extra_bytes=None)),
+        ("predict", lambda r: r["rows"][0].update(error_fraction=0.1)),
+        ("predict", lambda r: r.update(what="held_out")),
+        ("predict", lambda r: r["scores"].pop("bwd")),
+        ("advice", lambda r: r.update(batch=0)),
+        ("advice", lambda r: r.update(why="because")),
+        ("advice", lambda r: r["settings"].clear()),
+        ("advice_refused", lambda r: r.update(batch=1)),
+        ("advice_refused", lambda r: r.update(would_fit=None)),
     ],
 )
 def test_they_refuse_what_is_no_record(records, name, spoil):

@@ -1,0 +1,11 @@
+// `fattn advise`: how to train or run a model in a given memory, and when to use which algorithm on this machine.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace fattn::cli {
+
+// Registers the command; when it runs, it sets exit_code or throws.
+void add_advise(CLI::App& app, int& exit_code);
+
+}  // namespace fattn::cli

@@ -1,0 +1,154 @@
+// The fitting set has calls of all sizes up to some tens of milliseconds: what a call, a task, a row, a product and a byte take shows in different
+// ones.
+#include "lab/fit_kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "fattn/device.hpp"
+#include "fattn/system.hpp"
+#include "lab/call_timer.h"
+
+namespace fattn::lab {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using measure::Pass;
+using measure::ProblemSpec;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr double kShort = 0.03, kLong = 0.15;  // seconds of forward and backward that shapes are admitted up to, by limit_of()
+constexpr int kLongOfEvery = 8;                // so many shapes are up to kLong
+
+using Samples = std::map<std::string, std::vector<TimedWork>>;
+
+// The quickest quarter says what the machine takes when nothing disturbs it.
+double lower_quartile(std::vector<double> seconds) {
+  const size_t at = (seconds.size() - 1) / 4;
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(at), seconds.end());
+  return seconds[at];
+}
+
+class Measuring {
+ public:
+  Measuring(const FitOptions& options, Samples& samples) : options_(options), samples_(samples), sizes_(machine_sizes(options.place)) {}
+
+  void one(const ProblemSpec& spec, const Options& library) {
+    try {
+      CallTimer timer(library, options_.place);
+      timer.prepare(spec, true);
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        const PlanShape shape = plan_shape(spec, pass, library, options_.place);
+        TimedWork timed{work_of(spec, shape, sizes_), lower_quartile(timer.time(pass, {}))};
+        std::vector<TimedWork>& family = samples_[timed.work.family];
+        family.push_back(std::move(timed));
+      }
+    } catch (const std::exception&) {  // no kernel here computes it; its family has no constants then
+    }
+  }
+
+ private:
+  const FitOptions& options_;
+  Samples& samples_;
+  const MachineSizes sizes_;
+};
+
+int64_t memory_for_tensors(const measure::Placement& place) {
+  const int64_t host = cpu_info().memory_available_bytes;
+  constexpr int64_t kEnough = int64_t{2} << 30;
+  if (place.device == Device::kCpu) return std::min(host, kEnough);
+  return std::min<int64_t>({host, static_cast<int64_t>(cuda::memory(place.index).free_bytes), 2 * kEnough});
+}
+
+// Products at four fifths of the peak, bytes at the rate of memory.
+std::map<std::string, double> expected_of(const std::string& family, const FitOptions& o) {
+  constexpr double kShareOfPeak = 0.8;
+  const auto has = [&](const char* part) { return family.find(part) != std::string::npos; };
+  std::map<std::string, double> expected;
+  if (has("reference")) return expected;
+  const double rate = has("bf16 ") && o.bf16_flops_of_worker > 0 ? o.bf16_flops_of_worker : has("fp32") ? o.f32_flops_of_worker : o.flops_of_worker;
+  const bool of_worker = !has("decode") && !(has("cuda") && has("standard"));  // cuBLASLt's are of the whole device
+  if (rate > 0 && of_worker) expected["products"] = 2 / (kShareOfPeak * rate);
+  if (o.near_bytes_per_s > 0) expected["bytes beyond L2"] = 1 / o.near_bytes_per_s;
+  if (o.memory_bytes_per_s > 0) expected["bytes beyond L3"] = expected["bytes"] = expected["bytes of keys"] = 1 / o.memory_bytes_per_s;
+  return expected;
+}
+
+}  // namespace
+
+void compile_kernels(const std::vector<ProblemSpec>& specs, const Options& library, const measure::Placement& place, bool grad,
+                     const std::function<void(double share)>& progress) {
+  if (place.device == Device::kCpu) return;
+  std::atomic<size_t> next{0}, done{0};
+  std::mutex mutex;
+  const auto work = [&] {
+    for (size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        if (pass == Pass::kBackward && !grad) continue;
+        try {
+          plan_shape(specs[i], pass, library, place);
+        } catch (const std::exception&) {  // who measures it is told
+        }
+      }
+      const std::lock_guard lock(mutex);
+      if (progress) progress(static_cast<double>(done.fetch_add(1) + 1) / static_cast<double>(specs.size()));
+    }
+  };
+  std::vector<std::thread> threads;
+  const int count = std::max(1, cpu_info().usable_threads);
+  for (int i = 1; i < count; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
+
+KernelTimes fit_kernels(const FitOptions& options) {
+  const bool cuda = options.place.device == Device::kCuda;
+  const int64_t memory = memory_for_tensors(options.place);
+  ShapeRange range;
+  range.decode = 0.35;
+  if (cuda) {  // kernels of bf16 and fp16 share their constants, and few head sizes have few kernels to compile
+    range.dtypes = {DType::kBF16, DType::kBF16, DType::kF32};
+    range.headdims = {40, 64, 80, 96, 128, 160, 192, 224, 256};
+  }
+  Shapes shapes(options.seed, range), standard_shapes(options.seed + 1, range);
+  const double scale = cuda ? 0.2 : 1;  // a GPU's calls need not be as long
+  const ShapeLimit of_short = limit_of(scale * kShort, options.peak, options.peak_f32, memory),
+                   of_long = limit_of(scale * kLong, options.peak, options.peak_f32, memory),
+                   of_standard = limit_of(scale * kShort, options.peak, options.peak_f32, memory / 8);
+  const size_t most = cuda ? 700 : 1500;  // more than there is time for
+  std::vector<ProblemSpec> specs;
+  for (size_t i = 0; i < most; ++i) specs.push_back(shapes.within(i % kLongOfEvery == 0 ? of_long : of_short));
+  const auto report = [&](double share, const char* what) {
+    if (options.progress) options.progress(share, what);
+  };
+  if (cuda) compile_kernels(specs, {}, options.place, true, [&](double share) { report(0.3 * share, "compiling kernels"); });
+
+  Samples samples;
+  Measuring measuring(options, samples);
+  const Clock::time_point start = Clock::now();
+  Options standard;
+  standard.algorithm = Algorithm::kStandard;
+  const double begun = cuda ? 0.3 : 0;
+  for (size_t i = 0; i < specs.size() && seconds_since(start) < options.seconds; ++i) {
+    measuring.one(specs[i], {});
+    constexpr size_t kStandardOfEvery = 4;
+    if (i % kStandardOfEvery == 0) {
+      ProblemSpec spec = standard_shapes.within(of_standard);
+      if (spec.dtype == DType::kF64) spec.dtype = DType::kF32;
+      constexpr int64_t kMostMatrices = int64_t{1} << 26;  // elements of all heads
+      if (spec.seqlen_q * spec.seqlen_k <= kMostMatrices / (spec.batch * spec.nheads)) measuring.one(spec, standard);
+    }
+    report(begun + (1 - begun) * std::min(1.0, seconds_since(start) / options.seconds), "timing kernels");
+  }
+  KernelTimes times;
+  times.seconds = seconds_since(start);
+  for (const auto& [name, family] : samples)
+    if (family.size() >= family.front().work.amounts.size() + 2) times.families[name] = fit_family(family, expected_of(name, options));
+  return times;
+}
+
+}  // namespace fattn::lab
