@@ -165,7 +165,8 @@ int run_regress(const RegressFlags& flags) {
   for (const MeasuredRecord* record : {&baseline, &current})
     if (const std::string warning = Part(record->disturbance, "disturbance").text("warning", ""); !warning.empty())
       out.say(out.in(Mood::kUnsure, (record == &baseline ? "baseline: " : "current: ") + printable(warning, 200)), 2);
-  if (!options.across_machines && !options.across_clocks && options.across_flags) out.say("Flags differ; rows of the same problem are compared.");
+  for (std::string line : obstacles(baseline, current, {}))
+    out.say(out.in(Mood::kUnsure, printable(line.substr(0, line.rfind(" (--across")), 200) + ", and compared all the same"), 2);
   print(out, rows, flags.all);
   conclude(out, rows, flags);
   if (!flags.json.empty()) write_json(to_json(rows, baseline, current, options), flags.json);
@@ -200,10 +201,10 @@ void add_regress(CLI::App& app, int& exit_code) {
   command->add_option("--json", flags->json, "Write the verdicts as JSON (docs/RECORD.md); -: to stdout")->type_name("FILE");
   flags->output.add_to(*command);
   command->footer(
-      "time: how much longer (+) or shorter (-) the call takes now, with the bounds above and below which it lies with 99 % each. From ranks of the "
-      "samples (Mann and Whitney), so no distribution is assumed; where the turns of a measurement differ by more than its samples, and in records "
-      "without samples, a turn is one observation; contestants that took turns with each other (--match within one record) are compared turn by "
-      "turn. "
+      "time: how much longer (+) or shorter (-) the call takes now, with the bounds above and below which it lies with 99 % each. From the means of "
+      "the samples' logarithms (Welch), or, where one lies far out, from their "
+      "ranks (Mann and Whitney). Where the turns of a measurement differ by more than its samples, and in records without samples, a turn is one "
+      "observation. Contestants that took turns with each other (--match within one record) are compared turn by turn. "
       "A row that was ok and is no more is worse, and so is one whose allocated memory grew by more than the margin.\n"
       "Two runs of one program can differ by more than their samples tell (where memory lies, how warm a device is). Run this once with two records "
       "of the same program to see by how much, and choose --margin above that.\n"

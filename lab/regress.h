@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "lab/rank_interval.h"
+#include "lab/ratio_interval.h"
 #include "lab/record_file.h"
 
 namespace fattn::lab {

@@ -1,4 +1,4 @@
-// A confidence interval of how many times as long one set of times takes as another, from ranks alone.
+// A confidence interval of how many times as long one set of times takes as another.
 #pragma once
 
 #include <optional>
@@ -15,10 +15,10 @@ struct RatioInterval {
   double ratio = 0, low = 0, high = 0;  // current over baseline: the estimate, and one-sided bounds
 };
 
-// Hodges and Lehmann's estimate, the median of all ratios within strata, with bounds from the distribution of Mann and Whitney's statistic (of
-// several strata: of its sum, as van Elteren's). The ratio lies above `low` with at least the probability `level`, and so below `high`, whatever the
-// distribution of the times: only that of the current ones has to be that of the others times the ratio, and samples of a stratum must not
-// depend on each other. Nothing if there are too few times for the level. A side of more than 48 times in a stratum is thinned by rank.
+// The ratio lies above `low` with the probability `level`, and so below `high`, where samples do not depend on each other. Of one stratum from the
+// means of logarithms (Welch); where a time lies far from the others, of few, and of several strata (which are paired) from ranks: the bounds hold
+// then for every distribution, of which the current times have that of the others times the ratio. Nothing if there are too few times for the level.
+// A side of more than 48 times in a stratum is thinned by rank.
 std::optional<RatioInterval> ratio_interval(std::vector<Stratum> strata, double level);
 
 // Whether the turns of measurements differ by more than their samples do: Kruskal and Wallis's test at 5 %, the statistics of all measurements
