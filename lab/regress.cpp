@@ -22,6 +22,12 @@ std::string label_in(const RowOfRecord& row, const RegressOptions& options, bool
   return row.label;
 }
 
+// With names of contestants that are to be compared the others are not asked about.
+bool asked_about(const RowOfRecord& row, const RegressOptions& options, bool baseline) {
+  const auto named = [&](const auto& names) { return (baseline ? names.first : names.second) == row.label; };
+  return options.match.empty() || std::any_of(options.match.begin(), options.match.end(), named);
+}
+
 std::string key_of(const RowOfRecord& row, const std::string& label) {
   return row.problem() + "\n" + row.pass + "\n" + label + "\n" + row.device.substr(0, row.device.find(':'));
 }
@@ -136,7 +142,8 @@ TimeChange change_of(const TimeOfRow& baseline, const TimeOfRow& current, bool s
 std::vector<RowVerdict> regress(const MeasuredRecord& baseline, const MeasuredRecord& current, const RegressOptions& options) {
   // Rows of one key (plain attention beside each of several options) go together in their order.
   std::map<std::string, std::vector<const RowOfRecord*>> unmatched;
-  for (const RowOfRecord& row : baseline.rows) unmatched[key_of(row, label_in(row, options, true))].push_back(&row);
+  for (const RowOfRecord& row : baseline.rows)
+    if (asked_about(row, options, true)) unmatched[key_of(row, label_in(row, options, true))].push_back(&row);
   for (auto& [key, rows] : unmatched) std::reverse(rows.begin(), rows.end());
   const bool same_run = baseline.environment == current.environment && baseline.peaks == current.peaks;
   std::vector<RowVerdict> verdicts;
@@ -144,10 +151,7 @@ std::vector<RowVerdict> regress(const MeasuredRecord& baseline, const MeasuredRe
   for (const RowOfRecord& row : current.rows) {
     RowVerdict verdict;
     verdict.current = &row;
-    // With names of two contestants that are to be compared the others are not asked about.
-    const bool asked = options.match.empty() ||
-                       std::any_of(options.match.begin(), options.match.end(), [&](const auto& names) { return names.second == row.label; });
-    if (!asked) continue;
+    if (!asked_about(row, options, false)) continue;
     const auto at = unmatched.find(key_of(row, label_in(row, options, false)));
     if (at == unmatched.end() || at->second.empty()) {
       verdict.verdict = Verdict::kAppeared;
@@ -165,10 +169,8 @@ std::vector<RowVerdict> regress(const MeasuredRecord& baseline, const MeasuredRe
   }
   if (!any) throw RecordError("no row of '" + current.file + "' is in '" + baseline.file + "': they hold other problems, passes or contestants");
   for (const RowOfRecord& row : baseline.rows) {
-    const bool asked =
-        options.match.empty() || std::any_of(options.match.begin(), options.match.end(), [&](const auto& names) { return names.first == row.label; });
     const std::vector<const RowOfRecord*>& left = unmatched[key_of(row, label_in(row, options, true))];
-    if (!asked || std::find(left.begin(), left.end(), &row) == left.end()) continue;
+    if (!asked_about(row, options, true) || std::find(left.begin(), left.end(), &row) == left.end()) continue;
     RowVerdict verdict;
     verdict.baseline = &row;
     verdict.verdict = Verdict::kVanished;

@@ -190,7 +190,7 @@ MeasuredRecord record(const Json& rows, const Json& changes = Json::array(), con
 }
 
 Verdict only(const Json& was, const Json& is, const RegressOptions& options = {}) {
-  const MeasuredRecord a = record({was}), b = record({is}, Json::array(), "65");
+  const MeasuredRecord a = record(Json::array({was})), b = record(Json::array({is}), Json::array(), "65");
   const std::vector<RowVerdict> rows = regress(a, b, options);
   EXPECT_EQ(rows.size(), 1u);
   return rows.front().verdict;
@@ -218,7 +218,7 @@ TEST(LabRegressSmall, RowsThatHaveNoPartner) {
   EXPECT_EQ(rows[1].verdict, Verdict::kAppeared);
   EXPECT_EQ(rows[2].verdict, Verdict::kVanished);
   EXPECT_EQ(rows[2].baseline->label, "standard:v2");
-  EXPECT_THROW(regress(record({row("fattn", "ok")}), record({longer}), {}), RecordError);
+  EXPECT_THROW(regress(record(Json::array({row("fattn", "ok")})), record(Json::array({longer})), {}), RecordError);
 }
 
 TEST(LabRegressSmall, ClocksOfRows) {
@@ -244,7 +244,7 @@ TEST(LabRegressSmall, ContestantsOfOneRecordAreComparedTurnByTurn) {
 }
 
 TEST(LabRegressSmall, WhatIsNotComparedUnlessToldTo) {
-  const Json rows = {row("fattn", "ok")};
+  const Json rows = Json::array({row("fattn", "ok")});
   const MeasuredRecord was = record(rows);
   const auto found = [&](const MeasuredRecord& is, const RegressOptions& options = {}) { return obstacles(was, is, options); };
   const auto replaced = [](const char* path, const Json& value) { return Json{{{"op", "replace"}, {"path", path}, {"value", value}}}; };
@@ -267,7 +267,7 @@ TEST(LabRegressSmall, WhatIsNotComparedUnlessToldTo) {
 
 TEST(LabRegressSmall, RecordsThatAreNone) {
   const auto replaced = [](const char* path, const Json& value) { return Json{{{"op", "add"}, {"path", path}, {"value", value}}}; };
-  const Json rows = {row("fattn", "ok")};
+  const Json rows = Json::array({row("fattn", "ok")});
   EXPECT_THROW(record(Json::array(), Json::array()), RecordError);
   for (const auto& [path, value] : std::vector<std::pair<const char*, Json>>{{"/fattn_record", 2},
                                                                              {"/fattn_record", "1"},
