@@ -1,6 +1,7 @@
 // Charts: golden files that a person looked at (FATTN_RENEW_GOLDEN=1 writes them anew: look at them again), and what holds for all of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "golden_charts.h"
 #include "lab/chart/look.h"
 #include "lab/chart/svg.h"
+#include "lab/chart/terminal_plot.h"
 #include "lab/chart/text_size.h"
 
 namespace fattn::lab::chart {
@@ -191,6 +193,46 @@ TEST(LabChart, TextBreaksAtBlanksAndBetweenChineseCharacters) {
   EXPECT_EQ(lines_of_text("序列長度的影響", 10, 35), (std::vector<std::string>{"序列長", "度的影", "響"}));
   EXPECT_EQ(cut_to_width("序列長度的影響", 10, 55), "序列長度...");
   EXPECT_EQ(cut_to_width("short", 10, 100), "short");
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+size_t columns_of(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
+TEST(LabChart, ATerminalShowsLinesByMarks) {
+  const Panel panel = seqlen_chart().panels[0];
+  for (const size_t width : {40U, 60U, 80U, 200U}) {
+    const std::string text = terminal_plot(panel, {width, 10, false});
+    const std::vector<std::string> lines = lines_of(text);
+    ASSERT_EQ(lines.size(), 14U) << text;
+    for (const std::string& line : lines) EXPECT_LE(columns_of(line), width) << text;
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+    EXPECT_EQ(lines[0], "  Forward: time");
+    EXPECT_NE(text.find("10 ms"), std::string::npos);
+    EXPECT_NE(lines.back().find("o standard   x fattn"), std::string::npos);
+    std::string area;
+    for (size_t i = 1; i <= 10; ++i) area += lines[i].substr(lines[i].find(' ', 8));
+    EXPECT_EQ(std::count(area.begin(), area.end(), 'o'), 5) << text;
+    EXPECT_EQ(std::count(area.begin(), area.end(), 'x'), 7) << text;
+  }
+  EXPECT_NE(terminal_plot(panel, {80, 10, true}).find("\x1b[36mo\x1b[0m"), std::string::npos);
+}
+
+TEST(LabChart, ATerminalShowsNothingOfNothing) {
+  Panel panel;
+  EXPECT_EQ(terminal_plot(panel, {}), "");
+  panel.lines.push_back({"fattn", 0, {{1, kNotKnown}, {kNotKnown, 1}}});
+  EXPECT_EQ(terminal_plot(panel, {}), "");
+  panel.lines[0].points.push_back({1, 1});
+  EXPECT_EQ(terminal_plot(panel, {10, 10, false}), "");  // no room
+  EXPECT_NE(terminal_plot(panel, {}), "");
 }
 
 TEST(LabChart, CoordinatesAreShort) {

@@ -32,7 +32,7 @@ std::string label_of(const Panel& panel, const Bars& bars, size_t i) {
 bool upright_labels(const Panel& panel, double bar_width) {
   for (const Bars& bars : panel.bars)
     for (size_t i = 0; i < bars.values.size(); ++i)
-      if (std::isfinite(bars.values[i]) && width_of_text(label_of(panel, bars, i), kLabelSize) > bar_width + 6) return true;
+      if (std::isfinite(bars.values[i]) && width_of_text(label_of(panel, bars, i), kLabelSize) > bar_width) return true;
   return false;
 }
 
