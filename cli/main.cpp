@@ -17,6 +17,7 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/regress.h"
+#include "cli/report_page.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
 #include "cli/support.h"
@@ -50,6 +51,7 @@ int run_command_line(int argc, char** argv) {
   add_bench(app, exit_code);
   add_compare(app, exit_code);
   add_regress(app, exit_code);
+  add_report(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {

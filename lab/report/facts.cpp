@@ -1,0 +1,198 @@
+#include "lab/report/facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <tuple>
+
+namespace fattn::lab::report {
+namespace {
+
+std::string asked_algorithm(const MeasuredRecord& record) {
+  for (size_t i = 0; i + 1 < record.flags.size(); ++i)
+    if (record.flags[i] == "--algorithm" && record.flags[i + 1] != "auto") return record.flags[i + 1];
+  return "";
+}
+
+// The library's contestant of a problem: "fattn" itself, or the fastest of the algorithms that were asked for by name.
+const RowOfRecord* ours_of(const std::vector<const RowOfRecord*>& rows) {
+  const RowOfRecord* best = nullptr;
+  for (const RowOfRecord* row : rows) {
+    if (!row->ours || !row->ok()) continue;
+    if (row->provider == "fattn") return row;
+    if (!best || row->time->median < best->time->median) best = row;
+  }
+  return best;
+}
+
+void finish(Versus& versus) {
+  double mean = 0, low = 0, high = 0, memory = 0;
+  size_t known = 0;
+  for (const Duel& duel : versus.duels) {
+    mean += std::log(duel.ratio), low += std::log(duel.low), high += std::log(duel.high);
+    if (!versus.least || duel.ratio < versus.least->ratio) versus.least = &duel;
+    if (!versus.most || duel.ratio > versus.most->ratio) versus.most = &duel;
+    ++(duel.faster() ? versus.faster : duel.slower() ? versus.slower : versus.undecided);
+    if (!duel.memory) continue;
+    ++known;
+    memory += std::log(*duel.memory);
+    versus.memory_least = std::min(versus.memory_least.value_or(*duel.memory), *duel.memory);
+    versus.memory_most = std::max(versus.memory_most.value_or(*duel.memory), *duel.memory);
+  }
+  const auto n = static_cast<double>(versus.duels.size());
+  versus.mean = std::exp(mean / n), versus.low = std::exp(low / n), versus.high = std::exp(high / n);
+  if (known == versus.duels.size()) versus.memory = std::exp(memory / n);
+}
+
+// Student's t for 97.5 %, by degrees of freedom from 1 on.
+double student_975(size_t freedom) {
+  constexpr std::array kTable = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228};
+  return freedom <= kTable.size() ? kTable[freedom - 1] : 1.96 + 2.7 / static_cast<double>(freedom);
+}
+
+}  // namespace
+
+bool is_standard(const RowOfRecord& row) { return row.provider == "standard" || row.provider == "torch-standard" || row.algorithm == "standard"; }
+
+std::string device_of(const MeasuredRecord& record, const RowOfRecord& row) {
+  const Part environment(record.environment, "environment");
+  if (row.device.rfind("cuda", 0) == 0) {
+    for (const Part& gpu : environment.list("gpus"))
+      if (gpu.text("device", "") == row.device || row.device == "cuda") return gpu.text("name", row.device);
+    return row.device;
+  }
+  const Part cpu = environment.object("cpu");
+  double threads = row.threads > 0 ? row.threads : cpu.number("usable_threads", 0);
+  for (const RowOfRecord& other : record.rows)  // a provider's threads are those of the library's plan
+    if (other.ours && other.threads > 0) threads = std::max(threads, other.threads);
+  const std::string model = cpu.text("model", "CPU");
+  return threads > 0 ? fmt::format("{} ({:.0f})", model, threads) : model;
+}
+
+std::string name_of(const MeasuredRecord& record, const RowOfRecord& row) {
+  const std::string algorithm = asked_algorithm(record);
+  if (row.provider == "fattn" && !algorithm.empty() && algorithm.find(',') == std::string::npos) return "fattn (" + algorithm + ")";
+  return row.label;
+}
+
+std::vector<Versus> versus_of(const std::vector<MeasuredRecord>& records) {
+  std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, Versus> all;
+  for (const MeasuredRecord& record : records) {
+    std::map<std::string, std::vector<const RowOfRecord*>> problems;
+    for (const RowOfRecord& row : record.rows) problems[row.problem() + "\n" + row.pass + "\n" + row.device].push_back(&row);
+    for (const auto& [key, rows] : problems) {
+      const RowOfRecord* ours = ours_of(rows);
+      if (!ours) continue;
+      const std::string name = ours->provider == "fattn" ? name_of(record, *ours) : "fattn";
+      for (const RowOfRecord* other : rows) {
+        if (other->ours || !other->ok()) continue;
+        const TimeOfRow &a = *ours->time, &b = *other->time;
+        Duel duel{&record, ours, other, b.median / a.median, b.low / a.high, b.high / a.low, std::nullopt};
+        if (ours->extra_bytes && other->extra_bytes && *ours->extra_bytes > 0 && *other->extra_bytes > 0)
+          duel.memory = *ours->extra_bytes / *other->extra_bytes;
+        Versus& versus = all[{device_of(record, *ours), ours->dtype, ours->pass, other->label, name}];
+        versus.device = device_of(record, *ours), versus.dtype = ours->dtype, versus.pass = ours->pass;
+        versus.other = other->label, versus.ours = name;
+        versus.duels.push_back(duel);
+      }
+    }
+  }
+  std::vector<Versus> list;
+  for (auto& [key, versus] : all) list.push_back(std::move(versus));
+  for (Versus& versus : list) finish(versus);
+  // Standard attention first, then who was met in most problems; forward, backward, both.
+  const auto rank = [](const Versus& v) {
+    const int pass = v.pass == "fwd" ? 0 : v.pass == "bwd" ? 1 : 2;
+    return std::make_tuple(v.device, is_standard(*v.duels[0].other) ? 0 : 1, v.dtype, v.other, pass);
+  };
+  std::stable_sort(list.begin(), list.end(), [&](const Versus& a, const Versus& b) { return rank(a) < rank(b); });
+  return list;
+}
+
+std::string Family::key(const std::string& pass, const std::string& contestant, double seqlen) {
+  return fmt::format("{}\n{}\n{:.0f}", pass, contestant, seqlen);
+}
+const RowOfRecord* Family::row(const std::string& pass, const std::string& contestant, double seqlen) const {
+  const auto at = rows.find(key(pass, contestant, seqlen));
+  return at == rows.end() ? nullptr : at->second;
+}
+
+std::vector<Family> families_of(const std::vector<MeasuredRecord>& records) {
+  std::map<std::string, Family> all;
+  for (const MeasuredRecord& record : records)
+    for (const RowOfRecord& row : record.rows) {
+      if (row.seqlen_q != row.seqlen_k || !row.options.empty() || row.headdim != row.headdim_v) continue;
+      if (row.status == "unavailable" || row.status == "unsupported") continue;
+      const std::string device = device_of(record, row);
+      for (const bool tokens : {false, true}) {
+        const double size = tokens ? row.batch * row.seqlen_q : row.batch;
+        Family& family = all[fmt::format("{}\n{}\n{}\n{}\n{:.0f} {:.0f} {:.0f} {:.0f}", device, row.dtype, tokens, row.causal, size, row.nheads,
+                                         row.nheads_k, row.headdim)];
+        family.device = device, family.dtype = row.dtype, family.constant_tokens = tokens, family.size = size;
+        family.nheads = row.nheads, family.nheads_k = row.nheads_k, family.headdim = row.headdim, family.causal = row.causal;
+        const auto add = [](auto& list, const auto& value) {
+          if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+        };
+        const std::string name = name_of(record, row);
+        // A later record of the same problem takes an earlier one's place.
+        const RowOfRecord*& place = family.rows[Family::key(row.pass, name, row.seqlen_q)];
+        if (place && place->ok() && !row.ok()) continue;
+        place = &row;
+        add(family.seqlens, row.seqlen_q);
+        add(family.passes, row.pass);
+        add(family.contestants, name);
+        add(family.records, &record);
+      }
+    }
+  std::vector<Family> list;
+  for (auto& [key, family] : all) {
+    if (family.seqlens.size() < 3) continue;
+    std::sort(family.seqlens.begin(), family.seqlens.end());
+    std::sort(family.passes.begin(), family.passes.end(), [](const std::string& a, const std::string& b) {
+      const auto rank = [](const std::string& p) { return p == "fwd" ? 0 : p == "bwd" ? 1 : 2; };
+      return rank(a) < rank(b);
+    });
+    list.push_back(std::move(family));
+  }
+  std::stable_sort(list.begin(), list.end(), [](const Family& a, const Family& b) { return a.weight() > b.weight(); });
+  return list;
+}
+
+std::optional<Exponent> exponent_of(const std::vector<std::pair<double, double>>& points) {
+  const size_t count = points.size();
+  if (count < 4) return std::nullopt;
+  const auto n = static_cast<double>(count);
+  double mx = 0, my = 0;
+  for (const auto& [x, y] : points) mx += std::log(x) / n, my += std::log(y) / n;
+  double sxx = 0, sxy = 0, rest = 0;
+  for (const auto& [x, y] : points) sxx += (std::log(x) - mx) * (std::log(x) - mx), sxy += (std::log(x) - mx) * (std::log(y) - my);
+  if (!(sxx > 0)) return std::nullopt;
+  Exponent fit;
+  fit.points = count;
+  fit.exponent = sxy / sxx;
+  fit.factor = std::exp(my - fit.exponent * mx);
+  for (const auto& [x, y] : points) rest += std::pow(std::log(y) - my - fit.exponent * (std::log(x) - mx), 2);
+  const double half = student_975(count - 2) * std::sqrt(rest / (n - 2) / sxx);
+  fit.low = fit.exponent - half, fit.high = fit.exponent + half;
+  return fit;
+}
+
+std::vector<Missing> missing_of(const std::vector<MeasuredRecord>& records) {
+  std::vector<Missing> all;
+  for (const MeasuredRecord& record : records)
+    for (const RowOfRecord& row : record.rows) {
+      if (row.ok()) continue;
+      const auto known = std::find_if(all.begin(), all.end(),
+                                      [&](const Missing& m) { return m.who == row.label && m.status == row.status && m.reason == row.reason; });
+      if (known != all.end())
+        ++known->rows;
+      else
+        all.push_back({row.label, row.status, row.reason, row.problem() + " " + row.pass, 1});
+    }
+  return all;
+}
+
+}  // namespace fattn::lab::report
