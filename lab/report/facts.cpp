@@ -55,6 +55,11 @@ double student_975(size_t freedom) {
 
 }  // namespace
 
+std::optional<double> memory_of(const RowOfRecord& row) {
+  const bool exact = row.extra_bytes && *row.extra_bytes > 0 && row.extra_bytes_method != "resident set";
+  return exact ? row.extra_bytes : std::nullopt;
+}
+
 bool is_standard(const RowOfRecord& row) { return row.provider == "standard" || row.provider == "torch-standard" || row.algorithm == "standard"; }
 
 std::string device_of(const MeasuredRecord& record, const RowOfRecord& row) {
@@ -91,8 +96,7 @@ std::vector<Versus> versus_of(const std::vector<MeasuredRecord>& records) {
         if (other->ours || !other->ok()) continue;
         const TimeOfRow &a = *ours->time, &b = *other->time;
         Duel duel{&record, ours, other, b.median / a.median, b.low / a.high, b.high / a.low, std::nullopt};
-        if (ours->extra_bytes && other->extra_bytes && *ours->extra_bytes > 0 && *other->extra_bytes > 0)
-          duel.memory = *ours->extra_bytes / *other->extra_bytes;
+        if (const auto a_bytes = memory_of(*ours), b_bytes = memory_of(*other); a_bytes && b_bytes) duel.memory = *a_bytes / *b_bytes;
         Versus& versus = all[{device_of(record, *ours), ours->dtype, ours->pass, other->label, name}];
         versus.device = device_of(record, *ours), versus.dtype = ours->dtype, versus.pass = ours->pass;
         versus.other = other->label, versus.ours = name;
@@ -118,6 +122,19 @@ std::string Family::key(const std::string& pass, const std::string& contestant, 
 const RowOfRecord* Family::row(const std::string& pass, const std::string& contestant, double seqlen) const {
   const auto at = rows.find(key(pass, contestant, seqlen));
   return at == rows.end() ? nullptr : at->second;
+}
+
+double Family::weight() const {
+  double sum = 0;
+  for (const std::string& pass : passes)
+    for (const double n : seqlens) {
+      const auto ok = std::count_if(contestants.begin(), contestants.end(), [&](const std::string& name) {
+        const RowOfRecord* one = row(pass, name, n);
+        return one && one->ok();
+      });
+      sum += static_cast<double>(ok > 1 ? 10 * ok : ok);
+    }
+  return sum;
 }
 
 std::vector<Family> families_of(const std::vector<MeasuredRecord>& records) {

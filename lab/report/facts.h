@@ -42,7 +42,7 @@ struct Family {
   std::map<std::string, const RowOfRecord*> rows;  // by key()
   static std::string key(const std::string& pass, const std::string& contestant, double seqlen);
   const RowOfRecord* row(const std::string& pass, const std::string& contestant, double seqlen) const;
-  double weight() const { return static_cast<double>(contestants.size() * seqlens.size()); }
+  double weight() const;  // how much there is to see: lengths at which contestants can be compared
 };
 
 // The slope of log y by log x, and its interval of 95 %.
@@ -51,6 +51,9 @@ struct Exponent {
   size_t points = 0;
 };
 std::optional<Exponent> exponent_of(const std::vector<std::pair<double, double>>& points);
+
+// What a call needs beside its inputs. Nothing where a provider measured its resident set, which counts what the system happened to map.
+std::optional<double> memory_of(const RowOfRecord& row);
 
 // Standard attention of the library or of a provider: what is not fused.
 bool is_standard(const RowOfRecord& row);

@@ -1,6 +1,7 @@
 // One self-contained page: no script, no network, light and dark, narrow and wide.
 #include <fmt/format.h>
 
+#include "lab/chart/look.h"
 #include "lab/report/page.h"
 #include "lab/text.h"
 
@@ -28,7 +29,9 @@ nav ul{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;list-style:none;padding:0;ma
 nav li{margin:0}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(14rem,1fr));gap:.8rem;list-style:none;padding:0;margin:1rem 0}
 .cards li{margin:0;background:var(--box);border:1px solid var(--line);border-radius:.6rem;padding:.8rem 1rem;max-width:none}
-.cards .big{display:block;font-size:2rem;font-weight:700;line-height:1.2;color:var(--strong)}
+.cards .big{display:block;font-size:2rem;font-weight:700;line-height:1.2}
+.cards .good{color:var(--strong)}
+.note{color:var(--soft);font-size:.88rem;margin:.4rem 0}
 .cards .what{display:block;font-weight:600}
 .cards .detail{display:block;color:var(--soft);font-size:.88rem}
 figure{margin:1.2rem 0}
@@ -94,6 +97,7 @@ std::string table_html(const PageTable& table, const std::string& label) {
 
 // A panel each, so that they stand below each other where the page is narrow.
 std::string figure_html(const PageFigure& figure, const std::string& id, const std::string& language) {
+  const std::string sheet = "<style>" + chart::style_sheet() + "</style>";
   std::string out = "<figure>\n<figcaption>" + inline_html(figure.caption) + "</figcaption>\n<div class=\"panels\">\n";
   for (size_t i = 0; i < figure.chart.panels.size(); ++i) {
     chart::Figure one = figure.chart;
@@ -101,11 +105,17 @@ std::string figure_html(const PageFigure& figure, const std::string& id, const s
     one.columns = 1;
     one.title = one.panels[0].title;
     one.panels[0].title.clear();
+    one.note.clear();
     one.id = fmt::format("{}-{}", id, i + 1);
     one.language = language;
-    out += chart::to_svg(one) + "\n";
+    std::string svg = chart::to_svg(one);
+    // The sheet of all of them is in the page's head.
+    if (const size_t at = svg.find(sheet); at != std::string::npos) svg.erase(at, sheet.size());
+    out += svg + "\n";
   }
-  return out + "</div>\n</figure>\n";
+  out += "</div>\n";
+  if (!figure.chart.note.empty()) out += "<p class=\"note\">" + escape_xml(figure.chart.note) + "</p>\n";
+  return out + "</figure>\n";
 }
 
 std::string block_html(const Page& page, const Block& block, int& figures) {
@@ -119,8 +129,8 @@ std::string block_html(const Page& page, const Block& block, int& figures) {
     case Block::Kind::kCards: {
       std::string out = "<ul class=\"cards\">\n";
       for (const Card& card : block.cards)
-        out += fmt::format("<li><span class=\"big\">{}</span><span class=\"what\">{}</span><span class=\"detail\">{}</span></li>\n",
-                           inline_html(card.figure), inline_html(card.what), inline_html(card.detail));
+        out += fmt::format("<li><span class=\"big{}\">{}</span><span class=\"what\">{}</span><span class=\"detail\">{}</span></li>\n",
+                           card.good ? " good" : "", inline_html(card.figure), inline_html(card.what), inline_html(card.detail));
       return out + "</ul>\n";
     }
     case Block::Kind::kTable: {
@@ -156,10 +166,11 @@ std::string to_html(const Page& page) {
   std::string out = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"{}\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\">\n"
-      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n"
+      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n"
       "<a class=\"skip\" href=\"#{}\">{}</a>\n<header>\n<h1>{}</h1>\n<p class=\"sub\">{}</p>\n</header>\n<nav aria-label=\"{}\">\n<ul>\n",
-      escape_xml(page.language), escape_xml(clean(page.title)), kStyle, page.sections.empty() ? "top" : escape_xml(page.sections[0].id),
-      escape_xml(page.skip), inline_html(page.title), inline_html(page.subtitle), escape_xml(page.contents));
+      escape_xml(page.language), escape_xml(clean(page.title)), kStyle, chart::style_sheet(),
+      page.sections.empty() ? "top" : escape_xml(page.sections[0].id), escape_xml(page.skip), inline_html(page.title), inline_html(page.subtitle),
+      escape_xml(page.contents));
   for (const Section& section : page.sections)
     out += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", escape_xml(section.id), inline_html(section.title));
   out += "</ul>\n</nav>\n<main>\n";

@@ -90,7 +90,7 @@ PageFigure figure_of(const Words& words, const Race& race) {
       const bool ok = row && row->ok();
       times.values.push_back(ok ? base->time->median / row->time->median : chart::kNotKnown);
       times.labels.push_back(ok ? times_text(times.values.back()) : row ? row->status : "-");
-      const bool bytes = ok && row->extra_bytes && base->extra_bytes && *base->extra_bytes > 0;
+      const bool bytes = ok && memory_of(*row) && memory_of(*base);
       share.values.push_back(bytes ? *row->extra_bytes / *base->extra_bytes : chart::kNotKnown);
       share.labels.push_back(bytes ? share_text(share.values.back()) : "-");
     }
@@ -143,7 +143,8 @@ Section beside_standard(const Material& m) {
     if (section.blocks.empty()) {
       const bool algorithms =
           std::any_of(m.versus.begin(), m.versus.end(), [](const Versus& v) { return v.ours == "fattn" && v.duels[0].ours->provider != "fattn"; });
-      section.blocks.push_back(Block::paragraph(words(Text::kBesideStandardText) + (algorithms ? " " + words(Text::kBestStands) : "")));
+      section.blocks.push_back(
+          Block::paragraph(algorithms ? words.then(words(Text::kBesideStandardText), words(Text::kBestStands)) : words(Text::kBesideStandardText)));
     }
     section.blocks.push_back(Block::of(figure_of(words, race)));
     section.blocks.push_back(Block::of(table_of(words, race), true));

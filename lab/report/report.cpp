@@ -61,7 +61,9 @@ Page page_of(const Material& m) {
     for (const Input& input : *list) add(machines, clean(Part(input.json.front(), "'" + input.file + "': [0]").text("device", "")));
   Page page;
   page.language = tag_of(words.language());
-  page.title = words(Text::kTitle, {words.list(machines)});
+  std::string all_machines;
+  for (const std::string& one : machines) all_machines += (all_machines.empty() ? "" : words(Text::kListDot)) + one;
+  page.title = words(Text::kTitle, {all_machines});
   const size_t records = m.records.size() + m.accuracy.size() + m.values.size() + m.regress.size();
   page.subtitle = words(Text::kSubtitle, {std::to_string(records), versions.empty() ? "?" : words.list(versions),
                                           first == last ? clean(first) : words(Text::kDateRange, {clean(first), clean(last)})});

@@ -9,7 +9,7 @@
 namespace fattn::lab::report {
 namespace {
 
-constexpr size_t kMostFigures = 8, kMostOfADevice = 3, kMostContestants = 6;
+constexpr size_t kMostFigures = 8, kMostOfADtype = 1, kMostContestants = 6;
 
 std::string words_of(const Words& words, const Family& f) {
   const std::string heads = f.nheads == f.nheads_k ? count_text(f.nheads) : count_text(f.nheads) + "/" + count_text(f.nheads_k);
@@ -109,6 +109,8 @@ PageFigure figure_of(const Words& words, const Family& f) {
   chart.title = figure.caption;
   chart.description = words(Text::kSeqlenDescription, {words.device(f.device), family});
   chart.note = words(Text::kBandNote);
+  if (std::any_of(f.rows.begin(), f.rows.end(), [](const auto& row) { return row.second->extra_bytes_method == "resident set"; }))
+    chart.note = words.then(chart.note, words(Text::kResident));
   const chart::Axis time{words(Text::kTimeAxis), chart::ScaleKind::kLog10, chart::Unit::kTime};
   chart::Axis rate{words(Text::kRateAxis), chart::ScaleKind::kLinear, chart::Unit::kRate},
       bytes{words(Text::kBytesAxis), chart::ScaleKind::kLog2, chart::Unit::kBytes};
@@ -142,7 +144,7 @@ PageFigure figure_of(const Words& words, const Family& f) {
   const std::string& pass = f.passes.back();
   if (!standard.empty() || !f.constant_tokens)
     chart.panels.push_back(panel_of(words, f, pass, words(Text::kMemoryBySeqlen, {words.pass(pass)}), bytes, [](const RowOfRecord& row, double n) {
-      return chart::Point{n, row.extra_bytes.value_or(chart::kNotKnown)};
+      return chart::Point{n, memory_of(row).value_or(chart::kNotKnown)};
     }));
   return figure;
 }
@@ -182,7 +184,7 @@ std::vector<std::string> sentences_of(const Words& words, const Family& f) {
       }
   for (auto n = f.seqlens.rbegin(); n != f.seqlens.rend() && !standard.empty() && !ours.empty(); ++n) {
     const RowOfRecord *row = f.row(f.passes.back(), ours, *n), *base = f.row(f.passes.back(), standard, *n);
-    if (!row || !base || !row->ok() || !base->ok() || !row->extra_bytes || !base->extra_bytes) continue;
+    if (!row || !base || !row->ok() || !base->ok() || !memory_of(*row) || !memory_of(*base)) continue;
     sentences.push_back(words(Text::kMemoryGrowth, {device, words.pass(f.passes.back()), count_text(*n), words.contestant(standard),
                                                     bytes_text(*base->extra_bytes), bytes_text(*row->extra_bytes)}));
     break;
@@ -201,11 +203,11 @@ Section by_seqlen(const Material& m) {
   std::vector<Block> blocks;
   for (const Family& f : m.families) {
     if (ours_of(f).empty()) continue;
-    if (figures >= kMostFigures || drawn[f.device] >= kMostOfADevice) {
+    if (figures >= kMostFigures || drawn[f.device + f.dtype] >= kMostOfADtype) {
       ++left_out;
       continue;
     }
-    ++figures, ++drawn[f.device];
+    ++figures, ++drawn[f.device + f.dtype];
     for (std::string& sentence : sentences_of(words, f)) sentences.push_back(std::move(sentence));
     blocks.push_back(Block::of(figure_of(words, f)));
     blocks.push_back(Block::of(table_of(words, f), true));

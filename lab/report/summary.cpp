@@ -34,27 +34,24 @@ std::vector<const Versus*> first_of_device(const std::vector<Versus>& all, const
 
 std::vector<Card> cards_of(const Words& words, const std::vector<const Versus*>& race) {
   std::vector<Card> cards;
-  const auto detail = [&](const Versus& v, const std::string& spread) {
-    return words(Text::kCardDetail, {words.contestant(v.other), words.device(v.device), clean(v.dtype), spread});
+  const auto many = [&](const Versus& v, const std::string& low, const std::string& high) {
+    return words(Text::kCardMany, {count_text(static_cast<double>(v.duels.size())), low, high});
   };
   for (const Versus* v : race) {
     if (v->pass == "fwdbwd" && race.size() > 2) continue;
-    const std::string spread =
-        v->duels.size() == 1
-            ? words(Text::kCardOne, {times_text(v->low), times_text(v->high)})
-            : words(Text::kCardMany, {count_text(static_cast<double>(v->duels.size())), times_text(v->least->ratio), times_text(v->most->ratio)});
-    cards.push_back({words(Text::kCardTimes, {times_text(v->mean)}), words(Text::kCardFaster, {words.pass(v->pass)}), detail(*v, spread)});
+    const std::string spread = v->duels.size() == 1 ? words(Text::kCardOne, {times_text(v->low), times_text(v->high)})
+                                                    : many(*v, times_text(v->least->ratio), times_text(v->most->ratio));
+    cards.push_back({v->low > 1, words(Text::kCardTimes, {times_text(v->mean)}), words(Text::kCardFaster, {words.pass(v->pass)}), spread});
   }
   const Versus* memory = nullptr;
   for (const Versus* v : race)
     if (v->memory) memory = v;  // the last is that of most passes
   if (memory) {
-    const std::string spread =
-        memory->duels.size() == 1
-            ? words(Text::kRaceTable, {bytes_text(*memory->duels[0].ours->extra_bytes), bytes_text(*memory->duels[0].other->extra_bytes)})
-            : words(Text::kCardMany,
-                    {count_text(static_cast<double>(memory->duels.size())), share_text(*memory->memory_least), share_text(*memory->memory_most)});
-    cards.push_back({share_text(*memory->memory), words(Text::kCardMemory, {words.pass(memory->pass)}), detail(*memory, spread)});
+    const Duel& duel = memory->duels[0];
+    const std::string spread = memory->duels.size() == 1
+                                   ? words(Text::kCardBytes, {bytes_text(*duel.ours->extra_bytes), bytes_text(*duel.other->extra_bytes)})
+                                   : many(*memory, share_text(*memory->memory_least), share_text(*memory->memory_most));
+    cards.push_back({*memory->memory < 1, share_text(*memory->memory), words(Text::kCardMemory, {words.pass(memory->pass)}), spread});
   }
   return cards;
 }
@@ -71,15 +68,18 @@ std::string sentence_of(const Words& words, const Versus& v) {
     else
       text = words(Text::kUndecidedOne, {device, dtype, pass, other, problem});
     if (duel.memory)
-      text += " " + words(Text::kMemoryOne, {share_text(*duel.memory), bytes_text(*duel.ours->extra_bytes), bytes_text(*duel.other->extra_bytes)});
+      text = words.then(
+          text, words(Text::kMemoryOne, {share_text(*duel.memory), bytes_text(*duel.ours->extra_bytes), bytes_text(*duel.other->extra_bytes)}));
     return text;
   }
   text = words(Text::kFasterMany,
                {device, dtype, pass, times_text(v.mean), other, count_text(static_cast<double>(v.duels.size())), times_text(v.least->ratio),
                 clean(v.least->ours->problem()), times_text(v.most->ratio), clean(v.most->ours->problem())});
-  if (v.slower + v.undecided > 0)
-    text += " " + words(Text::kTally, {std::to_string(v.faster), std::to_string(v.slower), std::to_string(v.undecided)});
-  if (v.memory) text += " " + words(Text::kMemoryMany, {share_text(*v.memory), share_text(*v.memory_least), share_text(*v.memory_most)});
+  if (v.slower + v.undecided == 0)
+    text = words.then(text, words(Text::kTallyAll));
+  else
+    text = words.then(text, words(Text::kTally, {std::to_string(v.faster), std::to_string(v.slower), std::to_string(v.undecided)}));
+  if (v.memory) text = words.then(text, words(Text::kMemoryMany, {share_text(*v.memory), share_text(*v.memory_least), share_text(*v.memory_most)}));
   return text;
 }
 
@@ -100,14 +100,14 @@ Section summary(const Material& m) {
   };
   std::stable_sort(devices.begin(), devices.end(), [&](const std::string& a, const std::string& b) { return weight(a) > weight(b); });
   std::vector<std::string> sentences;
-  std::vector<Card> cards;
   for (size_t i = 0; i < devices.size() && i < kMostDevices; ++i) {
     const std::vector<const Versus*> race = first_of_device(m.versus, devices[i]);
-    const std::vector<Card> more = cards_of(words, race);
-    cards.insert(cards.end(), more.begin(), more.end());
+    if (race.empty()) continue;
+    section.blocks.push_back(
+        Block::paragraph(words(Text::kCardsOf, {words.device(devices[i]), clean(race[0]->dtype), words.contestant(race[0]->other)})));
+    section.blocks.push_back(Block::of(cards_of(words, race)));
     for (const Versus* v : race) sentences.push_back(sentence_of(words, *v));
   }
-  if (!cards.empty()) section.blocks.push_back(Block::of(cards));
   if (sentences.empty()) sentences.push_back(words(Text::kNoRace));
   size_t timed = 0, checked = 0;
   double worst = 0;
@@ -120,6 +120,7 @@ Section summary(const Material& m) {
     }
   if (checked > 0) sentences.push_back(words(Text::kChecked, {std::to_string(checked), std::to_string(timed), share_text(worst)}));
   section.blocks.push_back(Block::bullets(sentences));
+  section.blocks.push_back(Block::paragraph(words(Text::kShapes)));
   return section;
 }
 

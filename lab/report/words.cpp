@@ -21,6 +21,48 @@ constexpr std::array kSentences = {
 };
 static_assert(kSentences.size() == static_cast<size_t>(Text::kCount));
 
+enum class Kind { kOther, kLatin, kHan, kFullWidth };
+
+// Of the character that begins at `at`, which is well-formed UTF-8 or counts as something else.
+Kind kind_of(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  if (byte(at) < 0x80)
+    return (byte(at) >= '0' && byte(at) <= '9') || ((byte(at) | 0x20U) >= 'a' && (byte(at) | 0x20U) <= 'z') ? Kind::kLatin : Kind::kOther;
+  if ((byte(at) & 0xF0U) != 0xE0) return Kind::kOther;
+  const unsigned code = (byte(at) & 0x0FU) << 12U | (byte(at + 1) & 0x3FU) << 6U | (byte(at + 2) & 0x3FU);
+  if (code >= 0x4E00 && code <= 0x9FFF) return Kind::kHan;
+  return (code >= 0x3000 && code <= 0x303F) || (code >= 0xFF00 && code <= 0xFF60) ? Kind::kFullWidth : Kind::kOther;
+}
+
+// A space between Chinese and Latin characters, none beside full-width punctuation, whatever was filled in.
+std::string with_chinese_spaces(const std::string& text) {
+  std::string out, held;  // held: marks and spaces since the last character
+  Kind last = Kind::kOther;
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == ' ' || text[at] == kBold || text[at] == kCode) {
+      held += text[at++];
+      continue;
+    }
+    const Kind kind = kind_of(text, at);
+    const size_t length = kind == Kind::kHan || kind == Kind::kFullWidth ? 3 : 1;
+    if (last == Kind::kFullWidth || kind == Kind::kFullWidth) {
+      for (const char c : held)
+        if (c != ' ') out += c;
+    } else {
+      const bool meet = (last == Kind::kHan && kind == Kind::kLatin) || (last == Kind::kLatin && kind == Kind::kHan);
+      // Outside of what a mark encloses: before one that opens, which stands before Latin characters, and behind one that closes.
+      if (meet && held.find(' ') == std::string::npos) held = last == Kind::kHan ? " " + held : held + " ";
+      out += held;
+    }
+    held.clear();
+    out.append(text, at, length);
+    // The bytes that continue another character tell nothing.
+    if (length == 3 || (static_cast<unsigned char>(text[at]) & 0xC0U) != 0x80) last = kind;
+    at += length;
+  }
+  return out + held;
+}
+
 // Three digits, as many of them behind the point as that leaves.
 std::string three_digits(double value) {
   const double size = std::abs(value);
@@ -60,7 +102,11 @@ std::string Words::operator()(Text text, std::initializer_list<std::string_view>
       out += source[i];
     }
   }
-  return out;
+  return language_ == Language::kChinese ? with_chinese_spaces(out) : out;
+}
+
+std::string Words::then(const std::string& first, const std::string& second) const {
+  return first + (language_ == Language::kEnglish ? " " : "") + second;
 }
 
 std::string Words::pass(std::string_view pass) const {

@@ -30,6 +30,8 @@ class Words {
   std::string pass(std::string_view pass) const;         // "forward"
   std::string contestant(std::string_view label) const;  // "standard attention", "torch-sdpa:flash"
   std::string device(std::string_view device) const;     // "AMD EPYC, 2 threads" of "AMD EPYC (2)"
+  // Sentences after each other.
+  std::string then(const std::string& first, const std::string& second) const;
   std::string list(const std::vector<std::string>& items) const;
 
  private:
