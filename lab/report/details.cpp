@@ -37,6 +37,37 @@ std::string dtype_of(const MeasuredRecord& record, const Price& price) {
   return "";
 }
 
+// A line for each option and problem, the passes beside each other.
+PageTable table_of(const Words& words, const std::string& caption, const std::vector<const Price*>& list) {
+  PageTable table;
+  table.caption = caption;
+  table.heads = {words(Text::kHeadOption), words(Text::kHeadProblem)};
+  table.numeric = {false, false};
+  std::vector<std::string> passes;
+  for (const Price* p : list)
+    if (std::find(passes.begin(), passes.end(), p->pass) == passes.end()) passes.push_back(p->pass);
+  for (const std::string& pass : passes) {
+    table.heads.push_back(words.pass(pass));
+    table.heads.push_back(words(Text::kHeadRange));
+    table.numeric.resize(table.heads.size(), true);
+  }
+  std::vector<std::pair<std::string, std::string>> order;
+  for (const Price* p : list) {
+    const std::pair<std::string, std::string> key{p->option, p->problem};
+    auto at = std::find(order.begin(), order.end(), key);
+    if (at == order.end()) {
+      at = order.insert(order.end(), key);
+      table.rows.push_back({clean(p->option), clean(p->problem)});
+      table.rows.back().resize(table.heads.size());
+    }
+    std::vector<std::string>& row = table.rows[static_cast<size_t>(at - order.begin())];
+    const auto column = static_cast<size_t>(2 + 2 * (std::find(passes.begin(), passes.end(), p->pass) - passes.begin()));
+    row[column] = signed_share(p->price);
+    row[column + 1] = signed_share(p->low) + " – " + signed_share(p->high);
+  }
+  return table;
+}
+
 // The folder's rows by what a list's lines have in common, with their ratios.
 struct Ratios {
   std::vector<double> values;
@@ -74,15 +105,7 @@ Section prices(const Material& m) {
                                       signed_share(dearest->high), words.pass(dearest->pass), clean(dearest->problem)}));
       const auto free = std::count_if(list.begin(), list.end(), [](const Price* p) { return p->low <= 0 && p->high >= 0; });
       sentences.push_back(words(Text::kPriceFree, {device, clean(dtype), std::to_string(free), std::to_string(list.size())}));
-      PageTable table;
-      table.caption = words(Text::kPricesTable, {device, clean(dtype)});
-      for (const Text head : {Text::kHeadOption, Text::kHeadProblem, Text::kHeadPass, Text::kHeadPrice, Text::kHeadRange})
-        table.heads.push_back(words(head));
-      table.numeric = {false, false, false, true, true};
-      for (const Price* p : list)
-        table.rows.push_back(
-            {clean(p->option), clean(p->problem), words.pass(p->pass), signed_share(p->price), signed_share(p->low) + " – " + signed_share(p->high)});
-      blocks.push_back(Block::of(std::move(table), true));
+      blocks.push_back(Block::of(table_of(words, words(Text::kPricesTable, {device, clean(dtype)}), list), true));
     }
     blocks.push_back(repeating(words, {&record}));
   }

@@ -121,8 +121,7 @@ PageTable table_of(const Words& words, const Race& race) {
         table.rows.push_back({words.contestant(name), words.pass(pass), clean(row->status)});
         continue;
       }
-      table.rows.push_back({words.contestant(name), words.pass(pass), seconds_text(row->time->median),
-                            seconds_text(row->time->low) + " – " + seconds_text(row->time->high),
+      table.rows.push_back({words.contestant(name), words.pass(pass), seconds_text(row->time->median), seconds_range(row->time->low, row->time->high),
                             row->flops_per_s ? rate_text(*row->flops_per_s) : "", row->peak_fraction ? share_text(*row->peak_fraction) : "",
                             base && base->ok() && base != row ? times_text(base->time->median / row->time->median) : "",
                             row->extra_bytes ? bytes_text(*row->extra_bytes) : ""});

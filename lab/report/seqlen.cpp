@@ -165,8 +165,8 @@ PageTable table_of(const Words& words, const Family& f) {
           continue;
         }
         table.rows.push_back({count_text(n), words.pass(pass), words.contestant(name), seconds_text(row->time->median),
-                              seconds_text(row->time->low) + " – " + seconds_text(row->time->high),
-                              row->flops_per_s ? rate_text(*row->flops_per_s) : "", row->extra_bytes ? bytes_text(*row->extra_bytes) : ""});
+                              seconds_range(row->time->low, row->time->high), row->flops_per_s ? rate_text(*row->flops_per_s) : "",
+                              row->extra_bytes ? bytes_text(*row->extra_bytes) : ""});
       }
   return table;
 }

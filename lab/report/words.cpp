@@ -139,6 +139,12 @@ std::string share_text(double fraction) {
   return fmt::format("{:.{}f} %", percent, percent >= 9.95 ? 0 : percent >= 0.995 ? 1 : 2);
 }
 std::string seconds_text(double seconds) { return with_unit(seconds, {{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}}); }
+std::string seconds_range(double low, double high) {
+  const auto [size, name] = high >= 0.9995 ? std::pair{1.0, "s"} : high >= 0.9995e-3 ? std::pair{1e-3, "ms"} : std::pair{1e-6, "µs"};
+  const double shown = high / size;
+  const int digits = shown >= 99.95 ? 1 : shown >= 9.995 ? 2 : 3;
+  return fmt::format("{:.{}f} – {:.{}f} {}", low / size, digits, shown, digits, name);
+}
 std::string bytes_text(double bytes) { return with_unit(bytes, {{1073741824, "GiB"}, {1048576, "MiB"}, {1024, "KiB"}}); }
 std::string rate_text(double rate) { return with_unit(rate, {{1e12, "TFLOP/s"}, {1e9, "GFLOP/s"}, {1e6, "MFLOP/s"}}); }
 std::string count_text(double value) { return fmt::format("{:.0f}", value); }

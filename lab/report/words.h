@@ -42,11 +42,12 @@ class Words {
 std::string_view source_of(Text text, Language language);
 
 // Numbers as sentences have them.
-std::string times_text(double ratio);      // "9.4", "1.05", "16"
-std::string share_text(double fraction);   // "14 %", "0.6 %"
-std::string seconds_text(double seconds);  // "1.36 ms"
-std::string bytes_text(double bytes);      // "1.06 GiB"
-std::string rate_text(double rate);        // "613 TFLOP/s"
-std::string count_text(double value);      // "16384"
+std::string times_text(double ratio);                // "9.4", "1.05", "16"
+std::string share_text(double fraction);             // "14 %", "0.6 %"
+std::string seconds_text(double seconds);            // "1.36 ms"
+std::string seconds_range(double low, double high);  // "168.1 – 168.3 µs"
+std::string bytes_text(double bytes);                // "1.06 GiB"
+std::string rate_text(double rate);                  // "613 TFLOP/s"
+std::string count_text(double value);                // "16384"
 
 }  // namespace fattn::lab::report
