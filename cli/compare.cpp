@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <set>
-#include <sstream>
 
 #include "cli/conclusion.h"
+#include "cli/contestants.h"
 #include "cli/json_output.h"
 #include "cli/kept.h"
 #include "cli/oracle_check.h"
@@ -36,23 +35,9 @@ struct CompareFlags {
   double time_limit = 0;
 };
 
-// The library by one of its algorithms, as a contestant.
-std::optional<Algorithm> algorithm_named(const std::string& name) {
-  for (const Algorithm algorithm : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3})
-    if (name == name_of(algorithm)) return algorithm;
-  return std::nullopt;
-}
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> names;
-  std::istringstream stream(list);
-  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
-  return names;
-}
-
 // What is wrong with a list of algorithms; "auto" stands alone.
 std::string not_algorithms(const std::string& list) {
-  const std::vector<std::string> names = split(list);
+  const std::vector<std::string> names = split_at_commas(list);
   for (const std::string& name : names)
     if (!algorithm_named(name) && !(name == name_of(Algorithm::kAuto) && names.size() == 1))
       return "'" + printable(name, 40) + "' is no algorithm to compare; allowed: standard, v1, v2 and v3, with commas between them, or auto";
@@ -61,7 +46,7 @@ std::string not_algorithms(const std::string& list) {
 
 // Several algorithms are contestants, in their order, before those of --provider.
 void take_algorithms(CompareFlags& flags) {
-  const std::vector<std::string> algorithms = split(flags.problem.target.algorithm);
+  const std::vector<std::string> algorithms = split_at_commas(flags.problem.target.algorithm);
   if (algorithms.size() < 2) return;
   flags.names.insert(flags.names.begin(), algorithms.begin(), algorithms.end());
   flags.problem.target.algorithm = name_of(Algorithm::kAuto);
@@ -73,17 +58,6 @@ std::vector<std::string> chosen(const CompareFlags& flags) {
   if (!flags.problem.target.on_cuda()) names.emplace_back("standard");
   for (const ProviderProgram& provider : flags.providers.found()) names.push_back(provider.name);
   return names;
-}
-
-std::unique_ptr<Contestant> make_contestant(const std::string& name, const CompareFlags& flags) {
-  Options options = flags.problem.options();
-  if (const std::optional<Algorithm> algorithm = algorithm_named(name)) {
-    options.algorithm = *algorithm;
-    if (name == "standard") options.cpu_isa = Isa::kAuto;  // that of the matrix library
-    if (!flags.problem.target.on_cuda()) options.backend = Backend::kCpu;
-  }
-  if (name == "fattn" || algorithm_named(name)) return make_library_contestant(name, options, flags.problem.place());
-  return flags.providers.make(name, options.num_threads, flags.problem.place());
 }
 
 std::string names_of(const std::vector<Row>& rows, const Winner& winner) {
@@ -161,7 +135,7 @@ int compare(const CompareFlags& flags) {
   std::vector<std::unique_ptr<Contestant>> owned;
   std::vector<Contestant*> contestants;
   for (const std::string& name : chosen(flags)) {
-    owned.push_back(make_contestant(name, flags));
+    owned.push_back(make_contestant(name, options.library, problem.place(), flags.providers));
     contestants.push_back(owned.back().get());
   }
   options.place = problem.place();

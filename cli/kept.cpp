@@ -21,10 +21,19 @@ Kept::~Kept() {
 }
 
 void Kept::keep(measure::Record record, const std::string& what) {
+  record.complete = false;
+  keep([record = std::move(record)] { return to_json(record); }, what);
+}
+
+void Kept::keep(std::function<nlohmann::ordered_json()> record, const std::string& what) {
   const std::lock_guard lock(mutex_);
   record_ = std::move(record);
-  record_->complete = false;
   what_ = what;
+}
+
+void Kept::before_end(std::function<void()> last) {
+  const std::lock_guard lock(mutex_);
+  last_ = std::move(last);
 }
 
 void Kept::watch() {
@@ -39,6 +48,7 @@ void Kept::end(int signal) {
   const sigset_t signals = handled_signals();
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second one ends at once
   const std::lock_guard lock(mutex_);
+  if (last_) last_();
   const char* wipe = takes_escapes(stderr) ? "\r\x1b[K" : "";
   if (!record_) {
     fmt::print(stderr, "{}fattn: interrupted before anything was measured\n", wipe);
@@ -46,7 +56,7 @@ void Kept::end(int signal) {
     fmt::print(stderr, "{}fattn: interrupted after {}; with --json FILE the record of that is kept\n", wipe, printable(what_));
   } else {
     try {
-      write_json(to_json(*record_), file_);
+      write_json(record_(), file_);
       fmt::print(stderr, "{}fattn: interrupted; {} has {}\n", wipe, file_ == "-" ? "the record" : "'" + printable(file_) + "'", printable(what_));
     } catch (const std::exception& error) {
       fmt::print(stderr, "{}fattn: interrupted after {}, which is lost: {}\n", wipe, printable(what_), printable(error.what()));

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
@@ -25,6 +26,11 @@ class Kept {
 
   // The record so far; `what` is in it: "12 of 60 problems".
   void keep(measure::Record record, const std::string& what);
+  // The same of a record that is JSON already, made when it is needed.
+  void keep(std::function<nlohmann::ordered_json()> record, const std::string& what);
+
+  // Done before an interrupt ends the program, whatever else fails.
+  void before_end(std::function<void()> last);
 
  private:
   void watch();
@@ -33,8 +39,9 @@ class Kept {
   const std::string file_;
   const SignalsBlocked blocked_;
   std::mutex mutex_;
-  std::optional<measure::Record> record_;
+  std::function<nlohmann::ordered_json()> record_;
   std::string what_;
+  std::function<void()> last_;
   std::atomic<bool> ended_{false};
   std::thread watcher_;
 };

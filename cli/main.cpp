@@ -21,6 +21,7 @@
 #include "cli/run.h"
 #include "cli/sanitize.h"
 #include "cli/support.h"
+#include "cli/sweep.h"
 #include "cli/usage_error.h"
 #include "fattn/system.hpp"
 
@@ -52,6 +53,7 @@ int run_command_line(int argc, char** argv) {
   add_compare(app, exit_code);
   add_regress(app, exit_code);
   add_report(app, exit_code);
+  add_sweep(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {

@@ -82,7 +82,7 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
 
 }  // namespace
 
-void ProblemFlags::add_problem_to(CLI::App& command) {
+void ProblemFlags::add_problem_to(CLI::App& command, bool presets) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group("The problem");
   const auto own = [this](CLI::Option* option) {
@@ -96,10 +96,11 @@ void ProblemFlags::add_problem_to(CLI::App& command) {
   const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
     own(command.add_option(name, value, help)->check(whole_number(least))->type_name("N")->capture_default_str());
   };
-  own(command
-          .add_option("--preset", preset_, "A model's or scenario's attention, e.g. gpt2-small; `list` shows all; other flags override its values")
-          ->transform(CLI::Validator(take_preset, ""))
-          ->type_name("NAME"));
+  if (presets)
+    own(command
+            .add_option("--preset", preset_, "A model's or scenario's attention, e.g. gpt2-small; `list` shows all; other flags override its values")
+            ->transform(CLI::Validator(take_preset, ""))
+            ->type_name("NAME"));
   integer(batch_, "--batch", "Batch size [1]");
   integer(seqlen_, "--seqlen", "Queries, and keys unless --seqlen-k is given [1024]");
   integer(seqlen_k_, "--seqlen-k", "Keys [as --seqlen]");
@@ -151,8 +152,21 @@ std::string ProblemFlags::first_of_one_problem() const {
   return "";
 }
 
-void ProblemFlags::add_to(CLI::App& command) {
-  add_problem_to(command);
+void ProblemFlags::begin_with(const measure::ProblemSpec& spec) { base_ = spec; }
+
+void ProblemFlags::begin_with(const measure::SamplingOptions& sampling) {
+  const auto given = [this](const char* name) {
+    return std::any_of(sampling_options_.begin(), sampling_options_.end(),
+                       [&](const CLI::Option* o) { return o->count() > 0 && o->check_name(name); });
+  };
+  if (!given("--repeats")) repeats_ = sampling.repeats;
+  if (!given("--min-time")) min_seconds_ = sampling.min_seconds;
+  if (!given("--max-time")) max_seconds_ = sampling.max_seconds;
+  if (!given("--warmup")) warmup_ = sampling.warmup;
+}
+
+void ProblemFlags::add_to(CLI::App& command, bool presets) {
+  add_problem_to(command, presets);
   target.add_to(command);
   command.option_defaults()->group("Samples");
   command.add_flag("--warm-l2", warm_l2_, "CUDA: leave in the L2 cache what the call before left there; else it is flushed before every sample");
@@ -182,6 +196,7 @@ measure::ProblemSpec ProblemFlags::spec() const {
   measure::ProblemSpec s;
   const Preset* preset = find_preset(preset_);
   if (preset) s = preset->spec;
+  if (base_) s = *base_;
   const bool lengths_given = seqlen_.option->count() > 0;
   s.batch = batch_.or_else(s.batch);
   s.seqlen_q = seqlen_.or_else(s.seqlen_q);

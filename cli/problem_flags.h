@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,13 @@ namespace fattn::cli {
 
 class ProblemFlags {
  public:
-  void add_to(CLI::App& command);
+  // `presets`: with --preset, the problem of a model; else a command may have a --preset of its own.
+  void add_to(CLI::App& command, bool presets = true);
+  // What holds where a flag was not given; after parsing, and no preset of these flags beside it.
+  void begin_with(const measure::ProblemSpec& spec);
+  void begin_with(const measure::SamplingOptions& sampling);
   // The flags of the problem alone: sizes, mask, dtype. Whether any of them was given, after parsing.
-  void add_problem_to(CLI::App& command);
+  void add_problem_to(CLI::App& command, bool presets = true);
   bool problem_given() const;
 
   // After parsing: the preset's values where a flag was not given. Throws CLI::ValidationError where flags contradict.
@@ -51,6 +56,7 @@ class ProblemFlags {
   std::string bias_ = "none", mask_ = "none";
   bool causal_ = false, no_grad_ = false, warm_l2_ = false, alibi_ = false, bias_f32_ = false, dbias_ = false;
   CLI::Option *causal_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr;
+  std::optional<measure::ProblemSpec> base_;
   std::vector<const CLI::Option*> problem_options_, sampling_options_;  // without --no-grad, which a list of problems heeds
   std::string dtype_ = "fp32", preset_, json_;
   int repeats_ = 20, warmup_ = -1;
