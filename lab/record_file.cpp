@@ -179,6 +179,7 @@ RowOfRecord row_of(const Part& part) {
       row.options += fmt::format("{}{}={}", row.options.empty() ? "" : " ", key, value.is_string() ? value.get<std::string>() : value.dump());
     }
   row.pass = part.text("pass");
+  row.value = part.maybe("value");
   row.device = part.text("device", part.text("backend", ""));
   row.kernel = part.text("kernel", "");
   row.version = part.text("version", "");
@@ -208,16 +209,19 @@ RowOfRecord row_of(const Part& part) {
 
 MeasuredRecord measured_record(const Json& json, const std::string& file) {
   const auto refuse = [&](const std::string& what) { throw RecordError("'" + file + "' " + what); };
-  if (kind_of(json) != "fattn_record") refuse("is no record of fattn bench, compare or a suite; give one that their --json FILE wrote");
+  const std::string kind = kind_of(json);
+  if (kind != "fattn_record" && kind != "fattn_sweep")
+    refuse("is no record of fattn bench, compare, sweep or a suite; give one that their --json FILE wrote");
   try {
     const Part whole(json, "");
-    if (const double version = whole.number("fattn_record"); version != 1)
+    if (const double version = whole.number(kind); version != 1)
       refuse(fmt::format("is a record of version {:g}; this program reads version 1", version));
     MeasuredRecord record;
     record.file = file;
     record.command = whole.text("command");
     record.flags = whole.texts("flags");
     record.complete = whole.flag("complete", true);
+    record.over = whole.object("sweep").text("over", "");
     record.environment = whole.object("environment").json();
     record.peaks = whole.object("peaks").json();
     record.disturbance = whole.object("disturbance").json();

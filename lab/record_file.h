@@ -73,8 +73,9 @@ struct RowOfRecord {
   std::optional<double> flops_per_s, peak_fraction, extra_bytes, moved_bytes, sm_clock_mhz, power_w;
   std::string extra_bytes_method, peak;
   std::vector<std::string> held_back_by, warnings;
-  double worst_check = -1;  // the largest error as a share of what is allowed; -1: not known
-  double rms_ratio = -1;    // the largest RMS error over FlashAttention-2's; -1: not known
+  std::optional<double> value;  // of a sweep
+  double worst_check = -1;      // the largest error as a share of what is allowed; -1: not known
+  double rms_ratio = -1;        // the largest RMS error over FlashAttention-2's; -1: not known
   bool ok() const { return status == "ok" && time.has_value(); }
   std::string problem() const;  // "B16 S1024 H32 D64 fp16 causal window_left=128"
 };
@@ -84,11 +85,12 @@ struct MeasuredRecord {
   std::string command;  // bench, compare, suite, sweep
   std::vector<std::string> flags;
   bool complete = true;
+  std::string over;                               // of a sweep: what it changes
   Json environment, peaks, disturbance, summary;  // objects, arrays or null
   std::vector<RowOfRecord> rows;
 };
 
-// A record of bench, compare or a suite. Throws RecordError where it is another, or another version.
+// A record of bench, compare, a suite or a sweep. Throws RecordError where it is another, or another version.
 MeasuredRecord measured_record(const Json& json, const std::string& file);
 RowOfRecord row_of(const Part& row);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -45,12 +44,6 @@ void finish(Versus& versus) {
   const auto n = static_cast<double>(versus.duels.size());
   versus.mean = std::exp(mean / n), versus.low = std::exp(low / n), versus.high = std::exp(high / n);
   if (known == versus.duels.size()) versus.memory = std::exp(memory / n);
-}
-
-// Student's t for 97.5 %, by degrees of freedom from 1 on.
-double student_975(size_t freedom) {
-  constexpr std::array kTable = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228};
-  return freedom <= kTable.size() ? kTable[freedom - 1] : 1.96 + 2.7 / static_cast<double>(freedom);
 }
 
 }  // namespace
@@ -116,18 +109,18 @@ std::vector<Versus> versus_of(const std::vector<MeasuredRecord>& records) {
   return list;
 }
 
-std::string Family::key(const std::string& pass, const std::string& contestant, double seqlen) {
-  return fmt::format("{}\n{}\n{:.0f}", pass, contestant, seqlen);
+std::string Family::key(const std::string& pass, const std::string& contestant, double value) {
+  return fmt::format("{}\n{}\n{:.0f}", pass, contestant, value);
 }
-const RowOfRecord* Family::row(const std::string& pass, const std::string& contestant, double seqlen) const {
-  const auto at = rows.find(key(pass, contestant, seqlen));
+const RowOfRecord* Family::row(const std::string& pass, const std::string& contestant, double value) const {
+  const auto at = rows.find(key(pass, contestant, value));
   return at == rows.end() ? nullptr : at->second;
 }
 
 double Family::weight() const {
   double sum = 0;
   for (const std::string& pass : passes)
-    for (const double n : seqlens) {
+    for (const double n : values) {
       const auto ok = std::count_if(contestants.begin(), contestants.end(), [&](const std::string& name) {
         const RowOfRecord* one = row(pass, name, n);
         return one && one->ok();
@@ -136,6 +129,34 @@ double Family::weight() const {
     }
   return sum;
 }
+
+namespace {
+
+template <typename List, typename Value>
+void add_once(List& list, const Value& value) {
+  if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+}
+
+// A sweep of something else than seqlen, whose rows the lengths do not tell apart.
+void add_sweep(const MeasuredRecord& record, std::map<std::string, Family>& all) {
+  if (record.over.empty() || record.over == "seqlen" || record.over == "causal") return;
+  for (const RowOfRecord& row : record.rows) {
+    if (!row.value || row.status == "unavailable" || row.status == "unsupported") continue;
+    const std::string device = device_of(record, row);
+    Family& family = all[fmt::format("{}\n{}\n{}\n{}\n{}", device, row.dtype, record.over, row.causal, record.file)];
+    family.over = record.over;
+    family.device = device, family.dtype = row.dtype, family.causal = row.causal;
+    family.size = row.batch, family.seqlen = row.seqlen_q, family.nheads = row.nheads, family.nheads_k = row.nheads_k, family.headdim = row.headdim;
+    const std::string name = name_of(record, row);
+    family.rows[Family::key(row.pass, name, *row.value)] = &row;
+    add_once(family.values, *row.value);
+    add_once(family.passes, row.pass);
+    add_once(family.contestants, name);
+    add_once(family.records, &record);
+  }
+}
+
+}  // namespace
 
 std::vector<Family> families_of(const std::vector<MeasuredRecord>& records) {
   std::map<std::string, Family> all;
@@ -150,24 +171,22 @@ std::vector<Family> families_of(const std::vector<MeasuredRecord>& records) {
                                          row.nheads_k, row.headdim)];
         family.device = device, family.dtype = row.dtype, family.constant_tokens = tokens, family.size = size;
         family.nheads = row.nheads, family.nheads_k = row.nheads_k, family.headdim = row.headdim, family.causal = row.causal;
-        const auto add = [](auto& list, const auto& value) {
-          if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-        };
         const std::string name = name_of(record, row);
         // A later record of the same problem takes an earlier one's place.
         const RowOfRecord*& place = family.rows[Family::key(row.pass, name, row.seqlen_q)];
         if (place && place->ok() && !row.ok()) continue;
         place = &row;
-        add(family.seqlens, row.seqlen_q);
-        add(family.passes, row.pass);
-        add(family.contestants, name);
-        add(family.records, &record);
+        add_once(family.values, row.seqlen_q);
+        add_once(family.passes, row.pass);
+        add_once(family.contestants, name);
+        add_once(family.records, &record);
       }
     }
+  for (const MeasuredRecord& record : records) add_sweep(record, all);
   std::vector<Family> list;
   for (auto& [key, family] : all) {
-    if (family.seqlens.size() < 3) continue;
-    std::sort(family.seqlens.begin(), family.seqlens.end());
+    if (family.values.size() < 3) continue;
+    std::sort(family.values.begin(), family.values.end());
     std::sort(family.passes.begin(), family.passes.end(), [](const std::string& a, const std::string& b) {
       const auto rank = [](const std::string& p) { return p == "fwd" ? 0 : p == "bwd" ? 1 : 2; };
       return rank(a) < rank(b);
@@ -176,25 +195,6 @@ std::vector<Family> families_of(const std::vector<MeasuredRecord>& records) {
   }
   std::stable_sort(list.begin(), list.end(), [](const Family& a, const Family& b) { return a.weight() > b.weight(); });
   return list;
-}
-
-std::optional<Exponent> exponent_of(const std::vector<std::pair<double, double>>& points) {
-  const size_t count = points.size();
-  if (count < 4) return std::nullopt;
-  const auto n = static_cast<double>(count);
-  double mx = 0, my = 0;
-  for (const auto& [x, y] : points) mx += std::log(x) / n, my += std::log(y) / n;
-  double sxx = 0, sxy = 0, rest = 0;
-  for (const auto& [x, y] : points) sxx += (std::log(x) - mx) * (std::log(x) - mx), sxy += (std::log(x) - mx) * (std::log(y) - my);
-  if (!(sxx > 0)) return std::nullopt;
-  Exponent fit;
-  fit.points = count;
-  fit.exponent = sxy / sxx;
-  fit.factor = std::exp(my - fit.exponent * mx);
-  for (const auto& [x, y] : points) rest += std::pow(std::log(y) - my - fit.exponent * (std::log(x) - mx), 2);
-  const double half = student_975(count - 2) * std::sqrt(rest / (n - 2) / sxx);
-  fit.low = fit.exponent - half, fit.high = fit.exponent + half;
-  return fit;
 }
 
 std::vector<Missing> missing_of(const std::vector<MeasuredRecord>& records) {

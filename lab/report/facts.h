@@ -30,27 +30,21 @@ struct Versus {
   std::optional<double> memory, memory_least, memory_most;  // geometric mean and range
 };
 
-// Times of contestants by seqlen, all else equal; or batch * seqlen equal.
+// Times of contestants by seqlen, all else equal or batch * seqlen equal; or by what a sweep changes.
 struct Family {
-  std::string device, dtype, problem;  // problem: "batch 4, 16 heads, headdim 64, causal"
+  std::string over = "seqlen";
+  std::string device, dtype;
   bool constant_tokens = false;
-  double size = 0, nheads = 0, nheads_k = 0, headdim = 0;  // size: the batch, or batch * seqlen
+  double size = 0, seqlen = 0, nheads = 0, nheads_k = 0, headdim = 0;  // size: the batch, or batch * seqlen
   bool causal = false;
-  std::vector<double> seqlens;
+  std::vector<double> values;  // lengths, or what else was swept
   std::vector<std::string> passes, contestants;
   std::vector<const MeasuredRecord*> records;
   std::map<std::string, const RowOfRecord*> rows;  // by key()
-  static std::string key(const std::string& pass, const std::string& contestant, double seqlen);
-  const RowOfRecord* row(const std::string& pass, const std::string& contestant, double seqlen) const;
+  static std::string key(const std::string& pass, const std::string& contestant, double value);
+  const RowOfRecord* row(const std::string& pass, const std::string& contestant, double value) const;
   double weight() const;  // how much there is to see: lengths at which contestants can be compared
 };
-
-// The slope of log y by log x, and its interval of 95 %.
-struct Exponent {
-  double exponent = 0, low = 0, high = 0, factor = 0;  // y = factor * x^exponent
-  size_t points = 0;
-};
-std::optional<Exponent> exponent_of(const std::vector<std::pair<double, double>>& points);
 
 // What a call needs beside its inputs. Nothing where a provider measured its resident set, which counts what the system happened to map.
 std::optional<double> memory_of(const RowOfRecord& row);

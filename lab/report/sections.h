@@ -14,7 +14,7 @@ namespace fattn::lab::report {
 struct Material {
   Words words;
   std::vector<MeasuredRecord> records;
-  std::vector<Input> accuracy, values, regress;
+  std::vector<Input> accuracy, values, regress, memory, calibration;
   std::vector<std::string> not_read;
   std::vector<Versus> versus;
   std::vector<Family> families;
@@ -26,6 +26,8 @@ Section by_seqlen(const Material& material);
 Section beside_others(const Material& material);
 Section prices(const Material& material);
 Section accuracy(const Material& material);
+Section memory_model(const Material& material);
+Section ceilings(const Material& material);
 Section comparisons(const Material& material);
 Section environment(const Material& material);
 Section not_measured(const Material& material);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "lab/power_law.h"
 #include "lab/report/sections.h"
 
 namespace fattn::lab::report {
@@ -11,11 +12,32 @@ namespace {
 
 constexpr size_t kMostFigures = 8, kMostOfADtype = 1, kMostContestants = 6;
 
+std::string axis_of(const Words& words, const Family& f) {
+  for (const auto& [over, text] : {std::pair{"seqlen", Text::kSeqlenAxis},
+                                   {"seqlen-k", Text::kSeqlenKAxis},
+                                   {"batch", Text::kBatchAxis},
+                                   {"nheads", Text::kHeadsAxis},
+                                   {"headdim", Text::kHeaddimAxis},
+                                   {"embed", Text::kEmbedAxis},
+                                   {"threads", Text::kThreadsAxis}})
+    if (f.over == over) return words(text);
+  return clean(f.over);
+}
+
 std::string words_of(const Words& words, const Family& f) {
   const std::string heads = f.nheads == f.nheads_k ? count_text(f.nheads) : count_text(f.nheads) + "/" + count_text(f.nheads_k);
-  const std::string text =
-      words(f.constant_tokens ? Text::kFamilyTokens : Text::kFamilyBatch, {count_text(f.size), heads, count_text(f.headdim)}) + ", " + clean(f.dtype);
-  return f.causal ? words(Text::kCausal, {text}) : text;
+  std::vector<std::string> parts;
+  const bool heads_vary = f.over == "nheads" || f.over == "embed";
+  if (f.constant_tokens)
+    parts.push_back(words(Text::kPartTokens, {count_text(f.size)}));
+  else if (f.over != "batch")
+    parts.push_back(words(Text::kPartBatch, {count_text(f.size)}));
+  if (f.over != "seqlen") parts.push_back(words(Text::kPartSeqlen, {count_text(f.seqlen)}));
+  if (f.over != "nheads") parts.push_back(words(Text::kPartHeads, {heads}));
+  if (f.over != "headdim" && !heads_vary) parts.push_back(words(Text::kPartHeaddim, {count_text(f.headdim)}));
+  parts.push_back(clean(f.dtype));
+  if (f.causal) parts.push_back(words(Text::kPartCausal));
+  return words.list(parts);
 }
 
 std::string ours_of(const Family& f) {
@@ -50,12 +72,12 @@ template <typename Value>
 chart::Panel panel_of(const Words& words, const Family& f, const std::string& pass, const std::string& title, const chart::Axis& y,
                       const Value& value) {
   chart::Panel panel{title};
-  panel.x = {words(Text::kSeqlenAxis), chart::ScaleKind::kLog2};
+  panel.x = {axis_of(words, f), chart::ScaleKind::kLog2};
   panel.y = y;
   const std::vector<std::string> names = drawn_of(f);
   for (const std::string& name : names) {
     chart::Line line{words.contestant(name), look_for(name, names)};
-    for (const double n : f.seqlens) {
+    for (const double n : f.values) {
       const RowOfRecord* row = f.row(pass, name, n);
       chart::Point point{n, chart::kNotKnown};
       if (row && row->ok()) point = value(*row, n);
@@ -70,7 +92,7 @@ chart::Point time_of(const RowOfRecord& row, double n) { return {n, row.time->me
 
 std::vector<std::pair<double, double>> points_of(const Family& f, const std::string& pass, const std::string& name) {
   std::vector<std::pair<double, double>> points;
-  for (const double n : f.seqlens)
+  for (const double n : f.values)
     if (const RowOfRecord* row = f.row(pass, name, n); row && row->ok()) points.emplace_back(n, row->time->median);
   return points;
 }
@@ -78,17 +100,17 @@ std::vector<std::pair<double, double>> points_of(const Family& f, const std::str
 // Speed over standard attention as bars, a category for each length.
 chart::Panel speedup_panel(const Words& words, const Family& f, const std::string& pass, const std::string& standard) {
   chart::Panel panel{words(Text::kSpeedupPanel, {words.contestant(standard), words.pass(pass)})};
-  panel.x.title = words(Text::kSeqlenAxis);
+  panel.x.title = axis_of(words, f);
   panel.x.scale = chart::ScaleKind::kBand;
   panel.y = {words(Text::kSpeedAxis), chart::ScaleKind::kLinear, chart::Unit::kTimes};
   panel.references.push_back({chart::Reference::Kind::kLevel, words.contestant(standard), 1});
-  for (const double n : f.seqlens) panel.x.categories.push_back(count_text(n));
+  for (const double n : f.values) panel.x.categories.push_back(count_text(n));
   const std::string ours = ours_of(f);
   const std::vector<std::string> names = drawn_of(f);
   for (const std::string& name : names) {
     if (name != ours) continue;
     chart::Bars bars{words.contestant(name), look_for(name, names)};
-    for (const double n : f.seqlens) {
+    for (const double n : f.values) {
       const RowOfRecord *row = f.row(pass, name, n), *base = f.row(pass, standard, n);
       const bool both = row && row->ok() && base && base->ok();
       bars.values.push_back(both ? base->time->median / row->time->median : chart::kNotKnown);
@@ -102,8 +124,8 @@ chart::Panel speedup_panel(const Words& words, const Family& f, const std::strin
 PageFigure figure_of(const Words& words, const Family& f) {
   PageFigure figure;
   const std::string family = words_of(words, f), standard = standard_of(f), ours = ours_of(f);
-  figure.caption = words(Text::kSeqlenFigure, {words(Text::kBySeqlen), words.device(f.device), family});
-  figure.name = file_name(fmt::format("seqlen {} {} {}{:.0f} h{:.0f} d{:.0f}{}", f.device, f.dtype, f.constant_tokens ? "tokens" : "b", f.size,
+  figure.caption = words(Text::kSeqlenFigure, {axis_of(words, f), words.device(f.device), family});
+  figure.name = file_name(fmt::format("{} {} {} {}{:.0f} h{:.0f} d{:.0f}{}", f.over, f.device, f.dtype, f.constant_tokens ? "tokens" : "b", f.size,
                                       f.nheads, f.headdim, f.causal ? " causal" : ""));
   chart::Figure& chart = figure.chart;
   chart.title = figure.caption;
@@ -120,11 +142,12 @@ PageFigure figure_of(const Words& words, const Family& f) {
     if (!f.constant_tokens) {
       chart::Panel panel = panel_of(words, f, pass, words(Text::kTimePanel, {words.pass(pass)}), time, time_of);
       const std::string fitted = standard.empty() ? ours : standard;
-      if (const auto fit = exponent_of(points_of(f, pass, fitted)))
+      const bool by_length = f.over == "seqlen";
+      if (const auto fit = by_length ? fit_power_law(points_of(f, pass, fitted)) : std::nullopt)
         panel.references.push_back({chart::Reference::Kind::kPower,
                                     fmt::format("{}: {:.2f} ({:.2f} – {:.2f})", words.contestant(fitted), fit->exponent, fit->low, fit->high),
                                     fit->factor, fit->exponent, look_for(fitted, drawn_of(f))});
-      if (const auto points = points_of(f, pass, ours); !points.empty()) {
+      if (const auto points = points_of(f, pass, ours); by_length && !points.empty()) {
         const auto [x, y] = points.back();
         panel.references.push_back({chart::Reference::Kind::kPower, words(Text::kSlopeTwo), y / (x * x), 2});
       }
@@ -133,7 +156,7 @@ PageFigure figure_of(const Words& words, const Family& f) {
       chart::Panel panel = panel_of(words, f, pass, words(Text::kRatePanel, {words.pass(pass)}), rate, [](const RowOfRecord& row, double n) {
         return chart::Point{n, row.flops_per_s.value_or(chart::kNotKnown)};
       });
-      const RowOfRecord* last = f.row(pass, ours, f.seqlens.back());
+      const RowOfRecord* last = f.row(pass, ours, f.values.back());
       if (last && last->ok() && last->flops_per_s && last->peak_fraction && *last->peak_fraction > 0)
         panel.references.push_back({chart::Reference::Kind::kLevel, words(Text::kPeakReference), *last->flops_per_s / *last->peak_fraction});
       chart.panels.push_back(std::move(panel));
@@ -152,10 +175,10 @@ PageFigure figure_of(const Words& words, const Family& f) {
 PageTable table_of(const Words& words, const Family& f) {
   PageTable table;
   table.caption = words(Text::kSeqlenTable, {words.device(f.device), words_of(words, f)});
-  table.heads = {words(Text::kHeadSeqlen),   words(Text::kHeadPass), words(Text::kHeadContestant), words(Text::kHeadTime),
+  table.heads = {axis_of(words, f),          words(Text::kHeadPass), words(Text::kHeadContestant), words(Text::kHeadTime),
                  words(Text::kHeadInterval), words(Text::kHeadRate), words(Text::kHeadExtra)};
   table.numeric = {true, false, false, true, true, true, true};
-  for (const double n : f.seqlens)
+  for (const double n : f.values)
     for (const std::string& pass : f.passes)
       for (const std::string& name : f.contestants) {
         const RowOfRecord* row = f.row(pass, name, n);
@@ -174,15 +197,15 @@ PageTable table_of(const Words& words, const Family& f) {
 std::vector<std::string> sentences_of(const Words& words, const Family& f) {
   std::vector<std::string> sentences;
   const std::string standard = standard_of(f), ours = ours_of(f), device = words.device(f.device), family = words_of(words, f);
-  if (!f.constant_tokens)
+  if (!f.constant_tokens && f.over == "seqlen")
     for (const std::string& name : {ours, standard})
-      if (const auto fit = name.empty() ? std::nullopt : exponent_of(points_of(f, f.passes[0], name))) {
+      if (const auto fit = name.empty() ? std::nullopt : fit_power_law(points_of(f, f.passes[0], name))) {
         const auto points = points_of(f, f.passes[0], name);
         sentences.push_back(words(Text::kExponent, {device, family, words.pass(f.passes[0]), count_text(points.front().first),
                                                     count_text(points.back().first), words.contestant(name), fmt::format("{:.2f}", fit->exponent),
                                                     fmt::format("{:.2f}", fit->low), fmt::format("{:.2f}", fit->high), std::to_string(fit->points)}));
       }
-  for (auto n = f.seqlens.rbegin(); n != f.seqlens.rend() && !standard.empty() && !ours.empty(); ++n) {
+  for (auto n = f.values.rbegin(); n != f.values.rend() && f.over == "seqlen" && !standard.empty() && !ours.empty(); ++n) {
     const RowOfRecord *row = f.row(f.passes.back(), ours, *n), *base = f.row(f.passes.back(), standard, *n);
     if (!row || !base || !row->ok() || !base->ok() || !memory_of(*row) || !memory_of(*base)) continue;
     sentences.push_back(words(Text::kMemoryGrowth, {device, words.pass(f.passes.back()), count_text(*n), words.contestant(standard),
@@ -203,11 +226,11 @@ Section by_seqlen(const Material& m) {
   std::vector<Block> blocks;
   for (const Family& f : m.families) {
     if (ours_of(f).empty()) continue;
-    if (figures >= kMostFigures || drawn[f.device + f.dtype] >= kMostOfADtype) {
+    if (figures >= kMostFigures || drawn[f.device + f.dtype + f.over] >= kMostOfADtype) {
       ++left_out;
       continue;
     }
-    ++figures, ++drawn[f.device + f.dtype];
+    ++figures, ++drawn[f.device + f.dtype + f.over];
     for (std::string& sentence : sentences_of(words, f)) sentences.push_back(std::move(sentence));
     blocks.push_back(Block::of(figure_of(words, f)));
     blocks.push_back(Block::of(table_of(words, f), true));

@@ -19,7 +19,7 @@ std::string peaks_of(const Words& words, const MeasuredRecord& record) {
   };
   add("fma_instruction", "fma_flops_per_s");
   add("bf16_instruction", "bf16_flops_per_s");
-  if (const double read = before.number("read_bytes_per_s", 0); read > 0) all.push_back(words(Text::kReadRate, {bytes_text(read)}));
+  if (const double read = before.number("read_bytes_per_s", 0); read > 0) all.push_back(words(Text::kReadRate, {bandwidth_text(read)}));
   std::string text;
   for (const std::string& one : all) text += (text.empty() ? "" : "; ") + one;
   return text;
@@ -71,14 +71,23 @@ Section not_measured(const Material& m) {
     if (!record.complete) lines.push_back(words(Text::kIncomplete, {name}));
     if (const std::string warning = Part(record.disturbance, "disturbance").text("warning", ""); !warning.empty())
       lines.push_back(words(Text::kDisturbed, {name, clean(warning)}));
-    std::map<std::string, int> warnings;
+    // Warnings that differ in their numbers alone are one.
+    std::map<std::string, std::pair<int, std::string>> warnings;
     for (const RowOfRecord& row : record.rows)
-      for (const std::string& warning : row.warnings) ++warnings[warning];
-    for (const auto& [warning, rows] : warnings) lines.push_back(words(Text::kWarned, {name, std::to_string(rows), clean(warning)}));
+      for (const std::string& warning : row.warnings) {
+        std::string kind;
+        for (const char c : warning)
+          if ((c < '0' || c > '9') && c != '.') kind += c;
+        auto& [rows, example] = warnings[kind];
+        if (rows++ == 0) example = warning;
+      }
+    for (const auto& [kind, found] : warnings) lines.push_back(words(Text::kWarned, {name, std::to_string(found.first), clean(found.second)}));
   }
   const std::vector<Missing> missing = missing_of(m.records);
   if (missing.empty() && !m.records.empty()) section.blocks.push_back(Block::paragraph(words(Text::kMissingNone)));
   std::vector<std::string> absent;
+  if (m.memory.empty()) absent.emplace_back("fattn memory");
+  if (m.calibration.empty()) absent.emplace_back("fattn calibrate");
   if (m.accuracy.empty()) absent.emplace_back("fattn check --accuracy");
   if (m.values.empty()) absent.emplace_back("fattn check --values");
   if (m.regress.empty()) absent.emplace_back("fattn regress");

@@ -146,6 +146,7 @@ std::string seconds_range(double low, double high) {
   return fmt::format("{:.{}f} – {:.{}f} {}", low / size, digits, shown, digits, name);
 }
 std::string bytes_text(double bytes) { return with_unit(bytes, {{1073741824, "GiB"}, {1048576, "MiB"}, {1024, "KiB"}}); }
+std::string bandwidth_text(double rate) { return with_unit(rate, {{1e12, "TB/s"}, {1e9, "GB/s"}, {1e6, "MB/s"}}); }
 std::string rate_text(double rate) { return with_unit(rate, {{1e12, "TFLOP/s"}, {1e9, "GFLOP/s"}, {1e6, "MFLOP/s"}}); }
 std::string count_text(double value) { return fmt::format("{:.0f}", value); }
 

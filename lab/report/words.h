@@ -47,6 +47,7 @@ std::string share_text(double fraction);             // "14 %", "0.6 %"
 std::string seconds_text(double seconds);            // "1.36 ms"
 std::string seconds_range(double low, double high);  // "168.1 – 168.3 µs"
 std::string bytes_text(double bytes);                // "1.06 GiB"
+std::string bandwidth_text(double rate);             // "4.42 TB/s"
 std::string rate_text(double rate);                  // "613 TFLOP/s"
 std::string count_text(double value);                // "16384"
 

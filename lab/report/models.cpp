@@ -1,0 +1,112 @@
+// What the model of memory says, and the ceilings that a machine was measured to have.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lab/report/sections.h"
+
+namespace fattn::lab::report {
+namespace {
+
+void require_version(const Part& whole, const char* kind, const std::string& file) {
+  if (const double version = whole.number(kind); version != 1)
+    throw RecordError(fmt::format("'{}' is a {} of version {:g}; this program reads version 1", file, kind, version));
+}
+
+std::string problem_of(const Part& p) {
+  const auto pair = [](const char* name, double first, double second) {
+    return first == second ? fmt::format("{}{:.0f}", name, first) : fmt::format("{}{:.0f}/{:.0f}", name, first, second);
+  };
+  return fmt::format("B{:.0f} {} {} {} {}{}", p.number("batch"), pair("S", p.number("seqlen_q"), p.number("seqlen_k")),
+                     pair("H", p.number("nheads"), p.number("nheads_k")), pair("D", p.number("headdim"), p.number("headdim_v")), p.text("dtype"),
+                     p.flag("causal", false) ? " causal" : "");
+}
+
+// By the end of its key: "dram_read_bytes_per_s", "exp_per_s", "launch_s".
+std::string quantity_text(const std::string& key, double value) {
+  const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
+  if (has("flops_per_s")) return rate_text(value);
+  if (has("bytes_per_s")) return bandwidth_text(value);
+  return has("_per_s") ? fmt::format("{:.4g} G/s", value / 1e9) : seconds_text(value);
+}
+
+}  // namespace
+
+Section memory_model(const Material& m) {
+  const Words& words = m.words;
+  Section section{"memory", words(Text::kMemoryModel), {}};
+  std::vector<std::string> sentences;
+  std::vector<Block> blocks;
+  for (const Input& input : m.memory) {
+    const Part whole(input.json, "'" + input.file + "'");
+    require_version(whole, "fattn_memory", input.file);
+    const std::string device = clean(whole.object("machine").text("name")), problem = clean(problem_of(whole.object("problem")));
+    for (const Part& pass : whole.list("passes")) {
+      PageTable table;
+      table.caption = words(Text::kMemoryModelTable, {device, words.list({problem, words.pass(pass.text("pass"))})});
+      for (const Text head : {Text::kHeadAlgorithm, Text::kHeadMoved, Text::kHeadDram, Text::kHeadIntensity, Text::kHeadBinds, Text::kHeadBound})
+        table.heads.push_back(words(head));
+      table.numeric = {false, true, true, true, false, true};
+      double standard = 0;
+      std::string best;
+      double least = 0;
+      for (const Part& one : pass.list("algorithms")) {
+        const std::string name = one.text("algorithm");
+        if (one.has("reason")) {
+          table.rows.push_back({words.contestant(name), "", "", "", clean(one.text("reason"))});
+          continue;
+        }
+        const double dram = one.number("dram_bytes");
+        if (name == "standard") standard = dram;
+        if (name != "standard" && (best.empty() || dram < least)) best = name, least = dram;
+        const auto bound = one.maybe("bound_s");
+        table.rows.push_back({words.contestant(name), bytes_text(one.number("moved_bytes")), bytes_text(dram),
+                              fmt::format("{:.0f}", one.number("flops_per_byte_dram")), clean(one.text("binding", "")),
+                              bound ? seconds_text(*bound) : ""});
+      }
+      if (standard > 0 && !best.empty())
+        sentences.push_back(
+            words(Text::kMovesLess, {device, problem, words.pass(pass.text("pass")), clean(best), bytes_text(least), bytes_text(standard)}));
+      blocks.push_back(Block::of(std::move(table)));
+    }
+  }
+  if (blocks.empty()) return section;
+  section.blocks.push_back(Block::paragraph(words(Text::kMemoryModelText)));
+  if (!sentences.empty()) section.blocks.push_back(Block::bullets(std::move(sentences)));
+  section.blocks.insert(section.blocks.end(), blocks.begin(), blocks.end());
+  section.blocks.push_back(Block::commands(words(Text::kRepeat), {"fattn memory --help"}));
+  return section;
+}
+
+Section ceilings(const Material& m) {
+  const Words& words = m.words;
+  Section section{"ceilings", words(Text::kCeilings), {}};
+  for (const Input& input : m.calibration) {
+    const Part whole(input.json, "'" + input.file + "'");
+    require_version(whole, "fattn_calibration", input.file);
+    const Part machine = whole.object("machine");
+    PageTable table;
+    table.caption = clean(machine.text("GPU", machine.text("processor", "")));
+    for (const Text head : {Text::kHeadQuantity, Text::kHeadValue, Text::kHeadInterval}) table.heads.push_back(words(head));
+    table.numeric = {false, true, true};
+    const Part measured = whole.object("measured");
+    for (const auto& [key, json] : measured.json().items()) {
+      const Part one(json, measured.name() + "." + key);
+      std::string name = key;
+      std::replace(name.begin(), name.end(), '_', ' ');
+      if (one.has("value"))
+        table.rows.push_back({clean(name), quantity_text(key, one.number("value")),
+                              quantity_text(key, one.number("low")) + " – " + quantity_text(key, one.number("high"))});
+      else
+        table.rows.push_back({clean(name), "", clean(one.text("reason", ""))});
+    }
+    if (table.rows.empty()) throw RecordError("'" + input.file + "' has nothing measured");
+    section.blocks.push_back(Block::of(std::move(table), true));
+  }
+  if (section.blocks.empty()) return section;
+  section.blocks.insert(section.blocks.begin(), Block::paragraph(words(Text::kCeilingsText)));
+  section.blocks.push_back(Block::commands(words(Text::kRepeat), {"fattn calibrate"}));
+  return section;
+}
+
+}  // namespace fattn::lab::report
