@@ -89,7 +89,7 @@ PageFigure figure_of(const Words& words, const Race& race) {
       const RowOfRecord *row = race.row(pass, name), *base = race.row(pass, standard);
       const bool ok = row && row->ok();
       times.values.push_back(ok ? base->time->median / row->time->median : chart::kNotKnown);
-      times.labels.push_back(ok ? times_text(times.values.back()) : row ? row->status : "-");
+      times.labels.push_back(ok ? speed_text(*row, *base) : row ? row->status : "-");
       const bool bytes = ok && memory_of(*row) && memory_of(*base);
       share.values.push_back(bytes ? *row->extra_bytes / *base->extra_bytes : chart::kNotKnown);
       share.labels.push_back(bytes ? share_text(share.values.back()) : "-");
@@ -103,6 +103,9 @@ PageFigure figure_of(const Words& words, const Race& race) {
   figure.chart.title = figure.caption;
   figure.chart.description = words(Text::kRaceDescription, {words.contestant(standard), words.device(race.device), clean(race.problem)});
   figure.chart.panels = {speed, memory};
+  for (const chart::Bars& bars : speed.bars)
+    if (std::any_of(bars.labels.begin(), bars.labels.end(), [](const std::string& label) { return label.find('?') != std::string::npos; }))
+      figure.chart.note = words(Text::kOverlapNote);
   return figure;
 }
 
@@ -123,8 +126,7 @@ PageTable table_of(const Words& words, const Race& race) {
       }
       table.rows.push_back({words.contestant(name), words.pass(pass), seconds_text(row->time->median), seconds_range(row->time->low, row->time->high),
                             row->flops_per_s ? rate_text(*row->flops_per_s) : "", row->peak_fraction ? share_text(*row->peak_fraction) : "",
-                            base && base->ok() && base != row ? times_text(base->time->median / row->time->median) : "",
-                            row->extra_bytes ? bytes_text(*row->extra_bytes) : ""});
+                            base && base->ok() && base != row ? speed_text(*row, *base) : "", row->extra_bytes ? bytes_text(*row->extra_bytes) : ""});
     }
   return table;
 }

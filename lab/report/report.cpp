@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <system_error>
 
@@ -18,6 +19,22 @@ namespace fs = std::filesystem;
 
 constexpr std::array kKinds = {"fattn_record", "fattn_sweep", "fattn_memory", "fattn_calibration", "fattn_regress", "accuracy", "values"};
 bool known(const Json& json) { return std::find(kKinds.begin(), kKinds.end(), kind_of(json)) != kKinds.end(); }
+
+// Machines of one name that are not one are told apart by their caches.
+void tell_machines_apart(std::vector<MeasuredRecord>& records) {
+  constexpr std::array kCaches = {std::pair{"l1d_bytes", "L1d"}, std::pair{"l2_bytes", "L2"}, std::pair{"l3_bytes", "L3"}};
+  std::map<std::string, std::map<std::string, std::set<double>>> sizes;  // by model and cache
+  const auto cpu_of = [](const MeasuredRecord& record) { return Part(record.environment, "environment").object("cpu"); };
+  for (const MeasuredRecord& record : records)
+    for (const auto& [key, name] : kCaches) sizes[cpu_of(record).text("model", "")][key].insert(cpu_of(record).number(key, 0));
+  for (MeasuredRecord& record : records) {
+    const std::string model = cpu_of(record).text("model", "");
+    std::string told = model;
+    for (const auto& [key, name] : kCaches)
+      if (sizes[model][key].size() > 1) told += fmt::format(", {:.0f} KiB {}", cpu_of(record).number(key, 0) / 1024, name);
+    if (told != model) record.environment["cpu"]["model"] = told;
+  }
+}
 
 Material material_of(const Inputs& inputs, Language language) {
   Material m{Words(language), {}, {}, {}, {}, {}, {}, inputs.not_read, {}, {}};
@@ -40,6 +57,7 @@ Material material_of(const Inputs& inputs, Language language) {
   std::stable_sort(m.records.begin(), m.records.end(), [](const MeasuredRecord& a, const MeasuredRecord& b) {
     return Part(a.environment, "environment").text("date", "") < Part(b.environment, "environment").text("date", "");
   });
+  tell_machines_apart(m.records);
   m.versus = versus_of(m.records);
   m.families = families_of(m.records);
   return m;
@@ -101,6 +119,11 @@ std::string file_name(const std::string& text) {
   }
   while (!name.empty() && name.back() == '-') name.pop_back();
   return name.substr(0, 100);
+}
+
+std::string speed_text(const RowOfRecord& row, const RowOfRecord& base) {
+  const bool overlap = &row != &base && row.time->low <= base.time->high && base.time->low <= row.time->high;
+  return times_text(base.time->median / row.time->median) + (overlap ? " ?" : "");
 }
 
 int look_for(const std::string& contestant, const std::vector<std::string>& all) {

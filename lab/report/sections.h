@@ -33,6 +33,8 @@ Section environment(const Material& material);
 Section not_measured(const Material& material);
 
 // Shared by them.
+// "7.80", or "1.02 ?" where the intervals of the two medians overlap.
+std::string speed_text(const RowOfRecord& row, const RowOfRecord& base);
 int look_for(const std::string& contestant, const std::vector<std::string>& all);
 std::string file_name(const std::string& text);  // of a figure: small letters, digits and dashes
 Block repeating(const Words& words, const std::vector<const MeasuredRecord*>& records);

@@ -114,7 +114,7 @@ chart::Panel speedup_panel(const Words& words, const Family& f, const std::strin
       const RowOfRecord *row = f.row(pass, name, n), *base = f.row(pass, standard, n);
       const bool both = row && row->ok() && base && base->ok();
       bars.values.push_back(both ? base->time->median / row->time->median : chart::kNotKnown);
-      bars.labels.push_back(both ? times_text(bars.values.back()) : base && !base->ok() ? base->status : "-");
+      bars.labels.push_back(both ? speed_text(*row, *base) : base && !base->ok() ? base->status : "-");
     }
     panel.bars.push_back(std::move(bars));
   }
@@ -131,6 +131,7 @@ PageFigure figure_of(const Words& words, const Family& f) {
   chart.title = figure.caption;
   chart.description = words(Text::kSeqlenDescription, {words.device(f.device), family});
   chart.note = words(Text::kBandNote);
+  if (!standard.empty() && !f.constant_tokens) chart.note = words.then(chart.note, words(Text::kOverlapNote));
   if (std::any_of(f.rows.begin(), f.rows.end(), [](const auto& row) { return row.second->extra_bytes_method == "resident set"; }))
     chart.note = words.then(chart.note, words(Text::kResident));
   const chart::Axis time{words(Text::kTimeAxis), chart::ScaleKind::kLog10, chart::Unit::kTime};

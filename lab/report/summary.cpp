@@ -41,7 +41,8 @@ std::vector<Card> cards_of(const Words& words, const std::vector<const Versus*>&
     if (v->pass == "fwdbwd" && race.size() > 2) continue;
     const std::string spread = v->duels.size() == 1 ? words(Text::kCardOne, {times_text(v->low), times_text(v->high)})
                                                     : many(*v, times_text(v->least->ratio), times_text(v->most->ratio));
-    cards.push_back({v->low > 1, words(Text::kCardTimes, {times_text(v->mean)}), words(Text::kCardFaster, {words.pass(v->pass)}), spread});
+    cards.push_back({v->low > 1, words(Text::kCardTimes, {times_text(v->mean)}),
+                     words(v->low > 1 || v->high < 1 ? Text::kCardFaster : Text::kCardUndecided, {words.pass(v->pass)}), spread});
   }
   const Versus* memory = nullptr;
   for (const Versus* v : race)
@@ -72,9 +73,13 @@ std::string sentence_of(const Words& words, const Versus& v) {
           text, words(Text::kMemoryOne, {share_text(*duel.memory), bytes_text(*duel.ours->extra_bytes), bytes_text(*duel.other->extra_bytes)}));
     return text;
   }
-  text = words(Text::kFasterMany,
-               {device, dtype, pass, times_text(v.mean), other, count_text(static_cast<double>(v.duels.size())), times_text(v.least->ratio),
-                clean(v.least->ours->problem()), times_text(v.most->ratio), clean(v.most->ours->problem())});
+  const std::string problems = count_text(static_cast<double>(v.duels.size()));
+  if (v.low > 1)
+    text = words(Text::kFasterMany, {device, dtype, pass, times_text(v.mean), other, problems, times_text(v.least->ratio),
+                                     clean(v.least->ours->problem()), times_text(v.most->ratio), clean(v.most->ours->problem())});
+  else
+    text = words(v.high < 1 ? Text::kSlowerMany : Text::kUndecidedMany,
+                 {device, dtype, pass, times_text(v.mean), other, problems, times_text(v.low), times_text(v.high)});
   if (v.slower + v.undecided == 0)
     text = words.then(text, words(Text::kTallyAll));
   else
