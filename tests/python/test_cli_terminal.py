@@ -45,7 +45,7 @@ class Outputs:
             "check": ["check", "--dtype", "bf16", "--filter", "-q7-"],
             "bench": ["bench", *TINY, "--causal", "--explain"],
             "compare": ["compare", *TINY, "--no-grad", "--causal", "--provider", "fattn", "--provider", "standard"],
-            "regress": ["regress", "--baseline", root / "docs/results/h200-headline.json", "--current", root / "docs/results/h200-headline.json"],
+            "regress": ["regress", "--baseline", root / "docs/results/h200-headline.json", "--current", root / "docs/results/h200-headline.json", "--all"],
             "cache": ["cache", "list"],
         }
 
