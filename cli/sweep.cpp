@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <tuple>
@@ -126,11 +127,11 @@ ordered_json record_of(const SweepSetup& setup, const SweepFrame& frame, ordered
 }
 
 // The earlier record, or nothing where there need be none.
-ordered_json earlier_record(const SweepSetup& setup) {
-  if (setup.resume_from.empty()) return nullptr;
+std::optional<ordered_json> earlier_record(const SweepSetup& setup) {
+  if (setup.resume_from.empty()) return std::nullopt;
   std::ifstream file(setup.resume_from, std::ios::binary);
   if (!file) {
-    if (!setup.resume_must_exist) return nullptr;
+    if (!setup.resume_must_exist) return std::nullopt;
     throw std::runtime_error("'" + printable(setup.resume_from) + "' cannot be read; name the record of an earlier sweep, or leave --resume out");
   }
   std::ostringstream content;
@@ -142,12 +143,17 @@ ordered_json earlier_record(const SweepSetup& setup) {
   return record;
 }
 
-void take_rows(const ordered_json& record, const SweepSetup& setup, const SweepFrame& frame, SweepRows& rows) {
-  if (record.is_null()) return;
+// Its rows that are ok, and what was found beside them.
+void take_over(const ordered_json& record, const SweepSetup& setup, SweepFrame& frame, SweepRows& rows) {
   try {
     for (const ordered_json& row :
          lab::rows_to_resume(record, setup.flags, frame.environment, {"--values", "--patience", "--memory-limit", "--timeout"}))
       rows.put(row, row.at("value").get<int64_t>(), row.at("contestant").get<std::string>());
+    frame.peaks_before = record.at("peaks").at("before");
+    frame.peaks_after = record.at("peaks").at("after");
+    frame.disturbance = record.at("disturbance");
+  } catch (const nlohmann::json::exception&) {
+    throw std::runtime_error("'" + printable(setup.resume_from) + "' is no whole record of a sweep: 'peaks', 'disturbance' or a row lacks something");
   } catch (const std::exception& e) {
     throw std::runtime_error("--resume from '" + printable(setup.resume_from) + "' is not possible: " + e.what());
   }
@@ -218,9 +224,10 @@ void write_text(const std::string& text, const std::string& path) {
   file.publish();
 }
 
-void draw(const Output& out, const lab::Sweep& sweep, const std::string& target) {
-  if (target.empty()) return;
+// Returns the files.
+std::vector<std::string> draw(const lab::Sweep& sweep, const std::string& target) {
   std::vector<std::string> files;
+  if (target.empty()) return files;
   if (target.ends_with(".svg")) {
     write_text(lab::chart::to_svg(figure_of(sweep, sweep.passes)), target);
     files.push_back(target);
@@ -233,7 +240,7 @@ void draw(const Output& out, const lab::Sweep& sweep, const std::string& target)
       if (once) break;
     }
   }
-  for (const std::string& file : files) out.say("figure: " + printable(file), 8);
+  return files;
 }
 
 int exit_code_of_sweep(const lab::Sweep& sweep) {
@@ -248,7 +255,7 @@ int run_sweep(SweepFlags& flags) {
   require_writable(json);
   if (flags.figure.ends_with(".svg")) require_writable(flags.figure);
   require_writable(flags.status);
-  const ordered_json earlier = earlier_record(setup);
+  const std::optional<ordered_json> earlier = earlier_record(setup);
 
   RaceOptions options;
   options.grad = setup.grad();
@@ -266,12 +273,7 @@ int run_sweep(SweepFlags& flags) {
   frame.environment = measure::environment();
   frame.device = device_words(options.place, frame.environment, library.num_threads, setup.axis == lab::SweepAxis::kThreads);
   SweepRows rows(setup);
-  take_rows(earlier, setup, frame, rows);
-  if (!earlier.is_null()) {
-    frame.peaks_before = earlier.at("peaks").at("before");
-    frame.peaks_after = earlier.at("peaks").at("after");
-    frame.disturbance = earlier.at("disturbance");
-  }
+  if (earlier) take_over(*earlier, setup, frame, rows);
   std::vector<PlannedStep> steps = plan_steps(setup, rows);
   const bool anything = std::any_of(steps.begin(), steps.end(), [](const PlannedStep& step) { return step.anything(); });
 
@@ -350,6 +352,9 @@ int run_sweep(SweepFlags& flags) {
 
   const ordered_json record = record_of(setup, frame, rows.in_order(), true);
   const lab::Sweep sweep = lab::read_sweep(record);
+  // First of all, should the reader of the words below not read to their end.
+  if (!json.empty()) write_json(record, json);
+  const std::vector<std::string> figures = draw(sweep, flags.figure);
   Output out(flags.output, json);
   out.say(printable(fmt::format("sweep over {} of {}, on {}: checked against the float64 oracle, then timed in turns", name_of(setup.axis),
                                 sweep.problem, sweep.device)),
@@ -362,8 +367,7 @@ int run_sweep(SweepFlags& flags) {
   print_peaks(out, measured.first, measured.last);
   print_warnings(out, measured.rows);
   print_disturbance(out, measured.disturbance, measured.rows);
-  if (!json.empty()) write_json(record, json);
-  draw(out, sweep, flags.figure);
+  for (const std::string& file : figures) out.say("figure: " + printable(file), 8);
   return exit_code_of_sweep(sweep);
 }
 

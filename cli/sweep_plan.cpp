@@ -132,8 +132,8 @@ void heed_patience(std::vector<PlannedStep>& steps, double patience) {
         continue;
       }
       entry.too_long =
-          fmt::format("would take about {}; {} of {} are left for it. Allow it with --patience {}", duration_in_words(entry.seconds),
-                      left < 1 ? "none" : duration_in_words(left), duration_in_words(patience), patience_for(patience + entry.seconds - left));
+          fmt::format("would take about {}, and the sweep has {} left of {}. Allow it with --patience {}", duration_in_words(entry.seconds),
+                      left < 1 ? "nothing" : duration_in_words(left), duration_in_words(patience), patience_for(patience + entry.seconds - left));
     }
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "lab/report/sections.h"
 
@@ -75,6 +76,65 @@ Section memory_model(const Material& m) {
   if (!sentences.empty()) section.blocks.push_back(Block::bullets(std::move(sentences)));
   section.blocks.insert(section.blocks.end(), blocks.begin(), blocks.end());
   section.blocks.push_back(Block::commands(words(Text::kRepeat), {"fattn memory --help"}));
+  return section;
+}
+
+Section predictions(const Material& m) {
+  const Words& words = m.words;
+  Section section{"predictions", words(Text::kPredictions), {}};
+  for (const Input& input : m.predict) {
+    const Part whole(input.json, "'" + input.file + "'");
+    require_version(whole, "fattn_predict", input.file);
+    const Part environment = whole.object("environment");
+    std::string device = environment.object("cpu").text("model", "CPU");
+    const std::vector<Part> gpus = environment.list("gpus");
+    const std::vector<std::string> flags = whole.texts("flags");
+    const bool on_gpu = std::any_of(flags.begin(), flags.end(), [](const std::string& flag) { return flag.rfind("cuda", 0) == 0; });
+    if (on_gpu && !gpus.empty()) device = gpus[0].text("name", device);
+    std::vector<std::string> sentences;
+    const Part scores = whole.object("scores");
+    for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
+      const Part score = scores.object(pass);
+      if (!score.has("mean_absolute_error_fraction")) continue;
+      sentences.push_back(
+          words(Text::kPredictionsText,
+                {clean(device), words.pass(pass), count_text(score.number("count")), share_text(score.number("mean_absolute_error_fraction")),
+                 share_text(score.number("error_95_fraction")), share_text(std::abs(score.number("worst_error_fraction"))),
+                 clean(score.text("worst")), count_text(score.number("memory_exact")), count_text(score.number("memory_count"))}));
+    }
+    chart::Panel panel{words(Text::kScatterPanel)};
+    panel.x = {words(Text::kMeasuredAxis), chart::ScaleKind::kLog10, chart::Unit::kTime};
+    panel.y = {words(Text::kPredictedAxis), chart::ScaleKind::kLog10, chart::Unit::kTime};
+    panel.references.push_back({chart::Reference::Kind::kPower, words(Text::kExactLine), 1, 1});
+    PageTable table;
+    table.caption = words(Text::kPredictionsOne);
+    for (const Text head : {Text::kHeadProblem, Text::kHeadPass, Text::kHeadPredicted, Text::kHeadMeasured}) table.heads.push_back(words(head));
+    table.numeric = {false, false, true, true};
+    int look = 0;
+    for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
+      chart::Line line{words.pass(pass), look++};
+      line.connected = false;
+      for (const Part& row : whole.list("rows")) {
+        if (row.text("pass") != pass) continue;
+        const auto predicted = row.maybe("predicted_s"), measured = row.maybe("measured_s");
+        if (predicted && measured) line.points.push_back({*measured, *predicted});
+        table.rows.push_back({clean(problem_of(row)), words.pass(pass), predicted ? seconds_text(*predicted) : clean(row.text("unknown", "")),
+                              measured ? seconds_text(*measured) : ""});
+      }
+      if (!line.points.empty()) panel.lines.push_back(std::move(line));
+    }
+    if (!sentences.empty()) section.blocks.push_back(Block::bullets(std::move(sentences)));
+    if (!panel.lines.empty()) {
+      PageFigure figure;
+      figure.name = file_name("predicted " + device);
+      figure.caption = words(Text::kScatterCaption, {clean(device)});
+      figure.chart.title = figure.caption;
+      figure.chart.panels = {panel};
+      section.blocks.push_back(Block::of(std::move(figure)));
+    }
+    if (!table.rows.empty()) section.blocks.push_back(Block::of(std::move(table), true));
+    section.blocks.push_back(Block::commands(words(Text::kRepeat), {command_line("predict", flags)}));
+  }
   return section;
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array kKinds = {"fattn_record", "fattn_sweep", "fattn_memory", "fattn_calibration", "fattn_regress", "accuracy", "values"};
+constexpr std::array kKinds = {"fattn_record",  "fattn_sweep",   "fattn_memory", "fattn_calibration",
+                               "fattn_predict", "fattn_regress", "accuracy",     "values"};
 bool known(const Json& json) { return std::find(kKinds.begin(), kKinds.end(), kind_of(json)) != kKinds.end(); }
 
 // Machines of one name that are not one are told apart by their caches.
@@ -37,7 +38,7 @@ void tell_machines_apart(std::vector<MeasuredRecord>& records) {
 }
 
 Material material_of(const Inputs& inputs, Language language) {
-  Material m{Words(language), {}, {}, {}, {}, {}, {}, inputs.not_read, {}, {}};
+  Material m{Words(language), {}, {}, {}, {}, {}, {}, {}, inputs.not_read, {}, {}};
   for (const Input& input : inputs.records) {
     const std::string kind = kind_of(input.json);
     if (kind == "accuracy")
@@ -50,6 +51,8 @@ Material material_of(const Inputs& inputs, Language language) {
       m.memory.push_back(input);
     else if (kind == "fattn_calibration")
       m.calibration.push_back(input);
+    else if (kind == "fattn_predict")
+      m.predict.push_back(input);
     else
       m.records.push_back(measured_record(input.json, input.file));
   }
@@ -86,12 +89,13 @@ Page page_of(const Material& m) {
   std::string all_machines;
   for (const std::string& one : machines) all_machines += (all_machines.empty() ? "" : words(Text::kListDot)) + one;
   page.title = words(Text::kTitle, {all_machines});
-  const size_t records = m.records.size() + m.accuracy.size() + m.values.size() + m.regress.size() + m.memory.size() + m.calibration.size();
+  const size_t records =
+      m.records.size() + m.accuracy.size() + m.values.size() + m.regress.size() + m.memory.size() + m.calibration.size() + m.predict.size();
   page.subtitle = words(Text::kSubtitle, {std::to_string(records), versions.empty() ? "?" : words.list(versions),
                                           first == last ? clean(first) : words(Text::kDateRange, {clean(first), clean(last)})});
   page.contents = words(Text::kContents), page.skip = words(Text::kSkip), page.open_table = words(Text::kTable);
-  for (const auto& section :
-       {summary, beside_standard, by_seqlen, beside_others, prices, memory_model, ceilings, accuracy, comparisons, environment, not_measured})
+  for (const auto& section : {summary, beside_standard, by_seqlen, beside_others, prices, memory_model, predictions, ceilings, accuracy, comparisons,
+                              environment, not_measured})
     if (Section made = section(m); !made.blocks.empty()) page.sections.push_back(std::move(made));
   // Names of files are unique, whatever devices are called.
   std::set<std::string> taken;

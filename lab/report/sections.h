@@ -14,7 +14,7 @@ namespace fattn::lab::report {
 struct Material {
   Words words;
   std::vector<MeasuredRecord> records;
-  std::vector<Input> accuracy, values, regress, memory, calibration;
+  std::vector<Input> accuracy, values, regress, memory, calibration, predict;
   std::vector<std::string> not_read;
   std::vector<Versus> versus;
   std::vector<Family> families;
@@ -27,6 +27,7 @@ Section beside_others(const Material& material);
 Section prices(const Material& material);
 Section accuracy(const Material& material);
 Section memory_model(const Material& material);
+Section predictions(const Material& material);
 Section ceilings(const Material& material);
 Section comparisons(const Material& material);
 Section environment(const Material& material);

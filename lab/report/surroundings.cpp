@@ -87,6 +87,7 @@ Section not_measured(const Material& m) {
   if (missing.empty() && !m.records.empty()) section.blocks.push_back(Block::paragraph(words(Text::kMissingNone)));
   std::vector<std::string> absent;
   if (m.memory.empty()) absent.emplace_back("fattn memory");
+  if (m.predict.empty()) absent.emplace_back("fattn predict");
   if (m.calibration.empty()) absent.emplace_back("fattn calibrate");
   if (m.accuracy.empty()) absent.emplace_back("fattn check --accuracy");
   if (m.values.empty()) absent.emplace_back("fattn check --values");

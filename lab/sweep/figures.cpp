@@ -134,6 +134,8 @@ Panel speedup_panel(const Sweep& sweep, const std::string& pass) {
     }
     if (any) panel.bars.push_back(std::move(bars));
   }
+  const bool open = std::any_of(sweep.cells.begin(), sweep.cells.end(), [&](const Cell& c) { return c.pass == pass && c.ok() && c.undecided; });
+  if (open && !panel.bars.empty()) panel.note = "?: the intervals overlap, so neither is called faster.";
   if (!panel.bars.empty()) panel.references.push_back({Reference::Kind::kLevel, "as fast as " + sweep.baseline, 1});
   return panel;
 }
@@ -144,15 +146,19 @@ Panel growth_panel(const Sweep& sweep, const std::string& pass) {
   panel.x.scale = ScaleKind::kLog2;
   panel.y.scale = ScaleKind::kLog10;
   panel.note.clear();
-  for (Line& line : panel.lines) line.connected = false;
+  for (Line& line : panel.lines) {
+    line.connected = false;
+    for (Point& point : line.points) point.low = point.high = kNotKnown;
+  }
   const double exponent = expected_exponent(sweep);
-  // Through the last point of the first line, so that it lies among the measurements.
+  // A little below the last point of the first line: beside the measurements.
+  constexpr double kBelow = 0.4;
   for (const Line& line : panel.lines) {
     const auto last = std::find_if(line.points.rbegin(), line.points.rend(), [](const Point& p) { return std::isfinite(p.y) && p.x > 0; });
     if (last == line.points.rend()) continue;
     panel.references.push_back({Reference::Kind::kPower,
                                 exponent == 2 ? "slope 2: seqlen^2, as the operations" : "slope 1: seqlen, as the operations",
-                                last->y / std::pow(last->x, exponent), exponent});
+                                kBelow * last->y / std::pow(last->x, exponent), exponent});
     break;
   }
   for (const Growth& one : growth_of(sweep))

@@ -52,15 +52,21 @@ std::string speed(const Sweep& sweep, const std::string& contestant, const std::
   // From where on it stays faster, to the largest that was compared.
   size_t from = cells.size();
   while (from > 0 && wins(cells[from - 1])) --from;
-  if (from == cells.size() || sweep.axis == SweepAxis::kCausal)
-    return head + fmt::format("faster than {} at some and not at others: ", sweep.baseline) + extremes(sweep, cells) + ".";
+  if (from == cells.size() || sweep.axis == SweepAxis::kCausal) {
+    const auto count = [&](auto&& of) { return std::count_if(cells.begin(), cells.end(), of); };
+    const auto won = count(wins), lost = count(loses);
+    return head +
+           fmt::format("faster than {} at {} of {}{}, undecided at {}: ", sweep.baseline, won, cells.size(),
+                       lost > 0 ? fmt::format(", slower at {}", lost) : "", static_cast<int64_t>(cells.size()) - won - lost) +
+           extremes(sweep, cells) + ".";
+  }
   const std::vector<const Cell*> above(cells.begin() + static_cast<std::ptrdiff_t>(from), cells.end());
-  const Cell* last_below = cells[from - 1];
-  return head + fmt::format("faster than {} from {} {} on ({}); {} {} it is {}.", sweep.baseline, name, above.front()->value, extremes(sweep, above),
-                            at(sweep, last_below->value), times(*last_below->speedup),
-                            loses(last_below)       ? "slower"
-                            : last_below->undecided ? "undecided"
-                                                    : "not faster");
+  const Cell* below = cells[from - 1];
+  const std::string where = above.size() > 1
+                                ? fmt::format("from {} {} on ({})", name, above.front()->value, extremes(sweep, above))
+                                : fmt::format("{}, the largest compared ({})", at(sweep, above.front()->value), times(*above.front()->speedup));
+  return head + fmt::format("faster than {} {}; {} {} ({}).", sweep.baseline, where, loses(below) ? "slower" : "undecided", at(sweep, below->value),
+                            times(*below->speedup));
 }
 
 // Where a contestant could not run for this reason, and who still could.
@@ -71,6 +77,9 @@ std::string ran_out(const Sweep& sweep, const std::string& contestant, const std
       if (const Cell* cell = sweep.cell(value, contestant, pass); cell && cell->status == status && (values.empty() || values.back() != value))
         values.push_back(value);
   if (values.empty()) return "";
+  if (status == "unsupported" || status == "unavailable")
+    if (std::none_of(sweep.cells.begin(), sweep.cells.end(), [&](const Cell& cell) { return cell.contestant == contestant && cell.ok(); }))
+      return fmt::format("{} was not measured: {}.", contestant, sweep.cell(values.front(), contestant, sweep.passes.front())->reason);
   std::string text = contestant + " " + what + " ";
   if (sweep.axis == SweepAxis::kCausal) {
     for (size_t i = 0; i < values.size(); ++i) text += (i > 0 ? " and " : "") + at(sweep, values[i]);
@@ -96,15 +105,18 @@ std::string memory(const Sweep& sweep, const std::string& contestant, const std:
   for (const Cell* cell : compared(sweep, contestant, pass))
     if (cell->memory_share && (!largest || cell->value > largest->value)) largest = cell;
   if (!largest || !largest->extra_bytes) return "";
-  return fmt::format("{}, {}: {:.{}f} % of {}'s extra memory {}.", words_for_pass(pass), contestant, 100 * *largest->memory_share,
-                     *largest->memory_share < 0.0995 ? 1 : 0, sweep.baseline, at(sweep, largest->value));
+  return fmt::format(" It adds {:.{}f} % of {}'s memory {}.", 100 * *largest->memory_share, *largest->memory_share < 0.0995 ? 1 : 0, sweep.baseline,
+                     at(sweep, largest->value));
 }
 
 std::string growth(const Growth& one) {
+  constexpr double kToldWell = 1;  // of an interval's width: beyond it neither seqlen nor seqlen^2 is ruled out
   const std::string head = fmt::format("{}, {}: ", words_for_pass(one.pass), one.contestant);
   if (!one.law) return head + "how its time grows with seqlen is not known: " + one.reason + ".";
-  return head + fmt::format("time grows as seqlen^{:.2f} (95 % interval {:.2f} to {:.2f}, from {} lengths).", one.law->exponent, one.law->low,
-                            one.law->high, one.law->points);
+  const std::string numbers =
+      fmt::format("seqlen^{:.2f}, 95 % interval {:.2f} to {:.2f}, from {} lengths", one.law->exponent, one.law->low, one.law->high, one.law->points);
+  if (!(one.law->high - one.law->low <= kToldWell)) return head + "how its time grows is not told well by what was measured (" + numbers + ").";
+  return head + "time grows as " + numbers + ".";
 }
 
 }  // namespace
@@ -123,7 +135,7 @@ std::vector<std::string> findings(const Sweep& sweep) {
       if (!sweep.baseline.empty() && contestant != sweep.baseline) {
         const bool tried =
             std::any_of(sweep.cells.begin(), sweep.cells.end(), [&](const Cell& cell) { return cell.contestant == contestant && cell.ok(); });
-        if (tried) add(speed(sweep, contestant, pass)), add(memory(sweep, contestant, pass));
+        if (tried) add(speed(sweep, contestant, pass) + memory(sweep, contestant, pass));
       }
   for (const std::string& contestant : sweep.contestants) {
     add(ran_out(sweep, contestant, "out_of_memory", "does not fit into memory"));

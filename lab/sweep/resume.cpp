@@ -85,7 +85,7 @@ std::vector<ordered_json> rows_to_resume(const ordered_json& record, const std::
     for (const ordered_json& row : record.at("rows"))
       if (row.at("status") == "ok") rows.push_back(row);
   } catch (const nlohmann::json::exception& e) {
-    throw std::runtime_error("its content is not that of a sweep: " + std::string(e.what()));
+    throw std::runtime_error("its content is not that of a sweep: " + without_code(e.what()));
   }
   return rows;
 }

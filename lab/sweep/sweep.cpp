@@ -138,7 +138,7 @@ Sweep read_sweep(const ordered_json& record) {
     sweep.complete = record.at("complete").get<bool>();
     for (const ordered_json& row : record.at("rows")) sweep.cells.push_back(cell_of(row));
   } catch (const nlohmann::json::exception& e) {
-    throw std::runtime_error("its content is not that of a sweep: " + std::string(e.what()));
+    throw std::runtime_error("its content is not that of a sweep: " + without_code(e.what()));
   }
   return sweep;
 }
@@ -176,6 +176,11 @@ ordered_json to_json(const std::vector<Growth>& growth) {
                    {"reason", one.reason.empty() ? ordered_json(nullptr) : ordered_json(one.reason)}});
   }
   return all;
+}
+
+std::string without_code(const std::string& said) {
+  const size_t end = said.find("] ");
+  return end == std::string::npos ? said : said.substr(end + 2);
 }
 
 std::string words_for_pass(const std::string& pass) {

@@ -64,6 +64,9 @@ nlohmann::ordered_json to_json(const std::vector<Growth>& growth);
 // In sentences, and never more than the cells carry: from where on who is faster, who runs out of memory where, how time grows.
 std::vector<std::string> findings(const Sweep& sweep);
 
+// What a JSON library says of what it misses, without its own number of it.
+std::string without_code(const std::string& said);
+
 std::string words_for_pass(const std::string& pass);  // "forward pass"
 
 }  // namespace fattn::lab

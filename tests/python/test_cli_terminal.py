@@ -12,7 +12,7 @@ import pytest
 from conftest import screen
 
 TINY = ["--batch", "1", "--seqlen", "64", "--nheads", "2", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
-HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["regress"], ["report"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack"))]
+HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["sweep"], ["regress"], ["report"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack"))]
 RULE = re.compile(r"-+(  -+)+")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -25,7 +25,7 @@ def too_long(lines: list[str], width: int) -> list[str]:
     return [line for line in lines if columns_of(line) > width]
 
 
-NAMES = ["info", "support", "run", "check", "bench", "compare", "regress", "cache"]
+NAMES = ["info", "support", "run", "check", "bench", "compare", "sweep", "regress", "cache"]
 
 
 class Outputs:
@@ -45,6 +45,8 @@ class Outputs:
             "check": ["check", "--dtype", "bf16", "--filter", "-q7-"],
             "bench": ["bench", *TINY, "--causal", "--explain"],
             "compare": ["compare", *TINY, "--no-grad", "--causal", "--provider", "fattn", "--provider", "standard"],
+            # Measured once, then taken from the record.
+            "sweep": ["sweep", "--over", "seqlen", "--values", "16,32", "--pass", "fwd", *TINY[:2], *TINY[4:], "--json", folder / "sweep.json", "--resume"],
             "regress": ["regress", "--baseline", root / "docs/results/h200-headline.json", "--current", root / "docs/results/h200-headline.json", "--all"],
             "cache": ["cache", "list"],
         }

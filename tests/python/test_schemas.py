@@ -1,4 +1,4 @@
-"""The records of info, support, run, check and cache: real ones keep to their schemas (every test that reads a record checks that), and the
+"""The records of info, support, run, check, cache and sweep, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
 import json
 
@@ -21,6 +21,9 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
     run = ["run", "--input", root / SMALL, "--output", folder / "out.safetensors"]
     one = ["check", "--dtype", "fp32", "--filter", fattn("check", "--list", "--dtype", "fp32").stdout.split()[0]]
     failed = folder / "failed.json"
+    status = folder / "status.json"
+    tiny = ["--nheads", "1", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
+    sweep = fattn.json("sweep", "--over", "seqlen", "--values", "16,32", "--pass", "fwd", *tiny, "--status", status)
     fattn(*run, "--device", "cuda", "--json", failed, status=2, env={"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"})
     return {
         "info": fattn.json("info"),
@@ -34,6 +37,8 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "cache_path": fattn.json("cache", "path", env=cache),
         "cache_list": fattn.json("cache", "list", env=cache),
         "cache_clear": fattn.json("cache", "clear", env=cache),
+        "sweep": sweep,
+        "status": json.loads(status.read_text()),
     }
 
 
@@ -88,6 +93,17 @@ def test_with_devices(fattn, cuda_stub):
         ("cache_path", lambda r: r.update(usable="yes")),
         ("cache_list", lambda r: r["entries"].append({"key": "0"})),
         ("cache_clear", lambda r: r.update(command="list")),
+        ("sweep", lambda r: r.update(fattn_sweep=2)),
+        ("sweep", lambda r: r["sweep"].update(over="length")),
+        ("sweep", lambda r: r["sweep"].update(values=[])),
+        ("sweep", lambda r: r["rows"][0].pop("value")),
+        ("sweep", lambda r: r["rows"][0].update(tokens_per_s=None)),
+        ("sweep", lambda r: r["rows"][0].update(time_median_s=0)),
+        ("sweep", lambda r: r["fits"][0].update(reason=None)),
+        ("sweep", lambda r: r["environment"].pop("cpu")),
+        ("sweep", lambda r: r.pop("findings")),
+        ("status", lambda r: r.update(state="asleep")),
+        ("status", lambda r: r.pop("pid")),
     ],
 )
 def test_they_refuse_what_is_no_record(records, name, spoil):
