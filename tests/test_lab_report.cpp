@@ -242,6 +242,61 @@ TEST(LabReportSmall, NothingInARecordBecomesMarkup) {
   EXPECT_TRUE(std::all_of(files.begin(), files.end(), [](const ReportFile& f) { return !has(f.path, "<") && !has(f.path, ".."); }));
 }
 
+TEST(LabReportSmall, ModelsAndTheirScores) {
+  const Json problem = {{"batch", 1},    {"seqlen_q", 64},  {"seqlen_k", 64}, {"nheads", 2},    {"nheads_k", 2},
+                        {"headdim", 64}, {"headdim_v", 64}, {"causal", true}, {"dtype", "fp32"}};
+  const auto counted = [](const char* name, double moved) {
+    return Json{{"algorithm", name},          {"reason", nullptr},  {"moved_bytes", moved}, {"dram_bytes", moved / 2},
+                {"flops_per_byte_dram", 100}, {"binding", nullptr}, {"bound_s", nullptr}};
+  };
+  const Json memory = {
+      {"fattn_memory", 1},
+      {"problem", problem},
+      {"machine", {{"name", "A CPU"}, {"device", "cpu"}}},
+      {"passes",
+       Json::array({{{"pass", "fwd"},
+                     {"algorithms", {counted("standard", 1 << 24), counted("v2", 1 << 20), {{"algorithm", "v3"}, {"reason", "for GPUs"}}}}}})}};
+  Json rows = Json::array();
+  for (const double seconds : {1e-3, 2e-3}) {
+    rows.push_back(problem);
+    rows.back().update({{"pass", "fwd"}, {"predicted_s", 1.1 * seconds}, {"measured_s", seconds}});
+  }
+  rows.push_back(problem);
+  rows.back().update({{"pass", "bwd"}, {"predicted_s", nullptr}, {"measured_s", 1}, {"unknown", "not calibrated"}});
+  const Json predict = {{"fattn_predict", 1},
+                        {"flags", {"--held-out", "2"}},
+                        {"environment", {{"cpu", {{"model", "A CPU"}}}}},
+                        {"scores",
+                         {{"fwd",
+                           {{"count", 2},
+                            {"mean_absolute_error_fraction", 0.1},
+                            {"error_95_fraction", 0.1},
+                            {"worst", "B1 S64"},
+                            {"worst_error_fraction", -0.1},
+                            {"memory_count", 2},
+                            {"memory_exact", 2}}}}},
+                        {"rows", rows}};
+  const Json calibration = {{"fattn_calibration", 1},
+                            {"machine", {{"processor", "A CPU"}}},
+                            {"measured",
+                             {{"dram_read_bytes_per_s", {{"value", 5e10}, {"low", 4e10}, {"high", 6e10}}},
+                              {"bf16_flops_per_s", {{"value", nullptr}, {"reason", "has no such unit"}}}}}};
+  const std::vector<ReportFile> files = make_report({{{"m.json", memory}, {"p.json", predict}, {"c.json", calibration}}, {}}, Language::kEnglish);
+  expect_whole(file_of(files, "index.html"));
+  const std::string page = file_of(files, "report.md");
+  EXPECT_TRUE(has(page, "standard attention moves **16.0 MiB** between the chip's own memory and the cache by this count; v2 1.00 MiB.")) << page;
+  EXPECT_TRUE(has(page, "fattn memory --batch 1 --seqlen 64"));
+  EXPECT_TRUE(has(page,
+                  "the mean absolute error of 2 predicted times is **10 %**; 95 % of them err by at most 10 %, the worst by 10 % (B1 S64). Memory is "
+                  "exact in 2 of 2."));
+  EXPECT_TRUE(has(page, "Not predicted, 1 rows: not calibrated"));
+  EXPECT_TRUE(has(page, "figures/predicted-a-cpu.svg"));
+  EXPECT_TRUE(has(page, "| dram read bytes per s | 50.0 GB/s | 40.0 GB/s – 60.0 GB/s |"));
+  Json other = memory;
+  other["fattn_memory"] = 2;
+  EXPECT_THROW(make_report({{{"m.json", other}}, {}}, Language::kEnglish), RecordError);
+}
+
 TEST(LabReportSmall, TheSameRecordsGiveTheSameBytes) {
   const Json json = lengths("A GPU", "torch-sdpa", "fp16");
   const std::vector<ReportFile> a = report_of(json), b = report_of(json);
@@ -280,7 +335,7 @@ TEST(LabReportSmall, FilesThatAreNoRecords) {
   const Inputs inputs = read_inputs({folder.string()});
   EXPECT_EQ(inputs.records.size(), 1u);
   EXPECT_EQ(inputs.not_read.size(), 2u);
-  EXPECT_TRUE(has(file_of(make_report(inputs, Language::kEnglish), "report.md"), "`a.json` is in the folder and was not read"));
+  EXPECT_TRUE(has(file_of(make_report(inputs, Language::kEnglish), "report.md"), "were not read: a.json, b.json."));
   std::filesystem::remove_all(folder);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "lab/report/sections.h"
 
@@ -23,6 +24,21 @@ std::string problem_of(const Part& p) {
                      p.flag("causal", false) ? " causal" : "");
 }
 
+std::vector<std::string> flags_of(const Part& p, const std::string& device) {
+  std::vector<std::string> flags;
+  for (const auto& [flag, key] : {std::pair{"--batch", "batch"},
+                                  {"--seqlen", "seqlen_q"},
+                                  {"--seqlen-k", "seqlen_k"},
+                                  {"--nheads", "nheads"},
+                                  {"--nheads-k", "nheads_k"},
+                                  {"--headdim", "headdim"},
+                                  {"--headdim-v", "headdim_v"}})
+    flags.insert(flags.end(), {flag, count_text(p.number(key))});
+  flags.insert(flags.end(), {"--dtype", p.text("dtype"), "--device", device});
+  if (p.flag("causal", false)) flags.emplace_back("--causal");
+  return flags;
+}
+
 // By the end of its key: "dram_read_bytes_per_s", "exp_per_s", "launch_s".
 std::string quantity_text(const std::string& key, double value) {
   const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
@@ -38,10 +54,12 @@ Section memory_model(const Material& m) {
   Section section{"memory", words(Text::kMemoryModel), {}};
   std::vector<std::string> sentences;
   std::vector<Block> blocks;
+  std::vector<std::string> commands;
   for (const Input& input : m.memory) {
     const Part whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_memory", input.file);
     const std::string device = clean(whole.object("machine").text("name")), problem = clean(problem_of(whole.object("problem")));
+    commands.push_back(command_line("memory", flags_of(whole.object("problem"), whole.object("machine").text("device"))));
     for (const Part& pass : whole.list("passes")) {
       PageTable table;
       table.caption = words(Text::kMemoryModelTable, {device, words.list({problem, words.pass(pass.text("pass"))})});
@@ -49,25 +67,25 @@ Section memory_model(const Material& m) {
         table.heads.push_back(words(head));
       table.numeric = {false, true, true, true, false, true};
       double standard = 0;
-      std::string best;
-      double least = 0;
+      std::vector<std::string> others;
       for (const Part& one : pass.list("algorithms")) {
         const std::string name = one.text("algorithm");
         if (one.has("reason")) {
           table.rows.push_back({words.contestant(name), "", "", "", clean(one.text("reason"))});
           continue;
         }
-        const double dram = one.number("dram_bytes");
-        if (name == "standard") standard = dram;
-        if (name != "standard" && (best.empty() || dram < least)) best = name, least = dram;
+        const double moved = one.number("moved_bytes");
+        if (name == "standard")
+          standard = moved;
+        else
+          others.push_back(clean(name) + " " + bytes_text(moved));
         const auto bound = one.maybe("bound_s");
-        table.rows.push_back({words.contestant(name), bytes_text(one.number("moved_bytes")), bytes_text(dram),
+        table.rows.push_back({words.contestant(name), bytes_text(moved), bytes_text(one.number("dram_bytes")),
                               fmt::format("{:.0f}", one.number("flops_per_byte_dram")), clean(one.text("binding", "")),
                               bound ? seconds_text(*bound) : ""});
       }
-      if (standard > 0 && !best.empty())
-        sentences.push_back(
-            words(Text::kMovesLess, {device, problem, words.pass(pass.text("pass")), clean(best), bytes_text(least), bytes_text(standard)}));
+      if (standard > 0 && !others.empty())
+        sentences.push_back(words(Text::kMovesLess, {device, problem, words.pass(pass.text("pass")), bytes_text(standard), words.list(others)}));
       blocks.push_back(Block::of(std::move(table)));
     }
   }
@@ -75,7 +93,7 @@ Section memory_model(const Material& m) {
   section.blocks.push_back(Block::paragraph(words(Text::kMemoryModelText)));
   if (!sentences.empty()) section.blocks.push_back(Block::bullets(std::move(sentences)));
   section.blocks.insert(section.blocks.end(), blocks.begin(), blocks.end());
-  section.blocks.push_back(Block::commands(words(Text::kRepeat), {"fattn memory --help"}));
+  section.blocks.push_back(Block::commands(words(Text::kRepeat), std::move(commands)));
   return section;
 }
 
@@ -111,18 +129,21 @@ Section predictions(const Material& m) {
     for (const Text head : {Text::kHeadProblem, Text::kHeadPass, Text::kHeadPredicted, Text::kHeadMeasured}) table.heads.push_back(words(head));
     table.numeric = {false, false, true, true};
     int look = 0;
+    std::map<std::string, int> unknown;  // why, and how often
     for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
       chart::Line line{words.pass(pass), look++};
       line.connected = false;
       for (const Part& row : whole.list("rows")) {
         if (row.text("pass") != pass) continue;
         const auto predicted = row.maybe("predicted_s"), measured = row.maybe("measured_s");
+        if (!predicted) ++unknown[row.text("unknown", "")];
         if (predicted && measured) line.points.push_back({*measured, *predicted});
-        table.rows.push_back({clean(problem_of(row)), words.pass(pass), predicted ? seconds_text(*predicted) : clean(row.text("unknown", "")),
-                              measured ? seconds_text(*measured) : ""});
+        table.rows.push_back(
+            {clean(problem_of(row)), words.pass(pass), predicted ? seconds_text(*predicted) : "-", measured ? seconds_text(*measured) : ""});
       }
       if (!line.points.empty()) panel.lines.push_back(std::move(line));
     }
+    for (const auto& [reason, rows] : unknown) sentences.push_back(words(Text::kNotPredicted, {std::to_string(rows), clean(reason)}));
     if (!sentences.empty()) section.blocks.push_back(Block::bullets(std::move(sentences)));
     if (!panel.lines.empty()) {
       PageFigure figure;

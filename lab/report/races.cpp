@@ -111,7 +111,7 @@ PageFigure figure_of(const Words& words, const Race& race) {
 
 PageTable table_of(const Words& words, const Race& race) {
   PageTable table;
-  table.caption = words(Text::kRaceTable, {words.device(race.device), clean(race.problem)});
+  table.caption = words(Text::kSeqlenTable, {words.device(race.device), clean(race.problem)});
   table.heads = {words(Text::kHeadContestant), words(Text::kHeadPass), words(Text::kHeadTime),  words(Text::kHeadInterval),
                  words(Text::kHeadRate),       words(Text::kHeadPeak), words(Text::kHeadTimes), words(Text::kHeadExtra)};
   table.numeric = {false, false, true, true, true, true, true, true};

@@ -94,7 +94,9 @@ Section not_measured(const Material& m) {
   if (m.regress.empty()) absent.emplace_back("fattn regress");
   if (!absent.empty()) lines.push_back(words(Text::kAbsentKinds, {words.list(absent)}));
   if (devices.size() == 1) lines.push_back(words(Text::kOneDevice, {words.device(*devices.begin())}));
-  for (const std::string& file : m.not_read) lines.push_back(words(Text::kNotRead, {clean(base_name(file)), words(Text::kNotReadKind)}));
+  std::vector<std::string> not_read;
+  for (const std::string& file : m.not_read) not_read.push_back(clean(base_name(file)));
+  if (!not_read.empty()) lines.push_back(words(Text::kNotRead, {words.list(not_read)}));
   if (!missing.empty()) {
     PageTable table;
     table.caption = words(Text::kMissingTable);
