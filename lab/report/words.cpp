@@ -16,7 +16,7 @@ struct Sentence {
 
 constexpr std::array kSentences = {
 #define FATTN_TEXT(name, english, chinese) Sentence{english, chinese},
-#include "lab/report/catalogue.inc"
+    FATTN_REPORT_TEXTS(FATTN_TEXT)
 #undef FATTN_TEXT
 };
 static_assert(kSentences.size() == static_cast<size_t>(Text::kCount));

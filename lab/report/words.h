@@ -1,10 +1,12 @@
-// The sentences of a report in the languages that it is written in: catalogue.inc has each of them in all.
+// The sentences of a report in the languages that it is written in: catalogue.h has each of them in all.
 #pragma once
 
 #include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "lab/report/catalogue.h"
 
 namespace fattn::lab::report {
 
@@ -13,9 +15,9 @@ const char* tag_of(Language language);  // "en", "zh-TW"
 
 enum class Text {
 #define FATTN_TEXT(name, english, chinese) name,
-#include "lab/report/catalogue.inc"
+  FATTN_REPORT_TEXTS(FATTN_TEXT)
 #undef FATTN_TEXT
-  kCount
+      kCount
 };
 
 class Words {
