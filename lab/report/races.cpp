@@ -182,8 +182,8 @@ std::vector<PageFigure> versus_figures(const Material& m) {
     const std::string pass = words.pass(v.pass);
     if (std::find(panel->x.categories.begin(), panel->x.categories.end(), pass) == panel->x.categories.end()) panel->x.categories.push_back(pass);
   }
-  for (auto& [device, figure] : by_device)
-    for (chart::Panel& panel : figure.chart.panels) {
+  for (const std::string& device : devices)
+    for (chart::Panel& panel : by_device[device].chart.panels) {
       std::vector<std::string> others;
       for (const Versus& v : m.versus)
         if (v.device == device && v.dtype == panel.title && v.ours == "fattn" && v.duels.size() >= 3 &&
