@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-all test-gpu bench bench-gpu lint format setup clean
+.PHONY: help run build test test-all test-gpu bench bench-gpu report lint format setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,9 @@ test-gpu: build ## on a machine with a GPU: the table of cases on it, compute-sa
 bench-gpu: build ## the speed table of the GPU against torch's backends; its record goes to docs/results/
 	$(BUILD)/cli/fattn bench --suite cuda --json $(BUILD)/gpu-suite.json
 	@python3 tools/gpu_results.py $(BUILD)/gpu-suite.json
+
+report: build ## docs/report: a page of the records in docs/results, in English and Chinese
+	@python3 tools/make_report.py
 
 lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
 	@tools/setup.sh build lint

@@ -20,6 +20,8 @@
 #include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/predict.h"
+#include "cli/regress.h"
+#include "cli/report_page.h"
 #include "cli/run.h"
 #include "cli/sanitize.h"
 #include "cli/support.h"
@@ -58,6 +60,8 @@ int run_command_line(int argc, char** argv) {
   add_calibrate(app, exit_code);
   add_predict(app, exit_code);
   add_advise(app, exit_code);
+  add_regress(app, exit_code);
+  add_report(app, exit_code);
   add_cache(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {

@@ -186,6 +186,7 @@ void time_pass(std::vector<Entry>& entries, size_t pass_index, Pass pass, const 
     if (!samples[i].seconds.empty()) {
       Statistics time = summarize(samples[i].seconds);
       time.turn_medians = samples[i].turn_medians;
+      time.turn_samples = samples[i].turns;
       running[i]->rows[pass_index]->time = std::move(time);
       running[i]->rows[pass_index]->gpu = metered[i].median();
     }

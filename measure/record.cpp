@@ -136,6 +136,7 @@ ordered_json to_json(const Row& row) {
     json["time_ci_level"] = t.ci_level;
     json["time_spread_fraction"] = t.spread();
     json["time_turn_medians_s"] = t.turn_medians;
+    if (!t.turn_samples.empty()) json["time_turn_samples_s"] = t.turn_samples;
   }
   json["flops"] = row.cost.flops;
   json["flops_nominal"] = row.cost.flops_nominal;

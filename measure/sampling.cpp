@@ -112,6 +112,7 @@ std::vector<Samples> sample_in_turns(const std::vector<Sampler>& samplers, const
         const std::vector<double> now = samplers[i](now_wanted, first ? 1 : 0);
         samples[i].seconds.insert(samples[i].seconds.end(), now.begin(), now.end());
         samples[i].turn_medians.push_back(summarize(now).median);
+        samples[i].turns.push_back(kept_of_turn(now));
         if (sampled) sampled(i, round == rounds - 1);
       });
       if (wanted[i] > 0) turn(i, false);

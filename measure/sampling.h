@@ -47,6 +47,7 @@ using Sampler = std::function<std::vector<double>(int samples, int warmup)>;
 // What one sampler gave: seconds a call, and the median of each of its turns.
 struct Samples {
   std::vector<double> seconds, turn_medians;
+  std::vector<std::vector<double>> turns;  // what records keep of each
 };
 
 // Warms every sampler up, then takes their samples in turns. An exception of sampler i ends sampler i alone: it is handed

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <utility>
 
 namespace fattn::measure {
 namespace {
@@ -52,6 +55,21 @@ Statistics summarize(std::vector<double> samples) {
   r.quartile_low = samples[n / 4];
   r.quartile_high = samples[n - 1 - n / 4];
   return r;
+}
+
+std::vector<double> kept_of_turn(std::vector<double> samples) {
+  if (samples.size() > kKeptOfTurn) {
+    std::sort(samples.begin(), samples.end());
+    std::vector<double> ranks;
+    for (size_t i = 0; i < kKeptOfTurn; ++i) ranks.push_back(samples[(2 * i + 1) * samples.size() / (2 * kKeptOfTurn)]);
+    samples = std::move(ranks);
+  }
+  for (double& s : samples) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.6g", s);
+    s = std::strtod(digits, nullptr);
+  }
+  return samples;
 }
 
 bool undecided(const Statistics& a, const Statistics& b) { return !(a.ci_high < b.ci_low || b.ci_high < a.ci_low); }

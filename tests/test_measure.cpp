@@ -88,6 +88,14 @@ TEST(Statistics, RefusesWhatIsNoSample) {
   EXPECT_THROW(summarize({std::numeric_limits<double>::infinity()}), std::invalid_argument);
 }
 
+TEST(Statistics, WhatARecordKeepsOfATurn) {
+  EXPECT_EQ(kept_of_turn({3.25e-3, 1.23456789e-3}), (std::vector<double>{3.25e-3, 1.23457e-3}));
+  std::vector<double> many;
+  for (int i = 0; i < 160; ++i) many.push_back(1 + (i * 77 % 160));
+  EXPECT_EQ(kept_of_turn(many), (std::vector<double>{11, 31, 51, 71, 91, 111, 131, 151}));
+  EXPECT_EQ(kept_of_turn(std::vector<double>(9, 2.0)), std::vector<double>(8, 2.0));
+}
+
 TEST(Statistics, UndecidedWhereIntervalsOverlap) {
   Statistics a, b;
   a.ci_low = 1, a.ci_high = 2, b.ci_low = 1.5, b.ci_high = 3;
@@ -123,6 +131,7 @@ TEST(Sampling, TakesTurnsAndEndsOnlyTheOneThatFails) {
   EXPECT_EQ(failed, 1u);
   EXPECT_GE(samples[0].seconds.size(), 10u);
   EXPECT_EQ(samples[0].turn_medians, std::vector<double>(5, 0.01));
+  EXPECT_EQ(samples[0].turns, std::vector<std::vector<double>>(5, {0.01, 0.01}));
   EXPECT_TRUE(samples[1].seconds.empty() && samples[1].turn_medians.empty());
   EXPECT_GE(samples[2].seconds.size(), 10u);
   // After the warm-up of each: 0 2 0 2 ...

@@ -1,4 +1,4 @@
-"""The records of info, support, run, check, cache, sweep, calibrate, memory, predict, advise, predict and advise, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
+"""The records of the commands, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
 import json
 
@@ -6,6 +6,11 @@ import pytest
 from conftest import schema_of, schemas
 
 SMALL = "examples/data/small.safetensors"
+
+
+def regress(fattn, folder) -> dict:
+    fattn("bench", "--batch", 1, "--seqlen", 32, "--nheads", 1, "--headdim", 16, "--no-grad", "--min-time", 0, "--repeats", 6, "--warmup", 0, "--json", folder / "bench.json")
+    return fattn.json("regress", "--baseline", folder / "bench.json", "--current", folder / "bench.json")
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,8 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "run_failed": json.loads(failed.read_text()),
         "check": fattn.json(*one, "--backend", "reference"),
         "check_list": fattn.json(*one, "--list"),
+        "regress": regress(fattn, folder),
+        "report": fattn.json("report", "--from", root / "docs/results/h200-headline.json", "--out", folder / "report"),
         "cache_path": fattn.json("cache", "path", env=cache),
         "cache_list": fattn.json("cache", "list", env=cache),
         "cache_clear": fattn.json("cache", "clear", env=cache),
@@ -64,6 +71,11 @@ def test_with_devices(fattn, cuda_stub):
         ("info", lambda r: r["libraries"][0].update(loaded=False, path=None, reason=None)),
         ("info", lambda r: r["cpu"]["picked"]["fp32"].update(kernel=None)),
         ("info", lambda r: r["cpu"].update(isa_default="sse2")),
+        ("regress", lambda r: r["rows"][0].update(verdict="slower")),
+        ("regress", lambda r: r["rows"][0].update(verdict="same", reason=None, ratio=None)),
+        ("regress", lambda r: r["counts"].pop("worse")),
+        ("report", lambda r: r["files"][0].update(path="../index.html")),
+        ("report", lambda r: r.update(records=[])),
         ("support", lambda r: r["backends"][0].update(headdim_max=0)),
         ("support", lambda r: r["backends"][0].update({"pass": "both"})),
         ("support", lambda r: r.pop("gpu_architectures")),
