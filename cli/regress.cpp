@@ -205,7 +205,7 @@ void add_regress(CLI::App& app, int& exit_code) {
       "the samples' logarithms (Welch), or, where one lies far out, from their "
       "ranks (Mann and Whitney). Where the turns of a measurement differ by more than its samples, and in records without samples, a turn is one "
       "observation. Contestants that took turns with each other (--match within one record) are compared turn by turn. "
-      "A row that was ok and is no more is worse, and so is one whose allocated memory grew by more than the margin.\n"
+      "A row that was ok and is no more is worse, and so is one whose allocated memory grew by more than the margin (without --match).\n"
       "Two runs of one program can differ by more than their samples tell (where memory lies, how warm a device is). Run this once with two records "
       "of the same program to see by how much, and choose --margin above that.\n"
       "Exit 1 if a row is worse, 2 if the records cannot be compared.\n\n"

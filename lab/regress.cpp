@@ -51,12 +51,13 @@ void judge(RowVerdict& row, bool same_run, const RegressOptions& options) {
     row.verdict = Verdict::kUndecided;
     row.reason = row.time.reason;
   }
-  if (was.extra_bytes && is.extra_bytes && was.extra_bytes_method == "allocated" && is.extra_bytes_method == "allocated") {
+  // Other contestants (match) may need other memory: that is no change of one.
+  if (options.match.empty() && was.extra_bytes && is.extra_bytes && was.extra_bytes_method == "allocated" && is.extra_bytes_method == "allocated") {
     const double more = *is.extra_bytes - *was.extra_bytes;
     if (more > std::max(options.margin * *was.extra_bytes, kSmallMemory)) {
+      row.reason = fmt::format("{}needs {:.1f} MiB more memory: {:.1f} instead of {:.1f}", row.verdict == Verdict::kBetter ? "faster, but " : "",
+                               more / 1048576, *is.extra_bytes / 1048576, *was.extra_bytes / 1048576);
       row.verdict = Verdict::kWorse;
-      row.reason = fmt::format("needs {:.1f} MiB more memory: {:.1f} instead of {:.1f}", more / 1048576, *is.extra_bytes / 1048576,
-                               *was.extra_bytes / 1048576);
     }
   }
 }

@@ -209,6 +209,12 @@ TEST(LabRegressSmall, RowsWithoutTimes) {
   EXPECT_EQ(only(row("fattn", "ok"), row("fattn", "ok", 0.9e-3, 2 << 24)), Verdict::kWorse) << "twice the memory";
 }
 
+TEST(LabRegressSmall, OtherContestantsMayNeedMoreMemory) {
+  RegressOptions options;
+  options.match = {{"v1:v2", "v2"}};
+  EXPECT_EQ(only(row("v1", "ok"), row("v2", "ok", 0.9e-3, 2 << 24), options), Verdict::kBetter);
+}
+
 TEST(LabRegressSmall, RowsThatHaveNoPartner) {
   Json longer = row("fattn", "ok");
   longer["seqlen_q"] = longer["seqlen_k"] = 128;
