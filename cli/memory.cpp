@@ -36,7 +36,7 @@ struct MemoryFlags {
 // What the counts of loops know.
 void require_counted(const measure::ProblemSpec& s) {
   if (s.windowed() || s.has_terms() || s.softcap != 0)
-    throw CLI::ValidationError("memory", "counts loops over dense tensors, causal or not; leave out " + measure::describe_options(s));
+    throw CLI::ValidationError("memory", "counts loops over dense tensors, causal or not; leave out" + measure::describe_options(s));
   if (s.dtype == DType::kF64)
     throw CLI::ValidationError("--dtype", "fp64 runs on the reference alone, which has no blocks to count; allowed: fp32, bf16, fp16");
 }

@@ -7,6 +7,22 @@ namespace fattn::lab {
 using measure::Pass;
 using measure::ProblemSpec;
 
+namespace {
+
+// What a prediction counts, it counts tile by tile and task by task: beyond these that takes longer than a second.
+constexpr int64_t kMostKeys = int64_t{1} << 19, kMostTasks = int64_t{1} << 23;
+
+std::string too_large(const ProblemSpec& s) {
+  const int64_t longest = std::max(s.seqlen_q, s.seqlen_k), tiles = (longest + 63) / 64;
+  if (longest > kMostKeys)
+    return "the model of time counts up to " + std::to_string(kMostKeys) + " queries and keys, here are " + std::to_string(longest);
+  if (s.batch > kMostTasks || s.nheads > kMostTasks || s.batch * s.nheads > kMostTasks / std::max<int64_t>(tiles, 1))
+    return "the model of time counts up to " + std::to_string(kMostTasks) + " tiles of 64 rows in all heads; predict a part of the batch";
+  return "";
+}
+
+}  // namespace
+
 std::string not_modelled(const ProblemSpec& s) {
   std::string names;
   const auto add = [&](bool there, const char* name) {
@@ -34,6 +50,7 @@ Prediction Predictor::of(const ProblemSpec& spec, Pass pass) const {
   p.workspace_bytes = shape.workspace_bytes;
   p.extra_bytes = spec.output_bytes(pass != Pass::kForward) + shape.workspace_bytes;
   p.flops = shape.flops;
+  if (p.unknown = too_large(spec); !p.unknown.empty()) return p;
   p.work = work_of(spec, shape, sizes_);
   p.family = p.work.family;
   if (const std::string names = not_modelled(spec); !names.empty()) {

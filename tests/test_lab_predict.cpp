@@ -158,6 +158,16 @@ TEST(Predict, MemoryIsRightToTheByte) {
   }
 }
 
+TEST(Predict, ShapesThatWouldBeCountedForSecondsHaveNoTime) {
+  const Predictor predictor({}, {}, {});
+  for (const ProblemSpec& spec : {spec_of(1, int64_t{1} << 27, int64_t{1} << 27, 2, 2, 64, true), spec_of(1 << 20, 1024, 1024, 8, 8, 64, false)}) {
+    const Prediction p = predictor.of(spec, Pass::kBackward);
+    EXPECT_FALSE(p.seconds.has_value());
+    EXPECT_NE(p.unknown.find("the model of time counts up to"), std::string::npos) << p.unknown;
+    EXPECT_GT(p.extra_bytes, 0);
+  }
+}
+
 TEST(Predict, OptionsThatAreNotModelledSaySo) {
   ProblemSpec s = spec_of(1, 64, 64, 2, 2, 32, false);
   EXPECT_EQ(not_modelled(s), "");
