@@ -68,7 +68,7 @@ TEST(CudaPlanSmall, AlgorithmV3IsForHopperAlone) {
   options.algorithm = Algorithm::kV3;
   EXPECT_EQ(plan_on(90, DType::kF16, options).algorithm, Algorithm::kV3);
   for (const int capability : {80, 89, 100, 120}) expect_contains(reason_of(capability, DType::kF16, options), "compute capability 9.0");
-  expect_contains(reason_of(90, DType::kF16, options, false), "backend cpu has standard and v2");
+  expect_contains(reason_of(90, DType::kF16, options, false), "backend cpu has standard, v1 and v2");
   options.cuda_level = 80;
   expect_contains(reason_of(90, DType::kF16, options), "cuda_level is 80, which is of algorithm v2");
   options.algorithm = Algorithm::kAuto;

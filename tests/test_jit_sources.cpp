@@ -195,10 +195,11 @@ TEST(JitSmallPlanned, TheListIsWhole) {
     for (const Target& target : planned.targets) {
       EXPECT_NO_THROW(EXPECT_TRUE(keys.insert(hex(key_of(planned.on(target), embedded_sources()))).second)
                       << planned.request.entry << " is there twice");
-      quick += planned.quick();
+      // Those that measure peaks compile in a twentieth of a second; the others take seconds.
+      quick += planned.quick() && planned.request.entry.rfind("fattn_peak_", 0) != 0;
     }
   }
-  EXPECT_LE(quick, 350u) << "of `make test`";
+  EXPECT_LE(quick, 326u) << "of `make test`";
   // A part is left to `make test-all`, but no entry and no architecture.
   std::set<std::string> entries, quick_entries;
   std::set<std::pair<std::string, int>> common, quick_common;
