@@ -61,9 +61,8 @@ void TargetFlags::add_to(CLI::App& command) {
       ->type_name("NAME")
       ->capture_default_str();
   command
-      .add_option(
-          "--algorithm", algorithm,
-          "standard: textbook attention, O(seqlen^2) memory; v1: the first FlashAttention; v2: FlashAttention-2; v3: for Hopper GPUs")
+      .add_option("--algorithm", algorithm,
+                  "standard: textbook attention, O(seqlen^2) memory; v1: the first FlashAttention; v2: FlashAttention-2; v3: for Hopper GPUs")
       ->transform(name_from(kAlgorithms, algorithms_elsewhere()))
       ->type_name("NAME")
       ->capture_default_str();

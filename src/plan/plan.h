@@ -14,8 +14,8 @@
 
 namespace fattn::core {
 
-// How the CPU backend splits a problem, for algorithm v1 in blocks of `rows` and `block_k`. Everything but `threads` depends on the problem and the instruction set alone,
-// so the results do not depend on the number of threads.
+// How the CPU backend splits a problem, for algorithm v1 in blocks of `rows` and `block_k`. Everything but `threads` depends on the problem and the
+// instruction set alone, so the results do not depend on the number of threads.
 struct CpuPlan {
   enum class Path { kForward, kDecode, kBackward };
   Path path = Path::kForward;

@@ -19,7 +19,7 @@ inline constexpr EnvVar kEnvOpenBlas{"FATTN_OPENBLAS", "file name or path of the
 inline constexpr EnvVar kEnvCudaDriver{"FATTN_CUDA_DRIVER", "file name or path of the CUDA driver library (libcuda) to open"};
 inline constexpr EnvVar kEnvNvrtc{"FATTN_NVRTC", "file name or path of the NVRTC library (libnvrtc) to open"};
 inline constexpr EnvVar kEnvCacheDir{"FATTN_CACHE_DIR",
-                                    "folder that keeps compiled GPU kernels and calibrations, an absolute path; ~/.cache/fattn if not set"};
+                                     "folder that keeps compiled GPU kernels and calibrations, an absolute path; ~/.cache/fattn if not set"};
 
 inline constexpr EnvVar kEnvironment[] = {kEnvCpuIsa, kEnvNumThreads, kEnvOpenBlas, kEnvCudaDriver, kEnvNvrtc, kEnvCacheDir};
 

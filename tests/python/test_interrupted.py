@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 
-import pytest
 from conftest import schema_of
 
 SLOW = ["--backend", "reference", "--seqlen", "6144", "--nheads", "2", "--no-grad", "--patience", "30d"]  # a call takes minutes

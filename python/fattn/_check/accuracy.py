@@ -22,7 +22,7 @@ DECODE_SEEDS = 4  # times as many seeds, of so few rows
 FP16_GRADIENTS = 8  # the largest sigma at which gradients in fp16 are finite
 ANOTHER_PROBLEM = 20  # an error so many times the emulation's says that a peer computes something else
 
-DESCRIPTION = f"""Measures how far o, lse, dq, dk and dv are from attention in float64, and how far those of FlashAttention-2 are, on the same inputs:
+DESCRIPTION = """Measures how far o, lse, dq, dk and dv are from attention in float64, and how far those of FlashAttention-2 are, on the same inputs:
 q, k, v = sigma * randn, dout = randn, all seeds together. Peers: FlashAttention-2 and cuDNN as torch has them, where they run, and an emulation of
 FlashAttention-2's rounding everywhere. Ratios are ours over the peer's: of the root of the mean square error (RMS), and of the largest error."""
 EPILOG = f"""The goals, against FlashAttention-2 where torch has it for the problem, else against its emulation: RMS at most {RMS_GOAL}, largest error
