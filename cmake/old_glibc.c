@@ -57,6 +57,7 @@ OLDEST(int, pthread_sigmask, FIRST, (int how, const sigset_t* restrict set, sigs
 OLDEST(double, exp, FIRST, (double x), x)
 OLDEST(double, exp2, FIRST, (double x), x)
 OLDEST(double, log, FIRST, (double x), x)
+OLDEST(double, log2, FIRST, (double x), x)
 OLDEST(double, pow, FIRST, (double x, double y), x, y)
 OLDEST(float, expf, FIRST, (float x), x)
 OLDEST(float, exp2f, FIRST, (float x), x)

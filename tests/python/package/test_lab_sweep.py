@@ -173,7 +173,8 @@ def test_ctrl_c_lets_the_command_keep_what_it_has(command, tmp_path):
     command("signal.signal(signal.SIGINT, lambda *_: (open(flag('json'), 'w').write('kept'), sys.exit(130)))\nopen(flag('json') + '.begun', 'w')\ntime.sleep(30)")
     kept = tmp_path / "kept.json"
     code = f"import pathlib\nfrom fattn.lab import _run\n_run.program = lambda: pathlib.Path({str(tmp_path / 'command')!r})\n_run.sweep('batch', json={str(kept)!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    # As in the foreground: background jobs, such as this test may be, ignore the signal.
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 60
     while not os.path.exists(str(kept) + ".begun") and time.monotonic() < deadline:
         time.sleep(0.05)
