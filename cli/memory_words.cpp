@@ -15,9 +15,9 @@
 namespace fattn::cli {
 namespace {
 
+using lab::AttentionStepMemory;
 using lab::MemoryReport;
 using lab::PassTraffic;
-using lab::StepMemory;
 using lab::Traffic;
 using measure::Pass;
 
@@ -92,7 +92,7 @@ void print_steps(Output& out, const MemoryReport& r) {
   Table table({Column::text("algorithm").as_key(), Column::number("forward", "bytes"), Column::number("saved", "bytes").if_any(),
                Column::number("backward", "bytes").if_any(), Column::number("peak", "bytes"), Column::text("known from")},
               r.grad ? "Memory of a training step: all tensors, and workspace" : "Memory of a forward call: all tensors, and workspace");
-  for (const StepMemory& m : r.steps) {
+  for (const AttentionStepMemory& m : r.steps) {
     if (!m.reason.empty()) {
       table.add({m.algorithm, "-", "", "", "-", ""});
       table.note(printable(m.reason, 300));
@@ -106,8 +106,8 @@ void print_steps(Output& out, const MemoryReport& r) {
 }
 
 void say_steps(const Output& out, const MemoryReport& r) {
-  const StepMemory *least = nullptr, *textbook = nullptr;
-  for (const StepMemory& m : r.steps) {
+  const AttentionStepMemory *least = nullptr, *textbook = nullptr;
+  for (const AttentionStepMemory& m : r.steps) {
     if (!m.reason.empty()) continue;
     if (!m.exact) textbook = &m;
     if (m.exact && m.algorithm != "standard" && (!least || m.peak_bytes() <= least->peak_bytes())) least = &m;
@@ -162,7 +162,7 @@ void explain(const Output& out, const MemoryReport& r, const PassTraffic& p, con
             4);
 }
 
-void explain(const Output& out, const StepMemory& m) {
+void explain(const Output& out, const AttentionStepMemory& m) {
   if (!m.reason.empty()) return;
   out.say(fmt::format("\n{}: memory of a step{}", m.algorithm, m.exact ? "" : " (model)"));
   for (const lab::StepTensor& t : m.tensors)
@@ -203,7 +203,7 @@ void print_arithmetic(const Output& out, const MemoryReport& r) {
   for (const PassTraffic& p : r.passes)
     for (const Traffic& t : p.algorithms)
       if (t.reason.empty()) explain(out, r, p, t);
-  for (const StepMemory& step : r.steps) explain(out, step);
+  for (const AttentionStepMemory& step : r.steps) explain(out, step);
 }
 
 void print_rooflines(const Output& out, const MemoryReport& r, size_t width, bool colour) {

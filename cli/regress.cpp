@@ -81,7 +81,7 @@ MeasuredRecord current_of(const RegressFlags& flags, const MeasuredRecord& basel
 }
 
 std::string words_of(const MeasuredRecord& record) {
-  const Part environment(record.environment, "environment");
+  const JsonPart environment(record.environment, "environment");
   const std::string commit = environment.text("commit", "");
   return fmt::format("{}, {}, version {}{}{}", printable(record.file, 60), printable(environment.text("date", "no date"), 40),
                      printable(environment.text("library_version", "not known"), 40),
@@ -163,7 +163,7 @@ int run_regress(const RegressFlags& flags) {
   out.say("baseline  " + words_of(baseline), 10);
   out.say("current   " + words_of(current), 10);
   for (const MeasuredRecord* record : {&baseline, &current})
-    if (const std::string warning = Part(record->disturbance, "disturbance").text("warning", ""); !warning.empty())
+    if (const std::string warning = JsonPart(record->disturbance, "disturbance").text("warning", ""); !warning.empty())
       out.say(out.in(Mood::kUnsure, (record == &baseline ? "baseline: " : "current: ") + printable(warning, 200)), 2);
   for (std::string line : obstacles(baseline, current, {}))
     out.say(out.in(Mood::kUnsure, printable(line.substr(0, line.rfind(" (--across")), 200) + ", and compared all the same"), 2);

@@ -3,11 +3,11 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "lab/predict.h"
+#include "lab/record_error.h"
 #include "measure/statistics.h"
 
 namespace fattn::lab {
@@ -36,11 +36,6 @@ struct Score {
 Score score_of(const std::vector<Scored>& rows, measure::Pass pass);
 nlohmann::ordered_json to_json(const Score& score);
 nlohmann::ordered_json to_json(const Scored& row);
-
-// A record that cannot be scored; the message says why and what to do.
-class RecordError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // The problem of a row; throws RecordError where it has none.
 measure::ProblemSpec spec_from_json(const nlohmann::ordered_json& row);

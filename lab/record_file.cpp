@@ -57,61 +57,61 @@ std::string kind_of(const Json& record) {
   return "";
 }
 
-const Json* Part::find(std::string_view key) const {
+const Json* JsonPart::find(std::string_view key) const {
   if (!json_->is_object()) throw RecordError(name_ + " is " + what_is(*json_) + "; an object is wanted there");
   const auto at = json_->find(std::string(key));
   return at == json_->end() || at->is_null() ? nullptr : &*at;
 }
-bool Part::has(std::string_view key) const { return find(key) != nullptr; }
-void Part::fail(std::string_view key, std::string_view wanted) const {
+bool JsonPart::has(std::string_view key) const { return find(key) != nullptr; }
+void JsonPart::fail(std::string_view key, std::string_view wanted) const {
   const Json* value = find(key);
   throw RecordError(
       fmt::format("{}{}{} is {}; {} is wanted there", name_, name_.empty() ? "" : ".", key, value ? what_is(*value) : "missing", wanted));
 }
 
-std::string Part::text(std::string_view key) const {
+std::string JsonPart::text(std::string_view key) const {
   const Json* value = find(key);
   if (!value || !value->is_string() || value->get_ref<const std::string&>().size() > kMostText) fail(key, "text");
   return value->get<std::string>();
 }
-std::string Part::text(std::string_view key, std::string otherwise) const { return has(key) ? text(key) : std::move(otherwise); }
-double Part::number(std::string_view key) const {
+std::string JsonPart::text(std::string_view key, std::string otherwise) const { return has(key) ? text(key) : std::move(otherwise); }
+double JsonPart::number(std::string_view key) const {
   const Json* value = find(key);
   if (!value || !value->is_number() || !std::isfinite(value->get<double>())) fail(key, "a number");
   return value->get<double>();
 }
-double Part::number(std::string_view key, double otherwise) const { return has(key) ? number(key) : otherwise; }
-std::optional<double> Part::maybe(std::string_view key) const { return has(key) ? std::optional<double>(number(key)) : std::nullopt; }
-bool Part::flag(std::string_view key, bool otherwise) const {
+double JsonPart::number(std::string_view key, double otherwise) const { return has(key) ? number(key) : otherwise; }
+std::optional<double> JsonPart::maybe(std::string_view key) const { return has(key) ? std::optional<double>(number(key)) : std::nullopt; }
+bool JsonPart::flag(std::string_view key, bool otherwise) const {
   const Json* value = find(key);
   if (value && !value->is_boolean()) fail(key, "true or false");
   return value ? value->get<bool>() : otherwise;
 }
-Part Part::object(std::string_view key) const {
+JsonPart JsonPart::object(std::string_view key) const {
   static const Json nothing = Json::object();
   const Json* value = find(key);
   if (value && !value->is_object()) fail(key, "an object");
   return {value ? *value : nothing, name_.empty() ? std::string(key) : name_ + "." + std::string(key)};
 }
-std::vector<Part> Part::list(std::string_view key) const {
+std::vector<JsonPart> JsonPart::list(std::string_view key) const {
   const Json* value = find(key);
-  std::vector<Part> parts;
+  std::vector<JsonPart> parts;
   if (!value) return parts;
   if (!value->is_array()) fail(key, "a list");
   for (size_t i = 0; i < value->size(); ++i) parts.emplace_back((*value)[i], fmt::format("{}{}{}[{}]", name_, name_.empty() ? "" : ".", key, i));
   return parts;
 }
-std::vector<double> Part::numbers(std::string_view key) const {
+std::vector<double> JsonPart::numbers(std::string_view key) const {
   std::vector<double> all;
-  for (const Part& part : list(key)) {
+  for (const JsonPart& part : list(key)) {
     if (!part.json().is_number() || !std::isfinite(part.json().get<double>())) fail(key, "a list of numbers");
     all.push_back(part.json().get<double>());
   }
   return all;
 }
-std::vector<std::string> Part::texts(std::string_view key) const {
+std::vector<std::string> JsonPart::texts(std::string_view key) const {
   std::vector<std::string> all;
-  for (const Part& part : list(key)) {
+  for (const JsonPart& part : list(key)) {
     if (!part.json().is_string()) fail(key, "a list of texts");
     all.push_back(part.json().get<std::string>());
   }
@@ -130,7 +130,7 @@ std::string RowOfRecord::problem() const {
 
 namespace {
 
-TimeOfRow time_of(const Part& row) {
+TimeOfRow time_of(const JsonPart& row) {
   TimeOfRow time;
   time.median = row.number("time_median_s");
   if (!(time.median > 0)) row.fail("time_median_s", "a time above 0");
@@ -140,9 +140,9 @@ TimeOfRow time_of(const Part& row) {
   time.samples = row.number("samples", 0);
   if (!(time.low > 0 && time.low <= time.median && time.median <= time.high)) row.fail("time_ci_low_s", "an interval around the median");
   time.turn_medians = row.numbers("time_turn_medians_s");
-  for (const Part& turn : row.list("time_turn_samples_s")) {
+  for (const JsonPart& turn : row.list("time_turn_samples_s")) {
     const Json holder = {{"turn", turn.json()}};
-    time.turns.push_back(Part(holder, turn.name()).numbers("turn"));
+    time.turns.push_back(JsonPart(holder, turn.name()).numbers("turn"));
     if (time.turns.back().empty()) row.fail("time_turn_samples_s", "a list of turns with a sample each");
   }
   const auto positive = [](double t) { return t > 0; };
@@ -158,7 +158,7 @@ constexpr std::array kOptions = {"window_left", "window_right", "softcap", "p_dr
 
 }  // namespace
 
-RowOfRecord row_of(const Part& part) {
+RowOfRecord row_of(const JsonPart& part) {
   RowOfRecord row;
   row.provider = part.text("provider");
   row.algorithm = part.text("algorithm", "");
@@ -197,7 +197,7 @@ RowOfRecord row_of(const Part& part) {
   row.peak = part.text("peak", "");
   row.held_back_by = part.texts("held_back_by");
   row.warnings = part.texts("warnings");
-  for (const Part& check : part.list("checks")) {
+  for (const JsonPart& check : part.list("checks")) {
     const std::optional<double> error = check.maybe("error"), allowed = check.maybe("allowed"), rms = check.maybe("rms_error"),
                                 peer = check.maybe("rms_peer");
     if (error && allowed && *error > 0 && *allowed > 0) row.worst_check = std::max(row.worst_check, *error / *allowed);
@@ -213,7 +213,7 @@ MeasuredRecord measured_record(const Json& json, const std::string& file) {
   if (kind != "fattn_record" && kind != "fattn_sweep")
     refuse("is no record of fattn bench, compare, sweep or a suite; give one that their --json FILE wrote");
   try {
-    const Part whole(json, "");
+    const JsonPart whole(json, "");
     if (const double version = whole.number(kind); version != 1)
       refuse(fmt::format("is a record of version {:g}; this program reads version 1", version));
     MeasuredRecord record;
@@ -226,7 +226,7 @@ MeasuredRecord measured_record(const Json& json, const std::string& file) {
     record.peaks = whole.object("peaks").json();
     record.disturbance = whole.object("disturbance").json();
     if (whole.has("summary")) record.summary = json.at("summary");
-    for (const Part& row : whole.list("rows")) record.rows.push_back(row_of(row));
+    for (const JsonPart& row : whole.list("rows")) record.rows.push_back(row_of(row));
     if (record.rows.empty()) refuse("has no rows: nothing was measured");
     return record;
   } catch (const RecordError& error) {

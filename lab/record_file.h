@@ -3,17 +3,13 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace fattn::lab {
+#include "lab/record_error.h"
 
-// What is wrong with a record, in one line: where, what was found, what is allowed. Text of the record in it is not yet printable.
-struct RecordError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+namespace fattn::lab {
 
 using Json = nlohmann::ordered_json;
 
@@ -24,9 +20,9 @@ Json read_json(const std::string& path);
 std::string kind_of(const Json& record);
 
 // A part of a record and its name there, which errors give: "rows[3]".
-class Part {
+class JsonPart {
  public:
-  Part(const Json& json, std::string name) : json_(&json), name_(std::move(name)) {}
+  JsonPart(const Json& json, std::string name) : json_(&json), name_(std::move(name)) {}
 
   const Json& json() const { return *json_; }
   const std::string& name() const { return name_; }
@@ -39,8 +35,8 @@ class Part {
   double number(std::string_view key, double otherwise) const;
   std::optional<double> maybe(std::string_view key) const;
   bool flag(std::string_view key, bool otherwise) const;
-  Part object(std::string_view key) const;  // an empty one where it is not there
-  std::vector<Part> list(std::string_view key) const;
+  JsonPart object(std::string_view key) const;  // an empty one where it is not there
+  std::vector<JsonPart> list(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
   std::vector<std::string> texts(std::string_view key) const;
   [[noreturn]] void fail(std::string_view key, std::string_view wanted) const;
@@ -92,7 +88,7 @@ struct MeasuredRecord {
 
 // A record of bench, compare, a suite or a sweep. Throws RecordError where it is another, or another version.
 MeasuredRecord measured_record(const Json& json, const std::string& file);
-RowOfRecord row_of(const Part& row);
+RowOfRecord row_of(const JsonPart& row);
 
 // The command line that repeats a record, quoted for a shell: "fattn bench --seqlen 1024 ...".
 std::string command_line(const std::string& command, const std::vector<std::string>& flags);

@@ -184,7 +184,7 @@ std::vector<RowVerdict> regress(const MeasuredRecord& baseline, const MeasuredRe
 namespace {
 
 Json head_of(const MeasuredRecord& record) {
-  const Part environment(record.environment, "environment");
+  const JsonPart environment(record.environment, "environment");
   return {{"file", record.file},
           {"command", record.command},
           {"flags", record.flags},

@@ -24,15 +24,15 @@ constexpr double kSamePeakCpu = 0.10, kSamePeakGpu = 0.05;
 std::string shown(const Json& value) { return value.is_null() ? "not known" : value.is_string() ? value.get<std::string>() : value.dump(); }
 
 // "" if both have the same or one does not know it.
-void compare(std::vector<std::string>& lines, const std::string& what, const Part& was, const Part& is, const char* key) {
+void compare(std::vector<std::string>& lines, const std::string& what, const JsonPart& was, const JsonPart& is, const char* key) {
   if (was.has(key) && is.has(key) && was.json()[key] != is.json()[key])
     lines.push_back(fmt::format("{} was {}, is {}", what, shown(was.json()[key]), shown(is.json()[key])));
 }
 
 std::vector<std::string> machines(const MeasuredRecord& baseline, const MeasuredRecord& current) {
-  const Part was(baseline.environment, "environment"), is(current.environment, "environment");
+  const JsonPart was(baseline.environment, "environment"), is(current.environment, "environment");
   std::vector<std::string> lines;
-  const Part was_cpu = was.object("cpu"), is_cpu = is.object("cpu");
+  const JsonPart was_cpu = was.object("cpu"), is_cpu = is.object("cpu");
   for (const auto& [key, what] : {std::pair{"vendor", "processor's vendor"},
                                   {"model", "processor"},
                                   {"logical_cpus", "number of processors"},
@@ -41,7 +41,7 @@ std::vector<std::string> machines(const MeasuredRecord& baseline, const Measured
                                   {"l2_bytes", "L2 cache"},
                                   {"l3_bytes", "L3 cache"}})
     compare(lines, what, was_cpu, is_cpu, key);
-  const std::vector<Part> was_gpus = was.list("gpus"), is_gpus = is.list("gpus");
+  const std::vector<JsonPart> was_gpus = was.list("gpus"), is_gpus = is.list("gpus");
   if (was_gpus.size() != is_gpus.size()) lines.push_back(fmt::format("number of GPUs was {}, is {}", was_gpus.size(), is_gpus.size()));
   for (size_t i = 0; i < std::min(was_gpus.size(), is_gpus.size()); ++i)
     for (const auto& [key, what] : {std::pair{"name", "GPU"},
@@ -86,15 +86,15 @@ std::vector<std::string> flags(const MeasuredRecord& baseline, const MeasuredRec
 
 std::vector<std::string> clocks(const MeasuredRecord& baseline, const MeasuredRecord& current) {
   std::vector<std::string> lines;
-  const Part was(baseline.environment, "environment"), is(current.environment, "environment");
-  const std::vector<Part> was_gpus = was.list("gpus"), is_gpus = is.list("gpus");
+  const JsonPart was(baseline.environment, "environment"), is(current.environment, "environment");
+  const std::vector<JsonPart> was_gpus = was.list("gpus"), is_gpus = is.list("gpus");
   for (size_t i = 0; i < std::min(was_gpus.size(), is_gpus.size()); ++i) {
     compare(lines, "GPU's highest clock in kHz", was_gpus[i], is_gpus[i], "clock_khz_max");
     compare(lines, "GPU's power limit in W", was_gpus[i], is_gpus[i], "power_limit_w");
   }
   compare(lines, "governor", was.object("cpu"), is.object("cpu"), "governor");
-  const Part was_peaks(baseline.peaks, "peaks"), is_peaks(current.peaks, "peaks");
-  const auto peak = [](const Part& peaks, const char* key) {
+  const JsonPart was_peaks(baseline.peaks, "peaks"), is_peaks(current.peaks, "peaks");
+  const auto peak = [](const JsonPart& peaks, const char* key) {
     return std::max(peaks.object("before").number(key, 0), peaks.object("after").number(key, 0));
   };
   const bool gpu = was_peaks.object("before").text("device", "cpu") != "cpu";

@@ -218,12 +218,12 @@ TEST(LabMemorySmall, TheLimitThatBinds) {
 TEST(LabMemorySmall, AStepIsTheSumOfItsTensors) {
   const ProblemSpec s = problem(2, 33, 65, 4, 2, 48, 32, true, DType::kBF16);
   const int64_t q = 2 * 33 * 4 * 48 * 2, kv = 2 * 65 * 2 * 80 * 2, o = 2 * 33 * 4 * 32 * 2, lse = 2 * 4 * 33 * 4, matrix = 2 * 4 * 33 * 65 * 2;
-  const StepMemory textbook = textbook_step(s, true);
+  const AttentionStepMemory textbook = textbook_step(s, true);
   EXPECT_EQ(textbook.forward_bytes(), q + kv + o + 2 * matrix);
   EXPECT_EQ(textbook.backward_bytes(), 2 * (q + kv + o) + 3 * matrix);
   EXPECT_EQ(textbook.saved_bytes(), o + matrix);
   EXPECT_EQ(textbook_step(s, false).backward_bytes(), 0);
-  const StepMemory ours = planned_step("v2", s, true, "cpu");
+  const AttentionStepMemory ours = planned_step("v2", s, true, "cpu");
   ASSERT_TRUE(ours.reason.empty()) << ours.reason;
   EXPECT_EQ(ours.saved_bytes(), o + lse);
   int64_t workspace[2] = {};

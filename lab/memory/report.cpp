@@ -51,7 +51,7 @@ Json as_json(const Traffic& t) {
           {"bound_s", t.bound_known ? Json(t.bound_seconds()) : Json(nullptr)}};
 }
 
-Json as_json(const StepMemory& m) {
+Json as_json(const AttentionStepMemory& m) {
   if (!m.reason.empty()) return {{"algorithm", m.algorithm}, {"reason", m.reason}};
   Json tensors = Json::array();
   for (const StepTensor& t : m.tensors)
@@ -99,7 +99,7 @@ Json to_json(const MemoryReport& r) {
     for (const Traffic& t : p.algorithms) algorithms.push_back(as_json(t));
     passes.push_back({{"pass", name_of(p.pass)}, {"compulsory_bytes", p.compulsory_bytes}, {"algorithms", algorithms}});
   }
-  for (const StepMemory& step : r.steps) steps.push_back(as_json(step));
+  for (const AttentionStepMemory& step : r.steps) steps.push_back(as_json(step));
   return {{"fattn_memory", 1},
           {"problem", measure::to_json(r.spec)},
           {"grad", r.grad},

@@ -23,7 +23,7 @@ struct MemoryReport {
   bool grad = true;
   MemoryMachine machine;
   std::vector<PassTraffic> passes;
-  std::vector<StepMemory> steps;
+  std::vector<AttentionStepMemory> steps;
 };
 
 // `planned` is called after each algorithm's plans were made, for which a GPU's kernels may have to be compiled.

@@ -19,7 +19,7 @@ std::string shape(int64_t a, int64_t b, int64_t c, int64_t d, size_t element) {
 }
 
 // Tensors that every algorithm has, but for lse.
-void add_tensors(StepMemory& m, const ProblemSpec& s, bool grad) {
+void add_tensors(AttentionStepMemory& m, const ProblemSpec& s, bool grad) {
   const size_t e = size_of(s.dtype);
   const auto add = [&](const char* name, int64_t bytes, const std::string& arithmetic, bool forward, bool backward, bool saved) {
     m.tensors.push_back({name, bytes, arithmetic, forward, backward && grad, saved && grad});
@@ -43,16 +43,16 @@ int64_t sum(const std::vector<StepTensor>& tensors, bool StepTensor::*there) {
 
 }  // namespace
 
-int64_t StepMemory::forward_bytes() const { return sum(tensors, &StepTensor::forward); }
-int64_t StepMemory::backward_bytes() const {
+int64_t AttentionStepMemory::forward_bytes() const { return sum(tensors, &StepTensor::forward); }
+int64_t AttentionStepMemory::backward_bytes() const {
   const bool grad = std::any_of(tensors.begin(), tensors.end(), [](const StepTensor& t) { return !t.forward; });
   return grad ? sum(tensors, &StepTensor::backward) : 0;
 }
-int64_t StepMemory::peak_bytes() const { return std::max(forward_bytes(), backward_bytes()); }
-int64_t StepMemory::saved_bytes() const { return sum(tensors, &StepTensor::saved); }
+int64_t AttentionStepMemory::peak_bytes() const { return std::max(forward_bytes(), backward_bytes()); }
+int64_t AttentionStepMemory::saved_bytes() const { return sum(tensors, &StepTensor::saved); }
 
-StepMemory planned_step(const std::string& algorithm, const ProblemSpec& spec, bool grad, const std::string& device) {
-  StepMemory m;
+AttentionStepMemory planned_step(const std::string& algorithm, const ProblemSpec& spec, bool grad, const std::string& device) {
+  AttentionStepMemory m;
   m.algorithm = algorithm;
   m.exact = true;
   Options options;
@@ -81,8 +81,8 @@ StepMemory planned_step(const std::string& algorithm, const ProblemSpec& spec, b
   return m;
 }
 
-StepMemory textbook_step(const ProblemSpec& s, bool grad) {
-  StepMemory m;
+AttentionStepMemory textbook_step(const ProblemSpec& s, bool grad) {
+  AttentionStepMemory m;
   m.algorithm = "textbook";
   add_tensors(m, s, grad);
   const int64_t matrix = measure::tensor_bytes("the weights", {s.batch, s.nheads, s.seqlen_q, s.seqlen_k}, s.dtype);

@@ -17,7 +17,7 @@ struct StepTensor {
   bool saved = false;                    // made by the forward pass, kept for the backward pass
 };
 
-struct StepMemory {
+struct AttentionStepMemory {
   std::string algorithm;
   std::string reason;  // why nothing is known of it here
   bool exact = false;  // from plans of the library; else a model
@@ -30,9 +30,9 @@ struct StepMemory {
 };
 
 // From the plans that the library makes for this problem here; `device` as in memory_machine. grad: a backward pass, too.
-StepMemory planned_step(const std::string& algorithm, const measure::ProblemSpec& spec, bool grad, const std::string& device);
+AttentionStepMemory planned_step(const std::string& algorithm, const measure::ProblemSpec& spec, bool grad, const std::string& device);
 // Standard attention as a framework runs it operator by operator: the weights are kept, scores and weights are both there in softmax, and weights, dP
 // and dS in its backward pass.
-StepMemory textbook_step(const measure::ProblemSpec& spec, bool grad);
+AttentionStepMemory textbook_step(const measure::ProblemSpec& spec, bool grad);
 
 }  // namespace fattn::lab

@@ -23,7 +23,7 @@ std::vector<Price> prices_in(const MeasuredRecord& record) {
   std::vector<Price> all;
   if (!record.summary.is_array()) return all;
   const Json holder = {{"summary", record.summary}};
-  for (const Part& line : Part(holder, "").list("summary")) {
+  for (const JsonPart& line : JsonPart(holder, "").list("summary")) {
     if (!line.has("option")) continue;
     all.push_back(
         {line.text("option"), line.text("problem"), line.text("pass"), line.number("price"), line.number("price_low"), line.number("price_high")});
@@ -79,8 +79,8 @@ struct Ratios {
   double most() const { return *std::max_element(values.begin(), values.end()); }
 };
 
-std::vector<Part> rows_of(const Input& input) {
-  std::vector<Part> rows;
+std::vector<JsonPart> rows_of(const Input& input) {
+  std::vector<JsonPart> rows;
   for (size_t i = 0; i < input.json.size(); ++i) rows.emplace_back(input.json[i], fmt::format("'{}': [{}]", input.file, i));
   return rows;
 }
@@ -123,8 +123,8 @@ Section accuracy(const Material& m) {
     int met = 0, missed = 0;
     std::string device;
     std::map<std::tuple<std::string, std::string, std::string>, Ratios> groups;
-    const std::vector<Part> rows = rows_of(input);
-    for (const Part& row : rows) {
+    const std::vector<JsonPart> rows = rows_of(input);
+    for (const JsonPart& row : rows) {
       const std::string goal = row.text("goal", "none");
       met += goal == "met", missed += goal == "missed";
       device = row.text("device", device);
@@ -148,7 +148,7 @@ Section accuracy(const Material& m) {
     std::vector<double> ratios;
     std::string device, where;
     double most = 0;
-    for (const Part& row : rows_of(input)) {
+    for (const JsonPart& row : rows_of(input)) {
       const auto ratio = row.maybe("ratio");
       device = row.text("device", device);
       if (!ratio || !(*ratio > 0)) continue;
@@ -170,13 +170,13 @@ Section comparisons(const Material& m) {
   const Words& words = m.words;
   Section section{"regress", words(Text::kRegress), {}};
   for (const Input& input : m.regress) {
-    const Part whole(input.json, "'" + input.file + "'");
+    const JsonPart whole(input.json, "'" + input.file + "'");
     if (whole.number("fattn_regress") != 1)
       throw RecordError(fmt::format("'{}' is a comparison of version {:g}; this program reads version 1", input.file, whole.number("fattn_regress")));
-    const Part counts = whole.object("counts");
+    const JsonPart counts = whole.object("counts");
     const auto count = [&](const char* verdict) { return count_text(counts.number(verdict, 0)); };
     const auto side = [&](const char* which) {
-      const Part head = whole.object(which);
+      const JsonPart head = whole.object(which);
       return clean(base_name(head.text("file", "")) + " (" + head.text("date", "") + ")");
     };
     section.blocks.push_back(Block::paragraph(
@@ -188,7 +188,7 @@ Section comparisons(const Material& m) {
          {Text::kHeadProblem, Text::kHeadPass, Text::kHeadContestant, Text::kHeadVerdict, Text::kHeadChange, Text::kHeadInterval, Text::kHeadReason})
       table.heads.push_back(words(head));
     table.numeric = {false, false, false, false, true, true, false};
-    for (const Part& row : whole.list("rows")) {
+    for (const JsonPart& row : whole.list("rows")) {
       const std::string verdict = row.text("verdict");
       if (verdict == "same" || verdict == "undecided" || verdict == "appeared") continue;
       const auto ratio = row.maybe("ratio");

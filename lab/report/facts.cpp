@@ -56,13 +56,13 @@ std::optional<double> memory_of(const RowOfRecord& row) {
 bool is_standard(const RowOfRecord& row) { return row.provider == "standard" || row.provider == "torch-standard" || row.algorithm == "standard"; }
 
 std::string device_of(const MeasuredRecord& record, const RowOfRecord& row) {
-  const Part environment(record.environment, "environment");
+  const JsonPart environment(record.environment, "environment");
   if (row.device.rfind("cuda", 0) == 0) {
-    for (const Part& gpu : environment.list("gpus"))
+    for (const JsonPart& gpu : environment.list("gpus"))
       if (gpu.text("device", "") == row.device || row.device == "cuda") return gpu.text("name", row.device);
     return row.device;
   }
-  const Part cpu = environment.object("cpu");
+  const JsonPart cpu = environment.object("cpu");
   double threads = row.threads > 0 ? row.threads : cpu.number("usable_threads", 0);
   for (const RowOfRecord& other : record.rows)  // a provider's threads are those of the library's plan
     if (other.ours && other.threads > 0) threads = std::max(threads, other.threads);

@@ -10,12 +10,12 @@
 namespace fattn::lab::report {
 namespace {
 
-void require_version(const Part& whole, const char* kind, const std::string& file) {
+void require_version(const JsonPart& whole, const char* kind, const std::string& file) {
   if (const double version = whole.number(kind); version != 1)
     throw RecordError(fmt::format("'{}' is a {} of version {:g}; this program reads version 1", file, kind, version));
 }
 
-std::string problem_of(const Part& p) {
+std::string problem_of(const JsonPart& p) {
   const auto pair = [](const char* name, double first, double second) {
     return first == second ? fmt::format("{}{:.0f}", name, first) : fmt::format("{}{:.0f}/{:.0f}", name, first, second);
   };
@@ -24,7 +24,7 @@ std::string problem_of(const Part& p) {
                      p.flag("causal", false) ? " causal" : "");
 }
 
-std::vector<std::string> flags_of(const Part& p, const std::string& device) {
+std::vector<std::string> flags_of(const JsonPart& p, const std::string& device) {
   std::vector<std::string> flags;
   for (const auto& [flag, key] : {std::pair{"--batch", "batch"},
                                   {"--seqlen", "seqlen_q"},
@@ -56,11 +56,11 @@ Section memory_model(const Material& m) {
   std::vector<Block> blocks;
   std::vector<std::string> commands;
   for (const Input& input : m.memory) {
-    const Part whole(input.json, "'" + input.file + "'");
+    const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_memory", input.file);
     const std::string device = clean(whole.object("machine").text("name")), problem = clean(problem_of(whole.object("problem")));
     commands.push_back(command_line("memory", flags_of(whole.object("problem"), whole.object("machine").text("device"))));
-    for (const Part& pass : whole.list("passes")) {
+    for (const JsonPart& pass : whole.list("passes")) {
       PageTable table;
       table.caption = words(Text::kMemoryModelTable, {device, words.list({problem, words.pass(pass.text("pass"))})});
       for (const Text head : {Text::kHeadAlgorithm, Text::kHeadMoved, Text::kHeadDram, Text::kHeadIntensity, Text::kHeadBinds, Text::kHeadBound})
@@ -68,7 +68,7 @@ Section memory_model(const Material& m) {
       table.numeric = {false, true, true, true, false, true};
       double standard = 0;
       std::vector<std::string> others;
-      for (const Part& one : pass.list("algorithms")) {
+      for (const JsonPart& one : pass.list("algorithms")) {
         const std::string name = one.text("algorithm");
         if (one.has("reason")) {
           table.rows.push_back({words.contestant(name), "", "", "", clean(one.text("reason"))});
@@ -101,18 +101,18 @@ Section predictions(const Material& m) {
   const Words& words = m.words;
   Section section{"predictions", words(Text::kPredictions), {}};
   for (const Input& input : m.predict) {
-    const Part whole(input.json, "'" + input.file + "'");
+    const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_predict", input.file);
-    const Part environment = whole.object("environment");
+    const JsonPart environment = whole.object("environment");
     std::string device = environment.object("cpu").text("model", "CPU");
-    const std::vector<Part> gpus = environment.list("gpus");
+    const std::vector<JsonPart> gpus = environment.list("gpus");
     const std::vector<std::string> flags = whole.texts("flags");
     const bool on_gpu = std::any_of(flags.begin(), flags.end(), [](const std::string& flag) { return flag.rfind("cuda", 0) == 0; });
     if (on_gpu && !gpus.empty()) device = gpus[0].text("name", device);
     std::vector<std::string> sentences;
-    const Part scores = whole.object("scores");
+    const JsonPart scores = whole.object("scores");
     for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
-      const Part score = scores.object(pass);
+      const JsonPart score = scores.object(pass);
       if (!score.has("mean_absolute_error_fraction")) continue;
       sentences.push_back(
           words(Text::kPredictionsText,
@@ -133,7 +133,7 @@ Section predictions(const Material& m) {
     for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
       chart::Line line{words.pass(pass), look++};
       line.connected = false;
-      for (const Part& row : whole.list("rows")) {
+      for (const JsonPart& row : whole.list("rows")) {
         if (row.text("pass") != pass) continue;
         const auto predicted = row.maybe("predicted_s"), measured = row.maybe("measured_s");
         if (!predicted) ++unknown[row.text("unknown", "")];
@@ -163,16 +163,16 @@ Section ceilings(const Material& m) {
   const Words& words = m.words;
   Section section{"ceilings", words(Text::kCeilings), {}};
   for (const Input& input : m.calibration) {
-    const Part whole(input.json, "'" + input.file + "'");
+    const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_calibration", input.file);
-    const Part machine = whole.object("machine");
+    const JsonPart machine = whole.object("machine");
     PageTable table;
     table.caption = clean(machine.text("GPU", machine.text("processor", "")));
     for (const Text head : {Text::kHeadQuantity, Text::kHeadValue, Text::kHeadInterval}) table.heads.push_back(words(head));
     table.numeric = {false, true, true};
-    const Part measured = whole.object("measured");
+    const JsonPart measured = whole.object("measured");
     for (const auto& [key, json] : measured.json().items()) {
-      const Part one(json, measured.name() + "." + key);
+      const JsonPart one(json, measured.name() + "." + key);
       std::string name = key;
       std::replace(name.begin(), name.end(), '_', ' ');
       if (one.has("value"))

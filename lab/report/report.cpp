@@ -25,7 +25,7 @@ bool known(const Json& json) { return std::find(kKinds.begin(), kKinds.end(), ki
 void tell_machines_apart(std::vector<MeasuredRecord>& records) {
   constexpr std::array kCaches = {std::pair{"l1d_bytes", "L1d"}, std::pair{"l2_bytes", "L2"}, std::pair{"l3_bytes", "L3"}};
   std::map<std::string, std::map<std::string, std::set<double>>> sizes;  // by model and cache
-  const auto cpu_of = [](const MeasuredRecord& record) { return Part(record.environment, "environment").object("cpu"); };
+  const auto cpu_of = [](const MeasuredRecord& record) { return JsonPart(record.environment, "environment").object("cpu"); };
   for (const MeasuredRecord& record : records)
     for (const auto& [key, name] : kCaches) sizes[cpu_of(record).text("model", "")][key].insert(cpu_of(record).number(key, 0));
   for (MeasuredRecord& record : records) {
@@ -58,7 +58,7 @@ Material material_of(const Inputs& inputs, Language language) {
   }
   // In the order of time, so that a later record of a problem takes an earlier one's place.
   std::stable_sort(m.records.begin(), m.records.end(), [](const MeasuredRecord& a, const MeasuredRecord& b) {
-    return Part(a.environment, "environment").text("date", "") < Part(b.environment, "environment").text("date", "");
+    return JsonPart(a.environment, "environment").text("date", "") < JsonPart(b.environment, "environment").text("date", "");
   });
   tell_machines_apart(m.records);
   m.versus = versus_of(m.records);
@@ -74,7 +74,7 @@ Page page_of(const Material& m) {
     if (!one.empty() && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
   };
   for (const MeasuredRecord& record : m.records) {
-    const Part environment(record.environment, "environment");
+    const JsonPart environment(record.environment, "environment");
     for (const RowOfRecord& row : record.rows)
       if (row.ours || record.rows.size() == 1) add(machines, words.device(device_of(record, row)));
     add(versions, clean(environment.text("library_version", "")));
@@ -83,7 +83,7 @@ Page page_of(const Material& m) {
     last = std::max(last, date);
   }
   for (const std::vector<Input>* list : {&m.accuracy, &m.values})
-    for (const Input& input : *list) add(machines, clean(Part(input.json.front(), "'" + input.file + "': [0]").text("device", "")));
+    for (const Input& input : *list) add(machines, clean(JsonPart(input.json.front(), "'" + input.file + "': [0]").text("device", "")));
   Page page;
   page.language = tag_of(words.language());
   std::string all_machines;

@@ -10,7 +10,7 @@
 namespace fattn::lab::report {
 namespace {
 
-constexpr size_t kMostFigures = 8, kMostOfADtype = 1, kMostContestants = 6;
+constexpr size_t kMostCurves = 8, kMostOfADtype = 1, kMostContestants = 6;
 
 std::string axis_of(const Words& words, const Family& f) {
   for (const auto& [over, text] : {std::pair{"seqlen", Text::kSeqlenAxis},
@@ -227,7 +227,7 @@ Section by_seqlen(const Material& m) {
   std::vector<Block> blocks;
   for (const Family& f : m.families) {
     if (ours_of(f).empty()) continue;
-    if (figures >= kMostFigures || drawn[f.device + f.dtype + f.over] >= kMostOfADtype) {
+    if (figures >= kMostCurves || drawn[f.device + f.dtype + f.over] >= kMostOfADtype) {
       ++left_out;
       continue;
     }

@@ -11,7 +11,7 @@ namespace fattn::lab::report {
 namespace {
 
 std::string peaks_of(const Words& words, const MeasuredRecord& record) {
-  const Part peaks(record.peaks, "peaks"), before = peaks.object("before"), after = peaks.object("after");
+  const JsonPart peaks(record.peaks, "peaks"), before = peaks.object("before"), after = peaks.object("after");
   std::vector<std::string> all;
   const auto add = [&](const char* name, const char* rate) {
     const double a = before.number(rate, 0), b = after.number(rate, 0);
@@ -26,9 +26,9 @@ std::string peaks_of(const Words& words, const MeasuredRecord& record) {
 }
 
 std::string machine_of(const MeasuredRecord& record) {
-  const Part environment(record.environment, "environment"), cpu = environment.object("cpu");
+  const JsonPart environment(record.environment, "environment"), cpu = environment.object("cpu");
   std::string text = fmt::format("{}, {:.0f} CPUs", cpu.text("model", "?"), cpu.number("usable_threads", cpu.number("logical_cpus", 0)));
-  for (const Part& gpu : environment.list("gpus")) {
+  for (const JsonPart& gpu : environment.list("gpus")) {
     text += ", " + gpu.text("name", "GPU");
     if (const auto limit = gpu.maybe("power_limit_w")) text += fmt::format(" ({:.0f} W)", *limit);
   }
@@ -49,7 +49,7 @@ Section environment(const Material& m) {
     table.heads.push_back(words(head));
   table.numeric = {false, false, true, false, false, false, false};
   for (const MeasuredRecord& record : m.records) {
-    const Part environment(record.environment, "environment");
+    const JsonPart environment(record.environment, "environment");
     std::string version = environment.text("library_version", "?");
     if (environment.has("commit")) version += " (" + environment.text("commit").substr(0, 10) + ")";
     table.rows.push_back({clean(base_name(record.file)), clean(environment.text("date", "?")), std::to_string(record.rows.size()), machine_of(record),
@@ -69,7 +69,7 @@ Section not_measured(const Material& m) {
     for (const RowOfRecord& row : record.rows)
       if (row.ours) devices.insert(device_of(record, row));
     if (!record.complete) lines.push_back(words(Text::kIncomplete, {name}));
-    if (const std::string warning = Part(record.disturbance, "disturbance").text("warning", ""); !warning.empty())
+    if (const std::string warning = JsonPart(record.disturbance, "disturbance").text("warning", ""); !warning.empty())
       lines.push_back(words(Text::kDisturbed, {name, clean(warning)}));
     // Warnings that differ in their numbers alone are one.
     std::map<std::string, std::pair<int, std::string>> warnings;
