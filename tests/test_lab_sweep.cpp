@@ -262,7 +262,7 @@ TEST(LabSweepSmall, FiguresShowWhatIsThereAndSayWhatIsNot) {
 }
 
 TEST(LabSweepSmall, WhatIsNoSweep) {
-  const ordered_json good = record_of({row(256, "fattn", 1)}, {256});
+  const ordered_json good = record_of(ordered_json::array({row(256, "fattn", 1)}), {256});
   EXPECT_TRUE(has(what_of([&] { read_sweep({{"fattn_record", 1}}); }), "another command"));
   EXPECT_TRUE(has(what_of([&] { read_sweep({{"x", 1}}); }), "no record of fattn sweep"));
   EXPECT_TRUE(has(what_of([&] { read_sweep(nullptr); }), "no record"));
