@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <ctime>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "cli/interrupt.h"
 #include "cli/json_output.h"
 #include "cli/sanitize.h"
+#include "measure/environment.h"
 
 namespace fattn::cli {
 namespace {
@@ -20,15 +20,6 @@ constexpr std::chrono::milliseconds kStatusLook{100};
 constexpr int kLooksBetweenWrites = 20;
 
 int64_t steady_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 }  // namespace
 
@@ -94,7 +85,7 @@ void StatusFile::write() {
                                          {"of", steps_},
                                          {"now", now_.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(printable(now_, 200))},
                                          {"seconds_left", left ? nlohmann::ordered_json(std::ceil(*left)) : nlohmann::ordered_json(nullptr)},
-                                         {"updated_at", utc_now()},
+                                         {"updated_at", measure::now_utc()},
                                          {"pid", static_cast<int64_t>(getpid())}};
   try {
     write_json(status, path_);

@@ -28,15 +28,6 @@ std::string first_line(const char* path) {
 
 ordered_json text_or_null(const std::string& text) { return text.empty() ? ordered_json(nullptr) : ordered_json(text); }
 
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
-
 std::string distribution() {
   std::ifstream file("/etc/os-release");
   const std::string key = "PRETTY_NAME=\"";
@@ -46,6 +37,15 @@ std::string distribution() {
 }
 
 }  // namespace
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
 
 ordered_json environment() {
   const fattn_cpu_info cpu = cpu_info();

@@ -78,34 +78,30 @@ class Frame {
     }
     return true;
   }
-  static void cover(Extent& extent, const Axis& axis, double value) {
-    const bool logarithmic = axis.scale == ScaleKind::kLog2 || axis.scale == ScaleKind::kLog10;
-    if (!logarithmic || value > 0) extent.cover(value);
-  }
   Extent values_of_x() const {
     Extent extent;
     for (const Line& line : panel_.lines)
-      for (const Point& point : line.points) cover(extent, panel_.x, point.x);
+      for (const Point& point : line.points) extent.cover(point.x, panel_.x.scale);
     for (const Reference& reference : panel_.references)
-      if (reference.kind == Reference::Kind::kUpright) cover(extent, panel_.x, reference.value);
-    cover(extent, panel_.x, panel_.x.covers_from), cover(extent, panel_.x, panel_.x.covers_to);
+      if (reference.kind == Reference::Kind::kUpright) extent.cover(reference.value, panel_.x.scale);
+    extent.cover(panel_.x.covers_from, panel_.x.scale), extent.cover(panel_.x.covers_to, panel_.x.scale);
     return extent;
   }
   Extent values_of_y() const {
     Extent extent;
     for (const Line& line : panel_.lines)
       for (const Point& point : line.points)
-        for (const double value : {point.y, point.low, point.high}) cover(extent, panel_.y, value);
+        for (const double value : {point.y, point.low, point.high}) extent.cover(value, panel_.y.scale);
     double highest_bar = kNotKnown;
     for (const Bars& bars : panel_.bars)
-      for (const double value : bars.values) cover(extent, panel_.y, value), highest_bar = std::fmax(highest_bar, value);
+      for (const double value : bars.values) extent.cover(value, panel_.y.scale), highest_bar = std::fmax(highest_bar, value);
     for (const Reference& reference : panel_.references)
-      if (reference.kind == Reference::Kind::kLevel) cover(extent, panel_.y, reference.value);
-    cover(extent, panel_.y, panel_.y.covers_from), cover(extent, panel_.y, panel_.y.covers_to);
+      if (reference.kind == Reference::Kind::kLevel) extent.cover(reference.value, panel_.y.scale);
+    extent.cover(panel_.y.covers_from, panel_.y.scale), extent.cover(panel_.y.covers_to, panel_.y.scale);
     // Room for the labels above the bars.
     if (highest_bar > 0) {
       const double bar = (kPanelWidth - 80) / static_cast<double>(std::max<size_t>(panel_.x.categories.size() * panel_.bars.size(), 1)) * 0.8;
-      cover(extent, panel_.y, highest_bar * (upright_labels(panel_, bar) ? 1.28 : 1.08));
+      extent.cover(highest_bar * (upright_labels(panel_, bar) ? 1.28 : 1.08), panel_.y.scale);
     }
     return extent;
   }

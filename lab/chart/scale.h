@@ -16,6 +16,11 @@ struct Extent {
   double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
   bool empty() const { return !(low <= high); }
   void cover(double value);  // leaves out what is no number
+  // What a logarithmic scale has no place for does not count.
+  void cover(double value, ScaleKind on) {
+    const bool logarithmic = on == ScaleKind::kLog2 || on == ScaleKind::kLog10;
+    if (!logarithmic || value > 0) cover(value);
+  }
 };
 
 struct Tick {

@@ -64,11 +64,6 @@ class Canvas {
   std::vector<Cell> cells_;
 };
 
-void cover(Extent& extent, const Axis& axis, double value) {
-  const bool logarithmic = axis.scale == ScaleKind::kLog2 || axis.scale == ScaleKind::kLog10;
-  if (!logarithmic || value > 0) extent.cover(value);
-}
-
 // Labels under an axis, each centred at its place where the one before leaves room.
 std::string labels_below(const Scale& x, const std::vector<Tick>& ticks, size_t columns) {
   std::string line(columns, ' ');
@@ -92,7 +87,7 @@ std::string terminal_plot(const Panel& panel, const TerminalPlot& how) {
   Extent xs, ys;
   for (const Line& line : panel.lines)
     for (const Point& point : line.points)
-      if (std::isfinite(point.x) && std::isfinite(point.y)) cover(xs, panel.x, point.x), cover(ys, panel.y, point.y);
+      if (std::isfinite(point.x) && std::isfinite(point.y)) xs.cover(point.x, panel.x.scale), ys.cover(point.y, panel.y.scale);
   if (xs.empty() || ys.empty() || panel.x.scale == ScaleKind::kBand || how.height == 0) return "";
 
   const double bottom = static_cast<double>(4 * how.height);
