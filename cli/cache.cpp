@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,6 +24,7 @@
 #include "cli/values.h"
 #include "fattn/cache.hpp"
 #include "fattn/problem.hpp"
+#include "lab/prediction_score.h"
 #include "measure/library_plans.h"
 
 namespace fattn::cli {
@@ -72,6 +74,7 @@ Json record_of(const char* command) { return {{"fattn_cache", 1}, {"command", co
 struct CacheFlags {
   std::string json, pack, use_pack;
   std::vector<int32_t> archs;
+  bool problems_come = false;  // on standard input
   ProblemFlags problem;
   OutputFlags output;
 };
@@ -144,12 +147,7 @@ int clear(const CacheFlags& flags) {
   return kExitFine;
 }
 
-// The passes of the problem that the flags describe, or one empty one: the built-in list.
-std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
-  if (!flags.problem.problem_given()) return {std::nullopt};
-  ProblemFlags problem = flags.problem;
-  problem.target.device = "cuda";  // whose kernels these are
-  const measure::ProblemSpec spec = problem.spec();
+std::vector<std::optional<fattn_problem>> passes_of(const measure::ProblemSpec& spec, const CacheFlags& flags) {
   const measure::Placement place{Device::kCuda, 0, false};
   Options options = flags.problem.options();
   options.backend = Backend::kCuda;
@@ -157,6 +155,14 @@ std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
   std::vector<std::optional<fattn_problem>> all = {describe(measure::forward_tensors(spec, place), options)};
   if (flags.problem.grad()) all.emplace_back(describe(measure::backward_tensors(spec, place), options));
   return all;
+}
+
+// The passes of the problem that the flags describe, or one empty one: the built-in list.
+std::vector<std::optional<fattn_problem>> problems_of(const CacheFlags& flags) {
+  if (!flags.problem.problem_given()) return {std::nullopt};
+  ProblemFlags problem = flags.problem;
+  problem.target.device = "cuda";  // whose kernels these are
+  return passes_of(problem.spec(), flags);
 }
 
 // What prints a line for every kernel that is ready and keeps it for the record.
@@ -171,11 +177,32 @@ cache::Visit progress(const Output& out, Json& kernels) {
   };
 }
 
+// Problems as records have them, one JSON object a line; each is answered by a line: how many kernels are ready, or why not. Compilers of several
+// processes are fed so.
+int warm_what_comes(const CacheFlags& flags, const std::vector<int32_t>& archs) {
+  bool all_ready = true;
+  for (std::string line; std::getline(std::cin, line);) {
+    int ready = 0;
+    try {
+      const measure::ProblemSpec spec = lab::spec_from_json(Json::parse(line));
+      for (const int32_t arch : archs)
+        for (const auto& problem : passes_of(spec, flags)) cache::warm(&*problem, arch, [&](const fattn_cache_entry&, int32_t, int32_t) { ++ready; });
+      fmt::print("{} kernels\n", ready);
+    } catch (const std::exception& error) {
+      fmt::print("not compiled: {}\n", printable(error.what(), 400));
+      all_ready = false;
+    }
+    std::fflush(stdout);
+  }
+  return all_ready ? kExitFine : kExitCheckFailed;
+}
+
 int warm(const CacheFlags& flags) {
-  const Output out(flags.output, flags.json);
   if (!flags.use_pack.empty()) cache::use_pack(std::filesystem::absolute(flags.use_pack));
-  Json kernels = Json::array();
   const std::vector<int32_t> archs = flags.archs.empty() ? std::vector<int32_t>{0} : flags.archs;
+  if (flags.problems_come) return warm_what_comes(flags, archs);
+  const Output out(flags.output, flags.json);
+  Json kernels = Json::array();
   for (const int32_t arch : archs)
     for (const auto& problem : problems_of(flags)) cache::warm(problem ? &*problem : nullptr, arch, progress(out, kernels));
   const fattn_cache_info info = cache::info();
@@ -252,7 +279,12 @@ void add_cache(CLI::App& app, int& exit_code) {
   add_archs(*warm_command, *warm_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [the GPU's]");
   add_problem(*warm_command, *warm_flags);
   warm_command->add_option("--pack", warm_flags->use_pack, "Take kernels from this pack file where it has them")->type_name("FILE");
-  add_json(*warm_command, *warm_flags);
+  CLI::Option* json = warm_command->add_option("--json", warm_flags->json, "Write what was done as JSON to a file, or - for stdout");
+  json->type_name("FILE|-")->group("Output");
+  warm_command
+      ->add_flag("--stdin", warm_flags->problems_come,
+                 "Problems come on standard input, each a line of JSON as a record's rows have it, and are answered")
+      ->excludes(json);
   warm_command->footer(kProblemFooter);
 
   const auto [pack_command, pack_flags] = add("pack", "Write kernels into one file, for machines without NVRTC", pack);

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cli/compile_beside.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -146,6 +149,9 @@ int run(const CalibrateFlags& flags) {
     options.kernel_progress = [&](double share, const std::string& what) {
       if (!kernels) kernels.emplace(what, 100);
       for (; shown < static_cast<int>(100 * share); ++shown) kernels->step();
+    };
+    options.compile = [](const std::vector<measure::ProblemSpec>& specs, const std::function<void(double)>& compiled) {
+      compile_beside(specs, {}, compiled);
     };
     calibration = lab::calibrate(options);
     kernels.reset();

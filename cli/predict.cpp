@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/compile_beside.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/predict_report.h"
@@ -17,7 +18,6 @@
 #include "cli/sanitize.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
-#include "lab/fit_kernels.h"
 #include "lab/held_out.h"
 #include "measure/environment.h"
 
@@ -178,7 +178,7 @@ int predict_held_out(const PredictFlags& flags) {
   if (place.device == Device::kCuda && rows.size() < 2 * specs.size()) {
     Progress progress("compiling kernels", 100);
     int shown = 0;
-    lab::compile_kernels(specs, flags.problem.options(), place, true, [&](double share) {
+    compile_beside(specs, flags.problem.options(), [&](double share) {
       for (; shown < static_cast<int>(100 * share); ++shown) progress.step();
     });
   }

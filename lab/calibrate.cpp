@@ -278,6 +278,7 @@ Calibration calibrate(const CalibrateOptions& options) {
       kernels.memory_bytes_per_s = c.of("dram_read_bytes_per_s");
     }
     kernels.seconds = options.kernel_seconds;
+    kernels.compile = options.compile;
     kernels.progress = options.kernel_progress;
     c.kernels = fit_kernels(kernels);
   }

@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "lab/calibration.h"
+#include "measure/problem.h"
 
 namespace fattn::lab {
 
@@ -15,6 +17,8 @@ struct CalibrateOptions {
   double kernel_seconds = 0;     // of timing kernels, whose constants lab/predict.h needs; 0: none are timed
   // Called before and after each quantity with the number of those done and of all, and what comes next.
   std::function<void(int done, int total, const std::string& next)> progress;
+  // Has a GPU's kernels compiled, as FitOptions has it.
+  std::function<void(const std::vector<measure::ProblemSpec>& specs, const std::function<void(double share)>& progress)> compile;
   // While kernels are timed: the share that is done, and what is.
   std::function<void(double share, const std::string& what)> kernel_progress;
 };

@@ -3,10 +3,7 @@
 #include "lab/fit_kernels.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <mutex>
-#include <thread>
 
 #include "fattn/device.hpp"
 #include "fattn/system.hpp"
@@ -80,31 +77,6 @@ std::map<std::string, double> expected_of(const std::string& family, const FitOp
 
 }  // namespace
 
-void compile_kernels(const std::vector<ProblemSpec>& specs, const Options& library, const measure::Placement& place, bool grad,
-                     const std::function<void(double share)>& progress) {
-  if (place.device == Device::kCpu) return;
-  std::atomic<size_t> next{0}, done{0};
-  std::mutex mutex;
-  const auto work = [&] {
-    for (size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
-      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        if (pass == Pass::kBackward && !grad) continue;
-        try {
-          plan_shape(specs[i], pass, library, place);
-        } catch (const std::exception&) {  // who measures it is told
-        }
-      }
-      const std::lock_guard lock(mutex);
-      if (progress) progress(static_cast<double>(done.fetch_add(1) + 1) / static_cast<double>(specs.size()));
-    }
-  };
-  std::vector<std::thread> threads;
-  const int count = std::max(1, cpu_info().usable_threads);
-  for (int i = 1; i < count; ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-}
-
 KernelTimes fit_kernels(const FitOptions& options) {
   const bool cuda = options.place.device == Device::kCuda;
   const int64_t memory = memory_for_tensors(options.place);
@@ -125,7 +97,7 @@ KernelTimes fit_kernels(const FitOptions& options) {
   const auto report = [&](double share, const char* what) {
     if (options.progress) options.progress(share, what);
   };
-  if (cuda) compile_kernels(specs, {}, options.place, true, [&](double share) { report(0.3 * share, "compiling kernels"); });
+  if (cuda && options.compile) options.compile(specs, [&](double share) { report(0.3 * share, "compiling kernels"); });
 
   Samples samples;
   Measuring measuring(options, samples);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "lab/kernel_times.h"
 #include "lab/shapes.h"
@@ -18,14 +19,12 @@ struct FitOptions {
   double near_bytes_per_s = 0, memory_bytes_per_s = 0;
   double seconds = 30;    // of measuring; compiling a GPU's kernels, which is done once, is not counted
   uint64_t seed = 20260;  // of the fitting set; others must not be drawn from it
+  // Has a GPU's kernels compiled before anything is timed; empty: each is where it is first called.
+  std::function<void(const std::vector<measure::ProblemSpec>& specs, const std::function<void(double share)>& progress)> compile;
   // Called now and then with what is done, 0 to 1, and what it is.
   std::function<void(double share, const std::string& what)> progress;
 };
 
 KernelTimes fit_kernels(const FitOptions& options);
-
-// Makes the plans of all problems, on as many threads as there are processors, so that a GPU's kernels are compiled; what cannot be planned is left.
-void compile_kernels(const std::vector<measure::ProblemSpec>& specs, const Options& library, const measure::Placement& place, bool grad,
-                     const std::function<void(double share)>& progress);
 
 }  // namespace fattn::lab

@@ -37,7 +37,9 @@ class Cli:
         self.path = path
 
     def __call__(self, *arguments, status: int = 0, timeout: float = 120, env: dict | None = None, **options) -> subprocess.CompletedProcess:
-        """Runs `fattn ARGUMENTS`, which must end with this status; stdout and stderr are text."""
+        """Runs `fattn ARGUMENTS`, which must end with this status; stdout and stderr are text. `input` is what comes on stdin, if anything does."""
+        if "input" not in options:
+            options["stdin"] = subprocess.DEVNULL
         done = subprocess.run(
             [self.path, *map(str, arguments)],
             capture_output=True,
@@ -45,7 +47,6 @@ class Cli:
             errors="surrogateescape",
             timeout=timeout,
             env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
             **options,
         )
         assert done.returncode == status, f"exit {done.returncode}, not {status}\n{done.stdout}\n{done.stderr}"

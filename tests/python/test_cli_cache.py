@@ -107,6 +107,14 @@ def test_warm_list_pack(fattn, folder, compiler, tmp_path):
     assert {entry["description"] for entry in listed} == {"fp16, headdim 64, tile 128 x 128, level 80"}
     assert "fp16, headdim 64, tile 128 x 128, level 80" in fattn("cache", "list", "--wide").stdout
 
+    # The same as a line on standard input, beside lines that are no problem.
+    row = {"batch": 1, "seqlen_q": 1024, "seqlen_k": 1024, "nheads": 8, "nheads_k": 8, "headdim": 64, "headdim_v": 64, "causal": False, "dtype": "fp16"}
+    lines = "\n".join([json.dumps(row), "{", json.dumps({"batch": 1})])
+    answers = fattn("cache", "warm", "--stdin", "--no-grad", "--arch", "80", status=1, input=lines).stdout.splitlines()
+    assert answers[0] == f"{len(names)} kernels" and len(answers) == 3, answers
+    assert all(answer.startswith("not compiled: ") for answer in answers[1:]) and "no 'seqlen_q'" in answers[2]
+    assert {entry["name"] for entry in fattn.json("cache", "list")["entries"]} == names
+
     pack = tmp_path / "kernels.pack"
     assert len(fattn.json("cache", "pack", "--output", pack, "--arch", "80", *PROBLEM)["kernels"]) == len(first["kernels"])
     fattn("cache", "clear")

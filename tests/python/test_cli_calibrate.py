@@ -96,6 +96,14 @@ def test_a_gpu(fattn, gpu, folder):
     assert len(list(folder.glob("calibration-GPU-*.json"))) == 2
 
 
+def test_kernels_of_a_gpu_are_compiled_before_they_are_timed(fattn, gpu, tmp_path):
+    """By processes of their own; the time to measure in, which is too short for one call, compiles none."""
+    flags = ["--device", "cuda", "--repeats", "1", "--kernel-seconds", "0.0001"]
+    fattn("calibrate", *flags, "--json", tmp_path / "out.json", env={**gpu, "FATTN_CACHE_DIR": str(tmp_path)})
+    described = [entry["description"] for entry in fattn.json("cache", "list", env={**gpu, "FATTN_CACHE_DIR": str(tmp_path)})["entries"]]
+    assert {text.split(",")[0] for text in described} >= {"bf16", "fp32"} and len(described) > 100, described
+
+
 def test_a_gpu_without_a_compiler(fattn, gpu, tmp_path):
     env = {**gpu, "FATTN_CACHE_DIR": str(tmp_path), "FATTN_NVRTC": "/nonexistent/libnvrtc.so.13"}
     record = json.loads(fattn("calibrate", "--device", "cuda", *QUICK, "--json", "-", env=env).stdout)
