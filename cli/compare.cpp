@@ -54,8 +54,7 @@ void take_algorithms(CompareFlags& flags) {
 
 std::vector<std::string> chosen(const CompareFlags& flags) {
   if (!flags.names.empty()) return flags.names;
-  std::vector<std::string> names = {"fattn"};
-  if (!flags.problem.target.on_cuda()) names.emplace_back("standard");
+  std::vector<std::string> names = {"fattn", "standard"};
   for (const ProviderProgram& provider : flags.providers.found()) names.push_back(provider.name);
   return names;
 }
@@ -78,9 +77,9 @@ nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& w
 void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>& told) {
   const Pass pass = rows.front().pass;
   Table table({Column::text("provider").as_key(), Column::number("median", "s"), Column::number("95 % interval", "s").ranked(5),
-               Column::number("GFLOP/s").ranked(2), Column::number("of peak").ranked(1), Column::number("vs standard"),
+               Column::number("GFLOP/s").ranked(2), Column::number("of peak").ranked(1), Column::number("vs standard").if_any(),
                Column::number("extra memory", "bytes"), Column::number("moved (model)", "bytes").ranked(4).if_any(),
-               Column::text("worst error and its bound").ranked(3), Column::number("largest difference to standard").ranked(6)},
+               Column::text("worst error and its bound").ranked(3), Column::number("largest difference to standard").ranked(6).if_any()},
               pass == Pass::kForward    ? "forward (fwd)"
               : pass == Pass::kBackward ? "backward (bwd)"
                                         : "forward and backward (fwdbwd)");
@@ -199,7 +198,7 @@ void add_compare(CLI::App& app, int& exit_code) {
       ->add_option(
           "--provider", flags->names,
           "A contestant: fattn, one of its algorithms (standard, v1, v2, v3), or a provider as NAME or NAME:VARIANT; may be repeated [fattn, "
-          "on the CPU standard, and all providers, each with its first variant]")
+          "standard and all providers, each with its first variant]")
       ->type_name("NAME");
   flags->providers.add_to(*command);
   command

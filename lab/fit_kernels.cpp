@@ -58,7 +58,42 @@ int64_t memory_for_tensors(const measure::Placement& place) {
   const int64_t host = cpu_info().memory_available_bytes;
   constexpr int64_t kEnough = int64_t{2} << 30;
   if (place.device == Device::kCpu) return std::min(host, kEnough);
-  return std::min<int64_t>({host, static_cast<int64_t>(cuda::memory(place.index).free_bytes), 2 * kEnough});
+  return std::min<int64_t>({host, static_cast<int64_t>(cuda::memory(place.index).free_bytes), kEnough});
+}
+
+// A GPU has kernels, and so constants, of its own for every width of a head, with and without a mask, in 16 bits and in fp32: calls of each in turn,
+// so that all have some whatever the time. fp32 has two algorithms. bf16 and fp16 share their constants, and few head sizes have few kernels to
+// compile.
+std::vector<ProblemSpec> fitting_set_of_gpu(uint64_t seed, const ShapeLimit& of_short, const ShapeLimit& of_long) {
+  constexpr int kRounds = 24, kOfFp32 = 2, kOfDecode = 2;
+  const std::vector<std::vector<int64_t>> widths = {{40, 64}, {80, 96}, {104, 128}, {160, 192}, {224, 256}};
+  ShapeRange range;
+  range.decode = 1;
+  range.dtypes = {DType::kBF16, DType::kBF16, DType::kF32};
+  range.headdims = {64, 96, 128, 256};
+  Shapes decode(seed, range);
+  range.decode = 0;
+  std::vector<std::vector<Shapes>> of_dtype;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    range.dtypes = {dtype};
+    std::vector<Shapes>& of_width = of_dtype.emplace_back();
+    for (const std::vector<int64_t>& width : widths) {
+      range.headdims = width;
+      of_width.emplace_back(++seed, range);
+    }
+  }
+  std::vector<ProblemSpec> specs;
+  for (int round = 0; round < kRounds; ++round) {
+    const ShapeLimit& limit = round % (kLongOfEvery / 2) == 0 ? of_long : of_short;
+    for (int turn = 0; turn < 1 + kOfFp32; ++turn)
+      for (Shapes& shapes : of_dtype[turn == 0 ? 0 : 1])
+        for (const bool causal : {false, true}) {
+          specs.push_back(shapes.within(limit));
+          specs.back().causal = causal;
+        }
+    for (int i = 0; i < kOfDecode; ++i) specs.push_back(decode.within(limit));
+  }
+  return specs;
 }
 
 // Products at four fifths of the peak, bytes at the rate of memory.
@@ -82,18 +117,18 @@ KernelTimes fit_kernels(const FitOptions& options) {
   const int64_t memory = memory_for_tensors(options.place);
   ShapeRange range;
   range.decode = 0.35;
-  if (cuda) {  // kernels of bf16 and fp16 share their constants, and few head sizes have few kernels to compile
-    range.dtypes = {DType::kBF16, DType::kBF16, DType::kF32};
-    range.headdims = {40, 64, 80, 96, 128, 160, 192, 224, 256};
-  }
+  if (cuda) range.dtypes = {DType::kBF16, DType::kF32};
   Shapes shapes(options.seed, range), standard_shapes(options.seed + 1, range);
   const double scale = cuda ? 0.2 : 1;  // a GPU's calls need not be as long
   const ShapeLimit of_short = limit_of(scale * kShort, options.peak, options.peak_f32, memory),
                    of_long = limit_of(scale * kLong, options.peak, options.peak_f32, memory),
                    of_standard = limit_of(scale * kShort, options.peak, options.peak_f32, memory / 8);
-  const size_t most = cuda ? 700 : 1500;  // more than there is time for
+  constexpr size_t kMost = 1500;  // more than there is time for
   std::vector<ProblemSpec> specs;
-  for (size_t i = 0; i < most; ++i) specs.push_back(shapes.within(i % kLongOfEvery == 0 ? of_long : of_short));
+  if (cuda)
+    specs = fitting_set_of_gpu(options.seed + 2, of_short, of_long);
+  else
+    for (size_t i = 0; i < kMost; ++i) specs.push_back(shapes.within(i % kLongOfEvery == 0 ? of_long : of_short));
   const auto report = [&](double share, const char* what) {
     if (options.progress) options.progress(share, what);
   };
@@ -107,8 +142,8 @@ KernelTimes fit_kernels(const FitOptions& options) {
   const double begun = cuda ? 0.3 : 0;
   for (size_t i = 0; i < specs.size() && seconds_since(start) < options.seconds; ++i) {
     measuring.one(specs[i], {});
-    constexpr size_t kStandardOfEvery = 4;
-    if (i % kStandardOfEvery == 0) {
+    const size_t standard_of_every = cuda ? 8 : 4;
+    if (i % standard_of_every == 0) {
       ProblemSpec spec = standard_shapes.within(of_standard);
       if (spec.dtype == DType::kF64) spec.dtype = DType::kF32;
       constexpr int64_t kMostMatrices = int64_t{1} << 26;  // elements of all heads
