@@ -57,8 +57,10 @@ struct Consumer {
   static constexpr bool kLooksEarly = !(kTightMask || (kMaskAlone && kGroups == 4) || (kTightDocuments && Spec::Score::kCapped));
   // Weights are packed when it is known that they stay: scores and packed weights do not fit beside random numbers.
   static constexpr bool kPacksLast = kDropout && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
+  // Where tiles join, words of a mask are read when lse is written.
+  static constexpr bool kReadsLate = kTightMask && Mask::kUneven;
   // See Softmax::update.
-  static constexpr bool kOneWay = kTightMask || (kTightDocuments && kDropout);
+  static constexpr bool kOneWay = (kTightMask && (Mask::kUneven || is_same<Element, bf16>)) || (kTightDocuments && kDropout);
   // Weights that dominate are brought back by a factor. Softcap leaves four warpgroups no registers for it: they make scores again.
   static constexpr bool kScalesDominant = !(Spec::Score::kCapped && kGroups == 4);
   using Slope = v3::Slope<kAlibi>;
@@ -782,9 +784,9 @@ struct Consumer {
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
     if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
-    if constexpr (!kTightMask) visible.read(p, beginning(next_place.row, next_keys));
+    if constexpr (!kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
-    if constexpr (kTightMask) visible.read(p, beginning(next_place.row, next_keys));
+    if constexpr (kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
     bits.begin(p, next_place);
     draw(next_place.row, first_of(next_place.row, next_keys));
     if constexpr (kStaged) {
