@@ -50,8 +50,17 @@ struct Consumer {
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
-  // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
-  static constexpr bool kLooksEarly = !(kMaskAlone && (kGroups == 4 || (kGroups == 3 && kBlockN == 128 && is_same<Element, f16>)));
+  // What has no register to spare: three warpgroups with blocks of 128 keys beside a mask, and the widest heads beside documents.
+  static constexpr bool kTightMask = kMaskAlone && kGroups == 3 && kBlockN == 128;
+  static constexpr bool kTightDocuments = kDocuments && Spec::kHeaddimV > 192;
+  // Whether keys are there is looked at early: that takes a register.
+  static constexpr bool kLooksEarly = !(kTightMask || (kMaskAlone && kGroups == 4) || (kTightDocuments && Spec::Score::kCapped));
+  // Weights are packed when it is known that they stay: scores and packed weights do not fit beside random numbers.
+  static constexpr bool kPacksLast = kDropout && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
+  // Where tiles join, words of a mask are read when lse is written.
+  static constexpr bool kReadsLate = kTightMask && Mask::kUneven;
+  // See Softmax::update.
+  static constexpr bool kOneWay = (kTightMask && (Mask::kUneven || is_same<Element, bf16>)) || (kTightDocuments && kDropout);
   // Weights that dominate are brought back by a factor. Softcap leaves four warpgroups no registers for it: they make scores again.
   static constexpr bool kScalesDominant = !(Spec::Score::kCapped && kGroups == 4);
   using Slope = v3::Slope<kAlibi>;
@@ -248,13 +257,26 @@ struct Consumer {
     if (keys.one_begin <= of && of < keys.one_end) return;
     const int id0 = keys.id_of_query(p.call, row + own_row()), id1 = keys.id_of_query(p.call, row + own_row() + 8);
     const int2* const ids = reinterpret_cast<const int2*>(keys.ids_of_block(p.call, of)) + lane() % 4;
+    if constexpr (kTightDocuments) {  // not all ids at once
+      static_assert(kBlockN / 2 <= 32);
+      unsigned hidden = 0;
+#pragma unroll 1
+      for (int n = kBlockN / 8 - 1; n >= 0; --n) {
+        const int2 id = ids[n * 4];
+        hidden = hidden << 4 | (id.x != id0 ? 1u : 0u) | (id.y != id0 ? 2u : 0u) | (id.x != id1 ? 4u : 0u) | (id.y != id1 ? 8u : 0u);
+      }
 #pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n) {
-      const int2 id = ids[n * 4];
-      if (id.x != id0) s[4 * n] = -kInfinity;
-      if (id.y != id0) s[4 * n + 1] = -kInfinity;
-      if (id.x != id1) s[4 * n + 2] = -kInfinity;
-      if (id.y != id1) s[4 * n + 3] = -kInfinity;
+      for (int i = 0; i < kBlockN / 2; ++i)
+        if ((hidden & 1u << i) != 0) s[i] = -kInfinity;
+    } else {
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n) {
+        const int2 id = ids[n * 4];
+        if (id.x != id0) s[4 * n] = -kInfinity;
+        if (id.y != id0) s[4 * n + 1] = -kInfinity;
+        if (id.x != id1) s[4 * n + 2] = -kInfinity;
+        if (id.y != id1) s[4 * n + 3] = -kInfinity;
+      }
     }
   }
   __device__ __forceinline__ void pack() {
@@ -289,9 +311,9 @@ struct Consumer {
       float distance[2];
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
-      return softmax.template update<kFirst>(s, factor, 1.0f);
+      return softmax.template update<kFirst, true, kOneWay>(s, factor, 1.0f);
     } else {
-      return softmax.template update<kFirst, !Spec::Score::kCapped>(s, factor, scale);
+      return softmax.template update<kFirst, !Spec::Score::kCapped, kOneWay>(s, factor, scale);
     }
   }
 
@@ -395,12 +417,12 @@ struct Consumer {
         softmax.template weigh<0, kBlockN / 2>(s, scale);
       else
         weigh(tile::Constant<kSplit>{}, tile::Constant<kBlockN / 2>{});
-      pack();
+      if constexpr (!kPacksLast) pack();
       const bool good = !kByCurve || inside < 0;
       if (softmax.add(s, good)) [[likely]] {
       } else if (kScalesDominant && softmax.add_dominant(s, factor, good)) {
         rescale();
-        pack();
+        if constexpr (!kPacksLast) pack();
         if (!Spec::Score::kCapped || wildness > 0) wildness += 2;
       } else {
         if (!Spec::Score::kCapped || by_tanh)
@@ -418,8 +440,9 @@ struct Consumer {
         if constexpr (kBegins) hide_before(block - 1);
         update<false>(block - 1);
         rescale();
-        pack();
+        if constexpr (!kPacksLast) pack();
       }
+      if constexpr (kPacksLast) pack();
     }
     free_k();  // only now: the way back reads it
     if constexpr (kStaged) terms.free(barriers, lane());
@@ -761,8 +784,9 @@ struct Consumer {
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
     if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
-    visible.read(p, beginning(next_place.row, next_keys));
+    if constexpr (!kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
+    if constexpr (kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
     bits.begin(p, next_place);
     draw(next_place.row, first_of(next_place.row, next_keys));
     if constexpr (kStaged) {
