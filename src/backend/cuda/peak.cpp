@@ -72,7 +72,7 @@ jit::Request request_of(const jit::KernelKey& packed) {
 // What a thread does in an iteration: kernels/measure.
 double work_of_thread(CudaPeak peak, int target) {
   if (peak == CudaPeak::kExp) return 32;
-  if (peak == CudaPeak::kShared) return 32 * 1024 / kThreads;
+  if (peak == CudaPeak::kShared) return 32.0 * 1024 / kThreads;
   if (peak == CudaPeak::kFma) return 32 * 2;
   if (target == 90) return 8 * 2.0 * 64 * 256 * 16 / 128;
   return 16 * 2.0 * 16 * 8 * (target >= 80 ? 16 : 8) / 32;
