@@ -518,23 +518,6 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
   EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
 }
 
-// With softcap the widest heads have no registers to pass over blocks of documents; without it they do, and so do narrower ones.
-TEST(V3ForwardPlanSmall, DocumentsWithSoftcapPassOverNoBlocksInTheWidestHeads) {
-  for (const int headdim : {192, 256})
-    for (const bool window : {false, true})
-      for (const bool documents : {false, true})
-        for (const float softcap : {0.0f, 30.0f}) {
-          Problem p = problem_of(DType::kBF16, headdim, headdim, true, 1000, 4096);
-          if (window) p.window_left = 500;
-          p.has_documents = documents;
-          p.softcap = softcap;
-          ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
-          const V3ForwardTile tile = plan_v3_forward(p, kH200).tile;
-          EXPECT_EQ(tile.skip, !(headdim == 256 && documents && softcap > 0)) << headdim << " " << window << " " << documents;
-          EXPECT_NE(tile.ping_pong, tile.skip);
-        }
-}
-
 // Biases have tiles of their own, with room for a block of them and the next. A mask of pairs takes nothing of shared memory.
 TEST(V3ForwardPlanSmall, BiasesComeThroughSharedMemory) {
   for (const int headdim : {40, 64, 96, 128, 192, 256})

@@ -50,17 +50,12 @@ struct Consumer {
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
-  // What has no register to spare: three warpgroups with blocks of 128 keys beside a mask, and the widest heads beside documents.
-  static constexpr bool kTightMask = kMaskAlone && kGroups == 3 && kBlockN == 128;
-  static constexpr bool kTightDocuments = kDocuments && Spec::kHeaddimV > 192;
-  // Whether keys are there is looked at early: that takes a register.
-  static constexpr bool kLooksEarly = !(kTightMask || (kMaskAlone && kGroups == 4) || (kTightDocuments && Spec::Score::kCapped));
+  // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
+  static constexpr bool kLooksEarly = !(kMaskAlone && (kGroups == 4 || (kGroups == 3 && kBlockN == 128 && is_same<Element, f16>)));
+  // The widest heads have no register to spare beside documents.
+  static constexpr bool kTightDocuments = kDocuments && Spec::kHeaddimV > 192 && !kDropout && !Spec::Score::kCapped;
   // Weights are packed when it is known that they stay: scores and packed weights do not fit beside random numbers.
-  static constexpr bool kPacksLast = kDropout && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
-  // Where tiles join, words of a mask are read when lse is written.
-  static constexpr bool kReadsLate = kTightMask && Mask::kUneven;
-  // See Softmax::update.
-  static constexpr bool kOneWay = (kTightMask && (Mask::kUneven || is_same<Element, bf16>)) || (kTightDocuments && kDropout);
+  static constexpr bool kPacksLast = kDropout && !kDocuments && !kTerms && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
   // Weights that dominate are brought back by a factor. Softcap leaves four warpgroups no registers for it: they make scores again.
   static constexpr bool kScalesDominant = !(Spec::Score::kCapped && kGroups == 4);
   using Slope = v3::Slope<kAlibi>;
@@ -311,9 +306,9 @@ struct Consumer {
       float distance[2];
       distances(distance, of);
       add_alibi<kNothingBehind>(s, scale, slope.value, distance);
-      return softmax.template update<kFirst, true, kOneWay>(s, factor, 1.0f);
+      return softmax.template update<kFirst>(s, factor, 1.0f);
     } else {
-      return softmax.template update<kFirst, !Spec::Score::kCapped, kOneWay>(s, factor, scale);
+      return softmax.template update<kFirst, !Spec::Score::kCapped>(s, factor, scale);
     }
   }
 
@@ -784,9 +779,8 @@ struct Consumer {
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
     if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
-    if constexpr (!kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
+    visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
-    if constexpr (kReadsLate) visible.read(p, beginning(next_place.row, next_keys));
     bits.begin(p, next_place);
     draw(next_place.row, first_of(next_place.row, next_keys));
     if constexpr (kStaged) {

@@ -41,9 +41,8 @@ struct Softmax {
   static __device__ __forceinline__ constexpr int row_of(int i) { return i >> 1 & 1; }
 
   // Scores become weights, after the references were found or raised. The result says whether o has to be multiplied by `factor`. kGreat:
-  // references may be so great that they lack something. kOneWay: what they lack is a factor, 1 as a rule, and no branch, which takes fewer
-  // registers.
-  template <bool kFirst, bool kGreat = true, bool kOneWay = false>
+  // references may be so great that they lack something.
+  template <bool kFirst, bool kGreat = true>
   __device__ __forceinline__ bool update(Scores& s, float (&factor)[2], float scale) {
     float top[4];
 #pragma unroll
@@ -74,12 +73,7 @@ struct Softmax {
     float partial[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = ptx::ex2(fmaf(s[i], scale, minus[row_of(i)]));
-    if constexpr (kGreat && kOneWay) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) rest[r] = fabsf(rest[r]) >= kExactReference && fabsf(rest[r]) < 1 ? ptx::ex2(-rest[r]) : 1.0f;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) s[i] *= rest[row_of(i)];
-    } else if (kGreat && !ptx::vote_all(fabsf(rest[0]) < kExactReference && fabsf(rest[1]) < kExactReference)) [[unlikely]] {
+    if (kGreat && !ptx::vote_all(fabsf(rest[0]) < kExactReference && fabsf(rest[1]) < kExactReference)) [[unlikely]] {
       // References of great scores are rounded by as much as weights are.
 #pragma unroll
       for (int r = 0; r < 2; ++r) rest[r] = fabsf(rest[r]) < 1 ? ptx::ex2(-rest[r]) : 1.0f;

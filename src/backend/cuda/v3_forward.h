@@ -45,9 +45,8 @@ struct V3ForwardTile {
 // Documents in windows or beside other features want more.
 // Biases want registers too, and room for their tiles.
 // A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
-// Documents with softcap leave the widest heads no registers to pass over blocks.
 // Plain ones have no feature of a pair but ALiBi, and no softcap.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kCappedDocuments, kTerms, kMask, kDropout, kPlain };
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask, kDropout, kPlain };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -72,10 +71,7 @@ struct V3ForwardRow {
   // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
   // Three warpgroups are faster by a tenth at headdim 64, causal, and have registers without; four have none. Without a mask their 192 rows
   // cross more documents than that is worth: 4 x 4096, 32 heads, 4 documents each 0.366 ms, of two 0.339; of uneven length 0.537 and 0.502.
-  constexpr bool takes_documents(bool more, bool capped) const {
-    if (width == 256 && mask != V3Mask::kFull && capped) return scores == V3RowScores::kCappedDocuments;
-    if (scores == V3RowScores::kCappedDocuments) return false;
-    if (capped) more = true;
+  constexpr bool takes_documents(bool more) const {
     if (width == 64 && mask == V3Mask::kCausal && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
     return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : has_registers();
   }
@@ -100,8 +96,8 @@ struct V3ForwardRow {
   }
   // For problems of one kind alone.
   constexpr bool special() const {
-    return scores == V3RowScores::kDocuments || scores == V3RowScores::kCappedDocuments || scores == V3RowScores::kTerms ||
-           scores == V3RowScores::kMask || scores == V3RowScores::kDropout || scores == V3RowScores::kPlain;
+    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask || scores == V3RowScores::kDropout ||
+           scores == V3RowScores::kPlain;
   }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
