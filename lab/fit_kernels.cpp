@@ -65,7 +65,7 @@ int64_t memory_for_tensors(const measure::Placement& place) {
 // so that all have some whatever the time. fp32 has two algorithms. bf16 and fp16 share their constants, and few head sizes have few kernels to
 // compile.
 std::vector<ProblemSpec> fitting_set_of_gpu(uint64_t seed, const ShapeLimit& of_short, const ShapeLimit& of_long) {
-  constexpr int kRounds = 24, kOfFp32 = 2, kOfDecode = 2;
+  constexpr int kRounds = 24, kOfFp32 = 2, kOfDecode = 4;
   const std::vector<std::vector<int64_t>> widths = {{40, 64}, {80, 96}, {104, 128}, {160, 192}, {224, 256}};
   ShapeRange range;
   range.decode = 1;

@@ -27,12 +27,13 @@ __device__ __forceinline__ void split2(float x, float y, unsigned& high, unsigne
 // Of a power of two that is neither too large nor too small to have one.
 __device__ __forceinline__ float inverse_of(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
 
-// The power of two that moves `greatest` (finite, not negative) to [2^14, 2^15), and its inverse; both are normal numbers.
+// The power of two that moves `greatest` (finite, not negative) to [2^14, 2^15), and its inverse; both are normal numbers. Zeros are as well with any:
+// theirs is that of 2^-6, so that no product with them is taken for a great one (v3/forward_f32_consumer.h).
 struct SplitFactor {
   float factor, inverse;
   explicit __device__ __forceinline__ SplitFactor(float greatest) {
     const int exponent = static_cast<int>(__float_as_uint(greatest) >> 23);
-    const int field = greatest == 0 ? 127 : min(127 + 14 + 127 - exponent, 253);
+    const int field = greatest == 0 ? 127 + 20 : min(127 + 14 + 127 - exponent, 253);
     factor = __uint_as_float(static_cast<unsigned>(field) << 23);
     inverse = inverse_of(factor);
   }

@@ -17,7 +17,7 @@ TENSORS = ("q", "k", "v")
 def values_of(dtype: torch.dtype) -> dict[str, float]:
     """Huge: products overflow, the number does not. Subnormal: of the dtype."""
     info = torch.finfo(dtype)
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": float(info.max) / 4, "subnormal": float(info.tiny) / 4}
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": float(info.max) / 4, "subnormal": float(info.tiny) / 4, "zero": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
