@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/kept.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
@@ -136,7 +138,8 @@ void print_rule(Output& out, const Rule& rule, const Crossing& c) {
   out.print(table);
 }
 
-Json to_json(const Rule& rule, const Crossing& c) {
+// `complete`: the search came to its end; else its lengths say nothing of others.
+Json to_json(const Rule& rule, const Crossing& c, bool complete = true) {
   Json duels = Json::array();
   const auto time = [](const std::optional<measure::Statistics>& t) {
     return t ? Json{{"median_s", t->median}, {"ci_low_s", t->ci_low}, {"ci_high_s", t->ci_high}, {"samples", t->samples}} : Json(nullptr);
@@ -156,8 +159,12 @@ Json to_json(const Rule& rule, const Crossing& c) {
           {"decode", rule.decode},
           {"not_faster_until", c.slower_until > 0 ? Json(c.slower_until) : Json(nullptr)},
           {"faster_from", c.faster_from > 0 ? Json(c.faster_from) : Json(nullptr)},
-          {"conclusion", conclusion(rule, c)},
+          {"conclusion", complete ? conclusion(rule, c) : rule.what + ": not searched to the end, so nothing is said of it"},
           {"duels", duels}};
+}
+
+Json record_of(const WhenOptions& o, const Json& environment, const Json& rules, bool complete) {
+  return {{"fattn_advice", 1}, {"what", "when"}, {"flags", o.flags}, {"complete", complete}, {"environment", environment}, {"rules", rules}};
 }
 
 }  // namespace
@@ -165,20 +172,30 @@ Json to_json(const Rule& rule, const Crossing& c) {
 int advise_when(const WhenOptions& o, Output& out) {
   const std::vector<Rule> rules = rules_of(o);
   std::vector<Crossing> crossings;
+  Json found = Json::array();
+  const Json environment = measure::environment();
   {
     // Both ends and what lies between, each time half of it.
     int steps = 2;
     for (double ratio = static_cast<double>(o.longest) / kShortest; ratio > kCloser; ratio = std::sqrt(ratio)) ++steps;
+    Kept kept(o.json);
     Progress progress("when to use which", static_cast<int64_t>(rules.size()) * steps);
     for (const Rule& rule : rules) {
-      int done = 0;
+      Crossing so_far;
       crossings.push_back(lab::find_crossing(kShortest, o.longest, kCloser, [&](int64_t seqlen) {
         Duel duel = duel_at(o, rule, seqlen);
         progress.step();
-        ++done;
+        so_far.duels.push_back(duel);
+        std::sort(so_far.duels.begin(), so_far.duels.end(), [](const Duel& x, const Duel& y) { return x.seqlen < y.seqlen; });
+        Json rules_so_far = found;
+        rules_so_far.push_back(to_json(rule, so_far, false));
+        kept.keep([record = record_of(o, environment, rules_so_far, false)] { return record; },
+                  fmt::format("{} of {} rules and {} length{} of the next", found.size(), rules.size(), so_far.duels.size(),
+                              so_far.duels.size() == 1 ? "" : "s"));
         return duel;
       }));
-      if (done < steps) progress.drop(steps - done);
+      found.push_back(to_json(rule, crossings.back()));
+      if (const int done = static_cast<int>(so_far.duels.size()); done < steps) progress.drop(steps - done);
     }
   }
   const ProblemSpec& spec = o.problem;
@@ -189,11 +206,7 @@ int advise_when(const WhenOptions& o, Output& out) {
   for (size_t i = 0; i < rules.size(); ++i) print_rule(out, rules[i], crossings[i]);
   out.say(
       "\nundecided: the 95 % intervals of both medians overlap. Memory decides, too: standard attention stores seqlen_q * seqlen_k numbers a head.");
-  if (!o.json.empty()) {
-    Json all = Json::array();
-    for (size_t i = 0; i < rules.size(); ++i) all.push_back(to_json(rules[i], crossings[i]));
-    write_json({{"fattn_advice", 1}, {"what", "when"}, {"flags", o.flags}, {"environment", measure::environment()}, {"rules", all}}, o.json);
-  }
+  if (!o.json.empty()) write_json(record_of(o, environment, found, true), o.json);
   return kExitFine;
 }
 

@@ -71,7 +71,8 @@ void print(Output& out, const ProblemSpec& spec, const RaceResult& result) {
   Table table(
       {Column::text("pass").as_key(), Column::number("median", "s"), Column::number("95 % interval").ranked(3), Column::number("min", "s").ranked(6),
        Column::number("mean", "s").ranked(7), Column::number("max", "s").ranked(5), Column::number("stddev", "s").ranked(4),
-       Column::number("samples").ranked(8), Column::number("GFLOP/s"), Column::number("nominal").ranked(9), Column::number("of peak"),
+       Column::number("samples").ranked(8), Column::number("GFLOP/s"), Column::number("nominal").ranked(9), Column::number("of peak").ranked(2),
+       Column::number("of ceiling").if_any(), Column::text("rating").if_any(), Column::text("limit").ranked(1).if_any(),
        Column::number("of read rate").ranked(2).if_any(), Column::number("extra memory", "bytes").ranked(1)},
       "Time");
   for (const Row& row : result.rows) {
@@ -83,8 +84,9 @@ void print(Output& out, const ProblemSpec& spec, const RaceResult& result) {
     const Statistics& t = *row.time;
     table.add({name_of(row.pass), seconds_cell(t.median), interval_cell(t), seconds_cell(t.min), seconds_cell(t.mean), seconds_cell(t.max),
                seconds_cell(t.stddev), count_cell(t.samples), giga_cell(*row.flops_per_s), giga_cell(*row.flops_nominal_per_s),
-               row.peak_fraction ? percent_cell(*row.peak_fraction) : "", row.bandwidth_fraction ? percent_cell(*row.bandwidth_fraction) : "",
-               bytes_cell(static_cast<double>(row.memory->extra_bytes))});
+               row.peak_fraction ? percent_cell(*row.peak_fraction) : "", row.ceiling ? percent_cell(row.ceiling->fraction) : "",
+               row.ceiling ? rating_cell(row.ceiling->rating) : "", row.ceiling ? row.ceiling->limit : "",
+               row.bandwidth_fraction ? percent_cell(*row.bandwidth_fraction) : "", bytes_cell(static_cast<double>(row.memory->extra_bytes))});
   }
   out.print(table);
   for (const Row& row : result.rows)
@@ -94,6 +96,7 @@ void print(Output& out, const ProblemSpec& spec, const RaceResult& result) {
   out.say(
       "\nGFLOP/s count the visible (query, key) pairs; nominal counts all of them, halved if causal. extra memory: outputs and workspace. Passes: "
       "fwd is forward, bwd backward, fwdbwd both.");
+  print_ceiling(out, result.ceilings, result.rows);
   print_peaks(out, result.before, result.after);
   if (first.peak_fraction) out.say("of peak: of " + first.peak_name);
   print_warnings(out, result.rows);

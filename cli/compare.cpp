@@ -77,9 +77,10 @@ nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& w
 void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>& told) {
   const Pass pass = rows.front().pass;
   Table table({Column::text("provider").as_key(), Column::number("median", "s"), Column::number("95 % interval", "s").ranked(5),
-               Column::number("GFLOP/s").ranked(2), Column::number("of peak").ranked(1), Column::number("vs standard").if_any(),
-               Column::number("extra memory", "bytes"), Column::number("moved (model)", "bytes").ranked(4).if_any(),
-               Column::text("worst error and its bound").ranked(3), Column::number("largest difference to standard").ranked(6).if_any()},
+               Column::number("GFLOP/s").ranked(2), Column::number("of peak").ranked(3), Column::number("of ceiling").ranked(2).if_any(),
+               Column::text("rating").if_any(), Column::number("vs standard").if_any(), Column::number("extra memory", "bytes"),
+               Column::number("moved (model)", "bytes").ranked(4).if_any(), Column::text("worst error and its bound").ranked(3),
+               Column::number("largest difference to standard").ranked(6).if_any()},
               pass == Pass::kForward    ? "forward (fwd)"
               : pass == Pass::kBackward ? "backward (bwd)"
                                         : "forward and backward (fwdbwd)");
@@ -90,7 +91,7 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
     const std::string name = printable(label_of(row), 60),
                       difference = row.max_difference_to_standard ? short_text(*row.max_difference_to_standard) : "";
     if (!row.ok() || !row.time) {
-      table.add({name, Cell(name_of(row.status)).in(row.status == Status::kCheckFailed ? Mood::kBad : Mood::kUnsure), "", "", "", "", "", "",
+      table.add({name, Cell(name_of(row.status)).in(row.status == Status::kCheckFailed ? Mood::kBad : Mood::kUnsure), "", "", "", "", "", "", "", "",
                  worst_check(row)});
       if (told.insert(row.reason).second) table.note(printable(row.reason, 600));
       continue;
@@ -98,7 +99,8 @@ void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>
     Cell speedup;
     if (row.speedup_over_standard && &row != &*standard) speedup = times_cell(*row.speedup_over_standard, undecided(*row.time, *standard->time));
     table.add({name, seconds_cell(row.time->median), interval_cell(*row.time), giga_cell(*row.flops_per_s),
-               row.peak_fraction ? percent_cell(*row.peak_fraction) : "", speedup,
+               row.peak_fraction ? percent_cell(*row.peak_fraction) : "", row.ceiling ? percent_cell(row.ceiling->fraction) : "",
+               row.ceiling ? rating_cell(row.ceiling->rating) : "", speedup,
                row.memory ? bytes_cell(static_cast<double>(row.memory->extra_bytes)) : "",
                row.moved_bytes && moved ? bytes_cell(*row.moved_bytes) : "", worst_check(row), row.who.provider == "standard" ? "" : difference});
   }
@@ -168,6 +170,7 @@ int compare(const CompareFlags& flags) {
         {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
   }
   out.say("\n");
+  print_ceiling(out, result.ceilings, result.rows);
   print_peaks(out, result.before, result.after);
   print_warnings(out, result.rows);
   print_disturbance(out, result.disturbance, result.rows);

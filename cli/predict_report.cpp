@@ -43,7 +43,7 @@ void print_predictions(Output& out, const std::vector<Prediction>& predictions, 
                Column::number("GFLOP/s").ranked(1), Column::number("extra memory", "bytes"), Column::number("workspace", "bytes").ranked(3),
                Column::text("most of it").ranked(4)},
               "Before it runs");
-  std::string unknown;
+  std::string unknown, plain;
   for (const Prediction& p : predictions) {
     const Cell memory = bytes_cell(static_cast<double>(p.extra_bytes)), workspace = bytes_cell(static_cast<double>(p.workspace_bytes));
     if (p.seconds) {
@@ -52,10 +52,12 @@ void print_predictions(Output& out, const std::vector<Prediction>& predictions, 
     } else {
       table.add({name_of(p.pass), Cell("not known").in(Mood::kUnsure), "", "", memory, workspace, ""});
       unknown = p.unknown;
+      if (p.plain_seconds) plain += fmt::format("{}{} {}", plain.empty() ? "" : ", ", name_of(p.pass), seconds_text(*p.plain_seconds));
     }
   }
   out.print(table);
   if (!unknown.empty()) out.say("\nTime is not known: " + printable(unknown, 600) + ".");
+  if (!plain.empty()) out.say(fmt::format("Without {} it takes {}.", lab::not_modelled(predictions.front().spec), plain));
   out.say(
       "\nextra memory: outputs and workspace, by the plan to the byte. nine of ten calls: as far as calls were off by which the constants were "
       "tested.");

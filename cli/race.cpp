@@ -123,6 +123,16 @@ Peaks peaks_of(const ProblemSpec& spec, const RaceOptions& options) {
   return peaks;
 }
 
+// Of the calibration that is kept; its exponentials are of one instruction set.
+lab::CeilingRates ceilings_of(const Peaks& peaks, const RaceOptions& options) {
+  const bool cuda = options.place.device == Device::kCuda;
+  const Isa calibrated = cuda ? Isa::kAuto : static_cast<Isa>(cpu_info().isa_default);
+  if (cuda || peaks.isa == calibrated) return lab::kept_ceiling_rates(options.place, peaks.threads);
+  lab::CeilingRates rates;
+  rates.lacks = fmt::format("a calibration is of instruction set {}, and this is {}", name_of(calibrated), name_of(peaks.isa));
+  return rates;
+}
+
 // What standard attention returned, and of which problem.
 struct Standard {
   Outputs outputs;
@@ -201,6 +211,7 @@ void keep_passes(const RaceResult& result, size_t passes, size_t contestants, co
     set_rates(row, result.before);
     compare_memory(row);
   }
+  lab::rate_rows(so_far.rows, result.ceilings, result.before);
   options.keep(so_far, fmt::format("{} of {} passes", passes, options.passes.size()));
 }
 
@@ -253,6 +264,7 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
   const TimeLeft left(options.time_limit, tell);
   const std::optional<GpuSensors> sensors = options.place.device == Device::kCuda ? sensors_of(options.place.index) : std::nullopt;
   result.before = peaks_of(*problems.front(), options);
+  result.ceilings = ceilings_of(result.before, options);
   // Those in this process first, which need not be started, and before others disturb them.
   Schedule schedule(options);
   for (Entry& entry : entries) entry.grad = options.grad;
@@ -341,6 +353,7 @@ RaceResult race(const std::vector<Entrant>& entrants, const RaceOptions& options
     set_rates(row, peaks);
     compare_memory(row);
   }
+  lab::rate_rows(result.rows, result.ceilings, peaks);
   for (const std::string& problem : {result.before.problem, result.after.problem})
     if (!problem.empty())
       for (Row& row : result.rows) row.warnings.push_back("the machine's peak is not known in full: " + problem);

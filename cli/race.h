@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/progress.h"
+#include "lab/ceiling.h"
 #include "measure/contestant.h"
 #include "measure/disturbance.h"
 #include "measure/record.h"
@@ -35,6 +36,7 @@ int planned_threads(const measure::ProblemSpec& spec, const Options& options);
 struct RaceResult {
   std::vector<measure::Row> rows;    // by pass, then by contestant
   measure::Peaks before, after;      // not measured where not even the inputs fit
+  lab::CeilingRates ceilings;        // beside the peaks, of the calibration if one is kept
   measure::Disturbance disturbance;  // while samples were taken
 };
 

@@ -33,6 +33,16 @@ std::string worst_check(const Row& row) {
   return worst ? fmt::format("{} {} of {}", worst->tensor, short_text(worst->error), short_text(worst->allowed)) : "";
 }
 
+Cell rating_cell(const std::string& rating) {
+  const Cell cell(printable(rating, 20));
+  return rating == "good" ? cell.in(Mood::kGood) : rating == "poor" ? cell.in(Mood::kBad) : cell;
+}
+
+void print_ceiling(const Output& out, const lab::CeilingRates& rates, const std::vector<Row>& rows) {
+  if (std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.ceiling.has_value(); })) return;
+  out.say(printable(lab::rating_words(rates), 900));
+}
+
 void print_peaks(const Output& out, const Peaks& before, const Peaks& after) {
   auto line = [&](const Peak& a, const Peak& b) {
     const auto rate = [](const Peak& peak) { return peak.rate > 0 ? giga_text(peak.rate) + " GFLOP/s" : std::string("not known"); };

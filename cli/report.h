@@ -6,6 +6,7 @@
 
 #include "cli/output.h"
 #include "cli/table.h"
+#include "lab/ceiling.h"
 #include "measure/disturbance.h"
 #include "measure/record.h"
 
@@ -16,6 +17,9 @@ std::string status_text(const measure::Row& row);     // "out_of_memory: standar
 Cell interval_cell(const measure::Statistics& time);  // "12.1 ms - 12.5 ms"
 // The error nearest to (or farthest beyond) its bound: "o 1.2e-07 of 4.5e-07".
 std::string worst_check(const measure::Row& row);
+Cell rating_cell(const std::string& rating);  // "good": how near a time is to what this machine allows
+// What that means, and where its limits come from.
+void print_ceiling(const Output& out, const lab::CeilingRates& rates, const std::vector<measure::Row>& rows);
 void print_peaks(const Output& out, const measure::Peaks& before, const measure::Peaks& after);
 void print_warnings(const Output& out, const std::vector<measure::Row>& rows);  // each text once
 // One line if something disturbed the measurement.

@@ -200,8 +200,10 @@ struct Measured {
   std::vector<Row> rows;
   Peaks first, last;
   Disturbance disturbance;
+  lab::CeilingRates ceilings;
 
   void add(const RaceResult& result) {
+    ceilings = result.ceilings;
     if (first.fma.rate == 0) first = result.before;
     if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
     disturbance.add(result.disturbance);
@@ -364,6 +366,7 @@ int run_sweep(SweepFlags& flags) {
   for (const std::string& finding : lab::findings(sweep)) out.say("  " + printable(finding, 600), 2);
   if (setup.baseline.empty()) out.say("  Without " + printable(flags.baseline, 40) + " among the contestants there is no speed-up.", 2);
   out.say("\n");
+  print_ceiling(out, measured.ceilings, measured.rows);
   print_peaks(out, measured.first, measured.last);
   print_warnings(out, measured.rows);
   print_disturbance(out, measured.disturbance, measured.rows);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "cli/report.h"
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
@@ -28,9 +29,10 @@ Cell rate_cell(double rate) { return {lab::chart::text_of(lab::chart::Unit::kRat
 void print_pass_table(Output& out, const lab::Sweep& sweep, const std::string& pass, std::set<std::string>& told) {
   const std::string base = sweep.baseline;
   Table table({Column::text(name_of(sweep.axis)).as_key(), Column::text("contestant").as_key(), Column::number("time", "s"),
-               Column::number("95 % interval", "s").ranked(7), Column::number("GFLOP/s").ranked(3), Column::number("tokens/s").ranked(4),
-               Column::number("extra memory", "bytes").ranked(1), Column::number("vs " + (base.empty() ? "baseline" : base)).if_any(),
-               Column::number("of its memory").ranked(2).if_any(), Column::text("worst error and its bound").ranked(5)},
+               Column::number("95 % interval", "s").ranked(7), Column::number("GFLOP/s").ranked(3), Column::number("of ceiling").ranked(3).if_any(),
+               Column::text("rating").if_any(), Column::number("tokens/s").ranked(4), Column::number("extra memory", "bytes").ranked(1),
+               Column::number("vs " + (base.empty() ? "baseline" : base)).if_any(), Column::number("of its memory").ranked(2).if_any(),
+               Column::text("worst error and its bound").ranked(5)},
               title_of_pass(pass));
   for (const int64_t value : sweep.values) {
     std::string shown = text_of_value(sweep.axis, value);
@@ -41,7 +43,7 @@ void print_pass_table(Output& out, const lab::Sweep& sweep, const std::string& p
       if (!cell->ok()) {
         table.add({shown, name,
                    fattn::cli::Cell(cell->status).in(cell->status == "check_failed" || cell->status == "refused" ? Mood::kBad : Mood::kUnsure), "",
-                   "", "", "", "", "", cell->error});
+                   "", "", "", "", "", "", "", cell->error});
         if (told.insert(contestant + cell->reason).second) table.note(printable(cell->reason, 600));
         continue;
       }
@@ -51,7 +53,8 @@ void print_pass_table(Output& out, const lab::Sweep& sweep, const std::string& p
                      ? fattn::cli::Cell(seconds_text(*cell->seconds_low) + " - " + seconds_text(*cell->seconds_high),
                                         fmt::format("{} - {}", *cell->seconds_low, *cell->seconds_high))
                      : "",
-                 cell->flops_per_s ? giga_cell(*cell->flops_per_s) : "", cell->tokens_per_s ? rate_cell(*cell->tokens_per_s) : "",
+                 cell->flops_per_s ? giga_cell(*cell->flops_per_s) : "", cell->ceiling_fraction ? percent_cell(*cell->ceiling_fraction) : "",
+                 rating_cell(cell->rating), cell->tokens_per_s ? rate_cell(*cell->tokens_per_s) : "",
                  cell->extra_bytes ? bytes_cell(*cell->extra_bytes) : "", compared ? times_cell(*cell->speedup, cell->undecided) : "",
                  compared && cell->memory_share ? percent_cell(*cell->memory_share) : "", cell->error});
     }

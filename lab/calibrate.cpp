@@ -13,6 +13,7 @@
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "lab/ceiling.h"
 #include "lab/fit_kernels.h"
 #include "measure/environment.h"
 #include "measure/library_plans.h"
@@ -277,6 +278,15 @@ Calibration calibrate(const CalibrateOptions& options) {
       kernels.near_bytes_per_s = c.of("l3_read_bytes_per_s_one_thread");
       kernels.memory_bytes_per_s = c.of("dram_read_bytes_per_s");
     }
+    CeilingRates rates = ceiling_rates(c, 0, kernels.place.flush_l2);
+    const bool products = !c.on_cuda() && c.of("bf16_flops_per_s") > 0;
+    kernels.accounted = [&, rates, products](const measure::ProblemSpec& spec, measure::Pass pass, double seconds) mutable {
+      if (spec.dtype == DType::kF64) return 0.0;
+      rates.flops_per_s = spec.dtype == DType::kF32                ? kernels.peak_f32
+                          : products && spec.dtype == DType::kBF16 ? c.of("bf16_flops_per_s")
+                                                                   : kernels.peak;
+      return ceiling_of(spec, pass, rates, c.on_cuda()).sum() / seconds;
+    };
     kernels.seconds = options.kernel_seconds;
     kernels.compile = options.compile;
     kernels.progress = options.kernel_progress;

@@ -45,6 +45,8 @@ void CallTimer::prepare(const measure::ProblemSpec& spec, bool grad) {
   contestant_->prepare(spec, inputs_, grad, 0);
 }
 
+int64_t CallTimer::extra_bytes(Pass pass) { return contestant_->memory(pass).extra_bytes; }
+
 std::vector<double> CallTimer::time(Pass pass, const TimingOptions& options) {
   constexpr double kLong = 0.2;  // who has run once for so long is warm
   std::vector<double> seconds = contestant_->time(pass, 1, 1);

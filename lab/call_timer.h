@@ -25,6 +25,8 @@ class CallTimer {
   void prepare(const measure::ProblemSpec& spec, bool grad);
   // Seconds a call; the backward pass after the forward pass, whose results it needs.
   std::vector<double> time(measure::Pass pass, const TimingOptions& options);
+  // What the call allocated over its inputs: outputs, and the workspace that its plan asked for. Once more it runs; time no pass after it.
+  int64_t extra_bytes(measure::Pass pass);
 
  private:
   std::unique_ptr<measure::Contestant> contestant_;

@@ -41,17 +41,29 @@ class Measuring {
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         const PlanShape shape = plan_shape(spec, pass, library, options_.place);
         TimedWork timed{work_of(spec, shape, sizes_), lower_quartile(timer.time(pass, {}))};
+        if (options_.accounted && library.algorithm == Algorithm::kAuto)
+          if (const double share = options_.accounted(spec, pass, timed.seconds); share > 0) shares_.push_back(share);
         std::vector<TimedWork>& family = samples_[timed.work.family];
         family.push_back(std::move(timed));
       }
     } catch (const std::exception&) {  // no kernel here computes it; its family has no constants then
     }
   }
+  // What a twentieth of the calls reaches: the very best is a matter of luck.
+  void take_reach(KernelTimes& times) {
+    constexpr size_t kFew = 20;
+    if (shares_.size() < kFew) return;
+    const size_t at = shares_.size() - 1 - shares_.size() / 20;
+    std::nth_element(shares_.begin(), shares_.begin() + static_cast<std::ptrdiff_t>(at), shares_.end());
+    times.reach = shares_[at];
+    times.reach_calls = static_cast<int>(shares_.size());
+  }
 
  private:
   const FitOptions& options_;
   Samples& samples_;
   const MachineSizes sizes_;
+  std::vector<double> shares_;
 };
 
 int64_t memory_for_tensors(const measure::Placement& place) {
@@ -153,6 +165,7 @@ KernelTimes fit_kernels(const FitOptions& options) {
   }
   KernelTimes times;
   times.seconds = seconds_since(start);
+  measuring.take_reach(times);
   for (const auto& [name, family] : samples)
     if (family.size() >= family.front().work.amounts.size() + 2) times.families[name] = fit_family(family, expected_of(name, options));
   return times;

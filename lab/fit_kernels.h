@@ -21,6 +21,8 @@ struct FitOptions {
   uint64_t seed = 20260;  // of the fitting set; others must not be drawn from it
   // Has a GPU's kernels compiled before anything is timed; empty: each is where it is first called.
   std::function<void(const std::vector<measure::ProblemSpec>& specs, const std::function<void(double share)>& progress)> compile;
+  // The share of a call's time that the machine's ceilings account for; 0: not known. Empty: the library's reach is not measured.
+  std::function<double(const measure::ProblemSpec& spec, measure::Pass pass, double seconds)> accounted;
   // Called now and then with what is done, 0 to 1, and what it is.
   std::function<void(double share, const std::string& what)> progress;
 };

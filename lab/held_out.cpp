@@ -62,6 +62,7 @@ std::vector<Scored> measure_shape(const ProblemSpec& spec, const Predictor& pred
     timing.fewest_samples = measure::kFewestSamples;
     timing.most_samples = 100;
     for (Scored& row : rows) row.measured = measure::summarize(timer.time(row.prediction.pass, timing));
+    for (Scored& row : rows) row.measured_bytes = timer.extra_bytes(row.prediction.pass);
   } catch (const std::exception& error) {
     for (Scored& row : rows)
       if (!row.measured && row.reason.empty()) row.reason = error.what();
@@ -91,6 +92,8 @@ Scored kept_row(const Json& row, const Predictor& predictor) {
   time.ci_high = number("measured_high_s");
   time.samples = row.contains("samples") && row["samples"].is_number_unsigned() ? row["samples"].get<size_t>() : 1;
   scored.measured = time;
+  if (row.contains("measured_extra_bytes") && row["measured_extra_bytes"].is_number_integer())
+    scored.measured_bytes = row["measured_extra_bytes"].get<int64_t>();
   return scored;
 }
 

@@ -119,13 +119,20 @@ Json to_json(const KernelTimes& times) {
     families[name] = {
         {"samples", family.samples}, {"mean_error_fraction", family.mean_error}, {"error_90_fraction", family.error_90}, {"seconds_each", each}};
   }
-  return {{"seconds", times.seconds}, {"families", families}};
+  return {{"seconds", times.seconds},
+          {"reach_fraction", times.reach ? Json(*times.reach) : Json(nullptr)},
+          {"reach_calls", times.reach_calls},
+          {"families", families}};
 }
 
 KernelTimes kernel_times_from_json(const Json& json) {
   KernelTimes times;
   constexpr double kMost = 1e9;
   times.seconds = finite(json, "seconds", 0, kMost);
+  if (json.contains("reach_fraction") && !json["reach_fraction"].is_null()) {  // records from before lack it
+    times.reach = finite(json, "reach_fraction", 1e-6, kMost);
+    times.reach_calls = static_cast<int>(finite(json, "reach_calls", 1, 1e6));
+  }
   if (!json.contains("families") || !json["families"].is_object()) throw std::invalid_argument("it has no 'families'");
   for (const auto& [name, object] : json["families"].items()) {
     FamilyTimes& family = times.families[name];

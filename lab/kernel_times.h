@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -39,6 +40,9 @@ FamilyTimes fit_family(const std::vector<TimedWork>& samples, const std::map<std
 struct KernelTimes {
   std::map<std::string, FamilyTimes> families;
   double seconds = 0;  // that measuring took
+  // The share of their time that the machine's ceilings (lab/ceiling.h) account for in the best twentieth of the library's calls, and of how many.
+  std::optional<double> reach;
+  int reach_calls = 0;
 
   // Null where nothing of that family was measured.
   const FamilyTimes* of(const std::string& family) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lab/kernel_work.h"
+#include "lab/parts.h"
 
 namespace fattn::lab {
 namespace {
@@ -13,9 +14,6 @@ constexpr int64_t kTile = 64;      // queries
 constexpr int64_t kHalfTile = 32;  // at an edge of a mask
 constexpr int64_t kStep = 32;      // keys of a step of decode
 
-int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
-int64_t rounded(int64_t n, int64_t to) { return parts_of(n, to) * to; }
-double real(int64_t n) { return static_cast<double>(n); }
 bool masked(const ProblemSpec& s) { return s.causal || s.windowed(); }
 
 int64_t lanes_of(const std::string& kernel) {

@@ -3,15 +3,12 @@
 #include <cmath>
 
 #include "lab/kernel_work.h"
+#include "lab/parts.h"
 
 namespace fattn::lab {
 namespace {
 
 using measure::ProblemSpec;
-
-int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
-int64_t rounded(int64_t n, int64_t to) { return parts_of(n, to) * to; }
-double real(int64_t n) { return static_cast<double>(n); }
 
 // Kernels are as wide as the next of these; those of v2 skip what is beyond in steps of 16.
 int64_t width_of(const ProblemSpec& s) {

@@ -39,6 +39,14 @@ std::string not_modelled(const ProblemSpec& s) {
   return names;
 }
 
+ProblemSpec without_what_is_not_modelled(ProblemSpec s) {
+  s.softcap = 0, s.p_dropout = 0, s.alibi = false;
+  s.bias = s.mask = measure::PairShape::kNone;
+  s.dbias = s.bias_f32 = false;
+  s.least_seqused_k = s.least_packed = s.documents = 0;
+  return s;
+}
+
 Prediction Predictor::of(const ProblemSpec& spec, Pass pass) const {
   if (pass == Pass::kForwardBackward) return both(spec);
   const PlanShape shape = plan_shape(spec, pass, library_, place_);
@@ -54,7 +62,9 @@ Prediction Predictor::of(const ProblemSpec& spec, Pass pass) const {
   p.work = work_of(spec, shape, sizes_);
   p.family = p.work.family;
   if (const std::string names = not_modelled(spec); !names.empty()) {
-    p.unknown = "the model of time has no " + names + "; `fattn bench` measures such calls, and `fattn bench --suite prices` what each option costs";
+    p.unknown =
+        "the model of time has no price of " + names + "; `fattn bench` measures such calls, and `fattn bench --suite prices` what each option costs";
+    p.plain_seconds = of(without_what_is_not_modelled(spec), pass).seconds;
     return p;
   }
   const FamilyTimes* family = times_.of(p.family);
@@ -88,6 +98,7 @@ Prediction Predictor::both(const ProblemSpec& spec) const {
   if (!forward.seconds || !p.seconds) {
     if (p.unknown.empty()) p.unknown = forward.unknown;
     p.seconds.reset();
+    if (forward.plain_seconds && p.plain_seconds) p.plain_seconds = *p.plain_seconds + *forward.plain_seconds;
     return p;
   }
   if (*forward.seconds > *p.seconds) p.binds = forward.binds;

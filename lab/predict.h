@@ -19,6 +19,7 @@ struct Prediction {
   // Absent: `unknown` says why.
   std::optional<double> seconds;
   std::string unknown;
+  std::optional<double> plain_seconds;  // where options are why: of the same problem without them
   double low = 0, high = 0;  // as far as nine of ten calls of the fitting set were off
   Work work;
   Breakdown breakdown;
@@ -44,7 +45,8 @@ class Predictor {
   MachineSizes sizes_;
 };
 
-// What the model leaves out of a problem, in words; empty: nothing.
+// What the model leaves out of a problem, in words; empty: nothing. Causal masks and windows are counted.
 std::string not_modelled(const measure::ProblemSpec& spec);
+measure::ProblemSpec without_what_is_not_modelled(measure::ProblemSpec spec);
 
 }  // namespace fattn::lab

@@ -124,6 +124,7 @@ Json to_json(const Scored& row) {
   json["predicted_low_s"] = p.seconds ? Json(p.low) : Json(nullptr);
   json["predicted_high_s"] = p.seconds ? Json(p.high) : Json(nullptr);
   json["unknown"] = p.seconds ? Json(nullptr) : Json(p.unknown);
+  if (p.plain_seconds) json["without_options_s"] = *p.plain_seconds;
   json["binds"] = p.binds.empty() ? Json(nullptr) : Json(p.binds);
   Json amounts = Json::array();
   for (size_t i = 0; p.seconds && i < p.work.amounts.size(); ++i) {

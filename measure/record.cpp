@@ -49,6 +49,7 @@ void Row::fail(const Failure& failure) {
   peak_fraction.reset();
   peak_name.clear();
   bandwidth_fraction.reset();
+  ceiling.reset();
   gpu = {};
   speedup_over_standard.reset();
 }
@@ -110,6 +111,16 @@ Winner leanest(const std::vector<Row>& rows) {
       });
 }
 
+static ordered_json to_json(const CeilingShare& c) {
+  return {{"least_s", c.seconds},
+          {"limit", c.limit},
+          {"fraction", c.fraction},
+          {"accounted_fraction", c.accounted},
+          {"reach_fraction", or_null(c.reach)},
+          {"rating", c.rating.empty() ? ordered_json(nullptr) : ordered_json(c.rating)},
+          {"rates", c.whole ? "calibration" : "run"}};
+}
+
 ordered_json to_json(const Row& row) {
   ordered_json json = to_json(row.spec);
   json["pass"] = name_of(row.pass);
@@ -147,6 +158,7 @@ ordered_json to_json(const Row& row) {
   json["peak_flops_per_s"] = row.peak_name.empty() ? ordered_json(nullptr) : ordered_json(row.peak_flops_per_s);
   json["peak_fraction"] = or_null(row.peak_fraction);
   json["bandwidth_fraction"] = or_null(row.bandwidth_fraction);
+  json["ceiling"] = row.ceiling ? to_json(*row.ceiling) : ordered_json(nullptr);
   json["sm_clock_mhz"] = or_null(row.gpu.sm_clock_mhz);
   json["power_w"] = or_null(row.gpu.power_w);
   json["held_back_by"] = ordered_json::array();

@@ -23,6 +23,17 @@ struct TensorCheck {
   double rms_error = 0, rms_peer = 0;  // of that part, and FlashAttention-2's rounding there; 0 where that is not known
 };
 
+// How near a time is to the least that the machine's measured rates leave the problem (lab/ceiling.h).
+struct CeilingShare {
+  double seconds = 0;           // that least time, by the limit that takes longest
+  std::string limit;            // its name
+  double fraction = 0;          // of the time
+  double accounted = 0;         // the share of the time that all limits make up, one after the other
+  std::string rating;           // "good", "fair", "poor"; empty: it cannot be told
+  std::optional<double> reach;  // `accounted` of the best that the library reached on this machine; not measured: nothing
+  bool whole = false;           // rates of a calibration are in it, not of the run alone
+};
+
 // One contestant, one problem, one pass.
 struct Row {
   ProblemSpec spec;
@@ -42,6 +53,7 @@ struct Row {
   double peak_flops_per_s = 0;  // what peak_fraction is a share of
   // Set by a comparison.
   std::optional<double> speedup_over_standard, max_difference_to_standard;
+  std::optional<CeilingShare> ceiling;
   std::optional<double> moved_bytes;  // of the library, by the models of measure/traffic.h
   GpuReading gpu;                     // while it was timed: measure/metered_sampler.h says what that is
 

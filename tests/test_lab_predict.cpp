@@ -77,6 +77,40 @@ TEST(KernelWorkSmall, SeesTheKeysThatTheLibraryCounts) {
     }
 }
 
+double count_of(const Work& work, const std::string& name) {
+  for (const Amount& a : work.amounts)
+    if (a.name == name) return a.count;
+  ADD_FAILURE() << "no " << name;
+  return 0;
+}
+
+// Products follow the pairs that a mask leaves, in whole tiles; on processors and GPUs, in both passes.
+TEST(KernelWorkSmall, MasksCostWhatTheyLeave) {
+  const int64_t n = 4096;
+  const ProblemSpec whole = spec_of(2, n, n, 4, 2, 64, false, DType::kBF16), causal = spec_of(2, n, n, 4, 2, 64, true, DType::kBF16);
+  ProblemSpec window = whole;
+  window.window_left = 255, window.window_right = 0;
+  for (const bool cuda : {false, true})
+    for (const auto path : {PlanShape::Path::kForward, PlanShape::Path::kBackward}) {
+      PlanShape shape;
+      shape.backend = cuda ? Backend::kCuda : Backend::kCpu;
+      shape.path = path;
+      shape.kernel = "cpu v2 forward bf16 avx512_bf16";
+      shape.threads = 1, shape.rows = 128, shape.keys = 128, shape.task_keys = 1024, shape.shared_bytes = 100000, shape.warps = 4;
+      MachineSizes machine;
+      machine.cuda = cuda, machine.l2_bytes = 1 << 20, machine.l3_bytes = 1 << 25, machine.multiprocessors = 1,
+      machine.shared_per_multiprocessor = 120000;
+      const auto products = [&](const ProblemSpec& s) { return count_of(work_of(s, shape, machine), "products"); };
+      const auto visible = [](const ProblemSpec& s) { return measure::cost_of(s, Pass::kForward).flops; };
+      const double all = products(whole) / visible(whole);
+      for (const ProblemSpec* s : {&causal, static_cast<const ProblemSpec*>(&window)}) {
+        const double more = products(*s) / visible(*s) / all;  // 1: not a pair that is hidden
+        EXPECT_GE(more, 0.99) << cuda << " " << measure::describe(*s);
+        EXPECT_LE(more, s == &causal ? 1.1 : 1.8) << cuda << " " << measure::describe(*s);
+      }
+    }
+}
+
 TEST(KernelWorkSmall, ShareOfTheBusiestWorker) {
   EXPECT_DOUBLE_EQ(largest_share({{1, 4}}, 2), 0.5);
   EXPECT_DOUBLE_EQ(largest_share({{1, 5}}, 2), 0.6);
@@ -174,6 +208,10 @@ TEST(Predict, OptionsThatAreNotModelledSaySo) {
   s.p_dropout = 0.1;
   s.alibi = true;
   EXPECT_EQ(not_modelled(s), "dropout, ALiBi");
+  s.bias = measure::PairShape::kHeads;
+  s.dbias = s.bias_f32 = true;
+  EXPECT_EQ(not_modelled(without_what_is_not_modelled(s)), "");
+  EXPECT_TRUE(without_what_is_not_modelled(s) == spec_of(1, 64, 64, 2, 2, 32, false));
 }
 
 TEST(ShapesSmall, AreTheSameForTheSameSeedAndWithinTheirLimit) {

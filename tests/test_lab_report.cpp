@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -286,15 +287,67 @@ TEST(LabReportSmall, ModelsAndTheirScores) {
   const std::string page = file_of(files, "report.md");
   EXPECT_TRUE(has(page, "standard attention moves **16.0 MiB** between the chip's own memory and the cache by this count; v2 1.00 MiB.")) << page;
   EXPECT_TRUE(has(page, "fattn memory --batch 1 --seqlen 64"));
+  EXPECT_TRUE(has(page, "fattn calibrate --force\n")) << page;
   EXPECT_TRUE(has(page,
                   "the mean absolute error of 2 predicted times is **10 %**; 95 % of them err by at most 10 %, the worst by 10 % (B1 S64). Memory is "
-                  "exact in 2 of 2."));
+                  "right to the byte in 2 of 2."));
   EXPECT_TRUE(has(page, "Not predicted, 1 rows: not calibrated"));
   EXPECT_TRUE(has(page, "figures/predicted-a-cpu.svg"));
   EXPECT_TRUE(has(page, "| dram read bytes per s | 50.0 GB/s | 40.0 GB/s – 60.0 GB/s |"));
   Json other = memory;
   other["fattn_memory"] = 2;
   EXPECT_THROW(make_report({{{"m.json", other}}, {}}, Language::kEnglish), RecordError);
+}
+
+// b against a at lengths: medians, with intervals of 5 % around them; 0: not timed.
+Json rule_of(const char* pass, bool decode, const std::vector<std::array<double, 3>>& duels) {
+  const auto time = [](double median) {
+    return median > 0 ? Json{{"median_s", median}, {"ci_low_s", 0.95 * median}, {"ci_high_s", 1.05 * median}, {"samples", 20}} : Json(nullptr);
+  };
+  Json all = Json::array();
+  for (const auto& [length, a, b] : duels)
+    all.push_back(
+        {{"seqlen", static_cast<int>(length)}, {"a", time(a)}, {"b", time(b)}, {"reason", a > 0 && b > 0 ? Json(nullptr) : Json("<b>no room")}});
+  return {{"what", "x"}, {"a", "standard"}, {"b", "fattn"}, {"pass", pass}, {"decode", decode}, {"conclusion", "not read"}, {"duels", all}};
+}
+
+TEST(LabReportSmall, WhenToUseWhichIsCountedFromTimes) {
+  Json when = {{"fattn_advice", 1},
+               {"what", "when"},
+               {"flags", {"--when", "--longest", "512"}},
+               {"complete", true},
+               {"environment", {{"cpu", {{"model", "A <CPU>"}}}}},
+               {"rules",
+                {rule_of("fwd", false, {{{8, 1e-6, 2e-6}}, {{512, 4e-3, 1e-3}}, {{64, 5e-5, 5e-5}}, {{90, 2e-4, 1e-4}}}),
+                 rule_of("fwdbwd", false, {{{8, 2e-6, 1e-6}}, {{512, 3e-3, 1e-3}}}), rule_of("fwd", true, {{{8, 1e-6, 2e-6}}, {{512, 1e-3, 1e-3}}}),
+                 rule_of("bwd", false, {{{8, 1e-6, 0}}, {{512, 0, 1e-3}}})}}};
+  const auto page_in = [&](Language language) {
+    const std::vector<ReportFile> files = make_report({{{"w.json", when}}, {}}, language);
+    expect_whole(file_of(files, "index.html"));
+    EXPECT_FALSE(has(file_of(files, "index.html"), "<CPU>") || has(file_of(files, "index.html"), "<b>no"));
+    EXPECT_TRUE(has(file_of(files, "figures/when-a-cpu.svg"), "<svg"));
+    return file_of(files, "report.md");
+  };
+  const std::string page = page_in(Language::kEnglish);
+  EXPECT_TRUE(
+      has(page, "forward: **fattn** is faster than standard attention from 90 tokens on, 4.00 times at 512, the longest; at 64 it is not yet."))
+      << page;
+  EXPECT_TRUE(has(page, "forward + backward: **fattn** is faster than standard attention at every length that was measured, 8 to 512 tokens, 3.00"))
+      << page;
+  EXPECT_TRUE(has(page, "decode, one query: up to 512 keys fattn is not measurably faster than standard attention, and slower at some lengths: 1.00"))
+      << page;
+  EXPECT_TRUE(has(page, "backward: fattn and standard attention were not timed at the same length")) << page;
+  EXPECT_TRUE(has(page, "fattn advise --when --longest 512"));
+  EXPECT_TRUE(has(page, "| forward | 64 | fattn | 50.0 µs | standard attention | 50.0 µs | 1.00 ? |")) << page;
+  EXPECT_TRUE(has(page_in(Language::kChinese), "從 90 個 token 開始，**fattn** 比標準注意力快"));
+  when["complete"] = false;  // the last rule was being searched
+  EXPECT_TRUE(has(page_in(Language::kEnglish), "the search between fattn and standard attention was interrupted"));
+  when["rules"][0]["duels"][0]["b"]["ci_low_s"] = 1;
+  EXPECT_THROW(page_in(Language::kEnglish), RecordError);
+  when["rules"] = Json::array();
+  EXPECT_THROW(page_in(Language::kEnglish), RecordError);
+  when["what"] = "settings";
+  EXPECT_THROW(page_in(Language::kEnglish), RecordError);
 }
 
 TEST(LabReportSmall, TheSameRecordsGiveTheSameBytes) {

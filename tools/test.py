@@ -182,7 +182,7 @@ def stages(jobs, long):
         Stage(
             "structure",
             "status=0\n"
-            "for check in includes headers symbols; do\n"
+            "for check in includes types headers symbols; do\n"
             "  python3 tools/check_$check.py --self-test || status=1\n"
             "  python3 tools/check_$check.py || status=1\n"
             "done\n"

@@ -1,6 +1,7 @@
 // What PyTorch keeps of GPT-2 with autocast: weights in fp32, which are the master weights, their copies in 16 bits, and of a block the input of
 // every operation that its backward pass needs.
 #include "lab/advise/step_memory.h"
+#include "lab/parts.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +10,6 @@
 namespace fattn::lab {
 namespace {
 
-double real(int64_t n) { return static_cast<double>(n); }
 // With thousands apart, as sizes are read.
 std::string n(double value) {
   std::string digits = fmt::format("{:.0f}", value);

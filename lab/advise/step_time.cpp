@@ -1,4 +1,5 @@
 #include "lab/advise/step_time.h"
+#include "lab/parts.h"
 
 #include <fmt/format.h>
 
@@ -11,8 +12,6 @@ namespace {
 
 using measure::Pass;
 using measure::ProblemSpec;
-
-double real(int64_t n) { return static_cast<double>(n); }
 
 // By the rates alone: the longer of its FLOPs and the bytes that its algorithm moves.
 double attention_by_rates(const StepPlan& p, const StepRates& rates) {

@@ -158,8 +158,9 @@
   X(kHeadAlgorithm, "algorithm", "演算法") \
   X(kPredictions, "How well times are predicted", "時間預測的準確度") \
   X(kPredictionsText, \
-    "On {0}, {1}: the mean absolute error of {2} predicted times is **{3}**; 95 % of them err by at most {4}, the worst by {5} ({6}). Memory is exact in {7} of {8}.", \
-    "在 {0} 上，{1}：{2} 個預測時間的平均絕對誤差為 **{3}**；其中 95 % 的誤差不超過 {4}，最差為 {5}（{6}）。{8} 個記憶體預測中有 {7} 個完全正確。") \
+    "On {0}, {1}: the mean absolute error of {2} predicted times is **{3}**; 95 % of them err by at most {4}, the worst by {5} ({6}).", \
+    "在 {0} 上，{1}：{2} 個預測時間的平均絕對誤差為 **{3}**；其中 95 % 的誤差不超過 {4}，最差為 {5}（{6}）。") \
+  X(kPredictionsMemory, "Memory is right to the byte in {0} of {1}.", "{1} 個記憶體預測中有 {0} 個完全正確。") \
   X(kNotPredicted, "Not predicted, {0} rows: {1}", "{0} 列沒有預測：{1}") \
   X(kPredictionsOne, "Predicted before it ran", "執行前的預測") \
   X(kHeadPredicted, "predicted", "預測") \
@@ -173,6 +174,29 @@
   X(kCeilingsText, "Measured by `fattn calibrate`, each with the interval of its median.", "由 `fattn calibrate` 量測，並附中位數的區間。") \
   X(kHeadQuantity, "quantity", "項目") \
   X(kHeadValue, "value", "數值") \
+  /* When to use which algorithm. */ \
+  X(kWhen, "When to use which", "何時該用哪一種") \
+  X(kWhenText, \
+    "Searched by `fattn advise --when`: at each length both are measured in turns, and lengths are halved between one where the second is faster and one where it is not. " \
+    "Faster means that the 95 % intervals of the medians lie apart.", \
+    "由 `fattn advise --when` 搜尋：每個長度都輪流量測兩者，再於「後者較快」與「尚未較快」的長度之間逐次折半。較快是指兩個中位數的 95 % 區間不重疊。") \
+  X(kWhenDecode, "decode, one query", "解碼（單一 query）") \
+  X(kWhenTokens, "tokens", "個 token") \
+  X(kWhenKeys, "keys", "個 key") \
+  X(kWhenFrom, "On {0}, {1}: **{2}** is faster than {3} from {4} {7} on, {8} times at {6}, the longest; at {5} it is not yet.", \
+    "在 {0} 上，{1}：從 {4} {7} 開始，**{2}** 比{3}快，在最長的 {6} 時為 {8} 倍；{5} 時尚未較快。") \
+  X(kWhenAlways, "On {0}, {1}: **{2}** is faster than {3} at every length that was measured, {4} to {5} {6}, {7} times at the longest.", \
+    "在 {0} 上，{1}：在量測的每個長度（{4} 至 {5} {6}）**{2}** 都比{3}快，最長時為 {7} 倍。") \
+  X(kWhenNever, "On {0}, {1}: up to {4} {5} {2} is not measurably faster than {3}: {6} times at the longest.", \
+    "在 {0} 上，{1}：直到 {4} {5}，{2} 都沒有可量測地比{3}快：最長時為 {6} 倍。") \
+  X(kWhenNeverSlower, "On {0}, {1}: up to {4} {5} {2} is not measurably faster than {3}, and slower at some lengths: {6} times at the longest.", \
+    "在 {0} 上，{1}：直到 {4} {5}，{2} 都沒有可量測地比{3}快，且在某些長度較慢：最長時為 {6} 倍。") \
+  X(kWhenNone, "On {0}, {1}: {2} and {3} were not timed at the same length, so nothing is said about who is faster.", \
+    "在 {0} 上，{1}：{2} 與{3}沒有在同一長度計時，因此不對快慢下結論。") \
+  X(kWhenStopped, "On {0}, {1}: the search between {2} and {3} was interrupted, so nothing is said about who is faster.", \
+    "在 {0} 上，{1}：{2} 與{3}之間的搜尋在中途被中斷，因此不對快慢下結論。") \
+  X(kWhenFigure, "{0}: time by length", "{0}：時間隨長度的變化") \
+  X(kHeadLength, "length", "長度") \
   /* Accuracy and values. */ \
   X(kAccuracy, "Accuracy", "精確度") \
   X(kAccuracyText, \

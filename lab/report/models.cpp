@@ -24,7 +24,7 @@ std::string problem_of(const JsonPart& p) {
                      p.flag("causal", false) ? " causal" : "");
 }
 
-std::vector<std::string> flags_of(const JsonPart& p, const std::string& device) {
+std::vector<std::string> flags_of(const JsonPart& p, const std::string& device, bool grad) {
   std::vector<std::string> flags;
   for (const auto& [flag, key] : {std::pair{"--batch", "batch"},
                                   {"--seqlen", "seqlen_q"},
@@ -36,6 +36,7 @@ std::vector<std::string> flags_of(const JsonPart& p, const std::string& device) 
     flags.insert(flags.end(), {flag, count_text(p.number(key))});
   flags.insert(flags.end(), {"--dtype", p.text("dtype"), "--device", device});
   if (p.flag("causal", false)) flags.emplace_back("--causal");
+  if (!grad) flags.emplace_back("--no-grad");
   return flags;
 }
 
@@ -59,7 +60,7 @@ Section memory_model(const Material& m) {
     const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_memory", input.file);
     const std::string device = clean(whole.object("machine").text("name")), problem = clean(problem_of(whole.object("problem")));
-    commands.push_back(command_line("memory", flags_of(whole.object("problem"), whole.object("machine").text("device"))));
+    commands.push_back(command_line("memory", flags_of(whole.object("problem"), whole.object("machine").text("device"), whole.flag("grad", true))));
     for (const JsonPart& pass : whole.list("passes")) {
       PageTable table;
       table.caption = words(Text::kMemoryModelTable, {device, words.list({problem, words.pass(pass.text("pass"))})});
@@ -103,22 +104,20 @@ Section predictions(const Material& m) {
   for (const Input& input : m.predict) {
     const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_predict", input.file);
-    const JsonPart environment = whole.object("environment");
-    std::string device = environment.object("cpu").text("model", "CPU");
-    const std::vector<JsonPart> gpus = environment.list("gpus");
+    const std::string device = device_named(whole);
     const std::vector<std::string> flags = whole.texts("flags");
-    const bool on_gpu = std::any_of(flags.begin(), flags.end(), [](const std::string& flag) { return flag.rfind("cuda", 0) == 0; });
-    if (on_gpu && !gpus.empty()) device = gpus[0].text("name", device);
     std::vector<std::string> sentences;
     const JsonPart scores = whole.object("scores");
     for (const char* pass : {"fwd", "bwd", "fwdbwd"}) {
       const JsonPart score = scores.object(pass);
       if (!score.has("mean_absolute_error_fraction")) continue;
-      sentences.push_back(
-          words(Text::kPredictionsText,
-                {clean(device), words.pass(pass), count_text(score.number("count")), share_text(score.number("mean_absolute_error_fraction")),
-                 share_text(score.number("error_95_fraction")), share_text(std::abs(score.number("worst_error_fraction"))),
-                 clean(score.text("worst")), count_text(score.number("memory_exact")), count_text(score.number("memory_count"))}));
+      std::string sentence =
+          words(Text::kPredictionsText, {clean(device), words.pass(pass), count_text(score.number("count")),
+                                         share_text(score.number("mean_absolute_error_fraction")), share_text(score.number("error_95_fraction")),
+                                         share_text(std::abs(score.number("worst_error_fraction"))), clean(score.text("worst"))});
+      if (const double memory = score.number("memory_count"); memory > 0)
+        sentence = words.then(sentence, words(Text::kPredictionsMemory, {count_text(score.number("memory_exact")), count_text(memory)}));
+      sentences.push_back(std::move(sentence));
     }
     chart::Panel panel{words(Text::kScatterPanel)};
     panel.x = {words(Text::kMeasuredAxis), chart::ScaleKind::kLog10, chart::Unit::kTime};
@@ -162,9 +161,12 @@ Section predictions(const Material& m) {
 Section ceilings(const Material& m) {
   const Words& words = m.words;
   Section section{"ceilings", words(Text::kCeilings), {}};
+  std::vector<std::string> commands;
   for (const Input& input : m.calibration) {
     const JsonPart whole(input.json, "'" + input.file + "'");
     require_version(whole, "fattn_calibration", input.file);
+    const std::string command = std::string("fattn calibrate --force") + (whole.text("device", "cpu") == "cuda" ? " --device cuda" : "");
+    if (std::find(commands.begin(), commands.end(), command) == commands.end()) commands.push_back(command);
     const JsonPart machine = whole.object("machine");
     PageTable table;
     table.caption = clean(machine.text("GPU", machine.text("processor", "")));
@@ -186,7 +188,7 @@ Section ceilings(const Material& m) {
   }
   if (section.blocks.empty()) return section;
   section.blocks.insert(section.blocks.begin(), Block::paragraph(words(Text::kCeilingsText)));
-  section.blocks.push_back(Block::commands(words(Text::kRepeat), {"fattn calibrate"}));
+  section.blocks.push_back(Block::commands(words(Text::kRepeat), std::move(commands)));
   return section;
 }
 

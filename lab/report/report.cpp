@@ -19,7 +19,9 @@ namespace fs = std::filesystem;
 
 constexpr std::array kKinds = {"fattn_record",  "fattn_sweep",   "fattn_memory", "fattn_calibration",
                                "fattn_predict", "fattn_regress", "accuracy",     "values"};
-bool known(const Json& json) { return std::find(kKinds.begin(), kKinds.end(), kind_of(json)) != kKinds.end(); }
+// Of advice what was measured: settings are no measurement.
+bool is_when(const Json& json) { return kind_of(json) == "fattn_advice" && json.value("what", Json()) == "when"; }
+bool known(const Json& json) { return is_when(json) || std::find(kKinds.begin(), kKinds.end(), kind_of(json)) != kKinds.end(); }
 
 // Machines of one name that are not one are told apart by their caches.
 void tell_machines_apart(std::vector<MeasuredRecord>& records) {
@@ -38,7 +40,7 @@ void tell_machines_apart(std::vector<MeasuredRecord>& records) {
 }
 
 Material material_of(const Inputs& inputs, Language language) {
-  Material m{Words(language), {}, {}, {}, {}, {}, {}, {}, inputs.not_read, {}, {}};
+  Material m{Words(language), {}, {}, {}, {}, {}, {}, {}, {}, inputs.not_read, {}, {}};
   for (const Input& input : inputs.records) {
     const std::string kind = kind_of(input.json);
     if (kind == "accuracy")
@@ -53,6 +55,8 @@ Material material_of(const Inputs& inputs, Language language) {
       m.calibration.push_back(input);
     else if (kind == "fattn_predict")
       m.predict.push_back(input);
+    else if (is_when(input.json))
+      m.when.push_back(input);
     else
       m.records.push_back(measured_record(input.json, input.file));
   }
@@ -84,18 +88,28 @@ Page page_of(const Material& m) {
   }
   for (const std::vector<Input>* list : {&m.accuracy, &m.values})
     for (const Input& input : *list) add(machines, clean(JsonPart(input.json.front(), "'" + input.file + "': [0]").text("device", "")));
+  const bool nothing_raced = machines.empty();
+  for (const std::vector<Input>* list : {&m.when, &m.predict, &m.memory, &m.calibration})
+    for (const Input& input : *list) {
+      const JsonPart whole(input.json, "'" + input.file + "'"), environment = whole.object("environment"), machine = whole.object("machine");
+      if (nothing_raced) add(machines, clean(machine.text("GPU", machine.text("name", device_named(whole)))));
+      add(versions, clean(environment.text("library_version", "")));
+      const std::string date = environment.text("date", "").substr(0, 10);
+      if (!date.empty() && (first.empty() || date < first)) first = date;
+      last = std::max(last, date);
+    }
   Page page;
   page.language = tag_of(words.language());
   std::string all_machines;
   for (const std::string& one : machines) all_machines += (all_machines.empty() ? "" : words(Text::kListDot)) + one;
   page.title = words(Text::kTitle, {all_machines});
-  const size_t records =
-      m.records.size() + m.accuracy.size() + m.values.size() + m.regress.size() + m.memory.size() + m.calibration.size() + m.predict.size();
+  const size_t records = m.records.size() + m.accuracy.size() + m.values.size() + m.regress.size() + m.memory.size() + m.calibration.size() +
+                         m.predict.size() + m.when.size();
   page.subtitle = words(Text::kSubtitle, {std::to_string(records), versions.empty() ? "?" : words.list(versions),
                                           first == last ? clean(first) : words(Text::kDateRange, {clean(first), clean(last)})});
   page.contents = words(Text::kContents), page.skip = words(Text::kSkip), page.open_table = words(Text::kTable);
-  for (const auto& section : {summary, beside_standard, by_seqlen, beside_others, prices, memory_model, predictions, ceilings, accuracy, comparisons,
-                              environment, not_measured})
+  for (const auto& section : {summary, beside_standard, by_seqlen, beside_others, crossings, prices, memory_model, predictions, ceilings, accuracy,
+                              comparisons, environment, not_measured})
     if (Section made = section(m); !made.blocks.empty()) page.sections.push_back(std::move(made));
   // Names of files are unique, whatever devices are called.
   std::set<std::string> taken;
@@ -111,6 +125,14 @@ Page page_of(const Material& m) {
 }  // namespace
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1); }
+
+std::string device_named(const JsonPart& whole) {
+  const JsonPart environment = whole.object("environment");
+  const std::vector<JsonPart> gpus = environment.list("gpus");
+  const std::vector<std::string> flags = whole.has("flags") ? whole.texts("flags") : std::vector<std::string>();
+  const bool on_gpu = std::any_of(flags.begin(), flags.end(), [](const std::string& flag) { return flag.rfind("cuda", 0) == 0; });
+  return on_gpu && !gpus.empty() ? gpus[0].text("name", "GPU") : environment.object("cpu").text("model", "CPU");
+}
 
 std::string file_name(const std::string& text) {
   std::string name;
@@ -162,7 +184,9 @@ Inputs read_inputs(const std::vector<std::string>& paths) {
       Json json = read_json(path);
       if (!known(json))
         throw RecordError(
-            "'" + path + "' is no record that reports know; give what --json FILE of bench, compare, regress or check --accuracy and --values wrote");
+            "'" + path +
+            "' is no record that reports know; give what --json FILE of bench, compare, sweep, memory, calibrate, predict, advise --when, regress or "
+            "check --accuracy and --values wrote");
       inputs.records.push_back({path, std::move(json)});
       continue;
     }

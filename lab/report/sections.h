@@ -14,7 +14,7 @@ namespace fattn::lab::report {
 struct Material {
   Words words;
   std::vector<MeasuredRecord> records;
-  std::vector<Input> accuracy, values, regress, memory, calibration, predict;
+  std::vector<Input> accuracy, values, regress, memory, calibration, predict, when;
   std::vector<std::string> not_read;
   std::vector<Versus> versus;
   std::vector<Family> families;
@@ -27,6 +27,7 @@ Section beside_others(const Material& material);
 Section prices(const Material& material);
 Section accuracy(const Material& material);
 Section memory_model(const Material& material);
+Section crossings(const Material& material);
 Section predictions(const Material& material);
 Section ceilings(const Material& material);
 Section comparisons(const Material& material);
@@ -34,6 +35,10 @@ Section environment(const Material& material);
 Section not_measured(const Material& material);
 
 // Shared by them.
+// Of a record whose flags name a device and whose environment says what that is: "NVIDIA H200", "AMD EPYC".
+std::string device_named(const JsonPart& whole);
+// Of `fattn advise --when`: who is faster from where on.
+std::vector<std::string> crossing_sentences(const Material& material);
 // "7.80", or "1.02 ?" where the intervals of the two medians overlap.
 std::string speed_text(const RowOfRecord& row, const RowOfRecord& base);
 int look_for(const std::string& contestant, const std::vector<std::string>& all);

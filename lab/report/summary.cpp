@@ -113,6 +113,7 @@ Section summary(const Material& m) {
     section.blocks.push_back(Block::of(cards_of(words, race)));
     for (const Versus* v : race) sentences.push_back(sentence_of(words, *v));
   }
+  if (sentences.empty()) sentences = crossing_sentences(m);
   if (sentences.empty()) sentences.push_back(words(Text::kNoRace));
   size_t timed = 0, checked = 0;
   double worst = 0;

@@ -88,6 +88,7 @@ Section not_measured(const Material& m) {
   std::vector<std::string> absent;
   if (m.memory.empty()) absent.emplace_back("fattn memory");
   if (m.predict.empty()) absent.emplace_back("fattn predict");
+  if (m.when.empty()) absent.emplace_back("fattn advise --when");
   if (m.calibration.empty()) absent.emplace_back("fattn calibrate");
   if (m.accuracy.empty()) absent.emplace_back("fattn check --accuracy");
   if (m.values.empty()) absent.emplace_back("fattn check --values");

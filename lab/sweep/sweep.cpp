@@ -72,6 +72,10 @@ Cell cell_of(const ordered_json& row) {
   cell.extra_bytes = number(row, "extra_bytes");
   cell.peak_flops_per_s = number(row, "peak_flops_per_s");
   cell.peak = text(row, "peak");
+  if (const auto ceiling = row.find("ceiling"); ceiling != row.end() && ceiling->is_object()) {
+    cell.ceiling_fraction = number(*ceiling, "fraction");
+    cell.rating = text(*ceiling, "rating");
+  }
   cell.speedup = number(row, "speedup_over_baseline");
   cell.memory_share = number(row, "memory_share_of_baseline");
   cell.undecided = row.value("speedup_undecided", false);

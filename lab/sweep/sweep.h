@@ -24,6 +24,8 @@ struct Cell {
   std::optional<double> speedup, memory_share;  // over the baseline's, of its memory: where both are ok
   bool undecided = false;                       // the speed-up: the intervals overlap
   std::string peak;                             // of peak_flops_per_s
+  std::optional<double> ceiling_fraction;       // of the least time that this machine's rates allow (lab/ceiling.h)
+  std::string rating;                           // "good", "fair", "poor"; empty: not known
   std::string error;                            // the one nearest to its bound: "o 1.2e-07 of 4.5e-07"
 
   bool ok() const { return status == "ok" && seconds.has_value(); }

@@ -109,3 +109,30 @@ def test_a_gpu_without_a_compiler(fattn, gpu, tmp_path):
     record = json.loads(fattn("calibrate", "--device", "cuda", *QUICK, "--json", "-", env=env).stdout)
     schema_of(record).validate(record)
     assert all("libnvrtc" in m["reason"] for m in record["measured"].values())
+
+
+def test_ratings_come_from_what_was_measured_here(fattn, tmp_path):
+    """The words of bench, compare and sweep: without a calibration nothing is poor; with one, beside what fattn reached on this machine."""
+    env = {"FATTN_CACHE_DIR": str(tmp_path)}
+    tiny = ["--seqlen", "64", "--nheads", "2", "--headdim", "32", "--no-grad", "--repeats", "6", "--min-time", "0", "--warmup", "1"]
+    [row] = fattn.json("bench", *tiny, env=env)["rows"]
+    assert row["ceiling"]["rates"] == "run" and row["ceiling"]["rating"] in ("good", "fair", None) and row["ceiling"]["reach_fraction"] is None
+    assert row["ceiling"]["fraction"] == pytest.approx(row["ceiling"]["least_s"] / row["time_median_s"])
+    assert "least that is certain" in " ".join(fattn("bench", *tiny, env=env).stdout.split())
+    fattn("calibrate", "--repeats", "1", "--kernel-seconds", "0", env=env)
+    file = tmp_path / "calibration-cpu.json"
+    calibration = json.loads(file.read_text())
+    for reach, rating in ((1e-3, "good"), (1e6, "poor")):
+        calibration["kernels"] = {"seconds": 1.0, "reach_fraction": reach, "reach_calls": 40, "families": {}}
+        schema_of(calibration).validate(calibration)
+        file.write_text(json.dumps(calibration))
+        [row] = fattn.json("bench", *tiny, env=env)["rows"]
+        assert row["ceiling"]["rates"] == "calibration" and row["ceiling"]["rating"] == rating and row["ceiling"]["reach_fraction"] == reach
+        assert 0 < row["ceiling"]["fraction"] <= row["ceiling"]["accounted_fraction"]
+        for arguments in (["bench", *tiny], ["compare", *tiny, "--provider", "fattn", "--provider", "standard"],
+                          ["sweep", "--over", "seqlen", "--values", "32,64", *tiny[2:6], "--pass", "fwd", "--provider", "fattn", "--repeats", "6", "--min-time", "0"]):
+            lines = screen(fattn.in_terminal(*arguments, width=80, env=env))
+            assert all(len(line) <= 80 for line in lines)
+            first = next(i for i, line in enumerate(lines) if line.startswith("---") and "rating" in lines[i - 1])
+            assert rating in lines[first + 1], lines[first - 3:first + 3]
+            assert "calls of `fattn calibrate`" in " ".join(lines)

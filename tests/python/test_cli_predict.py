@@ -61,6 +61,8 @@ def test_time_is_counts_times_constants(fattn, env):
     assert window["rows"][0]["predicted_s"] < forward["predicted_s"]
     options = fattn.json("predict", *PROBLEM, "--dropout", "0.1", env=env)
     assert all(row["predicted_s"] is None and "dropout" in row["unknown"] for row in options["rows"])
+    assert [row["without_options_s"] for row in options["rows"]] == [row["predicted_s"] for row in record["rows"]]
+    assert "Without dropout it takes fwd " in fattn("predict", *PROBLEM, "--dropout", "0.1", env=env).stdout
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -101,6 +103,8 @@ def test_held_out_shapes_and_going_on(fattn, env, tmp_path):
         errors = sorted(abs(row["error_fraction"]) for row in rows)
         assert record["scores"][name]["mean_absolute_error_fraction"] == pytest.approx(sum(errors) / len(errors))
         assert record["scores"][name]["error_95_fraction"] == pytest.approx(errors[-1])
+        assert record["scores"][name]["memory_exact"] == record["scores"][name]["memory_count"] == 3
+    assert all(row["measured_extra_bytes"] == row["extra_bytes"] > row["workspace_bytes"] for row in record["rows"])
     # Stopped after the first shape.
     record["rows"], record["complete"] = record["rows"][:2], False
     file.write_text(json.dumps(record))
@@ -108,6 +112,7 @@ def test_held_out_shapes_and_going_on(fattn, env, tmp_path):
     again = json.loads(file.read_text())
     assert "1 of 3 shapes were measured before" in out and again["complete"] and len(again["rows"]) == 6
     assert again["rows"][0]["measured_s"] == record["rows"][0]["measured_s"]
+    assert again["rows"][0]["measured_extra_bytes"] == record["rows"][0]["extra_bytes"] and again["scores"]["fwd"]["memory_count"] == 3
     other = [*HELD_OUT[:4], "5", *HELD_OUT[5:]]
     before = file.read_bytes()
     assert "other flags" in fattn.refuses(*other, "--json", file, "--resume", env=env)

@@ -74,6 +74,20 @@ def test_without_a_file_it_says_so(fattn):
     assert interrupt(process).endswith("fattn: interrupted before anything was measured\n")
 
 
+def test_a_search_keeps_the_lengths_that_are_done(fattn, tmp_path):
+    target = tmp_path / "when.json"
+    process = start(fattn, ["advise", "--when", "--longest", "16384", "--precision", "fp32", "--json", target], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)  # the shortest length takes half a second, the longest minutes
+    said = interrupt(process)
+    record = json.loads(target.read_text())
+    schema_of(record).validate(record)
+    rule = record["rules"][-1]
+    assert not record["complete"] and rule["faster_from"] is None and "not searched to the end" in rule["conclusion"]
+    assert rule["duels"][0]["seqlen"] == 8 and rule["duels"][0]["b"]["median_s"] > 0
+    assert f"fattn: interrupted; '{target}' has 0 of 3 rules and 1 length of the next\n" in said
+    assert os.listdir(tmp_path) == ["when.json"]
+
+
 def test_on_a_terminal(fattn):
     """Ctrl-C is a byte there, which the terminal makes a signal of."""
     process_id, main = pty.fork()
