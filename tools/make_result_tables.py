@@ -14,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-16-cores.json"
-GPU_RECORD = ROOT / "docs" / "results" / "h200-suite.json"
+GPU_RECORD = ROOT / "docs" / "results" / "h100-suite.json"
 RESULTS_PAGE = ROOT / "docs" / "results" / "README.md"
 ACCURACY_RECORD, VALUES_RECORD = (ROOT / "docs" / "results" / f"{name}.json" for name in ("accuracy", "values"))
 GPU_LENGTHS = (512, 2048, 8192, 16384)
