@@ -1,6 +1,7 @@
 // The C ABI: the layout of its structs does not change by accident, names, errors and queries are as the header says.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -40,6 +41,9 @@ static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
 static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, feature) == 8 && offsetof(fattn_feature_info, way) == 104);
 static_assert(FATTN_ABI_VERSION == 6);
+// The list of tensors has all of them: nothing else but max_seqlen_q and max_seqlen_k lies between the first and the last in fattn_problem.
+static_assert(fattn::kTensorCount * sizeof(fattn_tensor) == offsetof(fattn_problem, check) - offsetof(fattn_problem, q) - 2 * sizeof(int64_t));
+static_assert(fattn::kTensorCount * sizeof(void*) == offsetof(fattn_buffers, workspace) - offsetof(fattn_buffers, q));
 
 namespace fattn {
 namespace {
@@ -226,6 +230,46 @@ TEST(AbiSmall, PlanInfoIsFilled) {
   EXPECT_EQ(info.flops, 2.0 * (4 + 4) * 4);
   EXPECT_EQ(info.bytes, 4.0 * 8 * 4);
   EXPECT_STRNE(info.kernel, "");
+}
+
+// Whether the views of `tensors` come to the members of the C structs that have their names, and no others do.
+template <class Tensors>
+void expect_described(bool backward) {
+  Tensors tensors;
+  std::array<float, kTensorCount> memory{};
+  size_t views = 0;
+  for_each_tensor(tensors, [&](const TensorRow& row, Tensor& view) {
+    view = Tensor(&memory[tensor_index(row.name)], DType::kF32, {1});
+    ++views;
+  });
+  const fattn_problem p = describe(tensors, {});
+  EXPECT_EQ(p.pass, backward ? FATTN_BACKWARD : FATTN_FORWARD);
+  size_t described = 0;
+  for (size_t i = 0; i < kTensorCount; ++i) {
+    const TensorRow& row = kTensors[i];
+    EXPECT_EQ((p.*row.described).data, row.in(backward) ? &memory[i] : nullptr) << row.name;
+    described += (p.*row.described).ndim > 0;
+    fattn_buffers b{};
+    row.pointer.set(b, &memory[i]);
+    for (const TensorRow& other : kTensors) EXPECT_EQ(other.pointer.get(b), &other == &row ? &memory[i] : nullptr) << row.name << " " << other.name;
+  }
+  EXPECT_EQ(described, views);
+  const Tensors elsewhere = each_tensor(tensors, [](const Tensor& view) { return view.on(Device::kCuda, 3, nullptr); });
+  for_each_tensor(elsewhere, [](const TensorRow& row, const Tensor& view) {
+    EXPECT_EQ(view.device_index(), 3) << row.name;
+    EXPECT_EQ(view.data(), nullptr) << row.name;
+  });
+}
+
+TEST(AbiSmall, ListOfTensors) {
+  expect_described<ForwardTensors>(false);
+  expect_described<BackwardTensors>(true);
+  EXPECT_STREQ(kTensors[tensor_index("bias")].name, "bias");
+  EXPECT_THROW(tensor_index("biases"), Error);
+  for (const char* name : {"o", "lse"}) {  // results of one pass, inputs of the other
+    EXPECT_TRUE(kTensors[tensor_index(name)].written(false));
+    EXPECT_FALSE(kTensors[tensor_index(name)].written(true));
+  }
 }
 
 TEST(AbiSmall, TensorsOfTheCppApi) {

@@ -30,7 +30,7 @@ constexpr double kBytesPerSecond = 4.8e12;  // of an H200: decides how decode sp
 // As calls with aligned pointers need them.
 std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
   std::vector<jit::Request> requests;
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
   if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
   if (plan.split.grid > 0) requests.push_back(cuda::v2_backward_request(keys.split));
   if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
