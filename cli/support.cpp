@@ -94,14 +94,12 @@ Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const F
   options.causal = true;
   ScoreTensors s;
   if (feature) feature->use(options, s);
-  s = {at(s.seqused_k),    at(s.alibi_slopes), at(s.bias),       at(s.mask),      at(s.dropout_state),
-       at(s.cu_seqlens_q), at(s.cu_seqlens_k), at(s.document_q), at(s.document_k)};
   const bool packed = static_cast<bool>(s.cu_seqlens_q);
   const DType lse_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const Tensor x = at(packed ? Tensor(nullptr, dtype, {64, 2, headdim}) : Tensor(nullptr, dtype, {1, 64, 2, headdim}));
-  const Tensor lse = at(packed ? Tensor(nullptr, lse_dtype, {2, 64}) : Tensor(nullptr, lse_dtype, {1, 2, 64}));
-  return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x, s, s.bias}, options)
-                            : describe(ForwardTensors{x, x, x, x, lse, {}, s}, options));
+  const Tensor x = packed ? Tensor(nullptr, dtype, {64, 2, headdim}) : Tensor(nullptr, dtype, {1, 64, 2, headdim});
+  const Tensor lse = packed ? Tensor(nullptr, lse_dtype, {2, 64}) : Tensor(nullptr, lse_dtype, {1, 2, 64});
+  return supported(backward ? describe(each_tensor(BackwardTensors{x, x, x, x, lse, x, x, x, x, s, s.bias}, at), options)
+                            : describe(each_tensor(ForwardTensors{x, x, x, x, lse, {}, s}, at), options));
 }
 
 // The largest headdim that is computed; 0, and why, if none is.
