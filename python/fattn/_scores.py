@@ -1,23 +1,16 @@
 """What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout, documents. Made ready here for the operators, in the order of their schema."""
 
+from collections import namedtuple
 from typing import NamedTuple
 
 import torch
 
+from . import _abi
 from ._operators import rows_contiguous
 from ._refused import require_dense
 
 
-class Scores(NamedTuple):
-    seqused_k: torch.Tensor | None = None
-    alibi_slopes: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    dropout_state: torch.Tensor | None = None
-    document_q: torch.Tensor | None = None
-    document_k: torch.Tensor | None = None
-
-
+Scores = namedtuple("Scores", [row.name for row in _abi.SCORES], defaults=[None] * len(_abi.SCORES))
 NONE = Scores()
 
 

@@ -16,6 +16,11 @@ from ._unknown import options_of, unknown_options
 __all__ = ["backward", "dropout_mask", "forward"]
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+_ANY = {name: _abi.DTYPES[short] for name, short in _DTYPES.items()}
+_BESIDE = {"F32": {"float32": _abi.DTYPES["fp32"]}, "I32": {"int32": _abi.INT32}, "U8": {"bool": _abi.UINT8, "uint8": _abi.UINT8}, "I64": {"int64": _abi.INT64}}
+# Of each tensor beside q and k: which dtypes it may have, and how the C ABI calls them.
+_DTYPES_OF = {row.name: _BESIDE.get(row.dtype, _ANY) for row in _abi.SCORES}
+_PAIRS = {row.name for row in _abi.SCORES if row.dims == "Pairs"}
 
 
 def _array(name: str, x: Any) -> np.ndarray:
@@ -99,12 +104,11 @@ def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool,
     """What a score depends on beside q and k. Returns the arrays, some of which are copies, and must live as long as the problem."""
     arrays = {name: x for name, x in given.items() if x is not None}
     for name, x in arrays.items():
-        if name in ("bias", "mask"):
+        if name in _PAIRS:
             x = _of_pairs(name, x, problem.max_seqlen_k if problem.cu_seqlens_k.ndim else k.shape[2 if bhsd else 1])
         else:
             x = np.ascontiguousarray(_array(name, x))
-        dtypes = {"seqused_k": {"int32": _abi.INT32}, "alibi_slopes": {"float32": _abi.DTYPES["fp32"]}, "mask": {"bool": _abi.UINT8, "uint8": _abi.UINT8},
-                  "dropout_state": {"int64": _abi.INT64}, "document_q": {"int32": _abi.INT32}, "document_k": {"int32": _abi.INT32}}.get(name) or {key: _abi.DTYPES[value] for key, value in _DTYPES.items()}
+        dtypes = _DTYPES_OF[name]
         if name == "seqused_k" and x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
         if x.dtype.name not in dtypes or not x.dtype.isnative:
