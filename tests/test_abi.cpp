@@ -220,6 +220,89 @@ TEST(AbiSmall, SupportTable) {
   EXPECT_NE(std::string(fattn_last_error()).find("feature -1 of way 0; allowed: 0 to"), std::string::npos) << fattn_last_error();
 }
 
+// Of tensors that are nowhere, (1, 64, 2, 64) and bf16.
+fattn_problem problem_on(Backend backend, Algorithm algorithm, bool backward) {
+  Options options;
+  options.backend = backend;
+  options.algorithm = algorithm;
+  options.causal = true;
+  const Tensor x(nullptr, DType::kBF16, {1, 64, 2, 64}), lse(nullptr, DType::kF32, {1, 2, 64});
+  if (!backward) {
+    ForwardTensors t;
+    t.q = t.k = t.v = t.o = x;
+    t.lse = lse;
+    return describe(t, options);
+  }
+  BackwardTensors t;
+  t.q = t.k = t.v = t.o = t.dout = t.dq = t.dk = t.dv = x;
+  t.lse = lse;
+  return describe(t, options);
+}
+
+// Each option of the list is one of the support table, and a problem that has it is refused by the ways that the table says, with its text.
+TEST(AbiSmall, ListOfOptions) {
+  const std::vector<std::vector<fattn_feature_info>> table = features();
+  ASSERT_EQ(table.size(), kOptionCount);
+  struct Asked {
+    Backend backend;
+    Algorithm algorithm;
+    size_t way;
+  };
+  for (size_t i = 0; i < kOptionCount; ++i) {
+    EXPECT_STREQ(table[i][0].feature, kOptions[i].text);
+    EXPECT_EQ(option_index(kOptions[i].name), i);
+    for (const Asked& asked :
+         {Asked{Backend::kReference, Algorithm::kAuto, 0}, Asked{Backend::kCpu, Algorithm::kV1, 2}, Asked{Backend::kCpu, Algorithm::kV2, 3}}) {
+      bool computed = true;
+      std::string reason;
+      for (const bool backward : {false, true}) {
+        fattn_problem p = problem_on(asked.backend, asked.algorithm, backward);
+        kOptions[i].add(p);
+        const Support answer = supported(p);
+        computed = computed && answer;
+        reason += answer.reason;
+      }
+      EXPECT_EQ(computed, table[i][asked.way].supported == 1) << kOptions[i].name << ", " << table[i][asked.way].way << ": " << reason;
+      if (!computed && std::string(kOptions[i].name) != "dbias") {  // with which comes a bias
+        EXPECT_NE(reason.find(std::string("does not compute ") + kOptions[i].text), std::string::npos) << reason;
+      }
+    }
+  }
+  EXPECT_EQ(option_index("softcup"), kOptionCount);
+  // All of them fit together.
+  for (const bool backward : {false, true}) {
+    fattn_problem p = problem_on(Backend::kReference, Algorithm::kAuto, backward);
+    for (const OptionRow& option : kOptions) option.add(p);
+    const Support answer = supported(p);
+    EXPECT_TRUE(answer) << answer.reason;
+  }
+}
+
+// What a GPU would compute that need not be there: the reason is that of planning.
+TEST(AbiSmall, SupportedOnArchitectures) {
+  const auto on = [](Algorithm algorithm, bool backward, std::initializer_list<const char*> with, int arch) {
+    fattn_problem p = problem_on(Backend::kCuda, algorithm, backward);
+    for (const char* name : with) kOptions[option_index(name)].add(p);
+    for (const TensorRow& row : kTensors)
+      if ((p.*row.described).ndim > 0) (p.*row.described).device_type = FATTN_DEVICE_CUDA;
+    return supported_on(p, arch);
+  };
+  EXPECT_TRUE(on(Algorithm::kV3, false, {"softcap"}, 90));
+  EXPECT_TRUE(on(Algorithm::kV3, false, {"dropout"}, 90));
+  const Support both = on(Algorithm::kV3, false, {"softcap", "dropout"}, 90);
+  EXPECT_FALSE(both);
+  EXPECT_NE(both.reason.find("algorithm v3 was asked for: algorithm v3's forward pass has no registers for dropout with softcap"), std::string::npos)
+      << both.reason;
+  EXPECT_TRUE(on(Algorithm::kV2, false, {"softcap", "dropout"}, 80));
+  EXPECT_FALSE(on(Algorithm::kV2, true, {"softcap", "dbias"}, 80));
+  EXPECT_FALSE(on(Algorithm::kV3, false, {}, 80));
+  EXPECT_FALSE(on(Algorithm::kV2, false, {}, 33));
+  EXPECT_THROW(on(Algorithm::kV2, false, {}, -1), Error);
+  char reason[64] = "old text";
+  EXPECT_EQ(fattn_supported_on(nullptr, 80, reason, sizeof reason), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(reason, "problem is a null pointer");
+}
+
 TEST(AbiSmall, PlanInfoIsFilled) {
   Attention a;
   const Plan plan(a.tensors(), {});
@@ -273,7 +356,7 @@ TEST(AbiSmall, ListOfTensors) {
 }
 
 TEST(AbiSmall, TensorsOfTheCppApi) {
-  float x[24];
+  float x[24] = {};
   const Tensor t(x, DType::kF32, {2, 3, 4});
   EXPECT_EQ(t.stride(0), 12);
   EXPECT_EQ(t.stride(1), 4);

@@ -69,13 +69,23 @@ struct Support {
   explicit operator bool() const { return ok; }
 };
 
-// Throws Error only for input that no configuration accepts.
-inline Support supported(const fattn_problem& problem) {
-  char reason[1024] = "";
-  const fattn_status status = fattn_supported(&problem, reason, sizeof reason);
+namespace detail {
+inline Support support_of(fattn_status status, const char* reason) {
   if (status == FATTN_OK) return {true, {}};
   if (status == FATTN_ERROR_UNSUPPORTED) return {false, reason};
   throw Error(static_cast<ErrorCode>(status), fattn_last_error());
+}
+}  // namespace detail
+
+// Throws Error only for input that no configuration accepts.
+inline Support supported(const fattn_problem& problem) {
+  char reason[1024] = "";
+  return detail::support_of(fattn_supported(&problem, reason, sizeof reason), reason);
+}
+// On a GPU with this compute capability (80, 90, ...), which need not be there.
+inline Support supported_on(const fattn_problem& problem, int32_t arch) {
+  char reason[1024] = "";
+  return detail::support_of(fattn_supported_on(&problem, arch, reason, sizeof reason), reason);
 }
 
 }  // namespace fattn
