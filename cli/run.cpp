@@ -4,20 +4,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cli/json_output.h"
 #include "cli/output.h"
+#include "cli/run_tensors.h"
 #include "cli/safetensors/reader.h"
 #include "cli/safetensors/writer.h"
 #include "cli/sanitize.h"
@@ -57,196 +59,8 @@ struct RunFlags {
   }
 };
 
-struct FileDType {
-  const char* name;  // in the file
-  DType dtype;
-};
-constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"F64", DType::kF64},
-                                     {"I32", DType::kI32}, {"U8", DType::kU8},   {"BOOL", DType::kU8},   {"I64", DType::kI64}};
-
-const char* file_name_of(DType dtype) {
-  for (const FileDType& known : kFileDTypes)
-    if (known.dtype == dtype) return known.name;
-  return "";
-}
-
-std::string show(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
-
-// A contiguous tensor with memory of its own, in the layout of the file.
-struct Held {
-  std::string name;
-  DType dtype = DType::kF32;
-  std::vector<int64_t> shape;
-  bool rows = true;  // q, k, v and what has their shapes: four dimensions in the order of --layout
-  safetensors::Bytes data;
-  cuda::Buffer on_device;  // a copy, where a CUDA device computes
-
-  uint64_t bytes() const {
-    uint64_t n = size_of(dtype);
-    for (int64_t d : shape) n *= static_cast<uint64_t>(d);
-    return n;
-  }
-  void allocate() { data = safetensors::allocate(bytes()); }
-  // As the library sees it: (batch, seqlen, heads, headdim), without a copy; on a CUDA device (or, -1, in host memory). Absent without a name.
-  Tensor view(bool bhsd, int device) const {
-    if (name.empty()) return {};
-    Tensor tensor;
-    switch (shape.size()) {
-      case 1: tensor = Tensor(data.get(), dtype, {shape[0]}); break;
-      case 2: tensor = Tensor(data.get(), dtype, {shape[0], shape[1]}); break;
-      case 3: tensor = Tensor(data.get(), dtype, {shape[0], shape[1], shape[2]}); break;
-      default: tensor = Tensor(data.get(), dtype, {shape[0], shape[1], shape[2], shape[3]}); break;
-    }
-    if (bhsd && rows && shape.size() == 4) tensor = tensor.transposed(1, 2);
-    return device < 0 ? tensor : tensor.on(Device::kCuda, device, on_device.get());
-  }
-};
-
-// Everything that a run reads and writes. A tensor without a name is absent.
-struct Tensors {
-  Held q, k, v, dout, o, lse, dq, dk, dv, seqused_k, alibi_slopes, bias, mask, dropout_state, dbias, dlse, cu_seqlens_q, cu_seqlens_k, document_q,
-      document_k;
-  bool bhsd = false;
-
-  bool packed() const { return !cu_seqlens_q.name.empty() || !cu_seqlens_k.name.empty(); }
-  bool backward() const { return !dout.name.empty(); }
-  std::vector<Held*> inputs() {
-    return present({&q, &k, &v, &dout, &seqused_k, &alibi_slopes, &bias, &mask, &dlse, &cu_seqlens_q, &cu_seqlens_k, &document_q, &document_k});
-  }
-  std::vector<Held*> outputs() { return backward() ? present({&o, &lse, &dq, &dk, &dv, &dbias}) : std::vector<Held*>{&o, &lse}; }
-  static std::vector<Held*> present(std::initializer_list<Held*> all) {
-    std::vector<Held*> some;
-    for (Held* held : all)
-      if (!held->name.empty()) some.push_back(held);
-    return some;
-  }
-  // `device`: a CUDA device, or -1 for host memory.
-  ForwardTensors forward_views(int device) const {
-    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), {}, scores(device)};
-  }
-  BackwardTensors backward_views(int device) const {
-    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(q), at(k), at(v), at(o), at(lse), at(dout), at(dq), at(dk), at(dv), scores(device), at(dbias), at(dlse)};
-  }
-  ScoreTensors scores(int device) const {
-    const auto at = [&](const Held& held) { return held.view(bhsd, device); };
-    return {at(seqused_k),    at(alibi_slopes), at(bias),       at(mask),      at(dropout_state),
-            at(cu_seqlens_q), at(cu_seqlens_k), at(document_q), at(document_k)};
-  }
-};
-
-// The most rows that one of packed sequences has. What their beginnings may be, the library says.
-int64_t longest(const Held& cu_seqlens) {
-  if (cu_seqlens.dtype != DType::kI32 || cu_seqlens.shape.size() != 1) return 0;
-  int64_t most = 0;
-  int32_t first = 0;
-  for (int64_t n = 0; n < cu_seqlens.shape[0]; ++n) {
-    int32_t next = 0;
-    std::memcpy(&next, static_cast<const char*>(static_cast<const void*>(cu_seqlens.data.get())) + n * 4, sizeof next);
-    if (n > 0) most = std::max(most, static_cast<int64_t>(next) - first);
-    first = next;
-  }
-  return std::min<int64_t>(most, std::numeric_limits<int32_t>::max());
-}
-
-// The most keys that one uses: then cu_seqlens_k says only where sequences begin, and bias and mask may have more.
-int64_t longest_used(const Held& seqused_k, const Held& bias, const Held& mask) {
-  int64_t most = 0;
-  for (const Held* pairs : {&bias, &mask})
-    if (!pairs->shape.empty()) most = std::max(most, pairs->shape.back());
-  if (seqused_k.dtype != DType::kI32 || seqused_k.shape.size() != 1) return most;
-  for (int64_t n = 0; n < seqused_k.shape[0]; ++n) {
-    int32_t keys = 0;
-    std::memcpy(&keys, static_cast<const char*>(static_cast<const void*>(seqused_k.data.get())) + n * 4, sizeof keys);
-    most = std::max<int64_t>(most, keys);
-  }
-  return std::min<int64_t>(most, std::numeric_limits<int32_t>::max());
-}
-
-// One of q, k, v, do or, not `rows`, of what scores depend on beside them, whose shapes the library checks.
-Held describe(const safetensors::TensorEntry& entry, bool rows = true, bool packed = false) {
-  Held held;
-  held.name = entry.name;
-  held.shape = entry.shape;
-  held.rows = rows;
-  if (!rows && (entry.shape.empty() || entry.shape.size() > 4))
-    throw std::runtime_error(fmt::format("tensor '{}' has the shape {}; one to four dimensions are allowed", entry.name, show(entry.shape)));
-  if (rows && packed && entry.shape.size() != 3)
-    throw std::runtime_error(fmt::format(
-        "tensor '{}' has the shape {}; with cu_seqlens_q and cu_seqlens_k it needs three dimensions: rows of all sequences, heads, headdim",
-        entry.name, show(entry.shape)));
-  if (rows && !packed && entry.shape.size() != 4)
-    throw std::runtime_error(
-        fmt::format("tensor '{}' has the shape {}; it needs four dimensions: batch, seqlen, heads, headdim (--layout says their order)", entry.name,
-                    show(entry.shape)));
-  for (const FileDType& known : kFileDTypes)
-    if (entry.dtype == known.name && (!rows || known.dtype <= DType::kF64)) {
-      held.dtype = known.dtype;
-      return held;
-    }
-  if (!rows)
-    throw std::runtime_error(
-        fmt::format("tensor '{}' has dtype {}; what scores depend on is in F32, F16, BF16, F64, I32, U8 or BOOL. Convert the file first", entry.name,
-                    entry.dtype));
-  throw std::runtime_error(
-      fmt::format("tensor '{}' has dtype {}; attention is computed in F32, F16, BF16, and F64 on backend reference. Convert the file first",
-                  entry.name, entry.dtype));
-}
-
-// The shapes of all tensors, from those in the file.
-Tensors describe(const safetensors::Reader& file, bool bhsd) {
-  Tensors t;
-  t.bhsd = bhsd;
-  for (const auto& [held, name] : {std::pair{&t.cu_seqlens_q, "cu_seqlens_q"}, std::pair{&t.cu_seqlens_k, "cu_seqlens_k"}})
-    if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
-  const bool packed = t.packed();
-  if (packed && bhsd)
-    throw std::runtime_error(
-        "the input has packed sequences (cu_seqlens_q, cu_seqlens_k), whose tensors are (rows, heads, headdim); leave --layout out");
-  for (const auto& [held, name] : {std::pair{&t.q, "q"}, std::pair{&t.k, "k"}, std::pair{&t.v, "v"}}) {
-    const safetensors::TensorEntry* entry = file.find(name);
-    if (!entry) {
-      std::vector<std::string> names;
-      for (const safetensors::TensorEntry& other : file.header().tensors) names.push_back(printable(other.name, 60));
-      throw std::runtime_error(fmt::format("the input has no tensor '{}'; it needs q, k, v and, for gradients, do. It holds: {}", name,
-                                           names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
-    }
-    *held = describe(*entry, true, packed);
-  }
-  if (const safetensors::TensorEntry* entry = file.find("do")) t.dout = describe(*entry, true, packed);
-  for (const auto& [held, name] : {std::pair{&t.seqused_k, "seqused_k"}, std::pair{&t.alibi_slopes, "alibi_slopes"}, std::pair{&t.bias, "bias"},
-                                   std::pair{&t.mask, "mask"}, std::pair{&t.document_q, "document_q"}, std::pair{&t.document_k, "document_k"}})
-    if (const safetensors::TensorEntry* entry = file.find(name)) *held = describe(*entry, false);
-
-  if (const safetensors::TensorEntry* entry = file.find("dlse"); entry && t.backward()) t.dlse = describe(*entry, false);
-
-  t.o.shape = t.q.shape;
-  t.o.shape.back() = t.v.shape.back();
-  if (packed)
-    t.lse.shape = {t.q.shape[1], t.q.shape[0]};
-  else
-    t.lse.shape = {t.q.shape[0], t.q.shape[bhsd ? 1 : 2], t.q.shape[bhsd ? 2 : 1]};
-  t.o.dtype = t.q.dtype;
-  t.lse.dtype = t.q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  for (const auto& [gradient, of] : {std::pair{&t.dq, &t.q}, std::pair{&t.dk, &t.k}, std::pair{&t.dv, &t.v}}) {
-    gradient->shape = of->shape;
-    gradient->dtype = of->dtype;
-  }
-  for (const auto& [held, name] :
-       {std::pair{&t.o, "o"}, std::pair{&t.lse, "lse"}, std::pair{&t.dq, "dq"}, std::pair{&t.dk, "dk"}, std::pair{&t.dv, "dv"}})
-    held->name = name;
-  if (!t.bias.name.empty() && t.backward()) {
-    t.dbias.name = "dbias";
-    t.dbias.shape = t.bias.shape;
-    t.dbias.dtype = t.bias.dtype;
-    t.dbias.rows = false;
-  }
-  return t;
-}
-
 // Found by size, before anything is allocated.
-void require_memory(Tensors& t, size_t workspace_bytes) {
+void require_memory(RunTensors& t, size_t workspace_bytes) {
   double bytes = static_cast<double>(workspace_bytes);
   for (const Held* held : t.inputs()) bytes += static_cast<double>(held->bytes());
   for (const Held* held : t.outputs()) bytes += static_cast<double>(held->bytes());
@@ -294,34 +108,28 @@ Table table_of(const char* title, const std::vector<Held*>& tensors) {
 int run(const RunFlags& flags, Json& record) {
   Output out(flags.format, flags.json);
   const safetensors::Reader file(flags.input);
-  Tensors t = describe(file, flags.layout == "bhsd");
+  RunTensors t = describe(file, flags.layout == "bhsd");
   for (Held* held : t.inputs()) record["tensors"][held->name] = {{"dtype", file_name_of(held->dtype)}, {"shape", held->shape}};
   out.print(table_of("Read", t.inputs()));
   for (const safetensors::TensorEntry& other : file.header().tensors)
     if (!record["tensors"].contains(other.name))
-      out.say(fmt::format("ignored  {}, which is none of q, k, v, do, seqused_k, alibi_slopes, bias, mask, cu_seqlens_q, cu_seqlens_k, document_q, "
-                          "document_k and, with do, dlse",
-                          printable(other.name, 200)),
-              2);
+      out.say(fmt::format("ignored  {}, which is none of q, k, v, do, {} and, with do, dlse", printable(other.name, 200), names_beside(", ")), 2);
 
+  Held& dropout_state = t["dropout_state"];
   if (flags.p_dropout > 0) {
-    t.dropout_state.name = "dropout_state";
-    t.dropout_state.dtype = DType::kI64;
-    t.dropout_state.shape = {2};
-    t.dropout_state.allocate();
+    dropout_state.name = "dropout_state";
+    dropout_state.dtype = DType::kI64;
+    dropout_state.shape = {2};
+    dropout_state.allocate();
     const int64_t state[] = {flags.dropout_seed, flags.dropout_offset};
-    std::memcpy(t.dropout_state.data.get(), state, sizeof state);
+    std::memcpy(dropout_state.data.get(), state, sizeof state);
   }
   Options options = flags.options();
-  if (t.packed()) {
-    for (Held* held : Tensors::present({&t.cu_seqlens_q, &t.cu_seqlens_k, &t.seqused_k})) held->data = file.read(*file.find(held->name));
-    options.max_seqlen_q = longest(t.cu_seqlens_q);
-    options.max_seqlen_k = t.seqused_k.name.empty() ? longest(t.cu_seqlens_k) : longest_used(t.seqused_k, t.bias, t.mask);
-  }
+  if (t.packed()) read_lengths(file, t, options);
   const int device = flags.target.on_cuda() ? flags.target.device_index() : -1;
-  const Plan forward(t.forward_views(device), options);
+  const Plan forward(t.views<ForwardTensors>(device), options);
   std::optional<Plan> backward;
-  if (t.backward()) backward.emplace(t.backward_views(device), options);
+  if (t.backward()) backward.emplace(t.views<BackwardTensors>(device), options);
   const size_t workspace_bytes = std::max(forward.workspace_bytes(), backward ? backward->workspace_bytes() : 0);
   record["plan_fwd"] = plan_json(forward.info());
   if (backward) record["plan_bwd"] = plan_json(backward->info());
@@ -341,17 +149,17 @@ int run(const RunFlags& flags, Json& record) {
     }
     for (Held* held : t.outputs()) held->on_device = cuda::Buffer(device, held->bytes());
     if (flags.p_dropout > 0) {
-      t.dropout_state.on_device = cuda::Buffer(device, t.dropout_state.bytes());
-      t.dropout_state.on_device.copy_from(t.dropout_state.data.get(), t.dropout_state.bytes());
+      dropout_state.on_device = cuda::Buffer(device, dropout_state.bytes());
+      dropout_state.on_device.copy_from(dropout_state.data.get(), dropout_state.bytes());
     }
     device_workspace = cuda::Buffer(device, workspace_bytes);
   }
   void* const memory = device < 0 ? workspace.get() : device_workspace.get();
   out.say("\nforward  " + explain(forward), 9);
-  forward.execute(t.forward_views(device), memory, workspace_bytes);
+  forward.execute(t.views<ForwardTensors>(device), memory, workspace_bytes);
   if (backward) {
     out.say("backward " + explain(*backward), 9);
-    backward->execute(t.backward_views(device), memory, workspace_bytes);
+    backward->execute(t.views<BackwardTensors>(device), memory, workspace_bytes);
   }
 
   if (device >= 0)
@@ -361,9 +169,9 @@ int run(const RunFlags& flags, Json& record) {
     const auto rounding_of = [&](const Plan& plan) {
       return testing::rounding_of(device < 0 ? Device::kCpu : Device::kCuda, static_cast<Algorithm>(plan.info().algorithm));
     };
-    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.forward_views(-1), options, rounding_of(forward));
+    std::vector<testing::TensorVerdict> verdicts = testing::verify(t.views<ForwardTensors>(-1), options, rounding_of(forward));
     if (backward)
-      for (testing::TensorVerdict& verdict : testing::verify(t.backward_views(-1), options, rounding_of(*backward)))
+      for (testing::TensorVerdict& verdict : testing::verify(t.views<BackwardTensors>(-1), options, rounding_of(*backward)))
         verdicts.push_back(std::move(verdict));
     record["verdicts"] = as_json(verdicts);
     bool passed = true;
@@ -459,9 +267,9 @@ void add_run(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("run", "Compute attention on the tensors of a safetensors file");
   auto flags = std::make_shared<RunFlags>();
   command
-      ->add_option("--input,INPUT", flags->input,
-                   "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of seqused_k, "
-                   "alibi_slopes, bias, mask, cu_seqlens_q and cu_seqlens_k, document_q and document_k")
+      ->add_option(
+          "--input,INPUT", flags->input,
+          "Safetensors file with q, k, v, for gradients do (the gradient of o) and perhaps dlse (that of lse), and any of " + names_beside(" and "))
       ->type_name("FILE")
       ->required();
   command

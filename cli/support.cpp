@@ -16,6 +16,7 @@
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/usage_error.h"
+#include "cli/values.h"
 #include "fattn/fattn.hpp"
 
 namespace fattn::cli {
@@ -27,6 +28,7 @@ struct Way {
   std::string name;
   Device device = Device::kCpu;
   int index = 0;
+  int arch = 0;  // > 0: of a GPU with this compute capability, which need not be there
   Options options;
 };
 
@@ -53,55 +55,33 @@ std::vector<Way> ways() {
   return all;
 }
 
-// What a way may have beside causal masks.
-struct Feature {
-  const char* name;
-  void (*use)(Options&, ScoreTensors&);
-};
-// For tensors of (1, 64, 2, headdim).
-constexpr Feature kFeatures[] = {
-    {"window", [](Options& options, ScoreTensors&) { options.window_left = 16; }},
-    {"softcap", [](Options& options, ScoreTensors&) { options.softcap = 30; }},
-    {"key_lengths", [](Options&, ScoreTensors& scores) { scores.seqused_k = Tensor(nullptr, DType::kI32, {1}); }},
-    {"alibi", [](Options&, ScoreTensors& scores) { scores.alibi_slopes = Tensor(nullptr, DType::kF32, {2}); }},
-    {"bias",
-     [](Options&, ScoreTensors& scores) {
-       scores.bias = Tensor(nullptr, DType::kF32, {1, 2, 64, 64});
-     }},
-    {"mask",
-     [](Options&, ScoreTensors& scores) {
-       scores.mask = Tensor(nullptr, DType::kU8, {1, 2, 64, 64});
-     }},
-    {"dropout",
-     [](Options& options, ScoreTensors& scores) {
-       options.p_dropout = 0.1;
-       scores.dropout_state = Tensor(nullptr, DType::kI64, {2});
-     }},
-    {"documents",
-     [](Options&, ScoreTensors& scores) {
-       scores.document_q = scores.document_k = Tensor(nullptr, DType::kI32, {1, 64});
-     }},
-    {"packed",  // one sequence of 64 rows
-     [](Options& options, ScoreTensors& scores) {
-       options.max_seqlen_q = options.max_seqlen_k = 64;
-       scores.cu_seqlens_q = scores.cu_seqlens_k = Tensor(nullptr, DType::kI32, {2});
-     }},
-};
+// As `ways()`, by compute capability.
+std::vector<Way> ways_on(int arch) {
+  std::vector<Way> all;
+  for (const Algorithm algorithm : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3}) {
+    Way& way = all.emplace_back();
+    way.name = fmt::format("sm_{} {}", arch, name_of(algorithm));
+    way.device = Device::kCuda;
+    way.arch = arch;
+    way.options.backend = Backend::kCuda;
+    way.options.algorithm = algorithm;
+  }
+  return all;
+}
 
-Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const Feature* feature = nullptr) {
+// Which of kOptions, in their order.
+using Chosen = std::vector<const OptionRow*>;
+
+// Of tensors of (1, 64, 2, headdim), under a causal mask.
+Support ask(const Way& way, DType dtype, bool backward, int64_t headdim, const Chosen& with = {}) {
   const auto at = [&](const Tensor& t) { return way.device == Device::kCpu || !t ? t : t.on(way.device, way.index, nullptr); };
   Options options = way.options;
   options.causal = true;
-  ScoreTensors s;
-  if (feature) feature->use(options, s);
-  s = {at(s.seqused_k),    at(s.alibi_slopes), at(s.bias),       at(s.mask),      at(s.dropout_state),
-       at(s.cu_seqlens_q), at(s.cu_seqlens_k), at(s.document_q), at(s.document_k)};
-  const bool packed = static_cast<bool>(s.cu_seqlens_q);
-  const DType lse_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const Tensor x = at(packed ? Tensor(nullptr, dtype, {64, 2, headdim}) : Tensor(nullptr, dtype, {1, 64, 2, headdim}));
-  const Tensor lse = at(packed ? Tensor(nullptr, lse_dtype, {2, 64}) : Tensor(nullptr, lse_dtype, {1, 2, 64}));
-  return supported(backward ? describe(BackwardTensors{x, x, x, x, lse, x, x, x, x, s, s.bias}, options)
-                            : describe(ForwardTensors{x, x, x, x, lse, {}, s}, options));
+  const Tensor x(nullptr, dtype, {1, 64, 2, headdim}), lse(nullptr, dtype == DType::kF64 ? DType::kF64 : DType::kF32, {1, 2, 64});
+  fattn_problem problem = backward ? describe(each_tensor(BackwardTensors{x, x, x, x, lse, x, x, x, x}, at), options)
+                                   : describe(each_tensor(ForwardTensors{x, x, x, x, lse, {}}, at), options);
+  for (const OptionRow* option : with) option->add(problem);
+  return way.arch > 0 ? supported_on(problem, way.arch) : supported(problem);
 }
 
 // The largest headdim that is computed; 0, and why, if none is.
@@ -129,11 +109,11 @@ Json as_json() {
                                     {"reason", headdim > 0 ? Json(nullptr) : Json(printable(reason, 600))}});
       }
   for (const Way& way : ways())
-    for (const Feature& feature : kFeatures) {
-      Support answer = ask(way, DType::kBF16, false, 64, &feature);
-      if (answer) answer = ask(way, DType::kBF16, true, 64, &feature);
+    for (const OptionRow& option : kOptions) {
+      Support answer = ask(way, DType::kBF16, false, 64, {&option});
+      if (answer) answer = ask(way, DType::kBF16, true, 64, {&option});
       json["features"].push_back({{"name", way.name},
-                                  {"feature", feature.name},
+                                  {"feature", option.name},
                                   {"supported", answer.ok},
                                   {"reason", answer.ok ? Json(nullptr) : Json(printable(answer.reason, 600))}});
     }
@@ -146,6 +126,39 @@ Json as_json() {
     json["gpu_architectures"].push_back(
         {{"capability", a.capability}, {"name", a.name}, {"executed_on", *a.executed_on ? Json(a.executed_on) : Json(nullptr)}});
   return json;
+}
+
+// What is asked of a set of options.
+struct Together {
+  Chosen options;
+  DType dtype = DType::kBF16;
+  int64_t headdim = 64;
+  int arch = 0;  // 0: of the devices here; without any, of kUsualArch
+};
+constexpr int kUsualArch = 90;
+
+Json together_json(const Together& asked) {
+  Json json = {{"options", Json::array()}, {"dtype", name_of(asked.dtype)}, {"headdim", asked.headdim}, {"ways", Json::array()}};
+  for (const OptionRow* option : asked.options) json["options"].push_back(option->name);
+  std::vector<Way> all = ways();
+  if (asked.arch > 0 || cuda::count() == 0)
+    for (Way& way : ways_on(asked.arch > 0 ? asked.arch : kUsualArch)) all.push_back(std::move(way));
+  for (const Way& way : all)
+    for (const bool backward : {false, true}) {
+      const Support answer = ask(way, asked.dtype, backward, asked.headdim, asked.options);
+      json["ways"].push_back({{"name", way.name},
+                              {"pass", backward ? "bwd" : "fwd"},
+                              {"supported", answer.ok},
+                              {"reason", answer.ok ? Json(nullptr) : Json(printable(answer.reason, 600))}});
+    }
+  return json;
+}
+
+// Throws where there are no kernels for this compute capability at all.
+void require_kernels(int arch) {
+  for (const Way& way : ways_on(arch))
+    if (way.options.algorithm == Algorithm::kV2)
+      if (const Support answer = ask(way, DType::kF16, false, 64); !answer) throw CLI::ValidationError("--arch", printable(answer.reason, 600));
 }
 
 Cell yes_or_no(bool yes) { return yes ? Cell("yes").in(Mood::kGood) : Cell("no").in(Mood::kUnsure); }
@@ -223,6 +236,29 @@ void print_everywhere(Output& out, const Json& rows) {
   out.print(table);
 }
 
+void print_together(Output& out, const Json& json) {
+  std::string names;
+  const size_t count = json["options"].size();
+  for (size_t i = 0; i < count; ++i) names += (i == 0 ? "" : i + 1 == count ? " and " : ", ") + json["options"][i].get<std::string>();
+  Table table({Column::text("way").as_key(), Column::text("forward"), Column::text("backward")},
+              fmt::format("{}{}; {}, headdim {}, under a causal mask", names, count > 1 ? " together" : "", json["dtype"].get<std::string>(),
+                          json["headdim"].get<int64_t>()));
+  for (const std::string& name : names_in(json["ways"], "name")) {
+    std::vector<Cell> cells = {name};
+    std::vector<std::string> reasons;
+    for (const Json& row : json["ways"]) {
+      if (row["name"] != name) continue;
+      cells.push_back(yes_or_no(row["supported"].get<bool>()));
+      if (row["supported"].get<bool>()) continue;
+      const auto reason = row["reason"].get<std::string>();
+      if (reasons.empty() || reasons.back() != reason) reasons.push_back(reason);  // said once for both passes
+    }
+    table.add(std::move(cells));
+    for (std::string& reason : reasons) table.note(std::move(reason));
+  }
+  out.print(table);
+}
+
 void print(Output& out, const Json& json) {
   print_backends(out, json["backends"]);
   print_features(out, json["features"]);
@@ -249,15 +285,53 @@ void print(Output& out, const Json& json) {
 
 void add_support(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("support", "What each backend computes on this machine, and why not where it does not");
-  auto json = std::make_shared<std::string>();
-  auto output = std::make_shared<OutputFlags>();
-  command->add_option("--json", *json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
-  output->add_to(*command);
-  command->callback([json, output, &exit_code] {
-    const Json support = as_json();
-    Output out(*output, *json);
-    if (*json != "-") print(out, support);
-    if (!json->empty()) write_json(support, *json);
+  struct Flags {
+    std::vector<std::string> with;
+    std::string dtype = name_of(DType::kBF16), json;
+    int64_t headdim = 64;
+    int arch = 0;
+    OutputFlags output;
+  };
+  auto flags = std::make_shared<Flags>();
+  std::vector<std::string> names;
+  for (const OptionRow& option : kOptions) names.emplace_back(option.name);
+  CLI::Option* with = command->add_option("--with", flags->with, "Say instead what computes these options together, with commas between them")
+                          ->transform(one_of(names))
+                          ->delimiter(',')
+                          ->type_name("NAMES");
+  command->add_option("--dtype", flags->dtype, "With --with: type of the tensors")
+      ->transform(one_dtype_of({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->needs(with);
+  command->add_option("--headdim", flags->headdim, "With --with: size of a head")
+      ->check(whole_number(1))
+      ->type_name("N")
+      ->capture_default_str()
+      ->needs(with);
+  command
+      ->add_option("--arch", flags->arch,
+                   fmt::format("With --with: also of GPUs of this compute capability, which need not be here [{} without a GPU]", kUsualArch))
+      ->check(whole_number(1, 1000))
+      ->type_name("N")
+      ->needs(with);
+  command->add_option("--json", flags->json, "Write it as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
+  flags->output.add_to(*command);
+  command->footer("Example: fattn support --with softcap,dropout --headdim 128");
+  command->callback([flags, &exit_code] {
+    Together asked;
+    for (const OptionRow& option : kOptions)
+      if (std::find(flags->with.begin(), flags->with.end(), option.name) != flags->with.end()) asked.options.push_back(&option);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
+      if (flags->dtype == name_of(dtype)) asked.dtype = dtype;
+    asked.headdim = flags->headdim;
+    asked.arch = flags->arch;
+    if (asked.arch > 0) require_kernels(asked.arch);
+    Json support = as_json();
+    if (!asked.options.empty()) support["with"] = together_json(asked);
+    Output out(flags->output, flags->json);
+    if (flags->json != "-") asked.options.empty() ? print(out, support) : print_together(out, support["with"]);
+    if (!flags->json.empty()) write_json(support, flags->json);
     exit_code = kExitFine;
   });
 }

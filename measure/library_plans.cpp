@@ -5,40 +5,26 @@
 namespace fattn::measure {
 namespace {
 
-Tensor placed(const Tensor& view, const Placement& place) {
-  return !view || place.device == Device::kCpu ? view : view.on(place.device, place.index, view.data());
+template <class Tensors>
+Tensors placed(const Tensors& tensors, const Placement& place) {
+  if (place.device == Device::kCpu) return tensors;
+  return each_tensor(tensors, [&](const Tensor& view) { return view ? view.on(place.device, place.index, view.data()) : view; });
 }
 
 }  // namespace
 
 ForwardTensors forward_tensors(const ProblemSpec& spec, const Placement& place, const Addresses& at) {
-  ScoreTensors scores = score_views(spec, at.scores);
-  for (Tensor* t : {&scores.seqused_k, &scores.alibi_slopes, &scores.bias, &scores.mask, &scores.dropout_state, &scores.cu_seqlens_q,
-                    &scores.cu_seqlens_k, &scores.document_q, &scores.document_k})
-    *t = placed(*t, place);
-  return {placed(q_view(spec, at.q), place),
-          placed(k_view(spec, at.k), place),
-          placed(v_view(spec, at.v), place),
-          placed(o_view(spec, at.o), place),
-          placed(lse_view(spec, at.lse), place),
-          {},
-          scores};
+  return placed(
+      ForwardTensors{
+          q_view(spec, at.q), k_view(spec, at.k), v_view(spec, at.v), o_view(spec, at.o), lse_view(spec, at.lse), {}, score_views(spec, at.scores)},
+      place);
 }
 
 BackwardTensors backward_tensors(const ProblemSpec& spec, const Placement& place, const Addresses& at) {
-  const ForwardTensors f = forward_tensors(spec, place, at);
-  BackwardTensors b{f.q,
-                    f.k,
-                    f.v,
-                    f.o,
-                    f.lse,
-                    placed(o_view(spec, at.dout), place),
-                    placed(q_view(spec, at.dq), place),
-                    placed(k_view(spec, at.dk), place),
-                    placed(v_view(spec, at.dv), place),
-                    f.scores};
-  if (spec.dbias) b.dbias = placed(pair_view(spec, spec.bias, spec.bias_dtype(), at.dbias), place);
-  return b;
+  return placed(BackwardTensors{q_view(spec, at.q), k_view(spec, at.k), v_view(spec, at.v), o_view(spec, at.o), lse_view(spec, at.lse),
+                                o_view(spec, at.dout), q_view(spec, at.dq), k_view(spec, at.dk), v_view(spec, at.dv), score_views(spec, at.scores),
+                                spec.dbias ? pair_view(spec, spec.bias, spec.bias_dtype(), at.dbias) : Tensor()},
+                place);
 }
 
 LibraryPlans::LibraryPlans(std::string provider, const Options& options, const Placement& place)

@@ -458,10 +458,7 @@ CaseResult PreparedCase::run(const Target& target) const {
   // The inputs are shared by all runs of this case, so they are compared with copies from before.
   const auto inputs_now = [&] {
     std::vector<Dense> all{read(d.inputs.q), read(d.inputs.k), read(d.inputs.v), read(d.inputs.dout), read(d.inputs.dlse)};
-    scores_at(d.inputs.scores, [&](const Tensor& t) {
-      all.push_back(read(t));
-      return t;
-    });
+    for_each_tensor(d.inputs.scores, [&](const TensorRow&, const Tensor& t) { all.push_back(read(t)); });
     if (d.c.backward) all.insert(all.end(), {read(d.saved.o), read(d.saved.lse)});
     return all;
   };
@@ -482,23 +479,20 @@ CaseResult PreparedCase::run(const Target& target) const {
 
   const bool on_device = target.device == Device::kCuda;
   // Executes in host memory, or on copies of all blocks on the device.
-  const auto execute_on = [&](const auto& tensors_of, const std::vector<TensorBlock>& outputs) {
-    if (!on_device) return execute(tensors_of([](const Tensor& t) { return t; }), options, rounding);
+  const auto execute_on = [&](const auto& tensors, const std::vector<TensorBlock>& outputs) {
+    if (!on_device) return execute(tensors, options, rounding);
     DeviceMirror mirror(target.device_index);
     mirror.add(d.inputs.blocks);
     mirror.add(d.saved.blocks);
     mirror.add(outputs);
-    std::string problem = execute(tensors_of([&](const Tensor& t) { return mirror.at(t); }), options, rounding);
+    std::string problem = execute(each_tensor(tensors, [&](const Tensor& t) { return mirror.at(t); }), options, rounding);
     mirror.fetch();
     return problem;
   };
 
   attempt("forward", [&] {
     const CaseForward out = make_forward(d.c);
-    const auto tensors = [&](const auto& at) {
-      return ForwardTensors{
-          at(d.inputs.q), at(d.inputs.k), at(d.inputs.v), at(out.o), d.c.want_lse ? at(out.lse) : Tensor(), {}, scores_at(d.inputs.scores, at)};
-    };
+    const ForwardTensors tensors{d.inputs.q, d.inputs.k, d.inputs.v, out.o, d.c.want_lse ? out.lse : Tensor(), {}, d.inputs.scores};
     note("forward", execute_on(tensors, out.blocks));
     note("forward", damage(out.blocks));
     result.tensors.push_back(judge(d.forward[0], out.o, rounding));
@@ -507,11 +501,8 @@ CaseResult PreparedCase::run(const Target& target) const {
   if (d.c.backward)
     attempt("backward", [&] {
       const CaseGradients out = make_gradients(d.c);
-      const auto tensors = [&](const auto& at) {
-        return BackwardTensors{at(d.inputs.q),    at(d.inputs.k),   at(d.inputs.v), at(d.saved.o), at(d.saved.lse),
-                               at(d.inputs.dout), at(out.dq),       at(out.dk),     at(out.dv),    scores_at(d.inputs.scores, at),
-                               at(out.dbias),     at(d.inputs.dlse)};
-      };
+      const BackwardTensors tensors{d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o,       d.saved.lse, d.inputs.dout,
+                                    out.dq,     out.dk,     out.dv,     d.inputs.scores, out.dbias,   d.inputs.dlse};
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
       result.tensors.push_back(judge(d.backward[0], out.dq, rounding));

@@ -9,13 +9,6 @@
 
 namespace fattn::testing {
 
-// Every one of the tensors as at(tensor).
-template <class At>
-ScoreTensors scores_at(const ScoreTensors& s, const At& at) {
-  return {at(s.seqused_k),    at(s.alibi_slopes), at(s.bias),       at(s.mask),      at(s.dropout_state),
-          at(s.cu_seqlens_q), at(s.cu_seqlens_k), at(s.document_q), at(s.document_k)};
-}
-
 class DeviceMirror {
  public:
   explicit DeviceMirror(int device) : device_(device) {}

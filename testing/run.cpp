@@ -41,12 +41,11 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
     mirror.add(grads.blocks);
   }
   const auto at = [&](const Tensor& t) { return on_device ? mirror.at(t) : t; };
-  const ScoreTensors scores = scores_at(in.scores, at);
-  forward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), {}, scores}, options);
+  forward(each_tensor(ForwardTensors{in.q, in.k, in.v, out.o, out.lse, {}, in.scores}, at), options);
   if (c.backward)
-    backward({at(in.q), at(in.k), at(in.v), at(out.o), at(out.lse), at(in.dout), at(grads.dq), at(grads.dk), at(grads.dv), scores, at(grads.dbias),
-              at(in.dlse)},
-             options);
+    backward(
+        each_tensor(BackwardTensors{in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse}, at),
+        options);
   if (on_device) mirror.fetch();
   Outputs result;
   result.o = read(out.o);

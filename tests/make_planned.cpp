@@ -238,9 +238,10 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   if (!cuda::v2_backward_refusal(problem, target).empty()) return;
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
   const int ctas = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)].ctas;
-  const char* const at = aligned ? nullptr : reinterpret_cast<const char*>(2);  // where no 16-byte copy can begin
-  void* const to = const_cast<char*>(at);
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, {at, at, at, at, at, nullptr, to, to, to, nullptr});
+  void* const at = aligned ? nullptr : reinterpret_cast<void*>(2);  // where no 16-byte copy can begin
+  fattn_buffers buffers{};
+  for (const fattn::TensorRow& row : fattn::kTensors) row.pointer.set(buffers, at);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, buffers);
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
   if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, which);
   const Which small = plan.key.pair != 0 ? Which::kFull : which;

@@ -1,6 +1,7 @@
 // The C ABI: the layout of its structs does not change by accident, names, errors and queries are as the header says.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -40,6 +41,9 @@ static_assert(sizeof(fattn_cuda_info) == 288 && offsetof(fattn_cuda_info, memory
               offsetof(fattn_cuda_info, pci_bus_id) == 192 && offsetof(fattn_cuda_info, uuid) == 224);
 static_assert(sizeof(fattn_feature_info) == 168 && offsetof(fattn_feature_info, feature) == 8 && offsetof(fattn_feature_info, way) == 104);
 static_assert(FATTN_ABI_VERSION == 6);
+// The list of tensors has all of them: nothing else but max_seqlen_q and max_seqlen_k lies between the first and the last in fattn_problem.
+static_assert(fattn::kTensorCount * sizeof(fattn_tensor) == offsetof(fattn_problem, check) - offsetof(fattn_problem, q) - 2 * sizeof(int64_t));
+static_assert(fattn::kTensorCount * sizeof(void*) == offsetof(fattn_buffers, workspace) - offsetof(fattn_buffers, q));
 
 namespace fattn {
 namespace {
@@ -216,6 +220,89 @@ TEST(AbiSmall, SupportTable) {
   EXPECT_NE(std::string(fattn_last_error()).find("feature -1 of way 0; allowed: 0 to"), std::string::npos) << fattn_last_error();
 }
 
+// Of tensors that are nowhere, (1, 64, 2, 64) and bf16.
+fattn_problem problem_on(Backend backend, Algorithm algorithm, bool backward) {
+  Options options;
+  options.backend = backend;
+  options.algorithm = algorithm;
+  options.causal = true;
+  const Tensor x(nullptr, DType::kBF16, {1, 64, 2, 64}), lse(nullptr, DType::kF32, {1, 2, 64});
+  if (!backward) {
+    ForwardTensors t;
+    t.q = t.k = t.v = t.o = x;
+    t.lse = lse;
+    return describe(t, options);
+  }
+  BackwardTensors t;
+  t.q = t.k = t.v = t.o = t.dout = t.dq = t.dk = t.dv = x;
+  t.lse = lse;
+  return describe(t, options);
+}
+
+// Each option of the list is one of the support table, and a problem that has it is refused by the ways that the table says, with its text.
+TEST(AbiSmall, ListOfOptions) {
+  const std::vector<std::vector<fattn_feature_info>> table = features();
+  ASSERT_EQ(table.size(), kOptionCount);
+  struct Asked {
+    Backend backend;
+    Algorithm algorithm;
+    size_t way;
+  };
+  for (size_t i = 0; i < kOptionCount; ++i) {
+    EXPECT_STREQ(table[i][0].feature, kOptions[i].text);
+    EXPECT_EQ(option_index(kOptions[i].name), i);
+    for (const Asked& asked :
+         {Asked{Backend::kReference, Algorithm::kAuto, 0}, Asked{Backend::kCpu, Algorithm::kV1, 2}, Asked{Backend::kCpu, Algorithm::kV2, 3}}) {
+      bool computed = true;
+      std::string reason;
+      for (const bool backward : {false, true}) {
+        fattn_problem p = problem_on(asked.backend, asked.algorithm, backward);
+        kOptions[i].add(p);
+        const Support answer = supported(p);
+        computed = computed && answer;
+        reason += answer.reason;
+      }
+      EXPECT_EQ(computed, table[i][asked.way].supported == 1) << kOptions[i].name << ", " << table[i][asked.way].way << ": " << reason;
+      if (!computed && std::string(kOptions[i].name) != "dbias") {  // with which comes a bias
+        EXPECT_NE(reason.find(std::string("does not compute ") + kOptions[i].text), std::string::npos) << reason;
+      }
+    }
+  }
+  EXPECT_EQ(option_index("softcup"), kOptionCount);
+  // All of them fit together.
+  for (const bool backward : {false, true}) {
+    fattn_problem p = problem_on(Backend::kReference, Algorithm::kAuto, backward);
+    for (const OptionRow& option : kOptions) option.add(p);
+    const Support answer = supported(p);
+    EXPECT_TRUE(answer) << answer.reason;
+  }
+}
+
+// What a GPU would compute that need not be there: the reason is that of planning.
+TEST(AbiSmall, SupportedOnArchitectures) {
+  const auto on = [](Algorithm algorithm, bool backward, std::initializer_list<const char*> with, int arch) {
+    fattn_problem p = problem_on(Backend::kCuda, algorithm, backward);
+    for (const char* name : with) kOptions[option_index(name)].add(p);
+    for (const TensorRow& row : kTensors)
+      if ((p.*row.described).ndim > 0) (p.*row.described).device_type = FATTN_DEVICE_CUDA;
+    return supported_on(p, arch);
+  };
+  EXPECT_TRUE(on(Algorithm::kV3, false, {"softcap"}, 90));
+  EXPECT_TRUE(on(Algorithm::kV3, false, {"dropout"}, 90));
+  const Support both = on(Algorithm::kV3, false, {"softcap", "dropout"}, 90);
+  EXPECT_FALSE(both);
+  EXPECT_NE(both.reason.find("algorithm v3 was asked for: algorithm v3's forward pass has no registers for dropout with softcap"), std::string::npos)
+      << both.reason;
+  EXPECT_TRUE(on(Algorithm::kV2, false, {"softcap", "dropout"}, 80));
+  EXPECT_FALSE(on(Algorithm::kV2, true, {"softcap", "dbias"}, 80));
+  EXPECT_FALSE(on(Algorithm::kV3, false, {}, 80));
+  EXPECT_FALSE(on(Algorithm::kV2, false, {}, 33));
+  EXPECT_THROW(on(Algorithm::kV2, false, {}, -1), Error);
+  char reason[64] = "old text";
+  EXPECT_EQ(fattn_supported_on(nullptr, 80, reason, sizeof reason), FATTN_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(reason, "problem is a null pointer");
+}
+
 TEST(AbiSmall, PlanInfoIsFilled) {
   Attention a;
   const Plan plan(a.tensors(), {});
@@ -228,8 +315,48 @@ TEST(AbiSmall, PlanInfoIsFilled) {
   EXPECT_STRNE(info.kernel, "");
 }
 
+// Whether the views of `tensors` come to the members of the C structs that have their names, and no others do.
+template <class Tensors>
+void expect_described(bool backward) {
+  Tensors tensors;
+  std::array<float, kTensorCount> memory{};
+  size_t views = 0;
+  for_each_tensor(tensors, [&](const TensorRow& row, Tensor& view) {
+    view = Tensor(&memory[tensor_index(row.name)], DType::kF32, {1});
+    ++views;
+  });
+  const fattn_problem p = describe(tensors, {});
+  EXPECT_EQ(p.pass, backward ? FATTN_BACKWARD : FATTN_FORWARD);
+  size_t described = 0;
+  for (size_t i = 0; i < kTensorCount; ++i) {
+    const TensorRow& row = kTensors[i];
+    EXPECT_EQ((p.*row.described).data, row.in(backward) ? &memory[i] : nullptr) << row.name;
+    described += (p.*row.described).ndim > 0;
+    fattn_buffers b{};
+    row.pointer.set(b, &memory[i]);
+    for (const TensorRow& other : kTensors) EXPECT_EQ(other.pointer.get(b), &other == &row ? &memory[i] : nullptr) << row.name << " " << other.name;
+  }
+  EXPECT_EQ(described, views);
+  const Tensors elsewhere = each_tensor(tensors, [](const Tensor& view) { return view.on(Device::kCuda, 3, nullptr); });
+  for_each_tensor(elsewhere, [](const TensorRow& row, const Tensor& view) {
+    EXPECT_EQ(view.device_index(), 3) << row.name;
+    EXPECT_EQ(view.data(), nullptr) << row.name;
+  });
+}
+
+TEST(AbiSmall, ListOfTensors) {
+  expect_described<ForwardTensors>(false);
+  expect_described<BackwardTensors>(true);
+  EXPECT_STREQ(kTensors[tensor_index("bias")].name, "bias");
+  EXPECT_THROW(tensor_index("biases"), Error);
+  for (const char* name : {"o", "lse"}) {  // results of one pass, inputs of the other
+    EXPECT_TRUE(kTensors[tensor_index(name)].written(false));
+    EXPECT_FALSE(kTensors[tensor_index(name)].written(true));
+  }
+}
+
 TEST(AbiSmall, TensorsOfTheCppApi) {
-  float x[24];
+  float x[24] = {};
   const Tensor t(x, DType::kF32, {2, 3, 4});
   EXPECT_EQ(t.stride(0), 12);
   EXPECT_EQ(t.stride(1), 4);

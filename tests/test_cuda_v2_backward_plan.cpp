@@ -74,7 +74,7 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   // K, V, Q, dO, P and dS in fp32, lse and row_sum, two numbers a warp and two more.
   EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8);
   // dq may have to compute a row again, and so depends on the mask and on v.
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
   EXPECT_EQ(keys.finish.causal, 1);
   EXPECT_EQ(keys.finish.headdim_v, 64);
   EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("fattn::v2::backward_f32<Spec>"), std::string::npos);
@@ -174,7 +174,7 @@ TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
   EXPECT_GE(plan.workspace_bytes, plan.dbias_offset + p.batch * p.seqlen_q * p.seqlen_k * 4);
   EXPECT_EQ(plan.dbias_offset % 4, 0);
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
   const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
   EXPECT_NE(source(keys.main).find(".alibi = true"), std::string::npos);
   EXPECT_NE(source(keys.prepare).find(".lengths = true, .alibi = false"), std::string::npos);
@@ -202,7 +202,7 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
         EXPECT_EQ(plan.main.shared_bytes, plan.tile.shared_bytes() + (row.staged ? plan.tile.stages() * terms.bytes() : 0));
         EXPECT_LE(plan.main.shared_bytes, target.shared_bytes);
         EXPECT_EQ(plan.tile.shared_bytes() % 16, 0) << "where the terms begin";
-        const std::string source = cuda::v2_backward_request(cuda::v2_backward_keys(plan, cuda::BackwardBuffers{}).main).source;
+        const std::string source = cuda::v2_backward_request(cuda::v2_backward_keys(plan, fattn_buffers{}).main).source;
         EXPECT_EQ(source.find("kStaged = true") != std::string::npos, row.staged);
         if (arch == 90) {
           EXPECT_TRUE(row.staged);
@@ -227,7 +227,7 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
   EXPECT_EQ(plan.dbias_offset % 16, 0);
   EXPECT_EQ(plan.workspace_bytes, plan.dbias_offset + p.seqlen_q * 336 * 4);
-  cuda::BackwardBuffers buffers{};
+  fattn_buffers buffers{};
   buffers.workspace = reinterpret_cast<void*>(1 << 20);
   EXPECT_EQ(cuda::v2_backward_params(p, plan, buffers).dbias_strides.row, 336);
 }
@@ -235,7 +235,7 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
 TEST(V2BackwardPlanSmall, TheGradientOfLseIsOfTheFirstKernelAlone) {
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     Problem p = problem_of(64, 64, true, dtype);
-    const auto keys = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), cuda::BackwardBuffers{}); };
+    const auto keys = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), fattn_buffers{}); };
     const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
     const cuda::V2BackwardKeys without = keys();
     p.has_dlse = true;
@@ -264,7 +264,7 @@ TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
       EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? (1 + turns) * 4 : 0));
     }
     EXPECT_EQ(plan.prepare.grid, 100 * p.nheads * 4096 / kPrepareRows) << "any of them may have the most rows";
-    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
     for (const cuda::V2BackwardKey& key : {keys.prepare, keys.main, keys.finish})
       EXPECT_NE(cuda::v2_backward_request(key).source.find(".packed = true"), std::string::npos);
     if (dtype != DType::kF32) continue;

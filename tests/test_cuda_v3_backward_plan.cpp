@@ -247,12 +247,12 @@ TEST(V3BackwardPlanSmall, LengthsAreInTheKernelsThatReadThem) {
     EXPECT_NE(v3_backward_request(plan.prepare).source.find(lengths), std::string::npos);
     EXPECT_EQ(v3_backward_request(plan.finish).source.find(lengths) != std::string::npos, causal);
     V3BackwardParams params;
-    BackwardBuffers buffers{};
-    buffers.pairs.seqused_k = reinterpret_cast<const int*>(64);
+    fattn_buffers buffers{};
+    buffers.seqused_k = reinterpret_cast<const int*>(64);
     buffers.workspace = reinterpret_cast<void*>(1 << 20);
     p.seqused_k_stride = 3;
     set_v3_backward_params(params, p, plan, cuda_device(0), buffers);
-    EXPECT_EQ(params.call.lengths, buffers.pairs.seqused_k);
+    EXPECT_EQ(params.call.lengths, buffers.seqused_k);
     EXPECT_EQ(params.call.length_stride, 3);
   }
 }
@@ -617,9 +617,10 @@ TEST(V3BackwardPlanSmall, ParametersDescribeTheCall) {
   const V3BackwardPlan plan = plan_v3_backward(p, kH200);
   const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
   V3BackwardParams params;
-  set_v3_backward_params(
-      params, p, plan, device,
-      {at(4096), at(8192), at(12288), at(16384), at(20480), static_cast<const float*>(at(64)), at(24576), at(28672), at(32768), at(1 << 20)});
+  fattn_buffers buffers{};
+  buffers.q = at(4096), buffers.k = at(8192), buffers.v = at(12288), buffers.o = at(16384), buffers.dout = at(20480), buffers.lse = at(64);
+  buffers.dq = at(24576), buffers.dk = at(28672), buffers.dv = at(32768), buffers.workspace = at(1 << 20);
+  set_v3_backward_params(params, p, plan, device, buffers);
   EXPECT_EQ(params.q.opaque[0], 4096u);  // where the stub of the driver puts the address
   EXPECT_EQ(params.k.opaque[0], 8192u);
   EXPECT_EQ(params.v.opaque[0], 12288u);

@@ -282,9 +282,10 @@ class Search {
     const fattn::core::CudaCurrent scope = device_.current();
     const BackwardTensors t = backward_to(gradients_);
     v3::V3BackwardParams params;
-    set_v3_backward_params(params, problem_, plan, device_,
-                           {t.q.data(), t.k.data(), t.v.data(), t.o.data(), t.dout.data(), static_cast<const float*>(t.lse.data()), t.dq.data(),
-                            t.dk.data(), t.dv.data(), workspace_.get()});
+    fattn_buffers buffers{};
+    for_each_tensor(t, [&](const fattn::TensorRow& row, const Tensor& view) { row.pointer.set(buffers, view.data()); });
+    buffers.workspace = workspace_.get();
+    set_v3_backward_params(params, problem_, plan, device_, buffers);
     auto parameters = params.pointers();
     const auto one = [&](const V3BackwardKey& key, int64_t grid, int threads, int shared_bytes, bool early) {
       const jit::Loaded& kernel = jit::kernel_table().get(device_, jit::key_of_pod(key_with_tile(key, plan.tile)), request_of);

@@ -26,7 +26,7 @@ def page(fattn: str) -> str:
         "# What computes which option of attention",
         "",
         "Forward and backward (decode on cuda: forward alone), in combination within a column, but for some in v3 (v2 then computes what v3 refuses) and a few in v2 (dbias with softcap; a dbias that is summed, deterministic; a bias, a mask and documents above headdim 192); an option that a column lacks is refused with a reason, never left",
-        "out. A dtype or a head dimension may narrow a column further: `fattn support` asks the library what runs on a machine. Every column has causal masks, GQA and MQA,",
+        "out. `fattn support --with softcap,dropout` asks of options together. A dtype or a head dimension may narrow a column further: `fattn support` asks the library what runs on a machine. Every column has causal masks, GQA and MQA,",
         "unequal lengths of queries and keys, and the log-sum-exp. Decode is few queries against many keys; on the CPU v2 has it. [NUMERICS.md](NUMERICS.md) says what each",
         "option computes.",
         "",

@@ -26,10 +26,8 @@ const std::string kOptionsSchema =
     "float? softmax_scale=None, bool causal=False, bool deterministic=False, bool bhsd=False, int window_left=-1, int window_right=-1, float "
     "softcap=0., "
     "int backend=0, int algorithm=0";
-const std::string kScoresSchema =
-    ", float p_dropout=0., Tensor? seqused_k=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? dropout_state=None, "
-    "Tensor? document_q=None, Tensor? document_k=None";
-const std::string kPackedSchema = ", Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
+const std::string kScoresSchema = ", float p_dropout=0." + Scores::schema(false);
+const std::string kPackedSchema = Scores::schema(true) + ", SymInt max_seqlen_q=0, SymInt max_seqlen_k=0";
 enum class Takes { kOptions, kScores, kPacked };  // each with those before it
 struct Choices {
   Options options;
@@ -51,10 +49,10 @@ Choices take_choices(Arguments& arguments) {
   o.algorithm = static_cast<Algorithm>(arguments.integer());
   if constexpr (takes != Takes::kOptions) {
     o.p_dropout = arguments.number();
-    choices.scores.take(arguments);
+    choices.scores.take(arguments, false);
   }
   if constexpr (takes == Takes::kPacked) {
-    choices.scores.take_packed(arguments);
+    choices.scores.take(arguments, true);
     o.max_seqlen_q = arguments.integer();
     o.max_seqlen_k = arguments.integer();
   }
@@ -188,8 +186,8 @@ void backward(StableIValue* stack) {
   tensors.dv = output("dv", dv, bhsd);
   std::optional<Tensor> dbias;
   if constexpr (with_dbias) {
-    if (!scores.bias) throw Error(ErrorCode::kInvalidArgument, "bias is absent; backward_with_dbias gives its gradient, backward the others");
-    dbias.emplace(Tensor::empty<4>(shape4(tensors.scores.bias), scores.bias->dtype(), q));
+    if (!scores.bias()) throw Error(ErrorCode::kInvalidArgument, "bias is absent; backward_with_dbias gives its gradient, backward the others");
+    dbias.emplace(Tensor::empty<4>(shape4(tensors.scores.bias), scores.bias()->dtype(), q));
     tensors.dbias = beside("dbias", *dbias, dbias->mutable_data(), tensors.scores.bias.dtype());
   }
   execute(tensors, options, q);

@@ -28,28 +28,7 @@ class PlanCache {
 
   // Throws Error where no plan can be made. What is returned lives until the next call.
   const KnownPlan& get(fattn_problem problem) {
-    for (fattn_tensor* t : {&problem.q,
-                            &problem.k,
-                            &problem.v,
-                            &problem.o,
-                            &problem.lse,
-                            &problem.dout,
-                            &problem.dq,
-                            &problem.dk,
-                            &problem.dv,
-                            &problem.seqused_k,
-                            &problem.alibi_slopes,
-                            &problem.bias,
-                            &problem.mask,
-                            &problem.dropout_state,
-                            &problem.dbias,
-                            &problem.dlse,
-                            &problem.cu_seqlens_q,
-                            &problem.cu_seqlens_k,
-                            &problem.document_q,
-                            &problem.document_k,
-                            &problem.status})
-      t->data = nullptr;
+    for_each_tensor([&](const TensorRow& row) { (problem.*row.described).data = nullptr; });
     auto place = std::find_if(plans_.begin(), plans_.end(),
                               [&](const auto& known) { return known && std::memcmp(&known->problem, &problem, sizeof problem) == 0; });
     if (place == plans_.end()) {

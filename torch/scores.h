@@ -1,7 +1,7 @@
-// The tensors of an operator that a score depends on beside q and k, each of which may be absent.
+// The tensors of an operator that a score depends on beside q and k, each of which may be absent: the inputs among ScoreTensors.
 #pragma once
 
-#include <initializer_list>
+#include <array>
 #include <optional>
 #include <string>
 
@@ -10,47 +10,62 @@
 
 namespace fattn::torch {
 
-// Owns them: views are good as long as it lives.
-struct Scores {
-  std::optional<Tensor> seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k, cu_seqlens_q, cu_seqlens_k;
+// Whether operators take it: those on packed sequences, then, or all that take scores.
+constexpr bool is_taken(const TensorRow& row, bool packed) {
+  return row.view.of_scores() && row.role != TensorRole::kOutput && (row.dims == TensorDims::kBounds) == packed;
+}
 
-  // In the order of the schema; `take_packed` for the operators on packed sequences.
-  void take(Arguments& arguments) { take(arguments, {&seqused_k, &alibi_slopes, &bias, &mask, &dropout_state, &document_q, &document_k}); }
-  void take_packed(Arguments& arguments) { take(arguments, {&cu_seqlens_q, &cu_seqlens_k}); }
+// Owns them: views are good as long as it lives.
+class Scores {
+ public:
+  // In the order of the schema; `packed` of the operators on packed sequences alone.
+  void take(Arguments& arguments, bool packed) {
+    for (size_t i = 0; i < kTensorCount; ++i)
+      if (is_taken(kTensors[i], packed))
+        if (auto given = arguments.optional_tensor()) tensors_[i].emplace(std::move(*given));
+  }
+  static std::string schema(bool packed) {
+    std::string text;
+    for (const TensorRow& row : kTensors)
+      if (is_taken(row, packed)) text += std::string(", Tensor? ") + row.name + "=None";
+    return text;
+  }
 
   ScoreTensors views() const {
     ScoreTensors views;
-    if (seqused_k) views.seqused_k = of("seqused_k", *seqused_k, aoti_torch_dtype_int32(), DType::kI32, "int32");
-    if (alibi_slopes) views.alibi_slopes = of("alibi_slopes", *alibi_slopes, aoti_torch_dtype_float32(), DType::kF32, "float32");
-    if (bias) views.bias = four_dimensions("bias", beside("bias", *bias, bias->data(), dtype_of("bias", *bias)));
-    if (mask) {
-      const bool is_bool = mask->dtype() == aoti_torch_dtype_bool();  // one byte, 0 or 1
-      views.mask = four_dimensions("mask", of("mask", *mask, is_bool ? mask->dtype() : aoti_torch_dtype_uint8(), DType::kU8,
-                                              "bool, uint8. Numbers that are added to the scores are a bias"));
-    }
-    if (dropout_state) views.dropout_state = of("dropout_state", *dropout_state, aoti_torch_dtype_int64(), DType::kI64, "int64");
-    if (document_q) views.document_q = of("document_q", *document_q, aoti_torch_dtype_int32(), DType::kI32, "int32");
-    if (document_k) views.document_k = of("document_k", *document_k, aoti_torch_dtype_int32(), DType::kI32, "int32");
-    if (cu_seqlens_q) views.cu_seqlens_q = of("cu_seqlens_q", *cu_seqlens_q, aoti_torch_dtype_int32(), DType::kI32, "int32");
-    if (cu_seqlens_k) views.cu_seqlens_k = of("cu_seqlens_k", *cu_seqlens_k, aoti_torch_dtype_int32(), DType::kI32, "int32");
+    for (size_t i = 0; i < kTensorCount; ++i)
+      if (tensors_[i]) *kTensors[i].view.in(views) = view_of(kTensors[i], *tensors_[i]);
     return views;
   }
+  const std::optional<Tensor>& bias() const { return tensors_[tensor_index("bias")]; }
 
  private:
-  static void take(Arguments& arguments, std::initializer_list<std::optional<Tensor>*> tensors) {
-    for (std::optional<Tensor>* tensor : tensors)
-      if (auto given = arguments.optional_tensor()) tensor->emplace(std::move(*given));
+  static fattn::Tensor view_of(const TensorRow& row, const Tensor& tensor) {
+    const fattn::Tensor view = of_dtype(row, tensor);
+    if (row.dims == TensorDims::kPairs && view.ndim() != 4)
+      throw Error(ErrorCode::kInvalidArgument, std::string(row.name) + " has " + std::to_string(view.ndim()) +
+                                                   " dimensions; allowed: 4 (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k)");
+    return view;
+  }
+  static fattn::Tensor of_dtype(const TensorRow& row, const Tensor& tensor) {
+    switch (row.dtype) {
+      case TensorDType::kI32: return of(row.name, tensor, aoti_torch_dtype_int32(), DType::kI32, "int32");
+      case TensorDType::kI64: return of(row.name, tensor, aoti_torch_dtype_int64(), DType::kI64, "int64");
+      case TensorDType::kF32: return of(row.name, tensor, aoti_torch_dtype_float32(), DType::kF32, "float32");
+      case TensorDType::kU8: {
+        const bool is_bool = tensor.dtype() == aoti_torch_dtype_bool();  // one byte, 0 or 1
+        return of(row.name, tensor, is_bool ? tensor.dtype() : aoti_torch_dtype_uint8(), DType::kU8,
+                  "bool, uint8. Numbers that are added to the scores are a bias");
+      }
+      default: return beside(row.name, tensor, tensor.data(), dtype_of(row.name, tensor));
+    }
   }
   static fattn::Tensor of(const char* name, const Tensor& tensor, int32_t dtype, DType ours, const char* allowed) {
     if (tensor.dtype() != dtype) throw refused_dtype(name, tensor, allowed);
     return beside(name, tensor, tensor.data(), ours);
   }
-  static fattn::Tensor four_dimensions(const char* name, const fattn::Tensor& view) {
-    if (view.ndim() != 4)
-      throw Error(ErrorCode::kInvalidArgument, std::string(name) + " has " + std::to_string(view.ndim()) +
-                                                   " dimensions; allowed: 4 (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k)");
-    return view;
-  }
+
+  std::array<std::optional<Tensor>, kTensorCount> tensors_;  // in the order of kTensors
 };
 
 }  // namespace fattn::torch

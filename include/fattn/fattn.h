@@ -312,6 +312,8 @@ FATTN_API fattn_status fattn_set_check(int32_t check);
 /* FATTN_OK if the problem can run here, FATTN_ERROR_UNSUPPORTED with the reason if not; other codes for bad input.
  * `reason` (may be null) receives a terminated, possibly shortened text. */
 FATTN_API fattn_status fattn_supported(const fattn_problem* problem, char* reason, size_t reason_size);
+/* The same of a GPU with this compute capability (80, 90, ...), which need not be there, by backend cuda alone. */
+FATTN_API fattn_status fattn_supported_on(const fattn_problem* problem, int32_t arch, char* reason, size_t reason_size);
 
 /* Validates once and decides everything; execute any number of times, from any thread, then destroy. */
 FATTN_API fattn_status fattn_plan_create(const fattn_problem* problem, fattn_plan** plan);

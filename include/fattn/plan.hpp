@@ -30,53 +30,22 @@ class Plan {
   // `workspace`: at least workspace_bytes() bytes on the tensors' device, aligned to 64 (CUDA: 256); shapes and strides of the
   // tensors are the plan's. `stream`: CUDA only, null is the default stream; the call returns before the work is done.
   void execute(const ForwardTensors& t, void* workspace, size_t workspace_bytes, void* stream = nullptr) const {
-    fattn_buffers b = buffers(workspace, workspace_bytes, stream);
-    b.q = t.q.data();
-    b.k = t.k.data();
-    b.v = t.v.data();
-    b.o = t.o.data();
-    b.lse = t.lse.data();
-    b.weights = t.weights.data();
-    point_to(t.scores, b);
-    check(fattn_plan_execute(raw_.get(), &b));
+    execute_on(t, workspace, workspace_bytes, stream);
   }
   void execute(const BackwardTensors& t, void* workspace, size_t workspace_bytes, void* stream = nullptr) const {
-    fattn_buffers b = buffers(workspace, workspace_bytes, stream);
-    b.q = t.q.data();
-    b.k = t.k.data();
-    b.v = t.v.data();
-    b.o = t.o.data();
-    b.lse = t.lse.data();
-    b.dout = t.dout.data();
-    b.dq = t.dq.data();
-    b.dk = t.dk.data();
-    b.dv = t.dv.data();
-    point_to(t.scores, b);
-    b.dbias = t.dbias.data();
-    b.dlse = t.dlse.data();
-    check(fattn_plan_execute(raw_.get(), &b));
+    execute_on(t, workspace, workspace_bytes, stream);
   }
 
  private:
-  static fattn_buffers buffers(void* workspace, size_t workspace_bytes, void* stream) {
+  template <class Tensors>
+  void execute_on(const Tensors& tensors, void* workspace, size_t workspace_bytes, void* stream) const {
     fattn_buffers b{};
     b.struct_size = sizeof b;
     b.workspace = workspace;
     b.workspace_bytes = workspace_bytes;
     b.stream = stream;
-    return b;
-  }
-  static void point_to(const ScoreTensors& t, fattn_buffers& b) {
-    b.seqused_k = t.seqused_k.data();
-    b.alibi_slopes = t.alibi_slopes.data();
-    b.bias = t.bias.data();
-    b.mask = t.mask.data();
-    b.dropout_state = t.dropout_state.data();
-    b.cu_seqlens_q = t.cu_seqlens_q.data();
-    b.cu_seqlens_k = t.cu_seqlens_k.data();
-    b.document_q = t.document_q.data();
-    b.document_k = t.document_k.data();
-    b.status = t.status.data();
+    for_each_tensor(tensors, [&](const TensorRow& row, const Tensor& view) { row.pointer.set(b, view.data()); });
+    check(fattn_plan_execute(raw_.get(), &b));
   }
   struct Destroy {
     void operator()(fattn_plan* plan) const { fattn_plan_destroy(plan); }

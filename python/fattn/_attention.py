@@ -10,20 +10,14 @@ except ModuleNotFoundError as error:
 from torch.autograd import forward_ad
 
 from . import _abi
-from ._autograd import (Attention, AttentionAndLse, AttentionInFunctorch, AttentionWithScores, attention_and_lse_at_once, attention_at_once, distinct,
-                        run_forward)
+from ._autograd import Attention, AttentionAndLse, attention_and_lse_at_once, attention_at_once, distinct, run_forward
+from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import NONE, prepare
-from ._sinks import join
+from ._scores import prepare
 from ._unknown import options_of, unknown_options
-
-
-def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As torch's own attention does it: to autocast's dtype, but float64 and integers stay."""
-    dtype = torch.get_autocast_dtype(device_type)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+from ._varlen import attention_varlen
 
 
 def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
@@ -36,8 +30,6 @@ def _no_tensors_of_4_dimensions(**tensors: object) -> Exception:
 
 
 def _of_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, layout: str, **options: Any) -> Any:
-    from ._varlen import attention_varlen  # which imports this module
-
     if cu_seqlens_q is None:
         raise ValueError("cu_seqlens_q is None and others of packed sequences are given; say where each sequence begins in q")
     if is_bhsd(layout):
@@ -147,7 +139,7 @@ def attention(
     scores = None
     if (seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p or document_q is not None
             or document_k is not None):
-        scores = prepare(q, k.shape[2 if bhsd else 1], seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k)
+        scores = prepare(q, k.shape[2 if bhsd else 1], dropout_p, seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k)
         bias = scores.bias
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
@@ -170,21 +162,16 @@ def attention(
     if (q is k or q is v or k is v) and needs_grad and compiling:
         q, k, v = distinct(q, k, v)
     try:
-        if not needs_grad:
-            o, lse = run_forward(q, k, v, options, scores)
-        elif in_functorch:
-            o, lse = AttentionInFunctorch.apply(q, k, v, *(scores or NONE), options)
-        elif scores is not None:
-            o, lse = AttentionWithScores.apply(q, k, v, *(distinct(*scores) if compiling else scores), options)
+        if scores is not None or in_functorch:
+            o, lse = run(q, k, v, options, scores, None, needs_grad, in_functorch)
+        elif not needs_grad:
+            o, lse = run_forward(q, k, v, options)
         elif return_lse or sinks is not None:
             o, lse = (AttentionAndLse.apply if compiling else attention_and_lse_at_once)(q, k, v, options)
         else:
             o, lse = (Attention.apply if compiling else attention_at_once)(q, k, v, options), None
     except NotImplementedError as error:
         raise explained(error) from None
-    if sinks is not None:
-        o, lse = join(o, lse, sinks, bhsd)
-    if return_dropout_state:
-        state = scores and scores.dropout_state
-        return (o, lse, state) if return_lse else (o, state)
-    return (o, lse) if return_lse else o
+    if return_lse or sinks is not None or return_dropout_state:
+        return results(o, lse, scores, sinks, bhsd, return_lse, return_dropout_state)
+    return o

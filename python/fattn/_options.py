@@ -1,11 +1,68 @@
-"""Options that are chosen by name, in every function the same."""
+"""The options of attention: the one list of their names and defaults, and what their values mean, in every function the same."""
 
+import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from ._unknown import unknown_options
 
 LAYOUTS = ("bshd", "bhsd")
 Window = tuple[int | None, int | None]
 ALL_KEYS = -1
+
+
+class Options(NamedTuple):
+    """As the fronts take them; `fattn.attention` says what each is. Tensors are torch's or NumPy's. Its signature repeats the list, because every call of a
+    small problem would pay a microsecond for a tuple that most need not."""
+
+    causal: bool = False
+    softmax_scale: float | None = None
+    window: Window | None = None
+    softcap: float | None = None
+    seqused_k: Any = None
+    alibi_slopes: Any = None
+    bias: Any = None
+    mask: Any = None
+    dropout_p: float = 0
+    dropout_state: Any = None
+    document_q: Any = None
+    document_k: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    sinks: Any = None
+    deterministic: bool | None = None
+    backend: str = "auto"
+    algorithm: str = "auto"
+
+
+def names_of_options(but: Collection[str] = ()) -> dict[str, Any]:
+    """And their defaults."""
+    return {name: default for name, default in Options._field_defaults.items() if name not in but}
+
+
+def takes_options(names: Mapping[str, Any]) -> Callable:
+    """For a function that has these of `Options` as **options: its signature says them, before its own keywords."""
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+        own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        place = next((i for i, x in enumerate(own) if x.kind is x.KEYWORD_ONLY), len(own))
+        options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Options.__annotations__[name])
+                   for name, default in names.items()]
+        function.__signature__ = signature.replace(parameters=own[:place] + options + own[place:])
+        return function
+
+    return decorate
+
+
+def taken(function: str, names: Collection[str], own: Collection[str], given: Mapping[str, Any]) -> Options:
+    """`given` of a function that takes options of these names, and keywords of its `own`, which an error says too."""
+    for name in given:
+        if name not in names:
+            raise unknown_options(function, [x for x in given if x not in names], [*names, *own])
+    return Options(**given)
 
 
 # Names of dtypes in torch and NumPy; `str` of theirs, too.

@@ -3,12 +3,10 @@
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _abi
-from ._options import Window
-from ._shapes import of_shapes
-from ._unknown import options_of, unknown_options
+from ._shapes import of_shapes, takes_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,33 +34,8 @@ def _name(names: dict[str, int], value: int) -> str:
     return next(name for name, code in names.items() if code == value)
 
 
-def plan(
-    q: Sequence[int],
-    k: Sequence[int],
-    v: Sequence[int] | None = None,
-    *,
-    dtype: str = "fp32",
-    device: str = "cpu",
-    device_index: int = 0,
-    backward: bool = False,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    seqused_k: bool = False,
-    alibi_slopes: bool = False,
-    documents: bool = False,
-    packed: tuple[int, int, int] | None = None,
-    bias: Sequence[int] | None = None,
-    mask: Sequence[int] | None = None,
-    dropout_p: float = 0.0,
-    deterministic: bool = False,
-    backend: str = "auto",
-    algorithm: str = "auto",
-    layout: str = "bshd",
-    num_threads: int = 0,
-    **unknown: NoReturn,
-) -> Plan:
+@takes_shapes
+def plan(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, **options: Any) -> Plan:
     """Plans attention on contiguous tensors of these shapes, as the first call with them does: on a GPU its kernels are compiled now, and kept on disk.
 
     Args:
@@ -76,11 +49,7 @@ def plan(
         NotImplementedError: it is not computed here, with the library's reason (`fattn.support` asks without an exception).
         RuntimeError: a CUDA device or its driver failed, or a kernel could not be compiled.
     """
-    if unknown:
-        raise unknown_options("fattn.plan", unknown, options_of(plan))
-    problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
-                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
-                        deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout, num_threads=num_threads)
+    problem = of_shapes(q, k, v, function="fattn.plan", **options)
     handle, info = ctypes.c_void_p(), _abi.PlanInfo()
     _abi.check(_abi.library.fattn_plan_create(problem, handle))
     try:

@@ -3,26 +3,26 @@
 from collections.abc import Sequence
 
 from . import _abi
-from ._options import Window, choose, window_limits, within
+from ._options import Options, choose, window_limits, within
 
 
-def describe(*, causal: bool, softmax_scale: float | None, window: Window | None, softcap: float | None, backend: str, algorithm: str,
-             deterministic: bool, num_threads: int, backward: bool, dropout_p: float = 0.0) -> _abi.Problem:
+def describe(options: Options, *, backward: bool, num_threads: int = 0) -> _abi.Problem:
+    """Without its tensors and their lengths."""
     problem = _abi.Problem()
     problem.abi_version = _abi.ABI_VERSION
     problem.pass_ = int(backward)
-    problem.backend = choose("backend", backend, _abi.BACKENDS)
-    problem.algorithm = choose("algorithm", algorithm, _abi.ALGORITHMS)
-    problem.causal = bool(causal)
-    problem.deterministic = bool(deterministic)
+    problem.backend = choose("backend", options.backend, _abi.BACKENDS)
+    problem.algorithm = choose("algorithm", options.algorithm, _abi.ALGORITHMS)
+    problem.causal = bool(options.causal)
+    problem.deterministic = bool(options.deterministic)
     problem.num_threads = within("num_threads", num_threads, 32)
-    if softmax_scale is not None:
+    if options.softmax_scale is not None:
         problem.has_softmax_scale = 1
-        problem.softmax_scale = softmax_scale
-    problem.has_window = window is not None
-    problem.window_left, problem.window_right = window_limits(window)
-    problem.softcap = softcap or 0.0
-    problem.p_dropout = dropout_p
+        problem.softmax_scale = options.softmax_scale
+    problem.has_window = options.window is not None
+    problem.window_left, problem.window_right = window_limits(options.window)
+    problem.softcap = options.softcap or 0.0
+    problem.p_dropout = options.dropout_p
     return problem
 
 

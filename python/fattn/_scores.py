@@ -1,24 +1,18 @@
 """What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout, documents. Made ready here for the operators, in the order of their schema."""
 
+from collections import namedtuple
 from typing import NamedTuple
 
 import torch
 
+from . import _abi
 from ._operators import rows_contiguous
 from ._refused import require_dense
 
 
-class Scores(NamedTuple):
-    seqused_k: torch.Tensor | None = None
-    alibi_slopes: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    dropout_state: torch.Tensor | None = None
-    document_q: torch.Tensor | None = None
-    document_k: torch.Tensor | None = None
-
-
+Scores = namedtuple("Scores", [row.name for row in _abi.SCORES], defaults=[None] * len(_abi.SCORES))
 NONE = Scores()
+_DROPOUT_STATE, _DOCUMENT_Q, _DOCUMENT_K = map(Scores._fields.index, ("dropout_state", "document_q", "document_k"))
 
 
 class Sequences(NamedTuple):
@@ -51,41 +45,55 @@ def as_int32(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-1, 2**31 - 1).to(torch.int32) if x.dtype == torch.int64 else x
 
 
-def _ids(name: str, x: torch.Tensor | None) -> torch.Tensor | None:
+def _ids(name: str, x: torch.Tensor) -> torch.Tensor:
     """Of documents. int64 is not converted here: different ids could become the same."""
-    if x is None:
-        return None
     if x.dtype != torch.int32:
         raise ValueError(f"{name} is a tensor of {x.dtype}; allowed: torch.int32. Convert it with .to(torch.int32), if that keeps different ids apart")
     return rows_contiguous(x) if x.dim() else x
 
 
-def prepare(q: torch.Tensor, seqlen_k: int, seqused_k: torch.Tensor | None, alibi_slopes: torch.Tensor | None, bias: torch.Tensor | None,
-            mask: torch.Tensor | None, dropout_p: float, dropout_state: torch.Tensor | None, document_q: torch.Tensor | None,
-            document_k: torch.Tensor | None) -> Scores:
-    document_k = document_q if document_k is None else document_k
-    given = {"seqused_k": seqused_k, "alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "dropout_state": dropout_state, "document_q": document_q,
-             "document_k": document_k}
-    for name, x in given.items():
+# How each of Scores is made ready for the operators: (tensor, q, seqlen_k) -> tensor.
+
+
+def _slopes(slopes: torch.Tensor, q: torch.Tensor, seqlen_k: int) -> torch.Tensor:
+    if slopes.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("alibi_slopes asks for a gradient, which is not computed; detach it, or pass slope * distance as bias, which has one")
+    return slopes.float() if slopes.dtype in (torch.float16, torch.bfloat16) else slopes
+
+
+def _bias(bias: torch.Tensor, q: torch.Tensor, seqlen_k: int) -> torch.Tensor:
+    bias = of_pairs("bias", bias, seqlen_k)
+    if bias.dtype != q.dtype and bias.dtype in (torch.float16, torch.bfloat16):
+        bias = bias.float()
+    if bias.is_floating_point() and bias.dtype not in (torch.float32, q.dtype):
+        raise ValueError(f"bias is a tensor of {bias.dtype}; allowed: torch.float32 and q's dtype, {q.dtype}. Convert it with .to()")
+    return bias
+
+
+_READY = {
+    "seqused_k": lambda x, q, seqlen_k: as_int32(x),
+    "alibi_slopes": _slopes,
+    "bias": _bias,
+    "mask": lambda x, q, seqlen_k: of_pairs("mask", x, seqlen_k),
+    "document_q": lambda x, q, seqlen_k: _ids("document_q", x),
+    "document_k": lambda x, q, seqlen_k: _ids("document_k", x),
+}
+_PREPARATIONS = tuple((name, _READY.get(name)) for name in Scores._fields)
+
+
+def prepare(q: torch.Tensor, seqlen_k: int, dropout_p: float, *given: torch.Tensor | None) -> Scores:
+    """Of what Scores has, in that order. Without dropout no state is looked at; document_k is document_q unless given."""
+    tensors = list(given)
+    if tensors[_DOCUMENT_K] is None:
+        tensors[_DOCUMENT_K] = tensors[_DOCUMENT_Q]
+    for i, x in enumerate(tensors):
         if x is not None:
+            name, ready = _PREPARATIONS[i]
             require_dense(name, x, " or None")
-    if seqused_k is not None:
-        seqused_k = as_int32(seqused_k)
-    if alibi_slopes is not None:
-        if alibi_slopes.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("alibi_slopes asks for a gradient, which is not computed; detach it, or pass slope * distance as bias, which has one")
-        if alibi_slopes.dtype in (torch.float16, torch.bfloat16):
-            alibi_slopes = alibi_slopes.float()
-    if bias is not None:
-        bias = of_pairs("bias", bias, seqlen_k)
-        if bias.dtype != q.dtype and bias.dtype in (torch.float16, torch.bfloat16):
-            bias = bias.float()
-        if bias.is_floating_point() and bias.dtype not in (torch.float32, q.dtype):
-            raise ValueError(f"bias is a tensor of {bias.dtype}; allowed: torch.float32 and q's dtype, {q.dtype}. Convert it with .to()")
-    if mask is not None:
-        mask = of_pairs("mask", mask, seqlen_k)
+            if ready is not None:
+                tensors[i] = ready(x, q, seqlen_k)
     if not dropout_p:
-        dropout_state = None
-    elif dropout_state is None:
-        dropout_state = new_dropout_state(q.device)
-    return Scores(seqused_k, alibi_slopes, bias, mask, dropout_state, _ids("document_q", document_q), _ids("document_k", document_k))
+        tensors[_DROPOUT_STATE] = None
+    elif tensors[_DROPOUT_STATE] is None:
+        tensors[_DROPOUT_STATE] = new_dropout_state(q.device)
+    return Scores(*tensors)

@@ -1,23 +1,29 @@
 """A problem of the C ABI from shapes alone: contiguous tensors that are nowhere yet."""
 
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import _abi, _problem
-from ._options import Window, choose, device_and_index, is_bhsd, short_dtype, within
+from ._options import choose, device_and_index, is_bhsd, names_of_options, short_dtype, taken, takes_options, within
+
+# What `support` and `plan` take beside shapes of q, k and v: of the options, seqused_k and alibi_slopes as whether they are there, bias and mask by their shapes.
+_OPTIONS = names_of_options(but=("dropout_state", "document_q", "document_k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "sinks"))
 
 
-def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None, *, dtype: str, device: str, device_index: int, backward: bool, causal: bool,
-              softmax_scale: float | None, window: Window | None, softcap: float | None, seqused_k: bool, alibi_slopes: bool, documents: bool,
-              packed: tuple[int, int, int] | None, bias: Sequence[int] | None, mask: Sequence[int] | None, dropout_p: float, deterministic: bool, backend: str,
-              algorithm: str, layout: str, num_threads: int = 0) -> _abi.Problem:
+@takes_options(_OPTIONS)
+def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, *, dtype: str = "fp32", device: str = "cpu", device_index: int = 0,
+              backward: bool = False, documents: bool = False, packed: tuple[int, int, int] | None = None, layout: str = "bshd", num_threads: int = 0,
+              function: str, **options: Any) -> _abi.Problem:
+    """`function`: what an error calls the one that was called."""
+    given = taken(function, _OPTIONS, ("dtype", "device", "device_index", "backward", "documents", "packed", "layout", "num_threads"), options)
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if hasattr(shape, "shape"):
             raise TypeError(f"{name} is a {type(shape).__name__}; it must be a shape: give {name}.shape, and dtype and device as options")
     dtype, (device, device_index) = short_dtype(dtype), device_and_index(device, device_index)
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=deterministic, num_threads=num_threads, backward=backward, dropout_p=dropout_p)
+    problem = _problem.describe(given, backward=backward, num_threads=num_threads)
     code = choose("dtype", dtype, _abi.DTYPES)
     device_type = choose("device", device, _abi.DEVICES)
 
@@ -54,20 +60,28 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None, *, dt
             place(name, shape)
         middle = q[:-1] if packed is not None else q[1:-1]
         place("lse", (*(() if packed is not None else batch), *(middle if bhsd else reversed(middle))), _abi.DTYPES["fp64" if dtype == "fp64" else "fp32"])
-    if seqused_k:
+    if given.seqused_k:
         place_beside("seqused_k", batch, _abi.INT32)
-    if alibi_slopes:
+    if given.alibi_slopes:
         place_beside("alibi_slopes", (q[-3 if bhsd else -2],), _abi.DTYPES["fp32"])
-    if bias is not None:
-        place_beside("bias", bias, code)
-        if backward:
-            place_beside("dbias", bias, code)
-    if mask is not None:
-        place_beside("mask", mask, _abi.UINT8)
+    if given.bias is not None:
+        for name in ("bias", "dbias") if backward else ("bias",):
+            place_beside(name, given.bias, code)
+    if given.mask is not None:
+        place_beside("mask", given.mask, _abi.UINT8)
     if documents:
         rows = slice(0, 1) if packed is not None else slice(0, 4, 2) if bhsd else slice(0, 2)
         place_beside("document_q", q[rows], _abi.INT32)
         place_beside("document_k", k[rows], _abi.INT32)
-    if dropout_p:
+    if given.dropout_p:
         place_beside("dropout_state", (2,), _abi.INT64)
     return problem
+
+
+def takes_shapes(function: Callable) -> Callable:
+    """For a function that hands **options to `of_shapes`: its signature says them."""
+    signature = inspect.signature(function)
+    own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
+    rest = [x for x in inspect.signature(of_shapes).parameters.values() if x.kind is x.KEYWORD_ONLY and x.name != "function"]
+    function.__signature__ = signature.replace(parameters=own + rest)
+    return function

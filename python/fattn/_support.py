@@ -3,12 +3,10 @@
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any
 
 from . import _abi
-from ._options import Window
-from ._shapes import of_shapes
-from ._unknown import options_of, unknown_options
+from ._shapes import of_shapes, takes_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,32 +23,8 @@ class Support:
         return "supported" if self.supported else f"not supported: {self.reason}"
 
 
-def support(
-    q: Sequence[int],
-    k: Sequence[int],
-    v: Sequence[int] | None = None,
-    *,
-    dtype: str = "fp32",
-    device: str = "cpu",
-    device_index: int = 0,
-    backward: bool = False,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    seqused_k: bool = False,
-    alibi_slopes: bool = False,
-    documents: bool = False,
-    packed: tuple[int, int, int] | None = None,
-    bias: Sequence[int] | None = None,
-    mask: Sequence[int] | None = None,
-    dropout_p: float = 0.0,
-    deterministic: bool = False,
-    backend: str = "auto",
-    algorithm: str = "auto",
-    layout: str = "bshd",
-    **unknown: NoReturn,
-) -> Support:
+@takes_shapes
+def support(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, **options: Any) -> Support:
     """Whether attention on contiguous tensors of these shapes can run on this machine.
 
     Args:
@@ -60,6 +34,7 @@ def support(
         device, device_index: "cpu", or "cuda" and which one; also "cuda:1", or a torch.device.
         backward: asks for the backward pass instead of the forward pass.
         causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
+        num_threads: as in `fattn.plan`; the answer does not depend on it.
         seqused_k, alibi_slopes, documents: whether there are such tensors (documents: document_q and document_k).
         packed: (batch, max_seqlen_q, max_seqlen_k) asks for packed sequences as `fattn.attention_varlen` takes them: q, k and v are (total, heads, headdim).
         bias, mask: their shapes, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); `backward` asks for the gradient of the bias too.
@@ -71,11 +46,7 @@ def support(
         TypeError: q, k or v is no shape.
         ValueError: no configuration accepts the problem (nheads is no multiple of nheads_k, an unknown name, ...).
     """
-    if unknown:
-        raise unknown_options("fattn.support", unknown, options_of(support))
-    problem = of_shapes(q, k, v, dtype=dtype, device=device, device_index=device_index, backward=backward, causal=causal, softmax_scale=softmax_scale,
-                        window=window, softcap=softcap, seqused_k=seqused_k, alibi_slopes=alibi_slopes, documents=documents, packed=packed, bias=bias, mask=mask, dropout_p=dropout_p,
-                        deterministic=deterministic, backend=backend, algorithm=algorithm, layout=layout)
+    problem = of_shapes(q, k, v, function="fattn.support", **options)
     reason = ctypes.create_string_buffer(1024)
     status = _abi.library.fattn_supported(problem, reason, len(reason))
     text = reason.value.decode(errors="replace")

@@ -1,19 +1,16 @@
 """fattn.attention_varlen: sequences of unequal lengths behind each other, without padding."""
 
-from typing import NoReturn
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from . import _abi
-from ._attention import autocast
-from ._autograd import AttentionInFunctorch, AttentionWithScores, distinct, run_forward
+from ._core import autocast, results, run
 from ._operators import rows_contiguous
-from ._options import Window, choose, window_limits
+from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import Sequences, as_int32, prepare
-from ._sinks import join
-from ._unknown import options_of, unknown_options
+from ._scores import Scores, Sequences, as_int32, prepare
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -30,35 +27,13 @@ def _longest_keys(cu_seqlens_k: torch.Tensor, seqused_k: torch.Tensor | None, *p
     return max(0, used, *(x.shape[-1] for x in pairs if isinstance(x, torch.Tensor) and x.dim()))
 
 
-def attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    seqused_k: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    dropout_p: float = 0,
-    dropout_state: torch.Tensor | None = None,
-    document_q: torch.Tensor | None = None,
-    document_k: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    return_dropout_state: bool = False,
-    deterministic: bool | None = None,
-    backend: str = "auto",
-    algorithm: str = "auto",
-    **unknown: NoReturn,
-) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+_OPTIONS = names_of_options(but=("cu_seqlens_q",))
+_SCORES = tuple(map(Options._fields.index, Scores._fields))
+
+
+@takes_options(_OPTIONS)
+def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor, return_lse: bool = False,
+                     return_dropout_state: bool = False, **options: Any) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     """`fattn.attention` on packed sequences: each sees itself alone, as if it were a call of its own; differentiable in q, k, v, bias and sinks.
 
     Args:
@@ -85,42 +60,36 @@ def attention_varlen(
     Raises:
         As `fattn.attention`.
     """
-    if unknown:
-        raise unknown_options("fattn.attention_varlen", unknown, options_of(attention_varlen))
-    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    try:
+        given = Options(**options)
+    except TypeError:
+        taken("fattn.attention_varlen", _OPTIONS, ("cu_seqlens_q", "return_lse", "return_dropout_state"), options)  # says which it does not know
+        raise
+    cu_seqlens_k = cu_seqlens_q if given.cu_seqlens_k is None else given.cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         require_dense(name, x)
         if x.dim() != 3 and name in ("q", "k", "v"):
             raise ValueError(f"{name} has {x.dim()} dimensions; allowed: 3 (total, heads, headdim), the rows of all sequences behind each other")
-    require_numbers(softmax_scale, softcap, dropout_p)
-    device_type = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device_type):
+    if (given.softmax_scale is not None and type(given.softmax_scale) is not float) or given.softcap is not None or type(given.dropout_p) is not int:
+        require_numbers(given.softmax_scale, given.softcap, given.dropout_p)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(device_type, q, k, v)
-    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    sequences = Sequences(as_int32(cu_seqlens_q), as_int32(cu_seqlens_k), _longest("cu_seqlens_q", cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q,
-                          _longest_keys(cu_seqlens_k, seqused_k, bias, mask) if max_seqlen_k is None else max_seqlen_k)
-    options = (softmax_scale, causal, deterministic, False, *window_limits(window), softcap or 0.0, choose("backend", backend, _abi.BACKENDS),
-               choose("algorithm", algorithm, _abi.ALGORITHMS), dropout_p)
-    scores = prepare(q, sequences.max_seqlen_k, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state,
-                     document_q, document_k)
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    deterministic = torch.are_deterministic_algorithms_enabled() if given.deterministic is None else given.deterministic
+    most_q, most_k = given.max_seqlen_q, given.max_seqlen_k
+    sequences = Sequences(as_int32(cu_seqlens_q), as_int32(cu_seqlens_k), _longest("cu_seqlens_q", cu_seqlens_q) if most_q is None else most_q,
+                          _longest_keys(cu_seqlens_k, given.seqused_k, given.bias, given.mask) if most_k is None else most_k)
+    scores = prepare(q, sequences.max_seqlen_k, given.dropout_p, *[given[i] for i in _SCORES])
+    for_operator = (given.softmax_scale, given.causal, deterministic, False, *window_limits(given.window), given.softcap or 0.0,
+                    0 if given.backend == "auto" else choose("backend", given.backend, _abi.BACKENDS),
+                    0 if given.algorithm == "auto" else choose("algorithm", given.algorithm, _abi.ALGORITHMS), given.dropout_p)
     compiling = torch.compiler.is_compiling()
-    needs_grad = (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
-        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, scores.bias)))
+    in_functorch = torch._C._are_functorch_transforms_active() and not compiling
+    needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (scores.bias is not None and scores.bias.requires_grad)))
     try:
-        if torch._C._are_functorch_transforms_active() and not compiling:
-            o, lse = AttentionInFunctorch.apply(q, k, v, *scores, *sequences, options)
-        elif needs_grad:
-            inputs = q, k, v, *scores, *sequences
-            o, lse = AttentionWithScores.apply(*(distinct(*inputs) if compiling else inputs), options)
-        else:
-            o, lse = run_forward(q, k, v, options, scores, sequences)
+        o, lse = run(q, k, v, for_operator, scores, sequences, needs_grad, in_functorch)
     except NotImplementedError as error:
         raise explained(error) from None
-    if sinks is not None:
-        o, lse = join(o, lse, sinks, False)
-    results = (o, lse) if return_lse else (o,)
-    if return_dropout_state:
-        results += (scores.dropout_state,)
-    return results if len(results) > 1 else o
+    return results(o, lse, scores, given.sinks, False, return_lse, return_dropout_state)

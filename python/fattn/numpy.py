@@ -5,17 +5,22 @@ negative ones, with a contiguous last dimension. The global interpreter lock is 
 """
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from . import _abi, _problem
-from ._options import Window, is_bhsd, within
-from ._unknown import options_of, unknown_options
+from ._options import Options, is_bhsd, names_of_options, taken, takes_options, within
 
 __all__ = ["backward", "dropout_mask", "forward"]
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+_ANY = {name: _abi.DTYPES[short] for name, short in _DTYPES.items()}
+_BESIDE = {"F32": {"float32": _abi.DTYPES["fp32"]}, "I32": {"int32": _abi.INT32}, "U8": {"bool": _abi.UINT8, "uint8": _abi.UINT8}, "I64": {"int64": _abi.INT64}}
+# Of each tensor beside q and k: which dtypes it may have, and how the C ABI calls them.
+_DTYPES_OF = {row.name: _BESIDE.get(row.dtype, _ANY) for row in _abi.SCORES}
+_OPTIONS = names_of_options(but=("sinks", "deterministic"))
+_PAIRS = {row.name for row in _abi.SCORES if row.dims == "Pairs"}
 
 
 def _array(name: str, x: Any) -> np.ndarray:
@@ -65,28 +70,28 @@ def _of_pairs(name: str, x: Any, seqlen_k: int) -> np.ndarray:
     return x if x.shape[3] < 2 or x.strides[3] == x.itemsize else np.ascontiguousarray(x)
 
 
-def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
-                   max_seqlen_k: int | None, seqused_k: Any, *pairs: Any) -> list[np.ndarray] | None:
+def _set_sequences(problem: _abi.Problem, layout: str, given: Options) -> list[np.ndarray] | None:
     """Packed sequences: the arrays, which must live as long as the problem; None where there are none."""
-    if cu_seqlens_q is None:
-        for name, x in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-            if x is not None:
+    if given.cu_seqlens_q is None:
+        for name in ("cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
+            if getattr(given, name) is not None:
                 raise ValueError(f"{name} is given and cu_seqlens_q is not; give cu_seqlens_q, where each packed sequence begins in q, or neither")
         return None
     if layout != "bshd":
         raise ValueError(f"layout is {layout!r} and cu_seqlens_q is given; packed sequences are (total, heads, headdim), leave layout out")
     arrays = []
-    for side, x, longest in (("q", cu_seqlens_q, max_seqlen_q), ("k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, max_seqlen_k)):
+    for side, longest in (("q", given.max_seqlen_q), ("k", given.max_seqlen_k)):
         name = f"cu_seqlens_{side}"
-        x = np.ascontiguousarray(_array(name, x))
+        x = getattr(given, name)
+        x = np.ascontiguousarray(_array(name, given.cu_seqlens_q if x is None else x))
         if x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
         if x.dtype != np.int32:
             raise TypeError(f"{name} has the dtype {x.dtype}; allowed: int32, int64 in native byte order. Convert it with astype")
         if x.ndim != 1 or not x.size:
             raise ValueError(f"{name} has the shape {x.shape}; allowed: (batch + 1), where each sequence begins, and where the last one ends")
-        if longest is None and side == "k" and seqused_k is not None:  # then cu_seqlens_k says only where sequences begin, in any order
-            longest = max(0, int(_array("seqused_k", seqused_k).max(initial=0)), *(x.shape[-1] for x in pairs if getattr(x, "ndim", 0)))
+        if longest is None and side == "k" and given.seqused_k is not None:  # then cu_seqlens_k says only where sequences begin, in any order
+            longest = max(0, int(_array("seqused_k", given.seqused_k).max(initial=0)), *(x.shape[-1] for x in (given.bias, given.mask) if getattr(x, "ndim", 0)))
         if longest is None:
             longest = max(0, int(np.diff(x.astype(np.int64)).max(initial=0)))
         setattr(problem, f"max_seqlen_{side}", within(f"max_seqlen_{side}", longest, 64))
@@ -95,16 +100,17 @@ def _set_sequences(problem: _abi.Problem, layout: str, cu_seqlens_q: Any, cu_seq
     return arrays
 
 
-def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool, **given: Any) -> dict[str, np.ndarray]:
+def _set_scores(problem: _abi.Problem, q: np.ndarray, k: np.ndarray, bhsd: bool, given: Options) -> dict[str, np.ndarray]:
     """What a score depends on beside q and k. Returns the arrays, some of which are copies, and must live as long as the problem."""
-    arrays = {name: x for name, x in given.items() if x is not None}
+    if given.document_k is None:
+        given = given._replace(document_k=given.document_q)
+    arrays = {row.name: x for row in _abi.SCORES if (x := getattr(given, row.name)) is not None}
     for name, x in arrays.items():
-        if name in ("bias", "mask"):
+        if name in _PAIRS:
             x = _of_pairs(name, x, problem.max_seqlen_k if problem.cu_seqlens_k.ndim else k.shape[2 if bhsd else 1])
         else:
             x = np.ascontiguousarray(_array(name, x))
-        dtypes = {"seqused_k": {"int32": _abi.INT32}, "alibi_slopes": {"float32": _abi.DTYPES["fp32"]}, "mask": {"bool": _abi.UINT8, "uint8": _abi.UINT8},
-                  "dropout_state": {"int64": _abi.INT64}, "document_q": {"int32": _abi.INT32}, "document_k": {"int32": _abi.INT32}}.get(name) or {key: _abi.DTYPES[value] for key, value in _DTYPES.items()}
+        dtypes = _DTYPES_OF[name]
         if name == "seqused_k" and x.dtype == np.int64:
             x = np.clip(x, -1, 2**31 - 1).astype(np.int32)  # what does not fit stays outside of what is allowed
         if x.dtype.name not in dtypes or not x.dtype.isnative:
@@ -122,34 +128,9 @@ def _lse_shape(q: np.ndarray, bhsd: bool) -> tuple[int, ...]:
     return (batch, *(middle if bhsd else reversed(middle)))
 
 
-def forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    seqused_k: Any = None,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    dropout_state: Any = None,
-    document_q: Any = None,
-    document_k: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    return_lse: bool = False,
-    backend: str = "auto",
-    algorithm: str = "auto",
-    layout: str = "bshd",
-    num_threads: int = 0,
-    **unknown: NoReturn,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+@takes_options(_OPTIONS)
+def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "bshd", num_threads: int = 0,
+            **options: Any) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores (FlashAttention-2, Dao 2023).
 
     Args:
@@ -189,18 +170,15 @@ def forward(
         NotImplementedError: valid, but not computed by this backend or algorithm; the message says why.
         MemoryError: no memory for the workspace.
     """
-    if unknown:
-        raise unknown_options("fattn.numpy.forward", unknown, options_of(forward))
+    given = taken("fattn.numpy.forward", _OPTIONS, ("return_lse", "layout", "num_threads"), options)
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=False, num_threads=num_threads, backward=False, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
+    problem = _problem.describe(given, num_threads=num_threads, backward=False)
+    sequences = _set_sequences(problem, layout, given)
     packed = sequences is not None
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         setattr(problem, name, _described(name, x, bhsd, packed))
-    arrays = _set_scores(problem, q, k, bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask, dropout_state=dropout_state,
-                         document_q=document_q, document_k=document_q if document_k is None else document_k)
+    arrays = _set_scores(problem, q, k, bhsd, given)
     o = _new("o", q.shape[:-1] + v.shape[-1:], q.dtype)
     problem.o = _described("o", o, bhsd, packed)
     lse = None
@@ -212,38 +190,9 @@ def forward(
     return (o, lse) if return_lse else o
 
 
-def backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    seqused_k: Any = None,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    dropout_state: Any = None,
-    document_q: Any = None,
-    document_k: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    backend: str = "auto",
-    algorithm: str = "auto",
-    layout: str = "bshd",
-    num_threads: int = 0,
-    dlse: Any = None,
-    return_dbias: bool = False,
-    **unknown: NoReturn,
-) -> tuple[np.ndarray, ...]:
+@takes_options(_OPTIONS)
+def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str = "bshd", num_threads: int = 0, dlse: Any = None, return_dbias: bool = False,
+             **options: Any) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
 
     Args:
@@ -262,23 +211,20 @@ def backward(
     Raises:
         As `forward`.
     """
-    if unknown:
-        raise unknown_options("fattn.numpy.backward", unknown, options_of(backward))
+    given = taken("fattn.numpy.backward", _OPTIONS, ("layout", "num_threads", "dlse", "return_dbias"), options)
     bhsd = is_bhsd(layout)
-    problem = _problem.describe(causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, backend=backend, algorithm=algorithm,
-                                deterministic=False, num_threads=num_threads, backward=True, dropout_p=dropout_p)
-    sequences = _set_sequences(problem, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, bias, mask)
+    problem = _problem.describe(given, num_threads=num_threads, backward=True)
+    sequences = _set_sequences(problem, layout, given)
     inputs = {name: _array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout))}
     gradients = {f"d{name}": _new(f"d{name}", inputs[name].shape, inputs[name].dtype) for name in ("q", "k", "v")}
     if dlse is not None:
         inputs["dlse"] = _array("dlse", dlse)
     for name, x in (inputs | gradients).items():
         setattr(problem, name, _described(name, x, bhsd, sequences is not None))
-    arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, seqused_k=seqused_k, alibi_slopes=alibi_slopes, bias=bias, mask=mask,
-                         dropout_state=dropout_state, document_q=document_q, document_k=document_q if document_k is None else document_k)
+    arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, given)
     dbias = None
     if return_dbias:
-        if bias is None:
+        if given.bias is None:
             raise ValueError("return_dbias asks for the gradient of bias, and bias is absent; give the bias of the forward pass")
         dbias = _new("dbias", arrays["bias"].shape, arrays["bias"].dtype)
         problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])

@@ -13,6 +13,7 @@
 #include "device/cpu_info.h"
 #include "device/cuda_device.h"
 #include "device/libraries.h"
+#include "fattn/tensors.hpp"
 #include "jit/nvrtc.h"
 #include "plan/architectures.h"
 #include "plan/features.h"
@@ -196,28 +197,7 @@ fattn_status fattn_execute(const fattn_problem* problem) {
     const fattn_problem& p = *problem;
     fattn_buffers b{};
     b.struct_size = sizeof b;
-    b.q = p.q.data;
-    b.k = p.k.data;
-    b.v = p.v.data;
-    b.o = p.o.data;
-    b.lse = p.lse.data;
-    b.weights = p.weights.data;
-    b.dout = p.dout.data;
-    b.dq = p.dq.data;
-    b.dk = p.dk.data;
-    b.dv = p.dv.data;
-    b.seqused_k = p.seqused_k.data;
-    b.alibi_slopes = p.alibi_slopes.data;
-    b.bias = p.bias.data;
-    b.mask = p.mask.data;
-    b.dropout_state = p.dropout_state.data;
-    b.dbias = p.dbias.data;
-    b.dlse = p.dlse.data;
-    b.cu_seqlens_q = p.cu_seqlens_q.data;
-    b.cu_seqlens_k = p.cu_seqlens_k.data;
-    b.document_q = p.document_q.data;
-    b.document_k = p.document_k.data;
-    b.status = p.status.data;
+    for (const fattn::TensorRow& row : fattn::kTensors) row.pointer.set(b, (p.*row.described).data);
     b.workspace = workspace.get();
     b.workspace_bytes = plan.workspace_bytes;
     fattn::core::load(plan);

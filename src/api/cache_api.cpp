@@ -85,6 +85,12 @@ void build_all(const std::vector<jit::Request>& all, fattn_cache_visit visit, vo
 
 extern "C" {
 
+fattn_status fattn_supported_on(const fattn_problem* problem, int32_t arch, char* reason, size_t reason_size) {
+  const fattn_status status = guarded([&] { requests(&checked(problem, "problem"), arch); });
+  if (reason && reason_size > 0) copy(reason, reason_size, status == FATTN_OK ? "" : fattn_last_error());
+  return status;
+}
+
 fattn_status fattn_cache_query(fattn_cache_info* info) {
   return guarded([&] {
     fattn_cache_info& out = sized(info, "info");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "problem/overlap.h"
@@ -149,6 +150,30 @@ void check_dtype(const char* name, const fattn_tensor& t, int32_t wanted, const 
     invalid(text(name, " has the dtype ", t.dtype, "; it must be ", name_of(static_cast<DType>(wanted)), " (", wanted, ")", because));
 }
 
+using Shape = std::array<int64_t, 4>;
+
+constexpr const TensorRow& row_of(std::string_view name) { return kTensors[tensor_index(name)]; }
+
+// Of a row that has one dtype.
+int32_t dtype_of(const TensorRow& row) {
+  switch (row.dtype) {
+    case TensorDType::kF32: return FATTN_F32;
+    case TensorDType::kI32: return FATTN_I32;
+    case TensorDType::kU8: return FATTN_U8;
+    case TensorDType::kI64: return FATTN_I64;
+    default: throw Error(ErrorCode::kInternal, text(row.name, " has more dtypes than one"));
+  }
+}
+
+// A tensor of one dtype beside q, k and v.
+void check_beside(const TensorRow& row, const fattn_problem& g, int ndim, const char* dimensions, const Shape& shape, const char* because) {
+  const fattn_tensor& t = g.*row.described;
+  check_dtype(row.name, t, dtype_of(row), "");
+  check_view(row.name, t, ndim, dimensions, row.role == TensorRole::kOutput);
+  check_same_device(row.name, t, g.q);
+  check_shape(row.name, t, shape, because);
+}
+
 // Sums of two lengths and a limit stay numbers.
 void check_lengths(const Problem& p, const char* with, int64_t most, const char* most_text) {
   if (p.seqlen_q > most || p.seqlen_k > most)
@@ -201,37 +226,28 @@ void set_documents(const fattn_problem& g, Problem& p) {
     invalid(text(has_q ? "document_k" : "document_q", " is absent, and ", has_q ? "document_q" : "document_k",
                  " is not; give the ids of queries and of keys, or neither"));
   p.has_documents = true;
-  const auto stride_of = [&](const char* name, const fattn_tensor& t, int64_t seqlen, int64_t total) {
-    check_dtype(name, t, FATTN_I32, "");
-    check_view(name, t, p.packed ? 1 : 2, p.packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)", false);
-    check_same_device(name, t, g.q);
-    check_shape(name, t, p.packed ? std::array{total, int64_t{0}, int64_t{0}, int64_t{0}} : std::array{p.batch, seqlen, int64_t{0}, int64_t{0}},
-                "an id for every row");
+  const auto stride_of = [&](const TensorRow& row, int64_t seqlen, int64_t total) {
+    const fattn_tensor& t = g.*row.described;
+    check_beside(row, g, p.packed ? 1 : 2, p.packed ? "(total) of packed sequences (cu_seqlens_q, cu_seqlens_k)" : "(batch, seqlen)",
+                 p.packed ? Shape{total} : Shape{p.batch, seqlen}, "an id for every row");
     if (t.shape[t.ndim - 1] > 1 && t.strides[t.ndim - 1] != 1)
-      invalid(text(name, " has the stride ", t.strides[t.ndim - 1], " in its last dimension; it must be 1. Make that dimension contiguous"));
+      invalid(text(row.name, " has the stride ", t.strides[t.ndim - 1], " in its last dimension; it must be 1. Make that dimension contiguous"));
     return p.packed ? 0 : t.strides[0];
   };
-  p.document_q_stride = stride_of("document_q", g.document_q, p.seqlen_q, p.total_q);
-  p.document_k_stride = stride_of("document_k", g.document_k, p.seqlen_k, p.total_k);
+  p.document_q_stride = stride_of(row_of("document_q"), p.seqlen_q, p.total_q);
+  p.document_k_stride = stride_of(row_of("document_k"), p.seqlen_k, p.total_k);
 }
 
 // What a score depends on beside q and k.
 void set_scores(const fattn_problem& g, Problem& p) {
   if (g.seqused_k.ndim != 0) {
-    check_dtype("seqused_k", g.seqused_k, FATTN_I32, "");
-    check_view("seqused_k", g.seqused_k, 1, "(batch)", false);
-    check_same_device("seqused_k", g.seqused_k, g.q);
-    check_shape("seqused_k", g.seqused_k, {p.batch, 0, 0, 0}, "(batch)");
+    check_beside(row_of("seqused_k"), g, 1, "(batch)", {p.batch}, "(batch)");
     p.has_seqused_k = true;
     p.seqused_k_stride = g.seqused_k.strides[0];
   }
   if (const fattn_tensor& t = g.alibi_slopes; t.ndim != 0) {
-    check_dtype("alibi_slopes", t, FATTN_F32, "");
-    check_view("alibi_slopes", t, t.ndim == 2 ? 2 : 1, "(nheads), or 2 (batch, nheads)", false);
-    check_same_device("alibi_slopes", t, g.q);
-    check_shape("alibi_slopes", t,
-                t.ndim == 2 ? std::array{p.batch, p.nheads, int64_t{0}, int64_t{0}} : std::array{p.nheads, int64_t{0}, int64_t{0}, int64_t{0}},
-                "from q's batch and heads");
+    check_beside(row_of("alibi_slopes"), g, t.ndim == 2 ? 2 : 1, "(nheads), or 2 (batch, nheads)",
+                 t.ndim == 2 ? Shape{p.batch, p.nheads} : Shape{p.nheads}, "from q's batch and heads");
     check_lengths(p, "alibi_slopes", int64_t{1} << 61, "2^61");
     p.has_alibi = true;
     p.alibi_batch_stride = t.ndim == 2 ? t.strides[0] : 0;
@@ -260,10 +276,7 @@ void set_scores(const fattn_problem& g, Problem& p) {
   }
   set_documents(g, p);
   if (g.status.ndim != 0) {
-    check_dtype("status", g.status, FATTN_I32, "");
-    check_view("status", g.status, 1, "(2)", true);
-    check_same_device("status", g.status, g.q);
-    check_shape("status", g.status, {2, 0, 0, 0}, "(2): a code and an index");
+    check_beside(row_of("status"), g, 1, "(2)", {2}, "(2): a code and an index");
     if (g.status.strides[0] != 1) invalid(text("status has the stride ", g.status.strides[0], "; it must be 1"));
     p.want_status = true;
   }
@@ -271,10 +284,7 @@ void set_scores(const fattn_problem& g, Problem& p) {
   if (g.p_dropout > 0) {
     const fattn_tensor& t = g.dropout_state;
     if (t.ndim == 0) invalid(text("p_dropout is ", g.p_dropout, ", and dropout_state is absent; it has the seed and the offset, two int64"));
-    check_dtype("dropout_state", t, FATTN_I64, "");
-    check_view("dropout_state", t, 1, "(2)", false);
-    check_same_device("dropout_state", t, g.q);
-    check_shape("dropout_state", t, {2, 0, 0, 0}, "seed and offset");
+    check_beside(row_of("dropout_state"), g, 1, "(2)", {2}, "seed and offset");
     if (t.strides[0] != 1) invalid(text("dropout_state has the stride ", t.strides[0], "; it must be 1"));
     check_lengths(p, "p_dropout", int64_t{1} << 31, "2^31");
   }
@@ -315,6 +325,19 @@ void check_sequences(const char* name, const fattn_tensor& t, const fattn_tensor
   if (t.shape[0] < 1 || t.shape[0] > std::numeric_limits<int32_t>::max())
     invalid(text(name, " has the shape ", shape_text(t),
                  "; it has batch + 1 elements, where each sequence begins and the last one ends; allowed: 1 to 2^31 - 1"));
+}
+
+// What the call touches of memory. The tensors are good by now.
+void set_extents(const fattn_problem& g, Problem& p) {
+  constexpr size_t kDropoutState = tensor_index("dropout_state"), kAlibiSlopes = tensor_index("alibi_slopes");
+  for (size_t i = 0; i < kTensorCount; ++i) {
+    const fattn_tensor& t = g.*kTensors[i].described;
+    if (t.ndim == 0 || !kTensors[i].in(p.backward)) continue;
+    if (i == kDropoutState && p.dropout_below == 0) continue;
+    p.extents[i] = extent_of(t);
+    p.bytes[i] = span_bytes(p.extents[i]);
+  }
+  if (p.batch == 0) p.bytes[kAlibiSlopes] = 0;  // slopes of heads, which no batch entry has
 }
 
 }  // namespace
@@ -430,6 +453,7 @@ Problem validate(const fattn_problem& g) {
   p.deterministic = g.deterministic != 0;
   p.check = g.check;
   p.cuda_level = g.cuda_level;
+  set_extents(g, p);
   return p;
 }
 
@@ -446,93 +470,27 @@ void set_default_check(int32_t check) {
 
 bool checks_lists(const Problem& p) { return (p.check == FATTN_CHECK_AUTO ? default_check.load() : p.check) == FATTN_CHECK_SYNC; }
 
-namespace {
-
-struct Operand {
-  const char* name;
-  const void* data;
-  Extent extent;
-  bool output;
-};
-
-Extent rows_extent(const Problem& p, const Strides& s, int64_t seqlen, int64_t total, int64_t heads, int64_t headdim) {
-  const auto element = static_cast<int64_t>(size_of(p.dtype));
-  if (p.packed) return {3, {total, heads, headdim}, {s.row, s.head, 1}, element};
-  return {4, {p.batch, seqlen, heads, headdim}, {s.batch, s.row, s.head, 1}, element};
-}
-
-}  // namespace
-
 void validate_buffers(const Problem& p, const fattn_buffers& b) {
-  std::array<Operand, 24> operands{};
-  const auto of_queries = [&](const Strides& s, int64_t headdim) { return rows_extent(p, s, p.seqlen_q, p.total_q, p.nheads, headdim); };
-  const auto of_keys = [&](const Strides& s, int64_t headdim) { return rows_extent(p, s, p.seqlen_k, p.total_k, p.nheads_k, headdim); };
+  std::array<const void*, kTensorCount> data{};
+  std::array<size_t, kTensorCount> touched{};
   size_t n = 0;
-  const auto add = [&](const char* name, const void* data, const Extent& extent, bool output) { operands[n++] = {name, data, extent, output}; };
-  add("q", b.q, of_queries(p.q, p.headdim), false);
-  add("k", b.k, of_keys(p.k, p.headdim), false);
-  add("v", b.v, of_keys(p.v, p.headdim_v), false);
-  add("o", b.o, of_queries(p.o, p.headdim_v), !p.backward);
-  const auto add_lse = [&](const char* name, const void* data, const Strides& s, bool output) {
-    const int64_t element = p.dtype == DType::kF64 ? 8 : 4;
-    add(name, data,
-        p.packed ? Extent{2, {p.nheads, p.total_q}, {s.head, s.row}, element}
-                 : Extent{3, {p.batch, p.nheads, p.seqlen_q}, {s.batch, s.head, s.row}, element},
-        output);
-  };
-  if (p.want_lse) add_lse("lse", b.lse, p.lse, !p.backward);
-  if (p.want_weights) {
-    const int64_t* s = p.weights_strides;
-    add("weights", b.weights, {4, {p.batch, p.nheads, p.seqlen_q, p.seqlen_k}, {s[0], s[1], s[2], s[3]}, static_cast<int64_t>(size_of(p.dtype))},
-        true);
+  for (size_t i = 0; i < kTensorCount; ++i) {
+    if (p.bytes[i] == 0) continue;
+    const char* const name = kTensors[i].name;
+    const int64_t element = p.extents[i].element_size;
+    data[i] = kTensors[i].pointer.get(b);
+    if (!data[i]) invalid(text(name, " is a null pointer, but its shape has elements; pass its memory"));
+    if (reinterpret_cast<uintptr_t>(data[i]) % static_cast<uintptr_t>(element) != 0)
+      invalid(text(name, " points to ", data[i], ", which is not aligned to its element size of ", element, " bytes"));
+    touched[n++] = i;
   }
-  if (p.backward) {
-    add("dout", b.dout, of_queries(p.dout, p.headdim_v), false);
-    add("dq", b.dq, of_queries(p.dq, p.headdim), true);
-    add("dk", b.dk, of_keys(p.dk, p.headdim), true);
-    add("dv", b.dv, of_keys(p.dv, p.headdim_v), true);
-  }
-
-  if (p.packed) {
-    add("cu_seqlens_q", b.cu_seqlens_q, {1, {p.batch + 1}, {p.cu_seqlens_q_stride}, 4}, false);
-    add("cu_seqlens_k", b.cu_seqlens_k, {1, {p.batch + 1}, {p.cu_seqlens_k_stride}, 4}, false);
-  }
-  if (p.has_seqused_k) add("seqused_k", b.seqused_k, {1, {p.batch}, {p.seqused_k_stride}, 4}, false);
-  if (p.has_alibi)
-    add("alibi_slopes", b.alibi_slopes,
-        {2, {p.alibi_batch_stride == 0 ? std::min<int64_t>(p.batch, 1) : p.batch, p.nheads}, {p.alibi_batch_stride, p.alibi_head_stride}, 4}, false);
-  const auto add_pairs = [&](const char* name, const void* data, const PairTensor& t, bool output) {
-    if (t.given)
-      add(name, data,
-          {4, {t.batch, t.heads, t.rows, p.seqlen_k}, {t.strides.batch, t.strides.head, t.strides.row, 1}, static_cast<int64_t>(size_of(t.dtype))},
-          output);
-  };
-  add_pairs("bias", b.bias, p.bias, false);
-  add_pairs("mask", b.mask, p.pair_mask, false);
-  add_pairs("dbias", b.dbias, p.dbias, true);
-  if (p.has_dlse) add_lse("dlse", b.dlse, p.dlse, false);
-  const auto add_documents = [&](const char* name, const void* data, int64_t stride, int64_t seqlen, int64_t total) {
-    add(name, data, p.packed ? Extent{1, {total}, {1}, 4} : Extent{2, {p.batch, seqlen}, {stride, 1}, 4}, false);
-  };
-  if (p.has_documents) {
-    add_documents("document_q", b.document_q, p.document_q_stride, p.seqlen_q, p.total_q);
-    add_documents("document_k", b.document_k, p.document_k_stride, p.seqlen_k, p.total_k);
-  }
-  if (p.want_status) add("status", b.status, {1, {2}, {1}, 4}, true);
-  if (p.dropout_below > 0) add("dropout_state", b.dropout_state, {1, {2}, {1}, 8}, false);
-
-  for (size_t i = 0; i < n; ++i) {
-    const Operand& x = operands[i];
-    if (span_bytes(x.extent) == 0) continue;
-    if (!x.data) invalid(text(x.name, " is a null pointer, but its shape has elements; pass its memory"));
-    if (reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(x.extent.element_size) != 0)
-      invalid(text(x.name, " points to ", x.data, ", which is not aligned to its element size of ", x.extent.element_size, " bytes"));
-  }
-  for (size_t i = 0; i < n; ++i)
-    for (size_t j = i + 1; j < n; ++j)
-      if ((operands[i].output || operands[j].output) && may_overlap(operands[i].data, operands[i].extent, operands[j].data, operands[j].extent))
-        invalid(text(operands[i].output ? operands[i].name : operands[j].name, " overlaps ", operands[i].output ? operands[j].name : operands[i].name,
-                     " in memory; an output needs memory of its own"));
+  for (size_t first = 0; first < n; ++first)
+    for (size_t second = first + 1; second < n; ++second) {
+      const size_t i = touched[first], j = touched[second];
+      const bool written = kTensors[i].written(p.backward);
+      if ((written || kTensors[j].written(p.backward)) && may_overlap(data[i], p.extents[i], data[j], p.extents[j]))
+        invalid(text(kTensors[written ? i : j].name, " overlaps ", kTensors[written ? j : i].name, " in memory; an output needs memory of its own"));
+    }
 }
 
 namespace {

@@ -2,10 +2,12 @@
 // without looking at the data is raised here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
-#include "fattn/types.hpp"
+#include "fattn/tensors.hpp"
+#include "problem/overlap.h"
 #include "shared/mask.h"
 
 namespace fattn::core {
@@ -59,6 +61,9 @@ struct Problem {
   int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0, cu_seqlens_q_stride = 0, cu_seqlens_k_stride = 0;
   int64_t document_q_stride = 0, document_k_stride = 0;  // between batch entries
   PairTensor bias, pair_mask, dbias;
+  // Of each of kTensors: where its elements lie, and how many bytes they span; 0: nothing of it is touched, as it is absent or empty.
+  std::array<Extent, kTensorCount> extents = {};
+  std::array<int64_t, kTensorCount> bytes = {};
 
   int64_t group() const { return nheads / nheads_k; }  // query heads that share a key head
   Mask mask() const { return mask(seqlen_k); }
@@ -80,6 +85,10 @@ struct Problem {
   bool windowed() const { return window_left >= 0 || window_right >= 0; }
   // Without queries a dense batch's lengths are nobody's business.
   bool uses_lengths() const { return has_seqused_k && (packed || !empty()); }
+  bool has_pairs() const {  // of a row and a key
+    constexpr size_t kQ = tensor_index("q"), kK = tensor_index("k");
+    return bytes[kQ] > 0 && bytes[kK] > 0;
+  }
   bool empty() const { return packed ? total_q == 0 : batch == 0 || seqlen_q == 0; }  // no output row
 };
 

@@ -97,6 +97,33 @@ def test_info(fattn):
         assert bool(library["path"]) == library["loaded"] and bool(library["reason"]) != library["loaded"]
 
 
+def test_support_of_options_together(fattn):
+    env = {"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}
+    done = fattn.json("support", "--with", "dropout,SoftCap", "--headdim", "128", env=env)["with"]
+    assert done["options"] == ["softcap", "dropout"] and (done["dtype"], done["headdim"]) == ("bf16", 128)
+    ways = {(row["name"], row["pass"]): row for row in done["ways"]}
+    assert [ways[name, "fwd"]["supported"] for name in ("reference", "cpu v1", "cpu v2", "sm_90 v2", "sm_90 v3")] == [True, False, True, True, False]
+    assert "v3's backward pass has no registers for softcap with dropout" in ways["sm_90 v3", "bwd"]["reason"]
+    assert all(row["supported"] for row in fattn.json("support", "--with", "softcap", env=env)["with"]["ways"] if row["name"] == "sm_90 v3")
+    text = words(fattn("support", "--with", "dbias,softcap", "--arch", "80", env=env).stdout)
+    assert "softcap and dbias together" in text and "sm_80 v2 yes no backend cuda: the CUDA kernels have no dbias with softcap" in text
+
+
+@pytest.mark.parametrize(
+    "flags, error",
+    [
+        (["--with", "softcup"], "did you mean 'softcap'?"),
+        (["--with", "softcap", "--arch", "33"], "--arch: there are no kernels for architecture 33; allowed: 75, 80"),
+        (["--headdim", "64"], "--headdim requires --with"),
+        (["--with", "softcap", "--dtype", "int8"], "bf16"),
+        (["--with", "softcap", "--headdim", "0"], "--headdim"),
+    ],
+)
+def test_support_refuses(fattn, flags, error):
+    done = fattn("support", *flags, status=2)
+    assert error in done.stderr and not done.stdout
+
+
 def test_info_without_a_cuda_driver(fattn):
     env = {"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}
     text = fattn("info", env=env).stdout

@@ -28,6 +28,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
     return {
         "info": fattn.json("info"),
         "support": fattn.json("support"),
+        "support_with": fattn.json("support", "--with", "softcap,dropout"),
         "run": fattn.json(*run, "--causal", "--window-left", "9", "--softcap", "20", "--verify", "--softmax-scale", "0.5"),
         "run_failed": json.loads(failed.read_text()),
         "check": fattn.json(*one, "--backend", "reference"),
@@ -79,6 +80,8 @@ def test_with_devices(fattn, cuda_stub):
         ("support", lambda r: r["backends"][0].update(headdim_max=0)),
         ("support", lambda r: r["backends"][0].update({"pass": "both"})),
         ("support", lambda r: r.pop("gpu_architectures")),
+        ("support_with", lambda r: r["with"]["options"].append("softcup")),
+        ("support_with", lambda r: r["with"]["ways"][0].update(supported=False)),
         ("support", lambda r: r["table"][0]["ways"].update({"backend cpu": "yes"})),
         ("support", lambda r: r["features"][0].update(supported=False)),
         ("run", lambda r: r.update(status="fine")),

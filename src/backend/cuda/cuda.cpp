@@ -134,48 +134,12 @@ CudaLaunch shape_of(int64_t grid, int threads, int shared_bytes) {
 
 // Every pointer that the kernels touch is memory of the device: host memory would be a fault that ends all work of the process there.
 void require_on_device(CudaDevice& device, const Problem& p, const fattn_buffers& b, size_t workspace_bytes) {
-  const auto require = [&](const void* pointer, const char* name) {
-    if (pointer) device.require_on_device(pointer, name);
-  };
-  const bool rows = !p.empty(), keys = p.packed ? p.total_k > 0 : p.batch > 0 && p.seqlen_k > 0;  // nothing of an empty tensor is touched
-  if (rows) {
-    require(b.q, "q");
-    require(b.o, "o");
-    if (p.want_lse) require(b.lse, "lse");
-    if (p.want_weights && p.seqlen_k > 0) require(b.weights, "weights");
+  for (size_t i = 0; i < kTensorCount; ++i) {
+    const TensorRow& row = kTensors[i];
+    if (p.bytes[i] == 0 || (row.role == TensorRole::kTerm && !p.has_pairs())) continue;
+    device.require_on_device(row.pointer.get(b), row.name);
   }
-  if (keys) {
-    require(b.k, "k");
-    require(b.v, "v");
-  }
-  if (p.want_status) require(b.status, "status");
-  if (p.has_seqused_k && p.batch > 0) require(b.seqused_k, "seqused_k");
-  if (p.packed) {
-    require(b.cu_seqlens_q, "cu_seqlens_q");
-    require(b.cu_seqlens_k, "cu_seqlens_k");
-  }
-  if (rows && keys) {
-    if (p.has_alibi) require(b.alibi_slopes, "alibi_slopes");
-    if (p.bias.given) require(b.bias, "bias");
-    if (p.pair_mask.given) require(b.mask, "mask");
-    if (p.dropout_below > 0) require(b.dropout_state, "dropout_state");
-    if (p.has_documents) {
-      require(b.document_q, "document_q");
-      require(b.document_k, "document_k");
-    }
-  }
-  if (workspace_bytes > 0) require(b.workspace, "workspace");
-  if (!p.backward) return;
-  if (rows) {
-    require(b.dout, "dout");
-    require(b.dq, "dq");
-    if (p.has_dlse) require(b.dlse, "dlse");
-  }
-  if (p.dbias.given && p.seqlen_k > 0) require(b.dbias, "dbias");
-  if (keys) {
-    require(b.dk, "dk");
-    require(b.dv, "dv");
-  }
+  if (workspace_bytes > 0 && b.workspace) device.require_on_device(b.workspace, "workspace");
 }
 
 // Two kernels where the keys are split: the second puts the splits together.
@@ -220,8 +184,9 @@ void write_sequence_rest(CudaDevice& device, const Plan& plan, const fattn_buffe
   if (!cuda::has_sequence_rest(p)) return;
   const Loaded& kernel = sequence_rest_kernel(device, plan);
   float* const lse = p.want_lse && !p.backward ? static_cast<float*>(b.lse) : nullptr;
-  const cuda::PairBuffers pairs = cuda::pair_buffers(b);
-  SequenceRestParams params = cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, pairs.cu_seqlens_q, pairs.cu_seqlens_k, pairs.seqused_k});
+  const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
+  SequenceRestParams params =
+      cuda::sequence_rest_params(p, {b.o, b.dq, b.dk, b.dv, lse, ints(b.cu_seqlens_q), ints(b.cu_seqlens_k), ints(b.seqused_k)});
   void* parameters[] = {&params};
   CudaLaunch shape = shape_of(cuda::kRestCtas, kRestThreads, 0);
   shape.early = plan.cuda.arch >= 90;
@@ -234,7 +199,7 @@ void forward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CU
   const Loaded& kernel = v3_forward_kernel(device, chosen);
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
   cuda::V3ForwardParams params;
-  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, cuda::pair_buffers(b), b.workspace);
+  cuda::set_v3_forward_params(params, plan.problem, chosen, device, b.q, b.k, b.v, b.o, lse, b, b.workspace);
   const auto launch_before = [&](const Loaded& before, int64_t grid, int threads, bool early) {
     void* parameters[] = {&params.call};
     CudaLaunch shape = shape_of(grid, threads, 0);
@@ -295,13 +260,9 @@ void forward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstr
   if (chosen.grid == 0) return;
   const Loaded& kernel = forward_kernel(device, cuda::v2_forward_key(chosen, b.q, b.k, b.v, b.o));
   float* lse = plan.problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
-  PairParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, cuda::pair_buffers(b));
+  PairParams params = cuda::v2_forward_params(plan.problem, chosen, b.q, b.k, b.v, b.o, lse, b);
   void* parameters[] = {&params};
   device.launch(kernel.function, shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), stream, parameters, kernel.name.c_str());
-}
-
-cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
-  return {b.q, b.k, b.v, b.o, b.dout, static_cast<const float*>(b.lse), b.dq, b.dk, b.dv, b.workspace, cuda::pair_buffers(b)};
 }
 
 // Three kernels, in v2 (where fp32 may be split by one more before) as in v3: row sums and zeros, the gradients with dq in fp32, dq in its dtype. In
@@ -310,7 +271,7 @@ cuda::BackwardBuffers backward_buffers(const fattn_buffers& b) {
 void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUstream stream) {
   const cuda::V3BackwardPlan& chosen = plan.cuda.kernels->v3_backward;
   cuda::V3BackwardParams params;
-  cuda::set_v3_backward_params(params, plan.problem, chosen, device, backward_buffers(b));
+  cuda::set_v3_backward_params(params, plan.problem, chosen, device, b);
   auto parameters = params.pointers();
   const auto launch_kernel = [&](const Loaded& kernel, CudaLaunch shape, bool early) {
     shape.early = early;
@@ -333,7 +294,7 @@ void backward_v3(CudaDevice& device, const Plan& plan, const fattn_buffers& b, C
   launch(chosen.main, chosen.tile.launch_registers(), shape_of(chosen.grid, chosen.threads, chosen.shared_bytes), true);
   launch(chosen.finish, 0, shape_of(chosen.finish_grid, kV3FinishThreads, chosen.finish_shared_bytes), true);
   if (chosen.dbias_tiles > 0) {
-    cuda::set_v3_dbias_params(params, plan.problem, device, backward_buffers(b));
+    cuda::set_v3_dbias_params(params, plan.problem, device, b);
     CudaLaunch shape = shape_of(chosen.dbias_ctas, cuda::kV3DbiasThreads, chosen.dbias_shared_bytes);
     shape.grid_y = static_cast<unsigned>(chosen.dbias_parts);
     launch(chosen.dbias, cuda::v3_launch_registers(cuda::kV3DbiasThreads), shape, false);
@@ -356,9 +317,8 @@ void backward(CudaDevice& device, const Plan& plan, const fattn_buffers& b, CUst
       unsupported("a tensor begins at an address that is no multiple of 16 bytes, and algorithm v3 was asked for; ask for auto or v2");
   }
   const cuda::V2BackwardPlan& chosen = plan.cuda.kernels->backward;
-  const cuda::BackwardBuffers buffers = backward_buffers(b);
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, buffers);
-  PairParams params = cuda::v2_backward_params(plan.problem, chosen, buffers);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen, b);
+  PairParams params = cuda::v2_backward_params(plan.problem, chosen, b);
   BackwardF32Parts parts = cuda::v2_backward_f32_parts(chosen, b.workspace);
   void* parameters[] = {&params, &parts};  // most kernels take the first alone
   const auto launch = [&](const cuda::V2BackwardKey& key, const cuda::V2BackwardLaunch& shape) {
@@ -532,7 +492,7 @@ void load_cuda_kernels(const Plan& plan) {
     if (chosen.v3_backward.dbias_tiles > 0) v3_backward_kernel(device, chosen.v3_backward.dbias, cuda::v3_launch_registers(cuda::kV3DbiasThreads));
     return;
   }
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, cuda::BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(chosen.backward, fattn_buffers{});
   if (chosen.backward.prepare.grid > 0) backward_kernel(device, keys.prepare);
   if (chosen.backward.split.grid > 0) backward_kernel(device, keys.split);
   if (chosen.backward.main.grid > 0) backward_kernel(device, keys.main);

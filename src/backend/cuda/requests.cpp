@@ -30,7 +30,7 @@ constexpr double kBytesPerSecond = 4.8e12;  // of an H200: decides how decode sp
 // As calls with aligned pointers need them.
 std::vector<jit::Request> backward_requests(const cuda::V2BackwardPlan& plan) {
   std::vector<jit::Request> requests;
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, cuda::BackwardBuffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
   if (plan.prepare.grid > 0) requests.push_back(cuda::v2_backward_request(keys.prepare));
   if (plan.split.grid > 0) requests.push_back(cuda::v2_backward_request(keys.split));
   if (plan.main.grid > 0) requests.push_back(cuda::v2_backward_request(keys.main));
@@ -76,8 +76,9 @@ std::vector<jit::Request> requests_of_pass(const Problem& problem, int arch) {
   }
   const bool f32_forward = !problem.backward && problem.dtype == DType::kF32;
   const auto v3_refusal = problem.backward ? cuda::v3_backward_refusal : f32_forward ? cuda::v3_forward_f32_refusal : cuda::v3_forward_refusal;
-  const bool v3 = wants_v3(problem, arch) && v3_refusal(problem, cuda::v3_target_of(arch)).empty();
-  if (problem.algorithm == Algorithm::kV3 && !v3) unsupported("algorithm v3 was asked for, and cannot compute the problem there; ask for v2 or auto");
+  const std::string not_v3 = wants_v3(problem, arch) ? v3_refusal(problem, cuda::v3_target_of(arch)) : "it is for compute capability 9.0 alone";
+  const bool v3 = not_v3.empty();
+  if (problem.algorithm == Algorithm::kV3 && !v3) unsupported(text("algorithm v3 was asked for: ", not_v3));
   std::vector<jit::Request> requests;
   const cuda::DecodeTarget decode_target{target, kMultiprocessors, kBytesPerSecond};
   if (problem.algorithm != Algorithm::kV3 && cuda::decode_takes(problem, decode_target)) {

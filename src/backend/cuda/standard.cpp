@@ -183,7 +183,7 @@ int64_t finish_rows(const Problem& p, int64_t heads, int64_t seqlen, int64_t wid
 class Call {
  public:
   Call(CudaDevice& device, const Problem& p, const StandardPlan& plan, const fattn_buffers& b, CUstream stream)
-      : device_(device), p_(p), plan_(plan), b_(b), stream_(stream), pairs_(pair_params(v2_params(p, 1), p, pair_buffers(b))) {
+      : device_(device), p_(p), plan_(plan), b_(b), stream_(stream), pairs_(pair_params(v2_params(p, 1), p, b)) {
     set_dbias_params(pairs_, p, b.dbias, b.workspace, plan.dbias_offset);
   }
 

@@ -1,6 +1,7 @@
 #include "backend/cuda/v2_backward.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 
 #include "fattn/error.hpp"
@@ -295,12 +296,11 @@ V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target) 
   return plan;
 }
 
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& b) {
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const fattn_buffers& b) {
   V2BackwardKeys keys;
   keys.main = plan.key;
   keys.main.aligned = plan.aligned_strides;
-  for (const void* pointer :
-       {b.q, b.k, b.v, b.o, b.dout, static_cast<const void*>(b.dq), static_cast<const void*>(b.dk), static_cast<const void*>(b.dv)}) {
+  for (const void* pointer : std::initializer_list<const void*>{b.q, b.k, b.v, b.o, b.dout, b.dq, b.dk, b.dv}) {
     keys.main.aligned = keys.main.aligned && aligned(pointer);
   }
   if (!keys.main.aligned) keys.main.row = plan.unaligned_row;
@@ -343,10 +343,10 @@ BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspa
   return {first + plan.q_parts_offset, first + plan.dout_parts_offset, reinterpret_cast<float*>(first + plan.inverses_offset), plan.query_blocks};
 }
 
-PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& b) {
+PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& b) {
   PairParams params = pair_params(
-      backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b.pairs);
-  set_dbias_params(params, problem, b.pairs.dbias, b.workspace, plan.dbias_offset);
+      backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b);
+  set_dbias_params(params, problem, b.dbias, b.workspace, plan.dbias_offset);
   return params;
 }
 

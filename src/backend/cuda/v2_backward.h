@@ -87,13 +87,13 @@ V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 struct V2BackwardKeys {
   V2BackwardKey prepare, split, main, finish, dbias_zero, dbias_finish;
 };
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const BackwardBuffers& buffers);
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const fattn_buffers& buffers);
 
 // What `split` and `main` take besides where q and dout are split before.
 BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspace);
 
 // The same for all kernels.
-PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const BackwardBuffers& buffers);
+PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& buffers);
 
 // dbias, which is made 0 before a pass, and of 16 bits, summed in the workspace, written behind it: here and in algorithm v3. Whether no sum makes an
 // element of it; whether it is summed where it will be; else what it takes of the workspace, and what the kernels are told.

@@ -104,27 +104,13 @@ std::string names_of_pair(int32_t bits) {
   return names;
 }
 
-PairBuffers pair_buffers(const fattn_buffers& b) {
+PairParams pair_params(const FeatureParams& params, const Problem& problem, const fattn_buffers& b) {
   const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
-  return {ints(b.seqused_k),
-          static_cast<const float*>(b.alibi_slopes),
-          b.bias,
-          b.mask,
-          b.dropout_state,
-          b.dbias,
-          ints(b.cu_seqlens_q),
-          ints(b.cu_seqlens_k),
-          ints(b.document_q),
-          ints(b.document_k),
-          static_cast<const float*>(b.dlse)};
-}
-
-PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& b) {
   PairParams pairs{};
   static_cast<FeatureParams&>(pairs) = params;
-  pairs.lengths = problem.has_seqused_k ? b.seqused_k : nullptr;  // kernels ask whether there are any
+  pairs.lengths = problem.has_seqused_k ? ints(b.seqused_k) : nullptr;  // kernels ask whether there are any
   pairs.length_stride = problem.seqused_k_stride;
-  pairs.alibi_slopes = b.alibi_slopes;
+  pairs.alibi_slopes = static_cast<const float*>(b.alibi_slopes);
   pairs.alibi_batch_stride = problem.alibi_batch_stride;
   pairs.alibi_head_stride = problem.alibi_head_stride;
   pairs.bias = b.bias;
@@ -135,17 +121,17 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   pairs.dropout_below = static_cast<unsigned>(problem.dropout_below);
   pairs.dropout_scale = static_cast<float>(problem.dropout_scale());
   for (int bit = 0; bit < kDropoutBits; ++bit) pairs.dropout_thresholds[bit] = dropout_threshold(pairs.dropout_below, bit);
-  pairs.cu_seqlens_q = b.cu_seqlens_q;
-  pairs.cu_seqlens_k = b.cu_seqlens_k;
+  pairs.cu_seqlens_q = ints(b.cu_seqlens_q);
+  pairs.cu_seqlens_k = ints(b.cu_seqlens_k);
   pairs.cu_seqlens_q_stride = problem.cu_seqlens_q_stride;
   pairs.cu_seqlens_k_stride = problem.cu_seqlens_k_stride;
   pairs.total_q = problem.total_q;
   pairs.total_k = problem.total_k;
-  pairs.document_q = b.document_q;
-  pairs.document_k = b.document_k;
+  pairs.document_q = ints(b.document_q);
+  pairs.document_k = ints(b.document_k);
   pairs.document_q_stride = problem.document_q_stride;
   pairs.document_k_stride = problem.document_k_stride;
-  pairs.dlse = b.dlse;
+  pairs.dlse = static_cast<const float*>(b.dlse);
   pairs.dlse_strides = strides_of(problem.dlse);
   return pairs;
 }
@@ -169,14 +155,14 @@ FeatureParams v2_params(const Problem& problem, int heads_per_section) {
   return params;
 }
 
-FeatureParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& b, bool deterministic, int64_t row_sum_offset,
+FeatureParams backward_params(const Problem& problem, int heads_per_section, const fattn_buffers& b, bool deterministic, int64_t row_sum_offset,
                               int64_t semaphore_offset) {
   FeatureParams params = v2_params(problem, heads_per_section);
   params.q = b.q;
   params.k = b.k;
   params.v = b.v;
-  params.o = const_cast<void*>(b.o);       // read only, here
-  params.lse = const_cast<float*>(b.lse);  // likewise
+  params.o = b.o;                           // read only, here
+  params.lse = static_cast<float*>(b.lse);  // likewise
   params.dout = b.dout;
   params.dq = b.dq;
   params.dk = b.dk;

@@ -81,30 +81,15 @@ constexpr TermTile term_tile(const PairFeatures& pair, int rows, int keys, bool 
   return {rows, keys, pair.bias == 0 ? 0 : pair.bias == 2 ? 4 : 2, pair.mask, transposed};
 }
 
-struct PairBuffers {
-  const int* seqused_k = nullptr;
-  const float* alibi_slopes = nullptr;
-  const void *bias = nullptr, *mask = nullptr, *dropout_state = nullptr;
-  void* dbias = nullptr;
-  const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *document_q = nullptr, *document_k = nullptr;
-  const float* dlse = nullptr;
-};
-PairBuffers pair_buffers(const fattn_buffers& buffers);
 // `params` with what a problem's features of pairs need; dbias itself is the backward pass's business.
-PairParams pair_params(const FeatureParams& params, const Problem& problem, const PairBuffers& buffers);
+PairParams pair_params(const FeatureParams& params, const Problem& problem, const fattn_buffers& buffers);
 
 // Sizes, the window, and the strides of q, k, v, o and lse; the rest is zero.
 FeatureParams v2_params(const Problem& problem, int heads_per_section);
 
-struct BackwardBuffers {
-  const void *q, *k, *v, *o, *dout;
-  const float* lse;
-  void *dq, *dk, *dv, *workspace;
-  PairBuffers pairs = {};
-};
 // v2_params() with all that a backward pass takes besides; the offsets are of its parts of the workspace, which begins with dq in fp32.
-FeatureParams backward_params(const Problem& problem, int heads_per_section, const BackwardBuffers& buffers, bool deterministic,
-                              int64_t row_sum_offset, int64_t semaphore_offset);
+FeatureParams backward_params(const Problem& problem, int heads_per_section, const fattn_buffers& buffers, bool deterministic, int64_t row_sum_offset,
+                              int64_t semaphore_offset);
 
 // softmax_scale and softmax_scale_log2 of a forward pass; with softcap also score_factor.
 void set_forward_scale(FeatureParams& params, double softmax_scale, double softcap);

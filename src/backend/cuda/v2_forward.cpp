@@ -233,7 +233,7 @@ V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void
 }
 
 PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                             const PairBuffers& pairs) {
+                             const fattn_buffers& buffers) {
   FeatureParams params = v2_params(problem, plan.heads_per_section);
   params.q = q;
   params.k = k;
@@ -241,7 +241,7 @@ PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, 
   params.o = o;
   params.lse = lse;
   set_forward_scale(params, problem.softmax_scale, problem.softcap);
-  return pair_params(params, problem, pairs);
+  return pair_params(params, problem, buffers);
 }
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {

@@ -73,7 +73,7 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
 V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
 
 PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                             const PairBuffers& pairs = {});
+                             const fattn_buffers& buffers = {});
 
 jit::Request v2_forward_request(const V2ForwardKey& key);
 

@@ -375,7 +375,7 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   return plan;
 }
 
-void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const BackwardBuffers& b) {
+void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const fattn_buffers& b) {
   encode_tensor_map(params.k, device, tiled_k(problem, kDbiasKeys), b.k);
   encode_tensor_map(params.v, device, tiled_v(problem, kDbiasKeys), b.v);
 }
@@ -390,7 +390,7 @@ std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3Backw
 }
 
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
-                            const BackwardBuffers& b) {
+                            const fattn_buffers& b) {
   const int block_n = plan.tile.block_n();
   encode_tensor_map(params.q, device, tiled_q(problem, kV3BackwardRows), b.q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), b.k);
@@ -398,9 +398,9 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dout, device, tiled_dout(problem, kV3BackwardRows), b.dout);
   encode_tensor_map(params.dk, device, tiled_dk(problem, 64), b.dk);  // a warpgroup's
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
-  params.call = pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset),
-                            problem, b.pairs);
-  set_dbias_params(params.call, problem, b.pairs.dbias, b.workspace, plan.dbias_offset);
+  params.call =
+      pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset), problem, b);
+  set_dbias_params(params.call, problem, b.dbias, b.workspace, plan.dbias_offset);
   params.work.lse_log2 = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.lse_log2_offset);
   if (problem.packed || problem.has_documents || problem.pair_mask.given) params.call.tiles = static_cast<char*>(b.workspace) + plan.tiles_offset;
   params.work.nonfinite = reinterpret_cast<int*>(static_cast<char*>(b.workspace) + plan.nonfinite_offset);

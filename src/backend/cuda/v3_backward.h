@@ -121,9 +121,9 @@ struct V3BackwardParams {
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }
 };
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
-                            const BackwardBuffers& buffers);
+                            const fattn_buffers& buffers);
 // From those to the ones of the kernel that computes dbias.
-void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const BackwardBuffers& buffers);
+void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const fattn_buffers& buffers);
 inline constexpr int kV3DbiasThreads = 384;
 
 jit::Request v3_backward_request(const V3BackwardKey& key);

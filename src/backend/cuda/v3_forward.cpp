@@ -400,14 +400,14 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
 }
 
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs, void* workspace) {
+                           const void* k, const void* v, void* o, float* lse, const fattn_buffers& buffers, void* workspace) {
   const int block_n = plan.tile.block_n;
   encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask, problem.has_documents) ? 64 : plan.tile.block_m()),
                     q);
   encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
   encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
   encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
-  params.call = pair_params(v2_params(problem, plan.heads_per_section), problem, pairs);
+  params.call = pair_params(v2_params(problem, plan.heads_per_section), problem, buffers);
   set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
   params.call.q = q;
   params.call.k = k;

@@ -174,7 +174,7 @@ struct V3ForwardParams {
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
 };
 void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const PairBuffers& pairs = {}, void* workspace = nullptr);
+                           const void* k, const void* v, void* o, float* lse, const fattn_buffers& buffers = {}, void* workspace = nullptr);
 
 jit::Request v3_forward_request(const V3ForwardKey& key);
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile);

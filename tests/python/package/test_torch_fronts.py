@@ -1,10 +1,13 @@
 """The fronts around fattn.attention: the gradient of lse, sinks, packed tensors, caches that grow, plans made ahead."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 
 import fattn
+import fattn.numpy
 from attention_cases import Case
 from torch_cases import check, leaves, plain
 
@@ -284,3 +287,19 @@ def test_cache_compiled():
             q, k, v, lengths = *torch.randn(3, 2, 1, 2, 8), torch.tensor([i, 2 * i])
             torch.testing.assert_close(step(q, k, v, lengths, *caches), fattn.with_kvcache(q, *again, k, v, cache_seqlens=lengths, causal=True))
     assert torch.equal(caches, again)
+
+
+def test_every_front_has_the_options():
+    """fattn.attention repeats the one list of them, which the others take from it."""
+    from fattn._options import Options
+    from fattn._scores import Scores
+
+    fronts = {front: inspect.signature(front).parameters for front in (fattn.attention, fattn.attention_varlen, fattn.numpy.forward, fattn.numpy.backward, fattn.plan)}
+    own = ["return_lse", "return_dropout_state", "layout", "unknown"]
+    assert [name for name in fronts[fattn.attention] if name not in own] == ["q", "k", "v", *Options._fields]
+    for name, default in Options._field_defaults.items():
+        for front, parameters in fronts.items():
+            if name in parameters and (front, name) != (fattn.attention_varlen, "cu_seqlens_q"):
+                assert parameters[name].default == default and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    assert set(Scores._fields) <= set(Options._fields)
+    assert inspect.signature(fattn.support).parameters == fronts[fattn.plan]
