@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <variant>
 
 #include "cli/presets.h"
 #include "cli/sanitize.h"
@@ -13,6 +14,7 @@ namespace fattn::cli {
 namespace {
 
 using measure::PairShape;
+using measure::ProblemSpec;
 
 // "none" and the shapes that a bias or a mask may have.
 std::vector<std::string> pair_shapes() {
@@ -82,6 +84,25 @@ void require_consistent(const measure::ProblemSpec& s, bool grad) {
 
 }  // namespace
 
+template <class Own>
+void ProblemFlags::add_option_to(CLI::App& command, const measure::SpecOption& option, const Own& own) {
+  if (const auto* flag = std::get_if<bool ProblemSpec::*>(&option.member)) {
+    own(command.add_flag(option.flag, options_.*(*flag), option.text));
+  } else if (const auto* shape = std::get_if<PairShape ProblemSpec::*>(&option.member)) {
+    std::string& name = shapes_.emplace_back(*shape, name_of(PairShape::kNone)).second;
+    own(command.add_option(option.flag, name, option.text)->transform(one_of(pair_shapes()))->type_name(option.type)->capture_default_str());
+  } else if (const auto* integer = std::get_if<int64_t ProblemSpec::*>(&option.member)) {
+    own(command.add_option(option.flag, options_.*(*integer), option.text)
+            ->check(whole_number(option.least))
+            ->type_name(option.type)
+            ->capture_default_str());
+  } else {
+    own(command.add_option(option.flag, options_.*std::get<double ProblemSpec::*>(option.member), option.text)
+            ->type_name(option.type)
+            ->capture_default_str());
+  }
+}
+
 void ProblemFlags::add_problem_to(CLI::App& command, bool presets) {
   // A later flag overrides an earlier one, so that a recorded run can be repeated with a change.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group("The problem");
@@ -92,9 +113,6 @@ void ProblemFlags::add_problem_to(CLI::App& command, bool presets) {
   const auto size = whole_number(1);
   auto integer = [&](Integer& flag, const char* name, const char* help) {
     flag.option = own(command.add_option(name, flag.value, help)->check(size)->type_name("N"));
-  };
-  const auto number = [&](int64_t& value, const char* name, int64_t least, const char* help) {
-    own(command.add_option(name, value, help)->check(whole_number(least))->type_name("N")->capture_default_str());
   };
   if (presets)
     own(command
@@ -109,29 +127,7 @@ void ProblemFlags::add_problem_to(CLI::App& command, bool presets) {
   integer(headdim_, "--headdim", "Size of a head of queries and keys [64]");
   integer(headdim_v_, "--headdim-v", "Size of a head of values [as --headdim]");
   causal_option_ = own(command.add_flag("--causal,!--no-causal", causal_, "Causal mask, aligned to the bottom right"));
-  number(window_left_, "--window-left", -1, "Keys that a query sees before its own position; -1: all");
-  number(window_right_, "--window-right", -1, "The same behind it; with --causal there are none");
-  own(command.add_option("--softcap", softcap_, "Scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are")
-          ->type_name("X")
-          ->capture_default_str());
-  own(command.add_option("--dropout", p_dropout_, "Weights become 0 with this probability, by random numbers from --seed; 0: none")
-          ->type_name("P")
-          ->capture_default_str());
-  own(command.add_flag("--alibi", alibi_, "ALiBi, with the slopes 2^(-8 h / nheads), h from 1"));
-  const auto pairs = [&](std::string& value, const char* name, const std::string& help) {
-    own(command.add_option(name, value, help)->transform(one_of(pair_shapes()))->type_name("SHAPE")->capture_default_str());
-  };
-  pairs(
-      bias_, "--bias",
-      "A bias of N(0, 1): for every batch entry and head (all), every head, every batch entry, one for all, or a row of keys for every batch entry");
-  own(command.add_flag("--bias-fp32", bias_f32_, "The bias is of fp32, whatever the others are"));
-  own(command.add_flag("--dbias", dbias_, "The backward pass returns the gradient of the bias"));
-  pairs(mask_, "--mask", "A mask that shows three of four pairs, at random; its shapes are those of --bias");
-  number(least_seqused_k_, "--seqused-k", 0,
-         "Lengths of keys: N in the first batch entry (and the only one), as many as there are in the last; 0: none");
-  number(least_packed_, "--packed", 0,
-         "Packed sequences, --batch of them, of N rows, the first (and the only one), to --seqlen, the last; 0: a dense batch");
-  number(documents_, "--documents", 0, "As many documents of about one length in every batch entry, of which a query sees its own; 0: none");
+  for (const measure::SpecOption& option : measure::kSpecOptions) add_option_to(command, option, own);
   dtype_option_ = own(command.add_option("--dtype", dtype_, "Type of all tensors; not given: bf16 on a CUDA device")
                           ->transform(one_dtype_of({name_of(DType::kF32), name_of(DType::kBF16), name_of(DType::kF16), name_of(DType::kF64)}))
                           ->type_name("NAME")
@@ -208,18 +204,8 @@ measure::ProblemSpec ProblemFlags::spec() const {
   s.headdim = headdim_.or_else(s.headdim);
   s.headdim_v = headdim_v_.or_else(headdim_given ? s.headdim : s.headdim_v);
   if (causal_option_->count() > 0) s.causal = causal_;
-  s.window_left = window_left_;
-  s.window_right = window_right_;
-  s.softcap = softcap_;
-  s.p_dropout = p_dropout_;
-  s.alibi = alibi_;
-  s.bias = pair_shape(bias_);
-  s.mask = pair_shape(mask_);
-  s.bias_f32 = bias_f32_;
-  s.dbias = dbias_;
-  s.least_seqused_k = least_seqused_k_;
-  s.least_packed = least_packed_;
-  s.documents = documents_;
+  for (const measure::SpecOption& option : measure::kSpecOptions) std::visit([&](auto member) { s.*member = options_.*member; }, option.member);
+  for (const auto& [member, name] : shapes_) s.*member = pair_shape(name);
   require_consistent(s, grad());
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64})
     if (dtype_ == name_of(dtype)) s.dtype = dtype;
@@ -273,20 +259,17 @@ std::vector<std::string> ProblemFlags::repeating_flags() const {
   add("--headdim", std::to_string(s.headdim));
   add("--headdim-v", std::to_string(s.headdim_v));
   flags.emplace_back(s.causal ? "--causal" : "--no-causal");
-  if (s.windowed()) {
-    add("--window-left", std::to_string(s.window_left));
-    add("--window-right", std::to_string(s.window_right));
+  for (const measure::SpecOption& option : measure::kSpecOptions) {
+    if (!has(s, option)) continue;
+    if (std::holds_alternative<bool ProblemSpec::*>(option.member))
+      flags.emplace_back(option.flag);
+    else if (const auto* shape = std::get_if<PairShape ProblemSpec::*>(&option.member))
+      add(option.flag, name_of(s.*(*shape)));
+    else if (const auto* integer = std::get_if<int64_t ProblemSpec::*>(&option.member))
+      add(option.flag, std::to_string(s.*(*integer)));
+    else
+      add(option.flag, CLI::detail::to_string(s.*std::get<double ProblemSpec::*>(option.member)));
   }
-  if (s.softcap > 0) add("--softcap", CLI::detail::to_string(s.softcap));
-  if (s.p_dropout > 0) add("--dropout", CLI::detail::to_string(s.p_dropout));
-  if (s.alibi) flags.emplace_back("--alibi");
-  if (s.bias != PairShape::kNone) add("--bias", name_of(s.bias));
-  if (s.bias_f32) flags.emplace_back("--bias-fp32");
-  if (s.dbias) flags.emplace_back("--dbias");
-  if (s.mask != PairShape::kNone) add("--mask", name_of(s.mask));
-  if (s.least_seqused_k > 0) add("--seqused-k", std::to_string(s.least_seqused_k));
-  if (s.packed()) add("--packed", std::to_string(s.least_packed));
-  if (s.documents > 0) add("--documents", std::to_string(s.documents));
   add("--dtype", name_of(s.dtype));
   if (!grad()) flags.emplace_back("--no-grad");
   for (const std::string& flag : place_flags()) flags.push_back(flag);

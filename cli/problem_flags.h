@@ -2,14 +2,17 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/target_flags.h"
 #include "measure/contestant.h"
 #include "measure/problem.h"
 #include "measure/sampling.h"
+#include "measure/spec_options.h"
 
 namespace fattn::cli {
 
@@ -50,11 +53,13 @@ class ProblemFlags {
     int64_t or_else(int64_t otherwise) const { return option && option->count() > 0 ? value : otherwise; }
   };
   Integer batch_, seqlen_, seqlen_k_, nheads_, nheads_k_, headdim_, headdim_v_;
-  int64_t window_left_ = -1, window_right_ = -1;
-  int64_t least_seqused_k_ = 0, least_packed_ = 0, documents_ = 0;
-  double softcap_ = 0, p_dropout_ = 0;
-  std::string bias_ = "none", mask_ = "none";
-  bool causal_ = false, no_grad_ = false, warm_l2_ = false, alibi_ = false, bias_f32_ = false, dbias_ = false;
+  // `own` is called with the flag.
+  template <class Own>
+  void add_option_to(CLI::App& command, const measure::SpecOption& option, const Own& own);
+
+  measure::ProblemSpec options_;                                                           // those of kSpecOptions as they are given, but
+  std::deque<std::pair<measure::PairShape measure::ProblemSpec::*, std::string>> shapes_;  // these by their names; flags point into it
+  bool causal_ = false, no_grad_ = false, warm_l2_ = false;
   CLI::Option *causal_option_ = nullptr, *dtype_option_ = nullptr, *no_grad_option_ = nullptr;
   std::optional<measure::ProblemSpec> base_;
   std::vector<const CLI::Option*> problem_options_, sampling_options_;  // without --no-grad, which a list of problems heeds

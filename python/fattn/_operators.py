@@ -42,6 +42,9 @@ forward_at_once = forward._op
 # are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
 # variable first, and compile twice.
 OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
+_BIAS = len(OPTIONS) + [row.name for row in _abi.SCORES].index("bias")
+# Of the tensors behind them, those that may have no batch, or whose numbers depend on a place in it.
+_UNFOLDED = [len(OPTIONS) + i for i, row in enumerate(_abi.SCORES) if row.dims in ("Heads", "Pairs", "Two")]
 
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +85,7 @@ def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=Fal
 @torch.library.register_fake("fattn::backward_with_dbias")
 def _(dout, q, k, v, o, lse, *options):
     _require_one_device(q, k, v, dout, o, lse, *options)
-    bhsd, bias = options[3], options[len(OPTIONS) + 2]
+    bhsd, bias = options[3], options[_BIAS]
     return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
 
 
@@ -103,7 +106,7 @@ def _(dout, q, k, v, o, lse, *options, **packed):
 @torch.library.register_fake("fattn::backward_varlen_with_dbias")
 def _(dout, q, k, v, o, lse, *options, **packed):
     _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, options[len(OPTIONS) + 2]))
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, options[_BIAS]))
 
 
 @torch.library.register_fake("fattn::forward_out")
@@ -133,8 +136,8 @@ def _one_by_one(operator: Any, size: int, in_dims: tuple, arguments: tuple) -> t
 
 def _batched(operator: Any, ntensors: int) -> Any:
     def rule(info, in_dims, *arguments):
-        size, scores = info.batch_size, arguments[ntensors + len(OPTIONS) :]
-        if any(x is not None for x in scores[1:5]):  # alibi_slopes, bias, mask, dropout_state
+        size, options = info.batch_size, arguments[ntensors:]
+        if any(options[i] is not None for i in _UNFOLDED if i < len(options)):
             outputs = _one_by_one(operator, size, in_dims, arguments)
             return outputs, (0,) * len(outputs)
         folded = [_fold(size, x, dim) if isinstance(x, torch.Tensor) else x for x, dim in zip(arguments, in_dims)]
