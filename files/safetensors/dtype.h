@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace fattn::cli::safetensors {
+namespace fattn::files::safetensors {
 
 struct DTypeName {
   std::string_view name;
@@ -25,4 +25,4 @@ constexpr uint64_t bits_of(std::string_view dtype) {
   return 0;
 }
 
-}  // namespace fattn::cli::safetensors
+}  // namespace fattn::files::safetensors

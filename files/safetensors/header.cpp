@@ -1,15 +1,15 @@
 // Reads the header as a stream of JSON events, so that nothing is built that the format does not allow: depth, duplicate
 // keys and types are refused where they appear.
-#include "cli/safetensors/header.h"
+#include "files/safetensors/header.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/safetensors/dtype.h"
-#include "cli/sanitize.h"
+#include "files/printable.h"
+#include "files/safetensors/dtype.h"
 
-namespace fattn::cli::safetensors {
+namespace fattn::files::safetensors {
 namespace {
 
 using Json = nlohmann::json;
@@ -231,4 +231,4 @@ Header parse_header(std::string_view json, uint64_t data_bytes) {
   return header;
 }
 
-}  // namespace fattn::cli::safetensors
+}  // namespace fattn::files::safetensors

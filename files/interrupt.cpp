@@ -1,5 +1,5 @@
 // A signal handler may call little more than unlink and _exit, so the names lie in a fixed table.
-#include "cli/interrupt.h"
+#include "files/interrupt.h"
 
 #include <unistd.h>
 #include <climits>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace fattn::cli {
+namespace fattn::files {
 namespace {
 
 struct Slot {
@@ -17,7 +17,7 @@ struct Slot {
   char path[PATH_MAX];
 };
 // A handler receives nothing but the signal's number: the one place where a global table is needed.
-Slot slots[32];
+Slot slots[128];
 static_assert(std::atomic<int>::is_always_lock_free);
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -90,4 +90,4 @@ void TemporaryFile::release() {
   slot_ = -1;
 }
 
-}  // namespace fattn::cli
+}  // namespace fattn::files

@@ -1,5 +1,5 @@
 // The order matters: data to disk, then the new name, then the folder.
-#include "cli/whole_file.h"
+#include "files/whole_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,9 +12,9 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "cli/sanitize.h"
+#include "files/printable.h"
 
-namespace fattn::cli {
+namespace fattn::files {
 namespace {
 
 // The folder's part of a path with its last slash; "" for a bare name.
@@ -96,4 +96,4 @@ void WholeFile::publish() {
 
 void WholeFile::fail(const char* what, int error) const { throw std::runtime_error("'" + shown_ + "' " + what + ": " + std::strerror(error)); }
 
-}  // namespace fattn::cli
+}  // namespace fattn::files

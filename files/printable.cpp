@@ -1,9 +1,9 @@
 // Decodes UTF-8 strictly (RFC 3629) and escapes everything that is not plainly visible.
-#include "cli/sanitize.h"
+#include "files/printable.h"
 
 #include <cstdint>
 
-namespace fattn::cli {
+namespace fattn::files {
 namespace {
 
 // The length of the valid UTF-8 sequence at the start of `s` and its code point; 0 if there is none.
@@ -68,4 +68,4 @@ std::string printable(std::string_view text, size_t max_bytes) {
   return out;
 }
 
-}  // namespace fattn::cli
+}  // namespace fattn::files

@@ -3,17 +3,18 @@
 
 #include <cstdint>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace fattn::cli::safetensors {
+#include "files/input_file.h"
+
+namespace fattn::files::safetensors {
 
 // what() says what was found and what is allowed, in printable characters.
-class FormatError : public std::runtime_error {
+class FormatError : public FileError {
  public:
-  using std::runtime_error::runtime_error;
+  using FileError::FileError;
 };
 
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
@@ -36,4 +37,4 @@ struct Header {
 // the first byte to the last without holes or overlaps. Throws FormatError. Memory stays proportional to the text's length.
 Header parse_header(std::string_view json, uint64_t data_bytes);
 
-}  // namespace fattn::cli::safetensors
+}  // namespace fattn::files::safetensors
