@@ -48,9 +48,15 @@ const Json& only_part(const Json& part, const char* list) {
   return parts.empty() ? none : parts[0];
 }
 
+// A template that adds nothing to a text: transformers writes one.
+bool is_plain_template(const Json& part) {
+  const Json& single = value_of(part, "single");
+  return type_of(part) == "TemplateProcessing" && single.is_array() && single.size() == 1 && single[0].is_object() && single[0].contains("Sequence");
+}
+
 void require_byte_level_or_nothing(const Json& root, const char* key, const char* list) {
   const Json& part = only_part(value_of(root, key), list);
-  if (part.is_null() || (part.is_object() && type_of(part) == "ByteLevel")) return;
+  if (part.is_null() || (part.is_object() && (type_of(part) == "ByteLevel" || is_plain_template(part)))) return;
   throw Error(std::string(key) + " is " + (part.is_object() ? "of type " + show(type_of(part)) : kind_of(part)) + "; GPT-2 has ByteLevel, or none");
 }
 
