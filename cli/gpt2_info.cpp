@@ -106,7 +106,7 @@ std::string bytes_words(int64_t bytes) {
 }
 
 void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::MemoryUse>& uses, DType dtype, int64_t batch, int64_t seqlen) {
-  Table table({Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape").ranked(1), Column::number("memory", "bytes")},
+  Table table({Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
               fmt::format("Memory in {}, batch {}, seqlen {}", gpt2_dtype_name(dtype), batch, seqlen));
   int64_t total = 0;
   for (const gpt2::MemoryUse& use : uses) {

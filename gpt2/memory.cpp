@@ -33,7 +33,7 @@ std::vector<MemoryUse> memory_of(const Config& c, DType dtype, int64_t batch, in
   const int64_t parameters = parameters_of(c);
   uses.push_back({"weights", "parameters", std::to_string(parameters), product({parameters, size})});
   const int64_t rows = (c.padded_vocab() - c.vocab_size) * (c.tied_head ? 1 : 2);
-  if (rows > 0) uses.push_back({"weights", "rows that pad the vocabulary", words({rows, c.n_embd}), product({rows, c.n_embd, size})});
+  if (rows > 0) uses.push_back({"weights", "padded vocabulary", words({rows, c.n_embd}), product({rows, c.n_embd, size})});
   uses.push_back(
       {"KV cache", "keys and values", words({2, c.n_layer, batch, seqlen, c.kv_width()}), product({kv_bytes_per_token(c, dtype), batch, seqlen})});
   const auto activation = [&](const char* what, int64_t width) {
@@ -42,10 +42,10 @@ std::vector<MemoryUse> memory_of(const Config& c, DType dtype, int64_t batch, in
   activation("residual stream", c.n_embd);
   activation("normalised", c.n_embd);
   activation("q, k and v", c.qkv_width());
-  activation("attention's output", c.n_embd);
+  activation("attention output", c.n_embd);
   activation("inside the MLP", c.n_inner);
-  uses.push_back({"activations", "lse, fp32", words({batch, c.n_head, seqlen}), product({batch, c.n_head, seqlen, 4})});
-  uses.push_back({"activations", "logits of the last tokens, fp32", words({batch, c.padded_vocab()}), product({batch, c.padded_vocab(), 4})});
+  uses.push_back({"activations", "lse (fp32)", words({batch, c.n_head, seqlen}), product({batch, c.n_head, seqlen, 4})});
+  uses.push_back({"activations", "last logits (fp32)", words({batch, c.padded_vocab()}), product({batch, c.padded_vocab(), 4})});
   return uses;
 }
 
