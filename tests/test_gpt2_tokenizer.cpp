@@ -218,6 +218,9 @@ TEST(Gpt2TokenizerSmall, RanksThatAreRefused) {
   EXPECT_NE(error("YQ== 2147483648").find("its rank"), std::string::npos);
   EXPECT_NE(error("YQ== 0\nYQ== 1").find("twice"), std::string::npos);
   EXPECT_NE(error("YQ== 2147483646").find("are allowed"), std::string::npos);
+  std::string long_token;
+  for (int i = 0; i < 90; ++i) long_token += "YWFh";
+  EXPECT_NE(error((long_token + " 0").c_str()).find("at most 256"), std::string::npos);
   EXPECT_NE(error("YQ== 0").find("lacks tokens of single bytes"), std::string::npos);
 }
 

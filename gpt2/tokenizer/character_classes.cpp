@@ -13,7 +13,8 @@ struct Range {
   uint8_t value;
 };
 
-constexpr uint8_t L = kLetter, N = kNumber, S = kSpace, O = kOther, LW = kLetter | kWordBit, NW = kNumber | kWordBit, OW = kOther | kWordBit;
+[[maybe_unused]] constexpr uint8_t L = kLetter, N = kNumber, S = kSpace, O = kOther, LW = kLetter | kWordBit, NW = kNumber | kWordBit,
+                                   OW = kOther | kWordBit;
 
 constexpr Range kRanges[] = {
 #include "gpt2/tokenizer/character_ranges.inc"

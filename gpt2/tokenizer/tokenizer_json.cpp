@@ -19,6 +19,8 @@ using Json = nlohmann::json;
 using files::kind_of;
 using files::printable;
 
+constexpr size_t kLongestAdded = 4096;  // each place of a text may be compared with all of it
+
 std::string show(const std::string& token) { return "'" + printable(token, 80) + "'"; }
 
 // The value of a key; null where there is none.
@@ -82,6 +84,8 @@ AddedToken added_token(const Json& entry) {
     throw Error("an added token has no content; it must be text that is not empty");
   AddedToken token;
   token.content = content.get<std::string>();
+  if (token.content.size() > kLongestAdded)
+    throw Error("an added token has " + std::to_string(token.content.size()) + " bytes; at most " + std::to_string(kLongestAdded) + " are allowed");
   if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX)
     throw Error("the added token " + show(token.content) + " has no id from 0 to 2^31 - 1");
   token.id = id.get<Token>();

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using files::printable;
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 28;  // of a file
+constexpr uint64_t kMostBytes = uint64_t{1} << 26;  // of a file
 constexpr const char* kEndOfText = "<|endoftext|>";
 
 // Calls `each` with every line, without its end, and its number from 1.
@@ -82,7 +82,7 @@ void add_merges_of_ranks(VocabularySource& source) {
   std::unordered_map<std::string_view, Token> ranks;
   for (const SourceToken& token : source.tokens)
     if (!ranks.emplace(token.bytes, token.id).second) throw Error("the ranks have the token '" + printable(token.bytes, 80) + "' twice");
-  constexpr size_t kLongest = 4096;
+  constexpr size_t kLongest = 256;  // the time is the square of it
   for (const SourceToken& token : source.tokens) {
     const std::string_view bytes = token.bytes;
     if (bytes.size() > kLongest)

@@ -265,6 +265,7 @@ def change(folder, tmp_path, **changes) -> pathlib.Path:
         ({"model__merges": ["a b c"]}, "a merge is two tokens"),
         ({"added_tokens": [{"id": 1, "content": END}]}, "has the id 1, but 0"),
         ({"added_tokens": [{"id": 1, "content": ""}]}, "has no content"),
+        ({"added_tokens": [{"id": 5000, "content": "x" * 5000}]}, "at most 4096"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
