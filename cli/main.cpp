@@ -14,6 +14,7 @@
 #include "cli/check.h"
 #include "cli/check_python.h"
 #include "cli/compare.h"
+#include "cli/gpt2.h"
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
@@ -63,6 +64,7 @@ int run_command_line(int argc, char** argv) {
   add_regress(app, exit_code);
   add_report(app, exit_code);
   add_cache(app, exit_code);
+  add_gpt2(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {
     app.parse(argc, argv);

@@ -20,18 +20,22 @@
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/run_tensors.h"
-#include "cli/safetensors/reader.h"
-#include "cli/safetensors/writer.h"
 #include "cli/sanitize.h"
 #include "cli/target_flags.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "cli/verdicts.h"
+#include "cli/whole_file.h"
 #include "fattn/fattn.hpp"
+#include "files/safetensors/reader.h"
+#include "files/safetensors/writer.h"
 #include "measure/environment.h"
 #include "testing/check.h"
 
 namespace fattn::cli {
+
+namespace safetensors = files::safetensors;
+
 namespace {
 
 using Json = nlohmann::ordered_json;

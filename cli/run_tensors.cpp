@@ -57,7 +57,7 @@ int64_t longest_used(const Held& seqused_k, const Held& bias, const Held& mask) 
 }
 
 // One of q, k, v, do or, not `rows`, of what scores depend on beside them, whose shapes the library checks.
-Held describe(const safetensors::TensorEntry& entry, bool rows = true, bool packed = false) {
+Held describe(const files::safetensors::TensorEntry& entry, bool rows = true, bool packed = false) {
   Held held;
   held.name = entry.name;
   held.shape = entry.shape;
@@ -87,9 +87,9 @@ Held describe(const safetensors::TensorEntry& entry, bool rows = true, bool pack
 }
 
 // The inputs, as the file has them.
-void describe_inputs(const safetensors::Reader& file, RunTensors& t) {
+void describe_inputs(const files::safetensors::Reader& file, RunTensors& t) {
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"})
-    if (const safetensors::TensorEntry* entry = file.find(name)) t[name] = describe(*entry, false);
+    if (const files::safetensors::TensorEntry* entry = file.find(name)) t[name] = describe(*entry, false);
   const bool packed = t.packed();
   if (packed && t.bhsd)
     throw std::runtime_error(
@@ -97,12 +97,12 @@ void describe_inputs(const safetensors::Reader& file, RunTensors& t) {
   for (const TensorRow& row : kTensors) {
     if (!is_read(row)) continue;
     const bool rows = row.dims == TensorDims::kRows;
-    if (const safetensors::TensorEntry* entry = file.find(name_in_file(row))) {
+    if (const files::safetensors::TensorEntry* entry = file.find(name_in_file(row))) {
       const bool of_gradients = row.pass == TensorPass::kBackward && !rows;  // of no use without do
       if (!of_gradients || t.backward()) t[row.name] = describe(*entry, rows, packed);
     } else if (rows && row.pass == TensorPass::kBoth) {
       std::vector<std::string> names;
-      for (const safetensors::TensorEntry& other : file.header().tensors) names.push_back(printable(other.name, 60));
+      for (const files::safetensors::TensorEntry& other : file.header().tensors) names.push_back(printable(other.name, 60));
       throw std::runtime_error(fmt::format("the input has no tensor '{}'; it needs q, k, v and, for gradients, do. It holds: {}", row.name,
                                            names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
     }
@@ -149,7 +149,7 @@ std::vector<Held*> RunTensors::present(bool (*wanted)(const TensorRow&)) {
   return some;
 }
 
-RunTensors describe(const safetensors::Reader& file, bool bhsd) {
+RunTensors describe(const files::safetensors::Reader& file, bool bhsd) {
   RunTensors t;
   t.bhsd = bhsd;
   describe_inputs(file, t);
@@ -171,7 +171,7 @@ RunTensors describe(const safetensors::Reader& file, bool bhsd) {
   return t;
 }
 
-void read_lengths(const safetensors::Reader& file, RunTensors& t, Options& options) {
+void read_lengths(const files::safetensors::Reader& file, RunTensors& t, Options& options) {
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k", "seqused_k"})
     if (t.has(name)) t[name].data = file.read(*file.find(name));
   options.max_seqlen_q = longest(t["cu_seqlens_q"]);

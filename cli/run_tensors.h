@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/safetensors/reader.h"
-#include "cli/safetensors/writer.h"
 #include "fattn/fattn.hpp"
+#include "files/safetensors/reader.h"
+#include "files/safetensors/writer.h"
 
 namespace fattn::cli {
 
@@ -22,11 +22,11 @@ struct Held {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   bool rows = true;  // q, k, v and what has their shapes: four dimensions in the order of --layout
-  safetensors::Bytes data;
+  files::safetensors::Bytes data;
   cuda::Buffer on_device;  // a copy, where a CUDA device computes
 
   uint64_t bytes() const;
-  void allocate() { data = safetensors::allocate(bytes()); }
+  void allocate() { data = files::safetensors::allocate(bytes()); }
   // As the library sees it: (batch, seqlen, heads, headdim), without a copy; on a CUDA device (or, -1, in host memory). Absent without a name.
   Tensor view(bool bhsd, int device) const;
 };
@@ -57,10 +57,10 @@ class RunTensors {
 };
 
 // The shapes of all tensors, from those in the file. Throws std::runtime_error where one cannot be taken.
-RunTensors describe(const safetensors::Reader& file, bool bhsd);
+RunTensors describe(const files::safetensors::Reader& file, bool bhsd);
 
 // Reads what says how long packed sequences are, and puts it into max_seqlen_q and max_seqlen_k.
-void read_lengths(const safetensors::Reader& file, RunTensors& tensors, Options& options);
+void read_lengths(const files::safetensors::Reader& file, RunTensors& tensors, Options& options);
 
 // The inputs that a file may have beside q, k, v and do, in words; `pair` joins the two of queries and keys.
 std::string names_beside(const std::string& pair);

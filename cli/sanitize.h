@@ -1,16 +1,11 @@
-// Makes text from outside (tensor and file names, environment values, messages that quote them) safe to print.
+// Text from outside made safe to print, by the name that commands use.
 #pragma once
 
-#include <cstddef>
-#include <string>
-#include <string_view>
+#include "files/printable.h"
 
 namespace fattn::cli {
 
-inline constexpr size_t kPrintableBytes = 2000;
-
-// `text` with control characters and invisible direction marks escaped and bytes that are no UTF-8 written as \xNN: one line
-// of valid UTF-8 that cannot move the cursor. Cut with "..." at max_bytes. What is printable already stays as it is.
-std::string printable(std::string_view text, size_t max_bytes = kPrintableBytes);
+using files::kPrintableBytes;
+using files::printable;
 
 }  // namespace fattn::cli

@@ -7,12 +7,12 @@
 #include <fstream>
 #include <string>
 
-#include "cli/safetensors/reader.h"
-#include "cli/safetensors/writer.h"
-#include "cli/sanitize.h"
+#include "files/printable.h"
+#include "files/safetensors/reader.h"
+#include "files/safetensors/writer.h"
 #include "temporary_folder.h"
 
-namespace fattn::cli::safetensors {
+namespace fattn::files::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
@@ -305,4 +305,4 @@ TEST(Printable, IsBoundedAndStable) {
 }
 
 }  // namespace
-}  // namespace fattn::cli::safetensors
+}  // namespace fattn::files::safetensors

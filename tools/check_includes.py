@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp")
+SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp", "*.inc")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
 LAYERS = ["src/shared", "src/device", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
@@ -19,19 +19,21 @@ ABOVE = {
     "include/fattn": [],
     "testing": ["include/fattn"],
     "measure": ["include/fattn"],
+    "files": [],
     "lab": ["include/fattn", "measure"],
-    "cli": ["include/fattn", "testing", "measure", "lab"],
+    "gpt2": ["include/fattn", "files"],
+    "cli": ["include/fattn", "testing", "measure", "files", "lab", "gpt2"],
     "examples": ["include/fattn"],
     "torch": ["include/fattn"],
-    "tests": ["include/fattn", "src", "testing", "measure", "lab", "cli"],
+    "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli"],
     "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
 }
 
 # Other people's libraries, by the first part of the name, and the folders that may use them.
 LIBRARIES = {
-    "nlohmann": ["measure", "lab", "cli", "tests"],
+    "nlohmann": ["measure", "files", "lab", "gpt2", "cli", "tests"],
     "CLI": ["cli"],
-    "fmt": ["lab", "cli"],
+    "fmt": ["lab", "gpt2", "cli"],
     "gtest": ["tests"],
     "gmock": ["tests"],
     "torch": [],
@@ -79,7 +81,7 @@ def may_see(path, target):
 def read_graph(root):
     """{file: [(line, kind, name, file included or None)]} with paths relative to root."""
     files = {}
-    for top in ("include", "src", "testing", "measure", "lab", "cli", "examples", "torch", "tests", "kernels"):
+    for top in ("include", "src", "testing", "measure", "files", "lab", "gpt2", "cli", "examples", "torch", "tests", "kernels"):
         for pattern in SOURCES:
             for path in sorted((root / top).rglob(pattern)):
                 files[path.relative_to(root).as_posix()] = path
@@ -183,6 +185,8 @@ GOOD_TREE = {
     "src/backend/cpu/cpu.h": '#include "plan/plan.h"\n',
     "src/attention.cpp": '#include "backend/cpu/cpu.h"\n#include <vector>\n',
     "testing/check.h": '#include "fattn/types.hpp"\n',
+    "files/json.h": "#include <nlohmann/json.hpp>\n",
+    "gpt2/model.h": '#include "files/json.h"\n',
     "cli/check.cpp": '#include "testing/check.h"\n#include <CLI/CLI.hpp>\n',
     "torch/operators.cpp": '#include "fattn/fattn.h"\n',
     "tests/test_plan.cpp": '#include "plan/plan.h"\n#include <gtest/gtest.h>\n',
@@ -198,8 +202,10 @@ BAD_CHANGES = [
     ("torch/operators.cpp", '#include "problem/problem.h"\n', "torch may not see src/problem/problem.h"),
     ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
     ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
+    ("gpt2/model.h", '#include "cli/check.cpp"\n', "gpt2 may not see cli/check.cpp"),
+    ("files/json.h", '#include "gpt2/model.h"\n', "files may not see gpt2/model.h"),
     ("src/plan/plan.cpp", '#include "gone.h"\n', '"gone.h" is no file of the project'),
-    ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, lab, cli, tests only"),
+    ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, files, lab, gpt2, cli, tests only"),
     ("include/fattn/fattn.h", '  #  include "fattn/types.hpp"\n', "cycle: include/fattn/"),
     ("src/backend/cpu/kernels.h", "#include <vector>\n", "<vector> reaches src/backend/cpu/isa_avx2.cpp"),
     ("src/jit/jit.h", '#include "problem/problem.h"\n', "src/jit may not see src/problem/problem.h"),

@@ -36,7 +36,7 @@ if [ "$tidy" = 1 ]; then
   # As part of a build of its own (objects only), so that a file is looked at again only when it or what it includes has changed.
   cmake --preset lint --log-level=WARNING
   cmp -s .clang-tidy build/lint/.clang-tidy || { ninja -C build/lint -t clean >/dev/null && cp .clang-tidy build/lint/; }
-  mapfile -t targets < <(ninja -C build/lint -t targets all | sed -nE 's/^((src|testing|measure|lab|cli|torch)\/.*\.cpp\.o): .*/\1/p')
+  mapfile -t targets < <(ninja -C build/lint -t targets all | sed -nE 's/^((src|testing|measure|files|lab|gpt2|cli|torch)\/.*\.cpp\.o): .*/\1/p')
   [ "${#targets[@]}" -ge 50 ] || { echo "lint.sh: only ${#targets[@]} files to look at; did their names change?" >&2; exit 2; }
   step "clang-tidy, ${#targets[@]} files" ninja -C build/lint --quiet -j "$(nproc)" -k 0 "${targets[@]}"
 fi

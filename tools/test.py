@@ -150,7 +150,7 @@ def stages(jobs, long):
         Stage(
             "python",
             "tools/python_venv.sh\n"
-            f'FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest {side_by_side} tests/python --ignore tests/python/package -q '
+            f'{whole}FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest {side_by_side} tests/python --ignore tests/python/package -q '
             '--junitxml="$REPORTS/pytest.xml"\n',
             count_pytest,
             1800,

@@ -7,13 +7,13 @@
 #include <cstdlib>
 #include <string>
 
-#include "cli/safetensors/dtype.h"
-#include "cli/safetensors/reader.h"
-#include "cli/sanitize.h"
+#include "files/printable.h"
+#include "files/safetensors/dtype.h"
+#include "files/safetensors/reader.h"
 
 namespace {
 
-using namespace fattn::cli;
+using namespace fattn::files;
 
 // A file in memory, opened by its name like any other.
 class MemoryFile {

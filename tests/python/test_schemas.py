@@ -1,5 +1,6 @@
 """The records of the commands, and status files: real ones keep to their schemas (every test that reads a record checks that), and the
 schemas refuse what is none."""
+import base64
 import json
 
 import pytest
@@ -11,6 +12,18 @@ SMALL = "examples/data/small.safetensors"
 def regress(fattn, folder) -> dict:
     fattn("bench", "--batch", 1, "--seqlen", 32, "--nheads", 1, "--headdim", 16, "--no-grad", "--min-time", 0, "--repeats", 6, "--warmup", 0, "--json", folder / "bench.json")
     return fattn.json("regress", "--baseline", folder / "bench.json", "--current", folder / "bench.json")
+
+
+def gpt2_config(folder):
+    path = folder / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 20, "n_positions": 4}')
+    return path
+
+
+def gpt2_ranks(folder):
+    path = folder / "bytes.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,11 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "status": json.loads(status.read_text()),
         "predict": fattn.json("predict", "--seqlen", "64", env=cache),
         "advice": fattn.json("advise", "--preset", "8gb"),
+        "gpt2_info": fattn.json("gpt2", "info", "gpt2", "--memory"),
+        "gpt2_init": fattn.json("gpt2", "init", "--config", gpt2_config(folder), folder / "gpt2"),
+        "gpt2_export": fattn.json("gpt2", "export", folder / "gpt2", folder / "gpt2-bf16", "--dtype", "bf16"),
+        "gpt2_encode": fattn.json("gpt2", "encode", gpt2_ranks(folder), "a b"),
+        "gpt2_decode": fattn.json("gpt2", "decode", gpt2_ranks(folder), "97", "98"),
         "advice_refused": fattn.json("advise", "--gpu-memory", "1GiB", "--model", "xl"),
     }
 

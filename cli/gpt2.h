@@ -1,0 +1,27 @@
+// `fattn gpt2`: GPT-2's weights and text, in Hugging Face's files.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "fattn/types.hpp"
+
+namespace fattn::cli {
+
+void add_gpt2(CLI::App& app, int& exit_code);
+
+// Its commands, a file each.
+void add_gpt2_info(CLI::App& gpt2, int& exit_code);
+void add_gpt2_save(CLI::App& gpt2, int& exit_code);  // init and export
+void add_gpt2_text(CLI::App& gpt2, int& exit_code);  // encode and decode
+
+// What they share: how a record begins, the flag that asks for it, and names of dtypes.
+nlohmann::ordered_json gpt2_record(const char* command);
+void add_gpt2_json(CLI::App& command, std::string& json);
+DType gpt2_dtype(const std::string& name);
+const char* gpt2_dtype_name(DType dtype);
+std::string grouped_number(int64_t n);  // "124,439,808"
+
+}  // namespace fattn::cli

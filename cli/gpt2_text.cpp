@@ -1,0 +1,252 @@
+// `fattn gpt2 encode` and `fattn gpt2 decode`: text and tokens, as they come.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/gpt2.h"
+#include "cli/json_output.h"
+#include "cli/output.h"
+#include "cli/sanitize.h"
+#include "cli/terminal.h"
+#include "cli/usage_error.h"
+#include "cli/values.h"
+#include "gpt2/error.h"
+#include "gpt2/tokenizer/tokenizer.h"
+
+namespace fattn::cli {
+namespace {
+
+using gpt2::Token;
+
+struct Gpt2TextFlags {
+  std::string tokenizer, file, json;
+  std::vector<std::string> given;
+  bool special_as_text = false, skip_special = false, count = false, pieces = false;
+  OutputFlags output;
+};
+
+// A file's bytes, or those of stdin, part by part as they come; pipes are welcome.
+void read_parts(const std::string& file, const std::function<void(std::string_view)>& take) {
+  const bool is_stdin = file.empty() || file == "-";
+  const int fd = is_stdin ? STDIN_FILENO : open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  const std::string shown = is_stdin ? "stdin" : "'" + printable(file) + "'";
+  if (fd < 0) throw std::runtime_error("cannot open " + shown + ": " + std::strerror(errno));
+  std::string part(1 << 16, '\0');
+  ssize_t n = 0;
+  while ((n = read(fd, part.data(), part.size())) != 0) {
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) break;
+    take(std::string_view(part).substr(0, static_cast<size_t>(n)));
+  }
+  const int error = errno;
+  if (!is_stdin) close(fd);
+  if (n < 0) throw std::runtime_error("cannot read " + shown + ": " + std::strerror(error));
+}
+
+void write_all(std::FILE* stream, std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stream) != text.size()) throw std::runtime_error("cannot write to stdout");
+}
+
+// Where ids go as they are found: to a stream, divided by spaces, to the record, to the table.
+class Ids {
+ public:
+  Ids(const Gpt2TextFlags& flags, std::FILE* stream)
+      : keeps_(!flags.json.empty() || flags.pieces), prints_(!flags.count && !flags.pieces), stream_(stream) {}
+
+  void take(std::vector<Token>& ids) {
+    count_ += ids.size();
+    if (keeps_) all_.insert(all_.end(), ids.begin(), ids.end());
+    if (prints_) {
+      fmt::memory_buffer text;
+      for (const Token id : ids) {
+        if (!first_) text.push_back(' ');
+        first_ = false;
+        fmt::format_to(std::back_inserter(text), "{}", id);
+      }
+      write_all(stream_, {text.data(), text.size()});
+    }
+    ids.clear();
+  }
+  void end_text() {
+    if (prints_) write_all(stream_, "\n");
+    first_ = true;
+  }
+
+  size_t count() const { return count_; }
+  const std::vector<Token>& all() const { return all_; }
+
+ private:
+  const bool keeps_, prints_;
+  std::FILE* stream_;
+  std::vector<Token> all_;
+  size_t count_ = 0;
+  bool first_ = true;
+};
+
+int encode(const Gpt2TextFlags& flags) {
+  if (!flags.given.empty() && !flags.file.empty()) throw CLI::ValidationError("--file", "is given beside a text; give one of them");
+  require_writable(flags.json);
+  const gpt2::Tokenizer tokenizer = gpt2::Tokenizer::load(flags.tokenizer);
+  gpt2::Encoder encoder(tokenizer, flags.special_as_text);
+  Output out(flags.output, flags.json);
+  Ids ids(flags, text_stream(flags.json));
+  std::vector<Token> tokens;
+  for (const std::string& text : flags.given) {
+    encoder.encode(text, tokens);
+    ids.take(tokens);
+    ids.end_text();
+  }
+  if (flags.given.empty()) {
+    read_parts(flags.file, [&](std::string_view part) {
+      encoder.feed(part, tokens);
+      ids.take(tokens);
+    });
+    encoder.finish(tokens);
+    ids.take(tokens);
+    ids.end_text();
+  }
+  if (flags.count) out.say(std::to_string(ids.count()));
+  if (flags.pieces) {
+    Table table({Column::number("id"), Column::text("token").as_key()});
+    for (const Token id : ids.all()) table.add({std::to_string(id), printable(tokenizer.vocabulary().bytes(id))});
+    out.print(table);
+  }
+  if (!flags.json.empty()) {
+    nlohmann::ordered_json record = gpt2_record("encode");
+    record["tokenizer"] = printable(flags.tokenizer);
+    record["ids"] = ids.all();
+    write_json(record, flags.json);
+  }
+  return kExitFine;
+}
+
+// Numbers between spaces, commas, brackets and newlines, as they come.
+class IdReader {
+ public:
+  void feed(std::string_view text, const std::function<void(Token)>& take) {
+    for (const char c : text) {
+      if (c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == ',' || c == '[' || c == ']') {
+        finish(take);
+      } else {
+        word_ += c;
+        if (word_.size() > 20) refuse();
+      }
+    }
+  }
+  void finish(const std::function<void(Token)>& take) {
+    if (word_.empty()) return;
+    int64_t id = 0;
+    for (const char c : word_) {
+      if (c < '0' || c > '9' || id > INT32_MAX) refuse();
+      id = id * 10 + (c - '0');
+    }
+    if (id > INT32_MAX) refuse();
+    word_.clear();
+    take(static_cast<Token>(id));
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    throw gpt2::Error("'" + printable(word_, 40) + "' is no token's id; ids are whole numbers from 0 on, with spaces between them");
+  }
+
+  std::string word_;
+};
+
+// As it is, but that a terminal is shown what would move its cursor instead of obeying it.
+void show_text(std::FILE* stream, const std::string& text) {
+  if (!is_terminal(stream)) return write_all(stream, text);
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find_first_of("\n\t", begin), text.size());
+    write_all(stream, printable(std::string_view(text).substr(begin, end - begin), text.size() * 8));
+    if (end < text.size()) write_all(stream, std::string_view(text).substr(end, 1));
+    begin = end + 1;
+  }
+}
+
+int decode(const Gpt2TextFlags& flags) {
+  if (!flags.given.empty() && !flags.file.empty()) throw CLI::ValidationError("--file", "is given beside ids; give one of them");
+  require_writable(flags.json);
+  const gpt2::Tokenizer tokenizer = gpt2::Tokenizer::load(flags.tokenizer);
+  gpt2::Decoder decoder(tokenizer, flags.skip_special);
+  std::FILE* stream = text_stream(flags.json);
+  std::string text, all;
+  const auto show = [&] {
+    show_text(stream, text);
+    std::fflush(stream);
+    if (!flags.json.empty()) all += text;
+    text.clear();
+  };
+  IdReader ids;
+  const auto take = [&](Token id) { decoder.feed(id, text); };
+  for (const std::string& given : flags.given) {
+    ids.feed(given, take);
+    ids.finish(take);
+  }
+  if (flags.given.empty())
+    read_parts(flags.file, [&](std::string_view part) {
+      ids.feed(part, take);
+      show();
+    });
+  ids.finish(take);
+  decoder.finish(text);
+  show();
+  if (is_terminal(stream)) write_all(stream, "\n");
+  if (!flags.json.empty()) {
+    nlohmann::ordered_json record = gpt2_record("decode");
+    record["tokenizer"] = printable(flags.tokenizer);
+    record["text"] = all;
+    write_json(record, flags.json);
+  }
+  return kExitFine;
+}
+
+void add_tokenizer(CLI::App& command, Gpt2TextFlags& flags) {
+  command.add_option("--tokenizer,TOKENIZER", flags.tokenizer, "Its folder, or one of its files: tokenizer.json, vocab.json, merges.txt, *.tiktoken")
+      ->type_name("PATH")
+      ->required();
+}
+
+}  // namespace
+
+void add_gpt2_text(CLI::App& gpt2, int& exit_code) {
+  CLI::App* encode_command = gpt2.add_subcommand("encode", "Text to tokens: the ids that Hugging Face's tokenizers gives");
+  auto flags = std::make_shared<Gpt2TextFlags>();
+  add_tokenizer(*encode_command, *flags);
+  encode_command->add_option("TEXT", flags->given, "One text or several, a line of ids each [stdin]")->type_name("TEXT ...");
+  encode_command->add_option("--file", flags->file, "Take the text from a file, or - for stdin")->type_name("FILE|-");
+  encode_command->add_flag("--special-as-text", flags->special_as_text, "Text that reads like a special token (<|endoftext|>) is text");
+  encode_command->add_flag("--count", flags->count, "Print how many tokens there are instead of their ids");
+  encode_command->add_flag("--pieces", flags->pieces, "Print each token's text beside its id");
+  add_gpt2_json(*encode_command, flags->json);
+  flags->output.add_to(*encode_command);
+  encode_command->footer(
+      "Bytes that are no UTF-8 are read as U+FFFD. Long texts are encoded as they come.\n\nFor example:\n  fattn gpt2 encode model 'Hello world'\n  "
+      "fattn "
+      "gpt2 encode model --file book.txt > book.ids");
+  encode_command->callback([flags, &exit_code] { exit_code = encode(*flags); });
+
+  CLI::App* decode_command = gpt2.add_subcommand("decode", "Tokens to text");
+  auto decode_flags = std::make_shared<Gpt2TextFlags>();
+  add_tokenizer(*decode_command, *decode_flags);
+  decode_command->add_option("ID", decode_flags->given, "Ids [stdin]")->type_name("ID ...");
+  decode_command->add_option("--file", decode_flags->file, "Take the ids from a file, or - for stdin")->type_name("FILE|-");
+  decode_command->add_flag("--skip-special", decode_flags->skip_special, "Leave special tokens out");
+  add_gpt2_json(*decode_command, decode_flags->json);
+  decode_command->footer(
+      "Text is written as ids come, whole characters only; bytes that are no UTF-8 become U+FFFD. On a terminal, control characters are shown as "
+      "\\x1b.\n\nFor example:\n  fattn gpt2 decode model 15496 995\n  fattn gpt2 encode model --file book.txt | fattn gpt2 decode model");
+  decode_command->callback([decode_flags, &exit_code] { exit_code = decode(*decode_flags); });
+}
+
+}  // namespace fattn::cli

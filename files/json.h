@@ -1,0 +1,25 @@
+// JSON from outside: parsed as a whole, with limits.
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string_view>
+
+namespace fattn::files {
+
+// what() says what was found and what is allowed, in printable characters.
+class JsonError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr size_t kMaxJsonDepth = 32;
+
+// Refuses what is malformed, nested deeper than kMaxJsonDepth, has a key twice in one object, or a zero byte. Throws JsonError.
+nlohmann::json parse_json(std::string_view text);
+
+// What a value is, in words: "text", "an array".
+const char* kind_of(const nlohmann::json& value);
+
+}  // namespace fattn::files
