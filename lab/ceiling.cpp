@@ -108,7 +108,7 @@ std::string rating_words(const CeilingRates& rates) {
     return words + share + "good is three quarters or more, fair half, poor less; `fattn calibrate --force` finds how much fattn can reach here.";
   return words + share +
          fmt::format(
-             "fattn's best here is {:.0f} % (one in twenty of {} calls of `fattn calibrate`); good is three quarters of that or more, fair half, "
+             "fattn's best here is {:.0f} % (one in a hundred of {} calls of `fattn calibrate`); good is three quarters of that or more, fair half, "
              "poor less.",
              100 * *rates.reach, rates.reach_calls);
 }

@@ -40,7 +40,7 @@ FamilyTimes fit_family(const std::vector<TimedWork>& samples, const std::map<std
 struct KernelTimes {
   std::map<std::string, FamilyTimes> families;
   double seconds = 0;  // that measuring took
-  // The share of their time that the machine's ceilings (lab/ceiling.h) account for in the best twentieth of the library's calls, and of how many.
+  // The share of their time that the machine's ceilings (lab/ceiling.h) account for in the best hundredth of the library's calls, and of how many.
   std::optional<double> reach;
   int reach_calls = 0;
 
