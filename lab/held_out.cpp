@@ -37,6 +37,7 @@ std::vector<ProblemSpec> held_out_shapes(const HeldOutOptions& options, const He
   if (place.device == Device::kCuda) range.dtypes = {DType::kF32, DType::kF16, DType::kBF16};  // fp64 is of the reference backend, on the CPU
   Shapes shapes(options.seed, range);
   std::vector<ProblemSpec> specs;
+  specs.reserve(static_cast<size_t>(options.count));
   for (int i = 0; i < options.count; ++i) specs.push_back(shapes.within(rule.limit));
   return specs;
 }

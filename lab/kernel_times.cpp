@@ -36,6 +36,7 @@ double seconds_of(const Work& work, const std::vector<double>& each) {
 
 std::vector<double> constants_of(const std::vector<TimedWork>& samples, const std::vector<double>& start, const std::vector<double>& held) {
   std::vector<double> seconds;
+  seconds.reserve(samples.size());
   for (const TimedWork& s : samples) seconds.push_back(s.seconds);
   return fit([&](size_t i, const std::vector<double>& each) { return seconds_of(samples[i].work, each); }, seconds, start, held);
 }

@@ -65,6 +65,7 @@ double student_quantile(double level, double freedom) {
 
 std::vector<double> logarithms(const std::vector<double>& times) {
   std::vector<double> logs;
+  logs.reserve(times.size());
   for (const double t : times) logs.push_back(std::log(t));
   return logs;
 }

@@ -80,7 +80,9 @@ enum class TensorPass { kForward, kBackward, kBoth };
 // Where fattn_buffers has a pointer: inputs are const there.
 class BufferMember {
  public:
+  // NOLINTNEXTLINE(google-explicit-constructor): a row of the list names a member and no type
   constexpr BufferMember(const void* fattn_buffers::*input) : input_(input) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a row of the list names a member and no type
   constexpr BufferMember(void* fattn_buffers::*output) : output_(output) {}
   constexpr const void* get(const fattn_buffers& b) const { return output_ ? b.*output_ : b.*input_; }
   constexpr void set(fattn_buffers& b, void* data) const {
@@ -98,6 +100,7 @@ class BufferMember {
 // Where the C++ API has a view: in ScoreTensors, or in what a pass takes.
 class ViewMember {
  public:
+  // NOLINTNEXTLINE(google-explicit-constructor): a row of the list names a member and no type
   constexpr ViewMember(Tensor ScoreTensors::*score) : score_(score) {}
   constexpr ViewMember(Tensor ForwardTensors::*forward, Tensor BackwardTensors::*backward) : forward_(forward), backward_(backward) {}
   constexpr bool of_scores() const { return score_ != nullptr; }

@@ -8,9 +8,7 @@
 namespace fattn::lab {
 namespace {
 
-using chart::Axis;
 using chart::Panel;
-using chart::Point;
 using chart::ScaleKind;
 using chart::Unit;
 using measure::Pass;

@@ -197,7 +197,8 @@ Section comparisons(const Material& m) {
                             ratio ? fmt::format("{:.3f} – {:.3f}", row.number("ratio_low"), row.number("ratio_high")) : "",
                             clean(row.text("reason", ""))});
     }
-    if (!table.rows.empty()) section.blocks.push_back(Block::of(std::move(table), table.rows.size() > 12));
+    const bool folded = table.rows.size() > 12;
+    if (!table.rows.empty()) section.blocks.push_back(Block::of(std::move(table), folded));
     section.blocks.push_back(Block::commands(
         words(Text::kRepeat),
         {command_line("regress", {"--baseline", whole.object("baseline").text("file", ""), "--current", whole.object("current").text("file", "")})}));
