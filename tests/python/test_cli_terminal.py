@@ -167,7 +167,7 @@ def test_columns_are_aligned(outputs):
     assert names[0] == "provider" and "vs standard" in names and "extra memory" in names, names
     rows = lines[at + 1:at + 3]
     assert rows[0].startswith("fattn ") and rows[1].startswith("standard ")
-    text = [name for name in names if name == "provider" or name.startswith("worst error")]
+    text = [name for name in names if name in ("provider", "rating") or name.startswith("worst error")]
     for row in [*heading, *rows]:
         for (begin, end), name in zip(spans, names):
             cell = row[begin:end]

@@ -80,7 +80,7 @@ def test_values(tmp_path):
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     rows = json.loads((tmp_path / "v.json").read_text())
     assert {row["option"] for row in rows} == {"none", "seqused_k", "causal", "packed", "scores", "scores, causal", "scores, softcap"}
-    assert {row["values"] for row in rows if row["option"] == "none"} == {"nan", "inf", "-inf", "huge", "subnormal"}
+    assert {row["values"] for row in rows if row["option"] == "none"} == {"nan", "inf", "-inf", "huge", "subnormal", "zero"}
     assert {row["pass"] for row in rows} == {"fwd", "bwd"}
     for row in rows:
         assert row["ratio"] > 0 and row["same_bits"] is (True if row["where"].startswith("hidden") else None), row

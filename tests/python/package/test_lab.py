@@ -75,6 +75,8 @@ def test_every_record_in_the_repository():
         if isinstance(content, dict) and {"fattn_record", "fattn_sweep", "fattn_predict"} & set(content):
             assert len(lab.read(path)) == len(content["rows"])
             count += 1
+        elif isinstance(content, dict) and {"fattn_memory", "fattn_calibration"} & set(content):
+            assert len(lab.read(path)) > 0
         elif path.name in ("accuracy.json", "values.json"):
             assert len(lab.read(path)) == len(content) and len(lab.read(content)) == len(content)
         elif "records" in content:
