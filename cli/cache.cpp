@@ -79,8 +79,10 @@ struct CacheFlags {
   OutputFlags output;
 };
 
-void add_json(CLI::App& command, CacheFlags& flags) {
-  command.add_option("--json", flags.json, "Write what was found or done as JSON to a file, or - for stdout")->type_name("FILE|-")->group("Output");
+CLI::Option* add_json(CLI::App& command, CacheFlags& flags) {
+  CLI::Option* json = command.add_option("--json", flags.json, "Write what was found or done as JSON to a file, or - for stdout");
+  json->type_name("FILE|-")->group("Output");
+  return json;
 }
 
 int path(const CacheFlags& flags) {
@@ -279,8 +281,7 @@ void add_cache(CLI::App& app, int& exit_code) {
   add_archs(*warm_command, *warm_flags, "Compute capabilities to compile for, e.g. 80,90; no GPU need be there [the GPU's]");
   add_problem(*warm_command, *warm_flags);
   warm_command->add_option("--pack", warm_flags->use_pack, "Take kernels from this pack file where it has them")->type_name("FILE");
-  CLI::Option* json = warm_command->add_option("--json", warm_flags->json, "Write what was done as JSON to a file, or - for stdout");
-  json->type_name("FILE|-")->group("Output");
+  CLI::Option* const json = add_json(*warm_command, *warm_flags);
   warm_command
       ->add_flag("--stdin", warm_flags->problems_come,
                  "Problems come on standard input, each a line of JSON as a record's rows have it, and are answered")

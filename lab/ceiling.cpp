@@ -101,8 +101,7 @@ std::string rating_words(const CeilingRates& rates) {
   if (!rates.lacks.empty())
     return words +
            "of the share of the time that the peak and memory's rate in this run account for; good is three quarters or more, fair half, and that is "
-           "the "
-           "least that is certain: " +
+           "the least that is certain: " +
            rates.lacks + ".";
   if (!rates.reach)
     return words + share + "good is three quarters or more, fair half, poor less; `fattn calibrate --force` finds how much fattn can reach here.";

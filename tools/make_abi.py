@@ -7,11 +7,11 @@
 It fails where fattn_problem and the list of tensors (tensors.hpp) do not name the same tensors in the same order.
 """
 import argparse
-import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from made_file import ROOT, write_or_check
+
 INCLUDE = ROOT / "include" / "fattn"
 MODULE = ROOT / "python" / "fattn" / "_abi_structs.py"
 
@@ -116,14 +116,7 @@ def main() -> int:
     except Defect as defect:
         print(defect, file=sys.stderr)
         return 1
-    if MODULE.exists() and MODULE.read_text(encoding="utf-8") == made:
-        return 0
-    if arguments.check:
-        print("python/fattn/_abi_structs.py is stale; run tools/make_abi.py", file=sys.stderr)
-        return 1
-    MODULE.write_text(made, encoding="utf-8")
-    print("wrote python/fattn/_abi_structs.py")
-    return 0
+    return write_or_check(MODULE, made, "make_abi.py", arguments.check)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@
 import argparse
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from made_file import ROOT, write_or_check
+
 PAGE = ROOT / "docs" / "FEATURES.md"
 
 
@@ -43,15 +43,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
     parser.add_argument("--fattn", default=os.environ.get("FATTN_CLI", str(ROOT / "build" / "cli" / "fattn")), help="the program to ask")
     arguments = parser.parse_args()
-    made = page(arguments.fattn)
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
-        return 0
-    if arguments.check:
-        print("docs/FEATURES.md is stale; run tools/make_features.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(made, encoding="utf-8")
-    print("wrote docs/FEATURES.md")
-    return 0
+    return write_or_check(PAGE, page(arguments.fattn), "make_features.py", arguments.check)
 
 
 if __name__ == "__main__":
