@@ -73,6 +73,7 @@ struct Case {
   bool mask_blocks = false;                        // or all, some or none of the pairs of 128 rows and 192 keys
   bool bias_fp32 = false;                          // else of dtype
   LowBias low_bias = LowBias::kNone;               // not with varlen
+  bool sinks = false;                              // a logit of each head, which is -Inf in the third
   double p_dropout = 0;
   std::optional<double> softmax_scale;
   Layout layout = Layout::kBshd;

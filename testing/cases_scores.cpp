@@ -434,4 +434,51 @@ void add_lse_gradients(Table& table) {
   add(c);
 }
 
+// Sinks: in every layout, with rows that see nothing, with all else that a score depends on, with scores that are far above them, and with NaN.
+void add_sinks(Table& table) {
+  const auto add = [&](Case c) {
+    c.sinks = true;
+    table.add_both_masks(c);
+  };
+  for (const int headdim : {64, 128, 256}) add(shape(2, 150, 197, 4, 2, headdim));
+  add(shape(1, 70, 150, 6, 2, 40));
+  add(shape(1, 600, 700, 2, 1, 96));
+  add(shape(2, 5, 0, 3, 1, 16));
+  add(shape(2, 150, 97, 2, 2, 72));
+  for (const int headdim : {64, 128}) {
+    Case c = decoding(2, 1700, 4, 2, headdim);
+    add(c);
+    c.key_lengths = true;
+    add(c);
+  }
+  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
+    Case c = shape(3, 65, 65, 4, 2, 32);
+    c.layout = layout;
+    add(c);
+  }
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kTiny, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    add(c);
+  }
+  Case c = shape(3, 90, 130, 4, 2, 64);
+  c.varlen = true;
+  add(c);
+  c.varlen = false;
+  c.dlse = true;
+  c.window_left = 40;
+  c.window_right = 9;
+  add(c);
+  c.softcap = 4;
+  c.softmax_scale = -0.2;
+  add(c);
+  c.key_lengths = true;
+  c.p_dropout = 0.2;
+  c.alibi = Alibi::kHeads;
+  c.bias = Pairs::kHeads;
+  c.mask = Pairs::kOne;
+  c.documents = Documents::kSorted;
+  add(c);
+}
+
 }  // namespace fattn::testing

@@ -180,10 +180,11 @@ Options oracle_options(const Options& options) {
   return oracle;
 }
 
-// The same beside fp64 tensors, with a bias that is `bias`'s values.
-ScoreTensors oracle_scores(const ScoreTensors& scores, const Widened& bias) {
+// The same beside fp64 tensors, with a bias that is `bias`'s values, and sinks likewise.
+ScoreTensors oracle_scores(const ScoreTensors& scores, const Widened& bias, const Widened& sinks) {
   ScoreTensors wide = scores;
   wide.bias = bias.view;
+  wide.sinks = sinks.view;
   return wide;
 }
 
@@ -236,6 +237,7 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
   const int64_t q_row = t.q.shape(1) * t.q.shape(2), k_row = t.k.shape(1) * t.k.shape(2), v_row = t.v.shape(1) * t.v.shape(2);
   std::vector<Expected> all{{"dq", zeros(t.dq), 0}, {"dk", zeros(t.dk), 0}, {"dv", zeros(t.dv), 0}};
   if (t.dbias) all.push_back({"dbias", zeros(t.dbias), 0});
+  if (t.dsinks) all.push_back({"dsinks", zeros(t.dsinks), 0});
   for (const OneSequence& one : sequences_of(t.scores)) {
     int64_t state[2];
     BackwardTensors alone;
@@ -251,6 +253,7 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
     alone.scores = scores_of(t.scores, one, t.q.shape(1), state);
     alone.dbias = pairs_of(t.dbias, one);
     alone.dlse = lse_of(t.dlse, one);
+    alone.dsinks = t.dsinks;
     const std::vector<Expected> expected = expect_backward(alone, options);
     put_rows(all[0].values, expected[0].values, one.q_begin, q_row);
     put_rows(all[1].values, expected[1].values, one.k_begin, k_row);
@@ -259,6 +262,10 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
     put_peer(all[0], expected[0], one.q_begin, t.q.shape(1), t.q.shape(0));
     put_peer(all[1], expected[1], one.k_begin, t.k.shape(1), t.k.shape(0));
     put_peer(all[2], expected[2], one.k_begin, t.v.shape(1), t.v.shape(0));
+    if (t.dsinks) {
+      for (size_t h = 0; h < all.back().values.size(); ++h) all.back().values[h] += expected.back().values[h];
+      all.back().allowed += expected.back().allowed;
+    }
     if (!t.dbias) continue;
     const int64_t heads = t.dbias.shape(1), rows = t.dbias.shape(2), keys = t.dbias.shape(3), own = alone.dbias.shape(2);
     const int64_t entry = t.dbias.shape(0) > 1 ? one.index : 0;
@@ -276,7 +283,7 @@ std::vector<Expected> expect_packed_backward(const BackwardTensors& t, const Opt
 // Of the forward pass: o, lse.
 std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Tensor& v, const ScoreTensors& scores, const Options& options) {
   if (scores.cu_seqlens_q) return expect_packed_forward(q, k, v, scores, options);
-  const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias);
+  const Widened wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_bias = widen(scores.bias), wide_sinks = widen(scores.sinks);
   Dense o(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2) * v.shape(3))), lse(static_cast<size_t>(q.shape(0) * q.shape(1) * q.shape(2)));
   ForwardTensors oracle;
   oracle.q = wide_q.view;
@@ -284,7 +291,7 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
   oracle.v = wide_v.view;
   oracle.o = Tensor(o.data(), DType::kF64, {q.shape(0), q.shape(1), q.shape(2), v.shape(3)});
   oracle.lse = Tensor(lse.data(), DType::kF64, {q.shape(0), q.shape(2), q.shape(1)});
-  oracle.scores = oracle_scores(scores, wide_bias);
+  oracle.scores = oracle_scores(scores, wide_bias, wide_sinks);
   forward(oracle, oracle_options(options));
   ModelShape model = model_shape(q, k, v, scores, options);
   const ModelForward standard = standard_forward(model, wide_q.values, wide_k.values, wide_v.values);
@@ -310,8 +317,9 @@ std::vector<Expected> expect_forward(const Tensor& q, const Tensor& k, const Ten
 std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& options) {
   if (t.scores.cu_seqlens_q) return expect_packed_backward(t, options);
   const Widened q = widen(t.q), k = widen(t.k), v = widen(t.v), o = widen(t.o), lse = widen(t.lse), dout = widen(t.dout), bias = widen(t.scores.bias),
-                dlse = widen(t.dlse);
-  Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size()), dbias(static_cast<size_t>(t.dbias.size()));
+                dlse = widen(t.dlse), sinks = widen(t.scores.sinks);
+  Dense dq(q.values.size()), dk(k.values.size()), dv(v.values.size()), dbias(static_cast<size_t>(t.dbias.size())),
+      dsinks(static_cast<size_t>(t.dsinks.size()));
   const auto like = [](Dense& to, const Tensor& from) {
     return Tensor(to.data(), DType::kF64, {from.shape(0), from.shape(1), from.shape(2), from.shape(3)});
   };
@@ -325,9 +333,10 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
   oracle.dq = like(dq, t.q);
   oracle.dk = like(dk, t.k);
   oracle.dv = like(dv, t.v);
-  oracle.scores = oracle_scores(t.scores, bias);
+  oracle.scores = oracle_scores(t.scores, bias, sinks);
   if (t.dbias) oracle.dbias = like(dbias, t.dbias);
   oracle.dlse = dlse.view;
+  if (t.dsinks) oracle.dsinks = Tensor(dsinks.data(), DType::kF64, {t.dsinks.shape(0)});
   backward(oracle, oracle_options(options));
   ModelShape model = model_shape(t.q, t.k, t.v, t.scores, options);
   model.dbias = t.dbias;
@@ -341,6 +350,9 @@ std::vector<Expected> expect_backward(const BackwardTensors& t, const Options& o
                             expected("dk", dk, standard.dk, kGradientFactor, dtype, scaled * standard.q_terms),
                             expected("dv", dv, standard.dv, kGradientFactor, dtype, ulp(sums, standard.score_terms) * standard.dout_terms)};
   if (t.dbias) all.push_back(expected("dbias", dbias, standard.dbias, kGradientFactor, t.dbias.dtype(), dp_rounding * standard.p_terms));
+  if (t.dsinks)
+    all.push_back(expected("dsinks", dsinks, standard.dsinks, kGradientFactor, t.dsinks.dtype(),
+                           dp_rounding * standard.sink_p + 4 * ulp(sums, 1 + standard.score_terms) * standard.sink_terms));
   if (in_16_bits(dtype)) {
     model.fused = true;
     const ModelBackward peer = standard_backward(model, q.values, k.values, v.values, o.values, lse.values, dout.values);
@@ -445,7 +457,7 @@ PreparedCase::PreparedCase(const Case& c) : data_(std::make_unique<Data>()) {
   }
   CaseGradients shapes = make_gradients(c);
   d.backward = expect_backward({d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o, d.saved.lse, d.inputs.dout, shapes.dq, shapes.dk, shapes.dv,
-                                d.inputs.scores, shapes.dbias, d.inputs.dlse},
+                                d.inputs.scores, shapes.dbias, d.inputs.dlse, shapes.dsinks},
                                options);
   only_samples(d.backward);
 }
@@ -501,14 +513,15 @@ CaseResult PreparedCase::run(const Target& target) const {
   if (d.c.backward)
     attempt("backward", [&] {
       const CaseGradients out = make_gradients(d.c);
-      const BackwardTensors tensors{d.inputs.q, d.inputs.k, d.inputs.v, d.saved.o,       d.saved.lse, d.inputs.dout,
-                                    out.dq,     out.dk,     out.dv,     d.inputs.scores, out.dbias,   d.inputs.dlse};
+      const BackwardTensors tensors{d.inputs.q, d.inputs.k, d.inputs.v,      d.saved.o, d.saved.lse,   d.inputs.dout, out.dq,
+                                    out.dk,     out.dv,     d.inputs.scores, out.dbias, d.inputs.dlse, out.dsinks};
       note("backward", execute_on(tensors, out.blocks));
       note("backward", damage(out.blocks));
       result.tensors.push_back(judge(d.backward[0], out.dq, rounding));
       result.tensors.push_back(judge(d.backward[1], out.dk, rounding));
       result.tensors.push_back(judge(d.backward[2], out.dv, rounding));
       if (out.dbias) result.tensors.push_back(judge(d.backward[3], out.dbias, rounding));
+      if (out.dsinks) result.tensors.push_back(judge(d.backward.back(), out.dsinks, rounding));
     });
   const std::vector<Dense> after = inputs_now();
   for (size_t i = 0; i < before.size(); ++i)
@@ -536,6 +549,7 @@ std::vector<TensorVerdict> verify(const BackwardTensors& t, const Options& optio
   if (options.algorithm == Algorithm::kStandard) rounding = Rounding::kTextbook;
   std::vector<TensorVerdict> verdicts{judge(wanted[0], t.dq, rounding), judge(wanted[1], t.dk, rounding), judge(wanted[2], t.dv, rounding)};
   if (t.dbias) verdicts.push_back(judge(wanted[3], t.dbias, rounding));
+  if (t.dsinks) verdicts.push_back(judge(wanted.back(), t.dsinks, rounding));
   return verdicts;
 }
 

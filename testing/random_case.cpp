@@ -41,6 +41,7 @@ Case random_case(DType dtype, uint64_t n, int64_t most_headdim) {
   c.varlen = one_in(4);
   c.documents = static_cast<Documents>(one_in(3) ? 1 + below(2) : 0);
   c.scattered = c.varlen && c.key_lengths && one_in(2);
+  c.sinks = one_in(3);
   c.name = name_of(c);
   return c;
 }

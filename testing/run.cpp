@@ -6,7 +6,7 @@ namespace fattn::testing {
 
 bool same_bits(const Outputs& a, const Outputs& b) {
   return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) &&
-         same_bits(a.dbias, b.dbias);
+         same_bits(a.dbias, b.dbias) && same_bits(a.dsinks, b.dsinks);
 }
 
 Options options_of(const Case& c, const Target& target) {
@@ -43,9 +43,10 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   const auto at = [&](const Tensor& t) { return on_device ? mirror.at(t) : t; };
   forward(each_tensor(ForwardTensors{in.q, in.k, in.v, out.o, out.lse, {}, in.scores}, at), options);
   if (c.backward)
-    backward(
-        each_tensor(BackwardTensors{in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse}, at),
-        options);
+    backward(each_tensor(BackwardTensors{in.q, in.k, in.v, out.o, out.lse, in.dout, grads.dq, grads.dk, grads.dv, in.scores, grads.dbias, in.dlse,
+                                         grads.dsinks},
+                         at),
+             options);
   if (on_device) mirror.fetch();
   Outputs result;
   result.o = read(out.o);
@@ -55,6 +56,7 @@ Outputs run_passes(const Case& c, const CaseInputs& in, const Options& options, 
   result.dk = read(grads.dk);
   result.dv = read(grads.dv);
   result.dbias = read(grads.dbias);
+  result.dsinks = read(grads.dsinks);
   return result;
 }
 

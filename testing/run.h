@@ -11,6 +11,7 @@ struct Outputs {
   Dense o, lse;
   Dense dq, dk, dv;  // empty if the case is forward only
   Dense dbias;       // empty, too, without bias
+  Dense dsinks;      // or without sinks
 };
 
 bool same_bits(const Outputs& a, const Outputs& b);

@@ -42,6 +42,7 @@ ScoreTensors scores_of(const ScoreTensors& s, const OneSequence& one, int64_t nh
   ScoreTensors of_one;
   if (s.seqused_k) of_one.seqused_k = Tensor(at(s.seqused_k, one.index * s.seqused_k.stride(0)), DType::kI32, {1});
   of_one.alibi_slopes = s.alibi_slopes;
+  of_one.sinks = s.sinks;
   if (const Tensor& t = s.alibi_slopes; t.ndim() == 2)
     of_one.alibi_slopes = Tensor(at(t, one.index * t.stride(0)), DType::kF32, {1, t.shape(1)}, {t.stride(0), t.stride(1)});
   of_one.bias = pairs_of(s.bias, one);

@@ -154,6 +154,11 @@ std::vector<Real> kept_of_row(const ModelShape& s, int64_t b, int64_t h, int64_t
   return kept;
 }
 
+// The sink of a head; -inf: none.
+double sink_of(const ModelShape& s, int64_t h) {
+  return s.scores.sinks ? read(s.scores.sinks)[static_cast<size_t>(h)] : -std::numeric_limits<double>::infinity();
+}
+
 // The rounded weights of one row, with `fused` still to be multiplied by `factor`; its log-sum-exp is returned.
 template <class Real>
 Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, int64_t b, int64_t h, int64_t i, int64_t first, int64_t visible,
@@ -167,9 +172,9 @@ Real softmax_row(const ModelShape& s, const Real* q, const Real* k_transposed, i
     if (!(w <= largest)) largest = w;  // keeps NaN
   if (largest == -std::numeric_limits<Real>::infinity()) {
     std::fill(weights.begin(), weights.end(), Real{0});
-    return largest;
+    return static_cast<Real>(sink_of(s, h));
   }
-  Real sum = 0;
+  Real sum = std::exp(static_cast<Real>(sink_of(s, h)) - largest);
   for (Real& w : weights) sum += w = std::exp(w - largest);
   for (Real& w : weights) w = rounded<Real>(s.dtype, s.fused ? w : w / sum);
   if (s.p_dropout > 0) {
@@ -244,7 +249,8 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
     return static_cast<size_t>(((of(0, b) * pairs.shape(1) + of(1, h)) * pairs.shape(2) + of(2, i)) * pairs.shape(3) + j);
   };
   std::vector<Real> pair_sums(static_cast<size_t>(pairs.size()), 0);
-  std::vector<double> p_sums(pair_sums.size(), 0);
+  std::vector<double> p_sums(pair_sums.size(), 0), sink_p(static_cast<size_t>(s.nheads), 0), sink_terms(sink_p.size(), 0);
+  std::vector<Real> sink_sums(sink_p.size(), 0);
   const int64_t group = s.nheads / s.nheads_k;
   const Real scale = static_cast<Real>(s.softmax_scale), cap = static_cast<Real>(s.softcap), factor = kept_factor<Real>(s);
   std::vector<Real> scores, p, ds;
@@ -282,6 +288,12 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
             const Real row_dlse = static_cast<Real>(s.dlse[static_cast<size_t>((b * s.nheads + h) * s.seqlen_q + i)]);
             delta -= row_dlse;
             delta_terms += std::fabs(row_dlse);
+          }
+          if (const double sink = sink_of(s, h); sink > -std::numeric_limits<double>::infinity()) {
+            const Real weight = std::exp(static_cast<Real>(sink) - row_lse);
+            sink_sums[static_cast<size_t>(h)] -= weight * delta;
+            sink_p[static_cast<size_t>(h)] += static_cast<double>(weight);
+            sink_terms[static_cast<size_t>(h)] += static_cast<double>(weight * delta_terms);
           }
           ds.assign(static_cast<size_t>(visible), 0);
           add_product(ds.data(), visible, dout_row, s.headdim_v, v_columns.data() + first, s.seqlen_k);  // dP
@@ -325,6 +337,9 @@ ModelBackward backward(const ModelShape& s, const Dense& q, const Dense& k, cons
     }
   for (Real sum : pair_sums) out.dbias.push_back(rounded<Real>(pairs.dtype(), sum));
   out.p_terms = largest_of(p_sums);
+  if (s.scores.sinks) out.dsinks.assign(sink_sums.begin(), sink_sums.end());
+  out.sink_p = largest_of(sink_p);
+  out.sink_terms = largest_of(sink_terms);
   return out;
 }
 

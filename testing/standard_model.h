@@ -7,8 +7,9 @@
 //   with softcap dS = round(dS (1 - (S / softcap)^2)), S before what follows
 //   what is added to scores: S = round(S + alibi + bias), -Inf where a pair is hidden; dbias is the sum of round(P (dP - rowsum(o dout)))
 //   with dlse rowsum(o dout) - dlse takes the place of rowsum(o dout)
-//   dropout: P = round(P kept) and dP = round(kept dP), with kept 0 or 1 / (1 - p_dropout); the softmax gradient takes P from before
-//   dq = round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
+//   a sink is a key without a value, whose weight is never stored: the sum of exponentials has it, and dsinks is the sum of -P (rowsum(o dout) -
+//   dlse) dropout: P = round(P kept) and dP = round(kept dP), with kept 0 or 1 / (1 - p_dropout); the softmax gradient takes P from before dq =
+//   round(softmax_scale * dS k)   dk = round(softmax_scale * dS^T q)   dv = round(P^T dout)
 // Products accumulate in fp32, one term after the other. lse is the fp32 log-sum-exp of the rounded S. The sums of dk and
 // dv over the query heads of a group stay in fp32.
 //
@@ -51,10 +52,12 @@ ModelForward standard_forward(const ModelShape& shape, const Dense& q, const Den
 // o and lse are the forward pass's. The sums of absolute terms say what rounding errors are relative to; largest, finite.
 struct ModelBackward {
   Dense dq, dk, dv, dbias;
+  Dense dsinks;                                     // of each head, if there are sinks
   double score_terms = 0;                           // |softmax_scale| sum |q| |k|, and |lse|
   double dp_terms = 0;                              // sum |dout| |v|, and sum |o| |dout| + |dlse|
   double k_terms = 0, q_terms = 0, dout_terms = 0;  // sum p |k| of a row; sum p |q| and sum p |dout| of a key
   double p_terms = 0;                               // sum p of an element of dbias
+  double sink_p = 0, sink_terms = 0;  // sums of a head: of the weights of its sink, and of those times the terms of rowsum(o dout) - dlse
 };
 ModelBackward standard_backward(const ModelShape& shape, const Dense& q, const Dense& k, const Dense& v, const Dense& o, const Dense& lse,
                                 const Dense& dout);

@@ -220,6 +220,12 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
     }
     write(s.mask, mask);
   }
+  if (c.sinks) {
+    s.sinks = place(blocks, c.dtype == DType::kF64 ? DType::kF64 : DType::kF32, {c.nheads}, 0, kFill);
+    Dense sinks = normal(c.seed, 15, c.nheads, 1, 2);
+    if (sinks.size() > 2) sinks[2] = -std::numeric_limits<double>::infinity();
+    write(s.sinks, sinks);
+  }
   if (c.p_dropout > 0) {
     s.dropout_state = place(blocks, DType::kI64, {2}, 0, kFill);
     auto* state = static_cast<int64_t*>(s.dropout_state.data());
@@ -251,7 +257,8 @@ Widened widen(const Tensor& t) {
   Widened w;
   w.values = read(t);
   if (t.ndim() == 0) return w;
-  w.view = t.ndim() == 2   ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1)})
+  w.view = t.ndim() == 1   ? Tensor(w.values.data(), DType::kF64, {t.shape(0)})
+           : t.ndim() == 2 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1)})
            : t.ndim() == 3 ? Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2)})
                            : Tensor(w.values.data(), DType::kF64, {t.shape(0), t.shape(1), t.shape(2), t.shape(3)});
   return w;
@@ -290,7 +297,7 @@ CaseInputs make_inputs(const Case& c) {
                   v_shape = rows_of(c, true, c.nheads_k, c.headdim_v), o_shape = rows_of(c, false, c.nheads, c.headdim_v);
   // Inputs end at the end of their memory and what lies between their elements is NaN, so that reading it shows.
   constexpr unsigned char kNan = TensorBlock::kUnwritten;
-  in.blocks.reserve(14);
+  in.blocks.reserve(15);
   const Layout q_layout = c.layout == Layout::kExpanded ? Layout::kBshd : c.layout;
   if (c.layout == Layout::kPacked) {
     place_packed(in.blocks, c, 0, kNan, in.q, in.k, in.v);
@@ -385,8 +392,10 @@ CaseForward make_forward(const Case& c) {
 
 CaseGradients make_gradients(const Case& c) {
   CaseGradients out;
-  out.blocks.reserve(4);
+  out.blocks.reserve(5);
   constexpr unsigned char kCanary = TensorBlock::kCanary;
+  const DType of_lse = c.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  if (c.sinks) out.dsinks = place(out.blocks, of_lse, {c.nheads}, kGuardElements, kCanary);
   if (c.bias != Pairs::kNone)
     out.dbias =
         place_pairs(out.blocks, c, c.bias == Pairs::kExpanded ? Pairs::kAll : c.bias, c.bias_fp32 ? DType::kF32 : c.dtype, kGuardElements, kCanary);

@@ -66,9 +66,9 @@ struct CaseForward {
 };
 CaseForward make_forward(const Case& c);
 
-// dq, dk, dv of a case, and dbias if it has a bias, guarded.
+// dq, dk, dv of a case, dbias if it has a bias, and dsinks if it has sinks, guarded.
 struct CaseGradients {
-  Tensor dq, dk, dv, dbias;
+  Tensor dq, dk, dv, dbias, dsinks;
   std::vector<TensorBlock> blocks;
 };
 CaseGradients make_gradients(const Case& c);

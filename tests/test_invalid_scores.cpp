@@ -122,6 +122,32 @@ TEST(InvalidSmall, GradientOfABias) {
   b.problem.dbias.strides[1] = 0;
   expect_invalid(b.problem, {"dbias is an output whose strides reach one element by two indices"});
 }
+TEST(InvalidSmall, Sinks) {
+  float sinks[kNheads] = {}, gradient[kNheads] = {};
+  const auto of_heads = [](float* data) { return Tensor(data, DType::kF32, {kNheads}).raw(); };
+  Good forward;
+  forward.problem.sinks = forward.problem.dsinks = of_heads(sinks);
+  expect_invalid(forward.problem, {"dsinks is an output of the backward pass only"});
+  for (Backend backend : {Backend::kReference, Backend::kCpu}) {
+    const Good good(true, backend);
+    const auto spoiled = [&](const std::function<void(fattn_problem&)>& spoil) {
+      fattn_problem p = good.problem;
+      p.sinks = of_heads(sinks);
+      p.dsinks = of_heads(gradient);
+      EXPECT_EQ(fattn_execute(&p), FATTN_OK) << fattn_last_error();
+      spoil(p);
+      return p;
+    };
+    expect_invalid(spoiled([](fattn_problem& p) { p.sinks.ndim = 0; }), {"sinks is absent, and dsinks, their gradient, is not"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.sinks.dtype = FATTN_BF16; }), {"sinks has the dtype 3", "must be fp32", "as lse is"});
+    expect_invalid(spoiled([](fattn_problem& p) { ++p.sinks.shape[0]; }), {"sinks has the shape (5)", "expected (4)", "one number a query head"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.dsinks.ndim = 2; }), {"dsinks has 2 dimensions", "(nheads)"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.dsinks.strides[0] = 0; }), {"dsinks is an output whose strides reach one element"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.sinks.device_type = FATTN_DEVICE_CUDA; }), {"sinks is on CUDA device 0 but q is on the CPU"});
+    expect_invalid(spoiled([](fattn_problem& p) { p.dsinks.data = p.sinks.data; }), {"dsinks", "overlaps"});
+  }
+}
+
 TEST(InvalidSmall, GradientOfLse) {
   GoodScores scores;
   const fattn_tensor dlse = Tensor(scores.dlse, DType::kF32, {kBatch, kNheads, kSeqlenQ}).raw();

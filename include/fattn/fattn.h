@@ -26,7 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FATTN_ABI_VERSION 6u
+#define FATTN_ABI_VERSION 7u
 #define FATTN_VERSION_STRING "0.1.0"
 
 #if defined(__GNUC__)
@@ -154,6 +154,10 @@ typedef struct fattn_problem {
   fattn_tensor status; /* optional output, (2), I32: FATTN_LISTS_GOOD and 0, or the first batch entry or sequence with a list out of range, behind
                           which of its lists that is, in the order of the codes; on a GPU written by a kernel of its own ahead of the others; left as
                           it was where the call is an error */
+  /* (nheads), F32 (F64 for F64 problems): a logit of each query head that joins the softmax's sum and has no value. lse counts it: a row of a batch
+     entry or sequence that sees no key has o = 0 and lse = its sink. -Inf: as if there were none. */
+  fattn_tensor sinks;
+  fattn_tensor dsinks; /* backward, with sinks: optional output, their gradient, of their shape and dtype; always the same bits */
   int32_t check;       /* FATTN_CHECK_... */
   uint32_t reserved;   /* 0 */
 } fattn_problem;
@@ -172,6 +176,8 @@ typedef struct fattn_buffers {
   void* dbias;
   const void *dlse, *cu_seqlens_q, *cu_seqlens_k, *document_q, *document_k;
   void* status;
+  const void* sinks;
+  void* dsinks;
   void* workspace; /* on the tensors' device, aligned to 64 bytes (CUDA: 256); may be null if the plan asks for none */
   size_t workspace_bytes;
   void* stream; /* CUDA: the CUstream (cudaStream_t) to work on, null: the default stream; CPU: null */

@@ -86,6 +86,12 @@ inline constexpr OptionRow kOptions[] = {
      [](fattn_problem& p) {
        if (p.pass == FATTN_BACKWARD) p.dlse = p.lse;
      }},
+    {"sinks", "sinks (sinks)",
+     [](fattn_problem& p) {
+       const DType dtype = p.q.dtype == FATTN_F64 ? DType::kF64 : DType::kF32;
+       p.sinks = detail::nowhere(p, Tensor(nullptr, dtype, {detail::option_sizes(p).nheads}));
+       if (p.pass == FATTN_BACKWARD) p.dsinks = p.sinks;
+     }},
 };
 inline constexpr size_t kOptionCount = sizeof(kOptions) / sizeof(kOptions[0]);
 

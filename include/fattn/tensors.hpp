@@ -27,6 +27,7 @@ struct ScoreTensors {
   Tensor document_q, document_k;
   // Output, (2) of kI32: FATTN_LISTS_GOOD and 0, or which of seqused_k and cu_seqlens is out of range, and its first batch entry or sequence that is.
   Tensor status = {};
+  Tensor sinks = {};  // (nheads) of kF32, kF64 where q is: a logit of each head that joins the softmax's sum and has no value; lse counts it
 };
 
 // q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v),
@@ -39,10 +40,11 @@ struct ForwardTensors {
 
 // o and lse as the forward pass returned them; dout has o's shape, dq, dk, dv those of q, k, v. dbias, the gradient of a bias, may be absent; it is
 // summed over each of batch, heads and queries where its shape is 1. dlse, the gradient of lse, of its shape and dtype, may be absent, which is 0.
+// dsinks, the gradient of sinks, of their shape and dtype, may be absent too.
 struct BackwardTensors {
   Tensor q, k, v, o, lse, dout, dq, dk, dv;
   ScoreTensors scores = {};
-  Tensor dbias = {}, dlse = {};
+  Tensor dbias = {}, dlse = {}, dsinks = {};
 };
 
 enum class TensorDType {
@@ -72,7 +74,8 @@ enum class TensorRole {
   kResult,  // o, lse: written by the forward pass, read by the backward pass
   kOutput,
   kList,  // an input whose numbers say what is read of others: lengths, beginnings
-  kTerm   // an input that each pair of a query and a key depends on, and nothing else
+  kTerm,  // an input that each pair of a query and a key depends on, and nothing else
+  kRow    // an input that each row depends on, whatever it sees
 };
 
 enum class TensorPass { kForward, kBackward, kBoth };
@@ -173,6 +176,8 @@ inline constexpr TensorRow kTensorRows[] = {
     {"document_q", &P::document_q, &Pointers::document_q, &S::document_q, D::kI32, Dims::kIds, Role::kTerm, Pass::kBoth},
     {"document_k", &P::document_k, &Pointers::document_k, &S::document_k, D::kI32, Dims::kIds, Role::kTerm, Pass::kBoth},
     {"status", &P::status, &Pointers::status, &S::status, D::kI32, Dims::kTwo, Role::kOutput, Pass::kBoth},
+    {"sinks", &P::sinks, &Pointers::sinks, &S::sinks, D::kOfLse, Dims::kHeads, Role::kRow, Pass::kBoth},
+    {"dsinks", &P::dsinks, &Pointers::dsinks, {kNotForward, &B::dsinks}, D::kOfLse, Dims::kHeads, Role::kOutput, Pass::kBackward},
 };
 }  // namespace detail
 

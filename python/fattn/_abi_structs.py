@@ -3,7 +3,7 @@
 import ctypes
 from typing import NamedTuple
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 
@@ -72,6 +72,8 @@ class Problem(Sized):
         ("document_q", Tensor),
         ("document_k", Tensor),
         ("status", Tensor),
+        ("sinks", Tensor),
+        ("dsinks", Tensor),
         ("check", _i32),
         ("reserved", _u32),
     ]
@@ -201,4 +203,6 @@ TENSORS = (
     TensorRow("document_q", "I32", "Ids", "Term", "Both"),
     TensorRow("document_k", "I32", "Ids", "Term", "Both"),
     TensorRow("status", "I32", "Two", "Output", "Both"),
+    TensorRow("sinks", "OfLse", "Heads", "Row", "Both"),
+    TensorRow("dsinks", "OfLse", "Heads", "Output", "Backward"),
 )

@@ -40,6 +40,7 @@ constexpr Feature kFeatures[] = {
     {"mask", [](const Problem& p) { return p.pair_mask.given; }, {true, false, false, true, true, false, true, true, false}},
     {"dropout", [](const Problem& p) { return p.dropout_below > 0; }, {true, false, false, true, true, false, true, true, false}},
     {"dlse", [](const Problem& p) { return p.has_dlse; }, {true, true, true, true, true, true, true, true, false}},
+    {"sinks", [](const Problem& p) { return p.has_sinks; }, {true, false, false, true, true, false, true, true, true}},
 };
 
 constexpr bool same_options() {

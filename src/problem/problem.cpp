@@ -213,6 +213,15 @@ Strides lse_strides(const char* name, const fattn_tensor& t, const fattn_tensor&
   return {t.strides[0], t.strides[2], t.strides[1]};
 }
 
+// sinks, dsinks. The result is the stride between heads.
+int64_t sinks_stride(const char* name, const fattn_tensor& t, const fattn_tensor& q, const Problem& p, bool output) {
+  check_dtype(name, t, q.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, ", as lse is");
+  check_view(name, t, 1, "(nheads)", output);
+  check_same_device(name, t, q);
+  check_shape(name, t, {p.nheads}, "one number a query head");
+  return t.strides[0];
+}
+
 void check_bias_dtype(const char* name, const fattn_tensor& t, const Problem& p) {
   if (t.dtype != FATTN_F32 && t.dtype != static_cast<int32_t>(p.dtype))
     invalid(text(name, " has the dtype ", t.dtype, "; it must be fp32 (1) or q's, ", name_of(p.dtype)));
@@ -273,6 +282,16 @@ void set_scores(const fattn_problem& g, Problem& p) {
     if (!p.backward) invalid("dlse is an input of the backward pass only; leave it absent in a forward problem");
     p.dlse = lse_strides("dlse", g.dlse, g.q, p, false);
     p.has_dlse = true;
+  }
+  if (g.sinks.ndim != 0) {
+    p.sinks_stride = sinks_stride("sinks", g.sinks, g.q, p, false);
+    p.has_sinks = true;
+  }
+  if (g.dsinks.ndim != 0) {
+    if (!p.backward) invalid("dsinks is an output of the backward pass only; leave it absent in a forward problem");
+    if (!p.has_sinks) invalid("sinks is absent, and dsinks, their gradient, is not; give the sinks of the forward pass");
+    p.dsinks_stride = sinks_stride("dsinks", g.dsinks, g.q, p, true);
+    p.want_dsinks = true;
   }
   set_documents(g, p);
   if (g.status.ndim != 0) {

@@ -54,11 +54,12 @@ struct Problem {
   bool want_status = false;
   int cuda_level = 0;
 
-  bool want_lse = false, want_weights = false, has_dlse = false, has_documents = false;
+  bool want_lse = false, want_weights = false, has_dlse = false, has_documents = false, has_sinks = false, want_dsinks = false;
   Strides q, k, v, o, lse, dout, dq, dk, dv, dlse;
   int64_t weights_strides[4] = {};  // batch, head, query, key
   bool has_seqused_k = false, has_alibi = false;
   int64_t seqused_k_stride = 0, alibi_batch_stride = 0, alibi_head_stride = 0, cu_seqlens_q_stride = 0, cu_seqlens_k_stride = 0;
+  int64_t sinks_stride = 0, dsinks_stride = 0;
   int64_t document_q_stride = 0, document_k_stride = 0;  // between batch entries
   PairTensor bias, pair_mask, dbias;
   // Of each of kTensors: where its elements lie, and how many bytes they span; 0: nothing of it is touched, as it is absent or empty.

@@ -191,6 +191,8 @@ fattn_problem problem(Bytes& in) {
   p.p_dropout = in.mostly(scores / 32 % 2 * 0.25);
   if (p.pass == FATTN_BACKWARD && scores / 64 % 2) p.dbias = pairs(in.byte() % 2 ? FATTN_F32 : dtype);
   if (p.pass == FATTN_BACKWARD && scores / 128 % 2) p.dlse = lse();
+  if (in.byte() % 4 == 3) p.sinks = tensor(in, dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32, {nheads});
+  if (p.sinks.ndim == 1 && p.pass == FATTN_BACKWARD) p.dsinks = tensor(in, p.sinks.dtype, {nheads});
   p.check = in.mostly<int32_t>(in.byte() % 3);
   p.reserved = in.mostly<uint32_t>(0);
   if (in.byte() % 4 == 3) p.status = tensor(in, FATTN_I32, {2});
@@ -245,7 +247,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           &p.cu_seqlens_k,
                           &p.document_q,
                           &p.document_k,
-                          &p.status})
+                          &p.status,
+                          &p.sinks,
+                          &p.dsinks})
     if (!memory.give(*t, in)) return 0;
   // Lengths are values, which random bits rarely hit: either all are in range or the call says which is not.
   const bool packed = p.cu_seqlens_q.ndim == 1;

@@ -816,6 +816,7 @@ class Forward {
   // Normalises a tile, transposes it back and stores its rows and their lse.
   void store_tile(int64_t tile) {
     const int64_t row = first_row(tile), rows = min_of(kLanes, t_.row_end - row);
+    if (t_.inputs.sink) add_sink(tile);
     const __m512 total = _mm512_load_ps(sum(tile));
     const __mmask16 seen = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     // A NaN among the weights is sure to be in their own sum only: rounding may make a number of it.
@@ -835,7 +836,20 @@ class Forward {
     shift = _mm512_maskz_mov_ps(seen, shift);  // the logarithm of 0 says -inf already
     alignas(64) float lse[kLanes];
     _mm512_store_ps(lse, _mm512_add_ps(shift, log_accurate(total)));
-    for (int64_t r = 0; r < rows; ++r) t_.lse[(row + r) * t_.lse_stride] = lse[r];
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool is_sink = t_.inputs.sink && (sum(tile)[r] == 0 || sum(tile)[r] >= vec::kGreatestSink);
+      t_.lse[(row + r) * t_.lse_stride] = is_sink ? *t_.inputs.sink : lse[r];
+    }
+  }
+  // To the sums of rows that have weights.
+  void add_sink(int64_t tile) {
+    const double unit = static_cast<double>(softmax(tile) == Softmax::kWhole ? options_.left() : kLn2 / kFixed);
+    for (int64_t r = 0; r < kLanes; ++r) {
+      if (sum(tile)[r] == 0) continue;
+      const float weight = vec::weight_of_sink(*t_.inputs.sink, static_cast<double>(max(tile)[r]) * unit);
+      sum(tile)[r] += weight;
+      sum_of_rounded(tile)[r] += weight;
+    }
   }
 
   const ForwardTask& t_;

@@ -151,8 +151,11 @@ struct Call {
       in.seed = static_cast<uint64_t>(state[0]);
       in.stream = static_cast<uint64_t>(state[1]) + static_cast<uint64_t>(n * p.nheads + h);
     }
+    if (p.has_sinks) in.sink = sink_of(h);
     return in;
   }
+  // Of a query head; null: none.
+  const float* sink_of(int64_t h) const { return p.has_sinks ? static_cast<const float*>(b.sinks) + h * p.sinks_stride : nullptr; }
 };
 
 // Rows of packed tensors that belong to no sequence see nothing: o = 0, lse = -inf.
@@ -203,10 +206,24 @@ void forward(const Call& call) {
   if (p.packed) finish_packed_rows(call);
 }
 
+// The sum of a row's weights, in units of exp(reference), with what its head's sink adds, and lse.
+struct SinkedRow {
+  float sum, lse;
+  SinkedRow(const float* sink, double reference, float weights) : sum(weights) {
+    if (weights == 0.0f) {
+      lse = sink ? *sink : -std::numeric_limits<float>::infinity();
+      return;
+    }
+    const double added = sink ? std::exp(static_cast<double>(*sink) - reference) : 0.0, all = static_cast<double>(weights) + added;
+    sum = static_cast<float>(all);
+    lse = std::isinf(added) && !std::isnan(weights) ? *sink : static_cast<float>(reference + std::log(all));
+  }
+};
+
 // Merges the chunks of one row, with m the largest of the chunks' maxima m_c and a_c = exp((m_c - m) |scale|), of whole scores exp(m_c - m):
 // o = sum(a_c acc_c) / sum(a_c sum_c), with dropout times its scale, lse = m |scale| (whole: m) + log(sum(a_c sum_c)).
 // Chunk c of the row is the part first + c * step.
-void merge_row(const Call& call, int64_t first, int64_t step, void* o, float* lse) {
+void merge_row(const Call& call, int64_t first, int64_t step, const float* sink, void* o, float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t chunks = call.c.splits, dv = call.p.headdim_v;
   const float* largest = call.floats(call.w.largest);
@@ -221,7 +238,8 @@ void merge_row(const Call& call, int64_t first, int64_t step, void* o, float* ls
   const auto factor_of = [&](int64_t chunk) { return std::exp((largest[index(chunk)] - safe) * scale); };
   float total = 0;
   for (int64_t c = 0; c < chunks; ++c) total += factor_of(c) * sum[index(c)];
-  const float inverse = total == 0.0f ? 0.0f : static_cast<float>(call.p.dropout_scale()) / total;
+  const SinkedRow row(sink, static_cast<double>(m) * static_cast<double>(scale), total);
+  const float inverse = total == 0.0f ? 0.0f : static_cast<float>(call.p.dropout_scale()) / row.sum;
   float* merged = acc + index(0) * dv;
   for (int64_t c = 0; c < chunks; ++c) {
     const float factor = factor_of(c) * inverse;
@@ -229,8 +247,7 @@ void merge_row(const Call& call, int64_t first, int64_t step, void* o, float* ls
     for (int64_t d = 0; d < dv; ++d) merged[d] = c == 0 ? factor * part[d] : merged[d] + factor * part[d];
   }
   call.kernels.sum_rows(call.dtype, merged, 0, 1, dv, o);
-  if (lse)
-    *lse = total == 0.0f ? kNone : static_cast<float>(static_cast<double>(m) * static_cast<double>(scale) + std::log(static_cast<double>(total)));
+  if (lse) *lse = row.lse;
 }
 
 void decode(const Call& call) {
@@ -282,10 +299,27 @@ void decode(const Call& call) {
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t h = hk * p.group() + row / s.seqlen_q, q = s.q_begin + row % s.seqlen_q;
       float* lse = p.want_lse ? at(static_cast<float*>(call.b.lse), place(p.lse, n, q, h)) : nullptr;
-      merge_row(call, part_of(n, hk, 0, rows) + row, rows, at(call.b.o, place(p.o, n, q, h), call.element), lse);
+      merge_row(call, part_of(n, hk, 0, rows) + row, rows, call.sink_of(h), at(call.b.o, place(p.o, n, q, h), call.element), lse);
     }
   });
   if (p.packed) finish_packed_rows(call);
+}
+
+// -sum(exp(sink - lse) delta) over the rows of a head that have a gradient: dS of a key without a value.
+template <class DeltaOf>
+float gradient_of_sink(const Call& call, int64_t h, const DeltaOf& delta_of) {
+  const Problem& p = call.p;
+  const auto sink = static_cast<double>(*call.sink_of(h));
+  double sum = 0;
+  if (sink == -std::numeric_limits<double>::infinity()) return 0;
+  for (int64_t n = 0; n < p.dense_batch(); ++n) {
+    const float* const delta = delta_of(n);
+    const auto* lse = static_cast<const float*>(call.b.lse) + n * p.lse.batch + h * p.lse.head;
+    const int64_t rows = p.packed ? end_of_queries(p, call.b) : p.seqlen_q;
+    for (int64_t row = 0; row < rows; ++row)
+      if (const float l = lse[row * p.lse.row]; !(l < kLowestLse)) sum -= std::exp(sink - static_cast<double>(l)) * static_cast<double>(delta[row]);
+  }
+  return static_cast<float>(sum);
 }
 
 // Of the rows [begin, end) of (dense) batch entry n. A row without a gradient has none whatever dlse says: its P is 0, and 0 times a NaN of dlse
@@ -365,6 +399,12 @@ void backward(const Call& call) {
       std::memset(at(call.b.dq, place(p.dq, n, row, h), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
     if (dq_in_halves) std::fill_n(dq_low + place(of_dq_low, n, begin, h), (end - begin) * p.headdim, uint16_t{0});
   });
+
+  if (p.want_dsinks)
+    run_tasks(call.plan, p.nheads, [&](int64_t h, int) {
+      static_cast<float*>(call.b.dsinks)[h * p.dsinks_stride] =
+          gradient_of_sink(call, h, [&](int64_t n) { return delta + place(of_delta, n, 0, h); });
+    });
 
   run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
             [&](int64_t i, int) {  // keys of no sequence, or with seqused_k all

@@ -257,20 +257,24 @@ __attribute__((noinline)) void forward_panel(const ForwardTask& task, const Forw
   if (codes.any()) add_nonfinite<T, Ops, kVecs>(task, scratch, codes, at, first_seen, first_hidden, visible, o);
 }
 
-// o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf.
+// o = O / sum, with dropout times its scale, lse = log(sum) + largest; a row without keys gives 0 and -inf. A sink joins the sum.
 template <class T, class Ops>
 void finish_tile(const ForwardTask& task, const ForwardTile<Ops>& tile, int64_t row0, int64_t rows) {
-  float inverse[kTile];
-  for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : task.inputs.dropout_scale / tile.sum[i];
+  const Exponent exponent(task);
+  float inverse[kTile], added[kTile] = {};
+  if (task.inputs.sink)
+    for (int i = 0; i < kTile; ++i) added[i] = weight_of_sink(*task.inputs.sink, static_cast<double>(tile.largest[i]) * exponent.magnitude);
+  for (int i = 0; i < kTile; ++i) inverse[i] = tile.sum[i] == 0.0f ? 0.0f : task.inputs.dropout_scale / (tile.sum[i] + added[i]);
   T* o = static_cast<T*>(task.o) + row0 * task.o_stride;
   unpack_transposed(tile.o, rows, task.headdim_v, [&](int64_t row, int64_t d, F32 x, int64_t columns) {
     store_n(o + row * task.o_stride + d, mul(x, set1(inverse[row])), columns);
   });
   if (!task.lse) return;
-  const Exponent exponent(task);
+  const float none = task.inputs.sink ? *task.inputs.sink : minus_infinity();
   for (int64_t i = 0; i < rows; ++i) {
-    const double lse = static_cast<double>(tile.largest[i]) * exponent.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i]);
-    task.lse[(row0 + i) * task.lse_stride] = tile.sum[i] == 0.0f ? minus_infinity() : static_cast<float>(lse);
+    const double lse = static_cast<double>(tile.largest[i]) * exponent.magnitude + 0.69314718055994530942 * log2_of(tile.sum[i] + added[i]);
+    const bool is_sink = tile.sum[i] == 0.0f || (added[i] >= kGreatestSink && tile.sum[i] == tile.sum[i]);
+    task.lse[(row0 + i) * task.lse_stride] = is_sink ? none : static_cast<float>(lse);
   }
 }
 

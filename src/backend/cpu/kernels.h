@@ -37,6 +37,7 @@ struct ScoreInputs {
   uint64_t seed, stream;  // of the dropout; the stream is the first head's, the next head has the next (shared/dropout.h)
   int dropout_below;      // 0: no dropout
   float dropout_scale;    // of the weights that stay; 1 without dropout
+  const float* sink;      // forward: the first query head's logit without a key; null: none
 };
 
 // Rows [row_begin, row_end) of one query head against the whole key head. Pointers are at row 0 of the head; strides in

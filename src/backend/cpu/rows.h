@@ -129,4 +129,12 @@ static inline double log2_of(float x) {
   return static_cast<double>(exponent) + static_cast<double>(series);
 }
 
+// What a sink adds to the sum of a row's weights, in units of exp(reference), of a row that has some. From kGreatestSink on it is all that counts,
+// and the row's lse.
+constexpr float kGreatestSink = 0x1p120f;
+static inline float weight_of_sink(float sink, double reference) {
+  const double weight = __builtin_exp(static_cast<double>(sink) - reference);
+  return weight > static_cast<double>(kGreatestSink) ? kGreatestSink : static_cast<float>(weight);
+}
+
 }  // namespace fattn::core::FATTN_ISA

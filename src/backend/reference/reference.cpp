@@ -135,16 +135,24 @@ class Head {
 struct RowSum {
   double largest = -std::numeric_limits<double>::infinity(), sum = 0;
 
-  explicit RowSum(const std::vector<Seen>& seen) {
+  // A sink is a key without a value; -inf is none.
+  RowSum(const std::vector<Seen>& seen, double sink) {
+    if (!(sink <= largest)) largest = sink;  // keeps NaN
     for (const Seen& s : seen)
-      if (!(s.score <= largest)) largest = s.score;  // keeps NaN
-    for (const Seen& s : seen)
-      if (!empty()) sum += std::exp(s.score - largest);
+      if (!(s.score <= largest)) largest = s.score;
+    if (empty()) return;
+    for (const Seen& s : seen) sum += std::exp(s.score - largest);
+    sum += std::exp(sink - largest);
   }
   bool empty() const { return largest == -std::numeric_limits<double>::infinity(); }
   double lse() const { return empty() ? largest : largest + std::log(sum); }
   double weight(double score) const { return std::exp(score - largest) / sum; }
 };
+
+double sink_of(const Problem& p, const fattn_buffers& b, int64_t h) {
+  if (!p.has_sinks) return -std::numeric_limits<double>::infinity();
+  return load(b.sinks, p.dtype == DType::kF64 ? DType::kF64 : DType::kF32, h * p.sinks_stride);
+}
 
 void forward(const Problem& p, const fattn_buffers& b) {
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -159,7 +167,7 @@ void forward(const Problem& p, const fattn_buffers& b) {
       const Head head(p, b, n, h);
       for (int64_t i = 0; i < at.seqlen_q; ++i) {
         const std::vector<Seen> seen = head.seen(row(b.q, p.dtype, p.q, n, at.q_begin + i, h, p.headdim), k, i);
-        const RowSum row_sum(seen);  // a row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf
+        const RowSum row_sum(seen, sink_of(p, b, h));  // a row that sees nothing, or only scores of -inf, gives o = 0 and lse = -inf
         const double lse = row_sum.lse();
         Vector o(static_cast<size_t>(p.headdim_v), 0.0), weights(p.want_weights ? k.size() : 0, 0.0);
         for (const Seen& s : seen) {
@@ -207,10 +215,17 @@ class BiasGradient {
   Vector sums_;
 };
 
+// What a row gives to the gradient of its head's sink: ds of a key without a value.
+double gradient_of_sink(double sink, double lse, double delta) {
+  const bool none = lse < kLowestLse || sink == -std::numeric_limits<double>::infinity();
+  return none ? 0 : -std::exp(sink - lse) * delta;
+}
+
 // p = exp(s - lse); dv = (p kept)^T do; dp = kept do v^T; ds = p (dp - sum(o do)); dbias = ds; with ds' = ds slope scale: dq = ds' k; dk = ds'^T q
 // (Dao 2022, appendix B).
 void backward(const Problem& p, const fattn_buffers& b) {
   BiasGradient dbias(p);
+  Vector dsinks(static_cast<size_t>(p.nheads), 0.0);
   const DType lse_dtype = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   if (p.packed) {  // with seqused_k all keys, before some get their own
     clear_rows(b.dk, p.dtype, p.dk, end_of_keys(p, b), p.total_k, p.nheads_k, p.headdim);
@@ -225,6 +240,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
       std::vector<Vector> dv(v.size(), Vector(static_cast<size_t>(p.headdim_v), 0.0));
       for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
         const Head head(p, b, n, h);
+        const double sink = sink_of(p, b, h);
         for (int64_t i = 0; i < at.seqlen_q; ++i) {
           const int64_t in_q = at.q_begin + i;
           const Vector q = row(b.q, p.dtype, p.q, n, in_q, h, p.headdim);
@@ -233,6 +249,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
           const double lse = load(b.lse, lse_dtype, n * p.lse.batch + in_q * p.lse.row + h * p.lse.head);
           const double dlse = p.has_dlse ? load(b.dlse, lse_dtype, n * p.dlse.batch + in_q * p.dlse.row + h * p.dlse.head) : 0.0;
           const double delta = dot(o, dout) - dlse;  // dlse_i p_ij is what lse adds to ds_ij
+          if (p.has_sinks) dsinks[static_cast<size_t>(h)] += gradient_of_sink(sink, lse, delta);
           Vector dq(static_cast<size_t>(p.headdim), 0.0);
           const bool without = lse < kLowestLse;
           for (const Seen& s : head.seen(q, k, i)) {
@@ -257,6 +274,7 @@ void backward(const Problem& p, const fattn_buffers& b) {
     }
   if (p.packed) clear_rows(b.dq, p.dtype, p.dq, end_of_queries(p, b), p.total_q, p.nheads, p.headdim);
   if (p.dbias.given) dbias.write(b);
+  for (int64_t h = 0; p.want_dsinks && h < p.nheads; ++h) store(b.dsinks, lse_dtype, h * p.dsinks_stride, dsinks[static_cast<size_t>(h)]);
 }
 
 }  // namespace
