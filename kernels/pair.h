@@ -6,6 +6,7 @@
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/half_words.h"
+#include "kernels/ptx/math.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
@@ -55,6 +56,25 @@ __device__ __forceinline__ float first_sum(const AttentionParams& p, int batch) 
   if constexpr (kPair.lengths) return given_length(p, batch) < 0 ? __uint_as_float(0x7fffffffu) : 0.0f;
   return 0.0f;
 }
+
+// ---- Sinks ----------------------------------------------------------------------------------------------------------
+
+// A row at its end: what o is divided by, and lse. `shift` is minus the row's reference in units of log2, by which its weights are
+// exp2(score + shift); `sum` their sum, 0 if the row is empty.
+// kQuick: by a logarithm without a slow path.
+template <bool kQuick = false>
+struct SinkedRow {
+  static constexpr float kGreatest = 120;  // from this exponent on the sink is all that counts; o stays NaN where it is
+  float sum, lse;
+
+  __device__ __forceinline__ SinkedRow(float sink, float shift, float weights, bool empty) {
+    const float exponent = fmaf(sink, kLog2e, shift);
+    sum = empty ? weights : weights + ptx::ex2(exponent > kGreatest ? kGreatest : exponent);
+    constexpr float kLn2 = 0.693147180559945309f;
+    lse = empty || (exponent > kGreatest && weights == weights) ? sink : kQuick ? (ptx::lg2(sum) - shift) * kLn2 : fmaf(-shift, kLn2, logf(sum));
+  }
+};
+__device__ __forceinline__ float sink_of(const PairParams& p, int head) { return p.sinks[head * p.sinks_stride]; }
 
 // ---- The gradient of lse ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@
 #include "backend/cuda/plan/planners.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/sequence_rest.h"
+#include "backend/cuda/sinks_gradient.h"
 #include "backend/cuda/standard.h"
 #include "backend/cuda/v1.h"
 #include "backend/cuda/v2_backward.h"
@@ -194,11 +195,12 @@ void add_v3_forward_f32(List& list, int headdim, int headdim_v, bool causal, boo
 }
 
 // The tiles of the table for up to `rows` rows that fit, the first `most` of them, and the kernel that puts splits together.
-void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which) {
+void add_decode(List& list, int arch, DType dtype, int headdim, int rows, int most, Which which, bool sinks = false) {
   const cuda::V2Target device = cuda::target_of(arch);
   if (device.level < 80) return;
   Problem problem = contiguous(dtype, headdim, headdim, false);
   problem.seqlen_q = 1, problem.nheads = rows, problem.nheads_k = 1;
+  problem.has_sinks = sinks;
   const cuda::DecodeTarget target{device, 1, 1};
   for (size_t row = 0; row < cuda::decode_rows().size(); ++row) {
     const cuda::DecodeTile& tile = cuda::decode_rows()[row].tile;
@@ -265,6 +267,45 @@ void add_standard(List& list, int arch, Problem problem, int seqlen, bool backwa
       const bool quick = own && (key.pair == 0 || key.kind != cuda::KernelKind::kStandardFinish);
       list.add(launch.kernel.request(launch.kernel.key), own ? budget_of(key.threads(), key.ctas()) : 255, quick ? which : Which::kFull);
     }
+}
+
+// A logit of each head beside the keys: by itself in all forward kernels, with all else in those that have most; and its gradient.
+void add_sinks(List& list, int arch, Which which) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32})
+    for (const int headdim : {64, 128, 192, 256})
+      for (const bool causal : {false, true}) {
+        Problem problem = contiguous(dtype, headdim, headdim, causal);
+        problem.has_sinks = true;
+        const bool one = headdim == 128 && causal && dtype != DType::kF16;
+        add_forward(list, arch, problem, true, one ? which : Which::kFull);
+        for (const bool window : {false, true})
+          if (headdim >= 128) add_forward(list, arch, with_pairs(with_features(problem, window, dtype != DType::kF32), true), true, Which::kFull);
+        if (causal) add_standard(list, arch, problem, headdim == 64 ? 4096 : 100000, false, Which::kFull);
+      }
+  for (const int headdim : {64, 128, 256}) add_decode(list, arch, DType::kBF16, headdim, headdim == 64 ? 64 : 16, 3, Which::kFull, true);
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32})
+    if (dtype == DType::kF16 || arch >= 80) list.add(cuda::sinks_gradient_request({.arch = arch, .dtype = static_cast<int32_t>(dtype)}), 255, which);
+  list.add(cuda::sinks_gradient_request({.kind = cuda::KernelKind::kSinksGradientSum, .arch = arch, .dtype = static_cast<int32_t>(DType::kF32)}), 255,
+           which);
+}
+void add_v3_sinks(List& list) {
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int width : {64, 96, 128, 192, 256})
+      for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {
+        const auto add = [&](const fattn::PairFeatures& pair, V3Score score = V3Score::kPlain) {
+          const bool quick =
+              dtype == DType::kBF16 && width == 64 && mask == V3Mask::kWindow && cuda::pair_bits(pair) == cuda::pair_bits({.sinks = true});
+          add_v3_forward(list, dtype, width, width, mask, score, quick ? Which::kQuick : Which::kFull, pair);
+        };
+        add({.sinks = true});
+        add({.sinks = true}, V3Score::kCapped);
+        add({.lengths = true, .sinks = true});
+        add({.packed = true, .sinks = true});
+        add({.alibi = true, .sinks = true});
+        add({.dropout = true, .sinks = true});
+        add({.documents = true, .sinks = true});
+        add({.bias = 1, .sinks = true});
+      }
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -702,6 +743,8 @@ int main() {
           add_v3_backward(list, problem, false, quick(dtype == DType::kBF16 && headdim == headdim_v && hardest && !causal));
           if (headdim == 128) add_v3_backward(list, problem, true, Which::kFull);
         }
+  for (const Architecture& a : kArchitectures) add_sinks(list, a.capability, quick(a.capability == 80));
+  add_v3_sinks(list);
   list.print();
   return 0;
 }

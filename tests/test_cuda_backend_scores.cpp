@@ -11,6 +11,7 @@
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
+#include "shared/sinks_gradient_params.h"
 #include "stub/cuda_stub.h"
 
 namespace fattn {
@@ -453,6 +454,43 @@ TEST_F(CudaBackend, TheGradientOfLseReachesTheFirstKernel) {
     EXPECT_EQ(last_pairs.dlse, d.backward.dlse.data());
     EXPECT_EQ(last_pairs.dlse_strides.row, 1);
   }
+}
+
+SinksGradientParams last_sinks;
+void note_sinks(const void* argument) {
+  std::memcpy(static_cast<void*>(&last_sinks), argument, sizeof last_sinks);
+  launched.emplace_back("sinks");
+}
+
+// Sinks are the forward kernels' own matter, in the place of a pass; their gradient is that of two kernels behind a backward pass of any algorithm.
+TEST_F(CudaBackend, SinksReachTheForwardKernelsAndTheirGradientFollows) {
+  for (const char* name : {"fattn_v2_fwd", "fattn_v3_fwd"}) stub().kernel(name, note_pairs, sizeof last_pairs);
+  for (const char* name : {"fattn_sinks_gradient", "fattn_sinks_gradient_sum"}) stub().kernel(name, note_sinks, sizeof last_sinks);
+  OnDevice d;
+  cuda::Buffer memory(0, 256);
+  const Tensor sinks = Tensor(nullptr, DType::kF32, {OnDevice::kHeads}).on(Device::kCuda, 0, memory.get());
+  d.forward.scores.sinks = d.backward.scores.sinks = sinks;
+  d.backward.dsinks = sinks.on(Device::kCuda, 0, static_cast<char*>(memory.get()) + 128);
+  Options options;
+  for (const Algorithm algorithm : {Algorithm::kV2, Algorithm::kV3}) {
+    launched.clear();
+    last_pairs = {};
+    options.algorithm = algorithm;
+    forward(d.forward, options);
+    EXPECT_EQ(launched, std::vector<std::string>{"pairs"});
+    EXPECT_EQ(last_pairs.sinks, sinks.data());
+    EXPECT_EQ(last_pairs.sinks_stride, 1);
+    launched.clear();
+    last_sinks = {};
+    backward(d.backward, options);
+    ASSERT_EQ(launched.size(), 5u);
+    EXPECT_EQ(std::vector(launched.begin() + 3, launched.end()), (std::vector<std::string>{"sinks", "sinks"}));
+    EXPECT_EQ(last_sinks.dsinks, d.backward.dsinks.data());
+    EXPECT_EQ(last_sinks.all_rows, OnDevice::kBatch * OnDevice::kSeqlen);
+    EXPECT_EQ(last_sinks.dlse, nullptr);
+  }
+  options.algorithm = Algorithm::kV1;
+  expect_contains(error_of([&] { forward(d.forward, options); }), "v1 of backend cuda does not compute sinks");
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ __device__ __forceinline__ void combine(const AttentionParams& p, const DecodeWo
     total[2] += x.z;
     total[3] += x.w;
   }
-  store_row<Spec>(p, unit / p.nheads_k, unit % p.nheads_k, row, four * 4, total, shift, sum);
+  store_row<Spec>(p, work, unit / p.nheads_k, unit % p.nheads_k, row, four * 4, total, shift, sum);
 }
 
 }  // namespace fattn::decode

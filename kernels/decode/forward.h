@@ -91,7 +91,7 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const DecodeWor
       *reinterpret_cast<float4*>(to) = float4{o[0], o[1], o[2], o[3]};
       if (column == 0) reinterpret_cast<float2*>(work.part_stats)[(unit * work.rows + in_head) * work.splits + place.split] = float2{shift, sum};
     } else {
-      store_row<Spec>(p, place.batch, place.head_k, in_head, column, o, shift, sum);
+      store_row<Spec>(p, work, place.batch, place.head_k, in_head, column, o, shift, sum);
     }
   }
 }

@@ -3,8 +3,10 @@
 
 #include "kernels/constants.h"
 #include "kernels/decode/place.h"
+#include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
+#include "shared/decode_work.h"
 
 namespace fattn::decode {
 
@@ -14,16 +16,23 @@ __device__ __forceinline__ float factor_of(float from, float to) { return from =
 
 // Writes four columns of o, and with the first of them lse, from sums of all keys.
 template <class Spec>
-__device__ __forceinline__ void store_row(const AttentionParams& p, int batch, int head_k, int row, int column, const float (&o)[4], float shift,
-                                          float sum) {
+__device__ __forceinline__ void store_row(const AttentionParams& p, const DecodeWork& work, int batch, int head_k, int row, int column,
+                                          const float (&o)[4], float shift, float sum) {
+  constexpr bool kSinks = requires { Spec::kSinks; };
   const bool empty = sum == 0;
+  [[maybe_unused]] float sinked_lse;
+  if constexpr (kSinks) {
+    const SinkedRow<> sinked(work.sinks[(head_k * p.group + row % p.group) * work.sinks_stride], shift, sum, empty);
+    sum = sinked.sum;
+    sinked_lse = sinked.lse;
+  }
   const float inverse = empty ? 0.0f : 1.0f / sum;
   const auto pair = [&](int i) { return ptx::pack2<typename Spec::Element>(empty ? 0.0f : o[i] * inverse, empty ? 0.0f : o[i + 1] * inverse); };
   auto* to = static_cast<unsigned short*>(p.o) + row_offset(p, p.o_strides, batch, head_k, row) + column;
   *reinterpret_cast<uint2*>(to) = uint2{pair(0), pair(2)};
   if (p.lse != nullptr && column == 0) {
     constexpr float kLn2 = 0.693147180559945309f;
-    p.lse[row_offset(p, p.lse_strides, batch, head_k, row)] = empty ? -kInfinity : fmaf(-shift, kLn2, logf(sum));
+    p.lse[row_offset(p, p.lse_strides, batch, head_k, row)] = kSinks ? sinked_lse : empty ? -kInfinity : fmaf(-shift, kLn2, logf(sum));
   }
 }
 

@@ -35,7 +35,13 @@ class SoftmaxRows {
   // it from a row of which nothing stays (kernels/standard/finish.h).
   __device__ static float finish(const StandardRowsParams& p, const RowPlace& at, int thread, float reference, float sum) {
     if (at.lost) sum = __uint_as_float(0x7fffffffu);
-    if (thread == 0 && p.lse) p.lse[at.in(p.lse_strides)] = sum == 0 ? -kInfinity : reference + logf(sum);
+    if constexpr (kPair.sinks) {
+      const SinkedRow<> sinked(sink_of(p.pairs, at.head), -reference * kLog2e, sum, sum == 0);
+      if (thread == 0 && p.lse) p.lse[at.in(p.lse_strides)] = sinked.lse;
+      if (sum != 0) return 1.0f / sinked.sum;
+    } else if (thread == 0 && p.lse) {
+      p.lse[at.in(p.lse_strides)] = sum == 0 ? -kInfinity : reference + logf(sum);
+    }
     return sum == 0 ? kPair.dropout ? -0.0f : 0.0f : 1.0f / sum;
   }
   // -inf would make NaN of the scores that are so, too.

@@ -408,6 +408,12 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       sum += ptx::shfl_xor(sum, 2);
       sum += first_sum<kPairOf<Spec>>(p, place.batch);
       const bool empty = sum == 0;
+      [[maybe_unused]] float sinked_lse;
+      if constexpr (kPairOf<Spec>.sinks) {
+        const SinkedRow<> sinked(sink_of(pairs_of(p), place.head), w.softmax.shift[i][half], sum, empty);
+        sum = sinked.sum;
+        sinked_lse = sinked.lse;
+      }
       const float inverse = (kPairOf<Spec>.dropout ? pairs_of(p).dropout_scale : 1.0f) / sum;
       const int row = i * 16 + half * 8 + lane / 4;
 #pragma unroll
@@ -419,7 +425,9 @@ __device__ __forceinline__ void finish(WarpState<Spec>& w, const AttentionParams
       if (p.lse != nullptr && lane % 4 == 0 && row < rows) {
         constexpr float kLn2 = 0.693147180559945309f;
         p.lse[place.batch * p.lse_strides.batch + (place.row + warp_row + row) * p.lse_strides.row + place.head * p.lse_strides.head] =
-            empty ? -kInfinity : fmaf(-w.softmax.shift[i][half], kLn2, logf(sum));
+            kPairOf<Spec>.sinks ? sinked_lse
+            : empty             ? -kInfinity
+                                : fmaf(-w.softmax.shift[i][half], kLn2, logf(sum));
       }
     }
   }

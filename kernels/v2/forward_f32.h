@@ -362,6 +362,13 @@ class ForwardF32 {
         if constexpr (kPair.lengths) sum += first_sum<kPair>(p, place.batch);
         // With scores beyond 1e8 the greatest weight may be rounded to 0: such rows are not empty. (Above headdim 192 no register is left to see it.)
         const bool empty = sum == 0 && (Spec::kHeaddimV > 192 || softmax.shift[i][half] == kInfinity);
+        [[maybe_unused]] float sinked_lse;
+        [[maybe_unused]] const bool lost = sum == 0;
+        if constexpr (kPair.sinks) {
+          const SinkedRow<> sinked(sink_of(pairs_of(p), place.head), softmax.shift[i][half], sum, empty);
+          sum = sinked.sum;
+          sinked_lse = sinked.lse;
+        }
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool good = true;
@@ -385,8 +392,11 @@ class ForwardF32 {
         if (p.lse != nullptr && lane % 4 == 0 && row < p.seqlen_q) {
           constexpr float kLn2 = 0.693147180559945309f;
           p.lse[place.batch * p.lse_strides.batch + row * p.lse_strides.row + place.head * p.lse_strides.head] =
-              empty ? -kInfinity : fmaf(-softmax.shift[i][half], kLn2, logf(sum));
+              kPair.sinks ? sinked_lse
+              : empty     ? -kInfinity
+                          : fmaf(-softmax.shift[i][half], kLn2, logf(sum));
         }
+        if constexpr (kPair.sinks) good = good && !lost;
         // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
         unsigned bad = ptx::ballot(!good && !empty && row < p.seqlen_q);
         if (kPair.lengths && given_length(p, place.batch) < 0) bad = 0;

@@ -52,14 +52,21 @@ __device__ __forceinline__ void forward_row_again(const AttentionParams& p, cons
     for (int i = 0; i < (kHeaddimV + 31) / 32; ++i)
       if (lane + 32 * i < kHeaddimV) o[i] = fmaf(weight, v.row(key)[lane + 32 * i], o[i]);
   }
+  [[maybe_unused]] float sinked_lse;
+  if constexpr (kPair.sinks) {
+    const SinkedRow<> sinked(sink_of(pairs_of(p), place.head), -reference, sum, empty);
+    sum = sinked.sum;
+    sinked_lse = sinked.lse;
+  }
   float* to = static_cast<float*>(p.o) + place.batch * p.o_strides.batch + place.head * p.o_strides.head + row * p.o_strides.row;
 #pragma unroll
   for (int i = 0; i < (kHeaddimV + 31) / 32; ++i)
     if (lane + 32 * i < kHeaddimV) to[lane + 32 * i] = empty ? 0.0f : o[i] / sum;
   if (p.lse != nullptr && lane == 0) {
     constexpr float kLn2 = 0.693147180559945309f;
-    p.lse[place.batch * p.lse_strides.batch + row * p.lse_strides.row + place.head * p.lse_strides.head] =
-        empty ? -kInfinity : fmaf(reference, kLn2, logf(sum));
+    p.lse[place.batch * p.lse_strides.batch + row * p.lse_strides.row + place.head * p.lse_strides.head] = kPair.sinks ? sinked_lse
+                                                                                                           : empty     ? -kInfinity
+                                                                                                                   : fmaf(reference, kLn2, logf(sum));
   }
 }
 

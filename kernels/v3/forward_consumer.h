@@ -677,13 +677,21 @@ struct Consumer {
       float sum = softmax.sum[r] + ptx::shfl_xor(softmax.sum[r], 1);
       sum += ptx::shfl_xor(sum, 2);
       if constexpr (kPairOf<Spec>.lengths) sum += first_sum<kPairOf<Spec>>(call, place.batch);  // NaN if the length is out of range
+      [[maybe_unused]] float sinked_lse;
+      if constexpr (kPairOf<Spec>.sinks) {
+        const SinkedRow<true> sinked(sink_of(pairs_of(call), place.head), -softmax.reference[r], sum, sum == 0);
+        sum = sinked.sum;
+        sinked_lse = sinked.lse;
+      }
       inverse.of_row[r] = sum == 0 ? 0.0f : ptx::rcp(sum);
       if constexpr (kDropout) inverse.of_row[r] *= pairs_of(call).dropout_scale;
       const int at = place.row + own_row() + 8 * r;
       if (call.lse != nullptr && lane() % 4 == 0 && at < queries_of(call, place)) {
         constexpr float kLn2 = 0.693147180559945309f;
         call.lse[place.batch * call.lse_strides.batch + (place.first_query() + at) * call.lse_strides.row + place.head * call.lse_strides.head] =
-            sum == 0 ? -kInfinity : (softmax.reference[r] + ptx::lg2(sum)) * kLn2;
+            kPairOf<Spec>.sinks ? sinked_lse
+            : sum == 0          ? -kInfinity
+                                : (softmax.reference[r] + ptx::lg2(sum)) * kLn2;
       }
     }
     return inverse;

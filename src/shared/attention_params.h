@@ -54,6 +54,7 @@ struct PairFeatures {
   bool packed = false;     // sequences of lengths of their own, one behind the other
   bool documents = false;  // a query sees the keys of its own id
   bool dlse = false;       // of the kernels that make row sums alone: those that prepare a backward pass, and algorithm standard's
+  bool sinks = false;      // forward: a logit of each head joins the sum of a row's weights
 
   constexpr bool hides() const { return bias != 0 || mask || documents; }  // pairs anywhere
   constexpr bool terms() const { return alibi || hides(); }                // something is added to scores
@@ -101,6 +102,9 @@ struct PairParams : FeatureParams {
 
   const float* dlse;
   TensorStrides dlse_strides;
+
+  const float* sinks;  // of each query head
+  long long sinks_stride;
 };
 
 // In this unit of its argument the polynomial for tanh in kernels/score.h has a leading coefficient of -1: an operation and a register less.

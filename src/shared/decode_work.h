@@ -17,6 +17,9 @@ struct DecodeWork {
   int row_tiles;  // CTAs that share them
   int splits;     // CTAs that share the keys; 1: they write o and lse
   int causal;
+
+  const float* sinks;  // of each query head, of specialisations that have them
+  long long sinks_stride;
 };
 
 }  // namespace fattn

@@ -48,6 +48,8 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   pairs.document_k_stride = problem.document_k_stride;
   pairs.dlse = static_cast<const float*>(b.dlse);
   pairs.dlse_strides = strides_of(problem.dlse);
+  pairs.sinks = static_cast<const float*>(b.sinks);
+  pairs.sinks_stride = problem.sinks_stride;
   return pairs;
 }
 

@@ -133,6 +133,7 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
   plan.key.headdim = static_cast<int32_t>(problem.headdim);
   plan.key.headdim_v = static_cast<int32_t>(problem.headdim_v);
   plan.key.row = row;
+  plan.key.sinks = problem.has_sinks;
   plan.tile = kRows[row].tile;
   plan.rows = static_cast<int>(rows_of(problem));
   plan.row_tiles = static_cast<int>(ceil_div(plan.rows, plan.tile.rows()));
@@ -151,6 +152,8 @@ DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const
   DecodeParams params{forward_params(problem, 1, b), {}};
   params.work.lengths = problem.has_seqused_k ? static_cast<const int*>(b.seqused_k) : nullptr;
   params.work.length_stride = problem.seqused_k_stride;
+  params.work.sinks = static_cast<const float*>(b.sinks);
+  params.work.sinks_stride = problem.sinks_stride;
   params.work.rows = plan.rows;
   params.work.row_tiles = plan.row_tiles;
   params.work.splits = plan.splits;
@@ -169,6 +172,7 @@ jit::Request decode_request(const DecodeKey& key) {
   std::string source = text("// ", name_of(static_cast<DType>(key.dtype)), ", headdim ", combine ? key.headdim_v : key.headdim);
   if (!combine && key.headdim_v != key.headdim) source += text(" and ", key.headdim_v);
   if (!combine) source += text(", up to ", tile.rows(), " rows, ", tile.teams, " x ", tile.block_n, " keys, ", tile.stages, " stages");
+  if (key.sinks != 0) source += ", sinks";
   source += text("\n#include \"kernels/decode/", combine ? "combine" : "forward", ".h\"\nstruct Spec {\n  using Element = fattn::", element,
                  ";\n  static constexpr bool kDependent = ", key.arch >= 90 ? "true" : "false", ";\n");
   if (combine) {
@@ -179,6 +183,7 @@ jit::Request decode_request(const DecodeKey& key) {
                    ", kBlockN = ", tile.block_n, ", kStages = ", tile.stages,
                    ";\n  static constexpr bool kQueriesInRegisters = ", tile.queries_in_registers ? "true" : "false", ";\n");
   }
+  if (key.sinks != 0) source += "  static constexpr bool kSinks = true;\n";
   const std::string entry = combine ? "fattn_decode_combine" : "fattn_decode";
   source +=
       text("};\nextern \"C\" __global__ void __launch_bounds__(", combine ? kDecodeCombineThreads : tile.threads(), ", ", combine ? 1 : tile.ctas,

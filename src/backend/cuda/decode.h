@@ -41,7 +41,8 @@ struct DecodeKey {
   int32_t dtype = 0;  // DType
   int32_t headdim = 0, headdim_v = 0;
   int32_t row = 0;  // of the table
-  std::array<int32_t, 10> reserved{};
+  int32_t sinks = 0;
+  std::array<int32_t, 9> reserved{};
 };
 static_assert(sizeof(DecodeKey) == 64);
 

@@ -24,6 +24,8 @@ enum class KernelKind : uint32_t {
   kV3MaskWords = 18,
   kV3BackwardDbias = 19,
   kListStatus = 50,
+  kSinksGradient = 51,
+  kSinksGradientSum = 52,
   kV3ForwardF32 = 40,
   kV3ForwardF32Split = 41,
   kV2BackwardF32Split = 42,

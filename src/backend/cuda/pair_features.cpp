@@ -14,17 +14,18 @@ PairFeatures pair_features(const Problem& problem) {
   pair.dbias = problem.backward && problem.dbias.given;
   pair.packed = problem.packed;
   pair.documents = problem.has_documents;
+  pair.sinks = problem.has_sinks && !problem.backward;
   return pair;
 }
 
 int32_t pair_bits(const PairFeatures& pair) {
   return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0) |
-         (pair.packed ? 128 : 0) | (pair.documents ? 256 : 0) | (pair.dlse ? 512 : 0);
+         (pair.packed ? 128 : 0) | (pair.documents ? 256 : 0) | (pair.dlse ? 512 : 0) | (pair.sinks ? 1024 : 0);
 }
 
 PairFeatures pair_features_of(int32_t bits) {
-  return {(bits & 1) != 0,  (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0, (bits & 32) != 0,
-          (bits & 64) != 0, (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0};
+  return {(bits & 1) != 0,  (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0,  (bits & 32) != 0,
+          (bits & 64) != 0, (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0, (bits & 1024) != 0};
 }
 
 std::string pair_line(int32_t bits) {
@@ -33,7 +34,8 @@ std::string pair_line(int32_t bits) {
   const auto flag = [](bool x) { return x ? "true" : "false"; };
   return text("  static constexpr fattn::PairFeatures kPair = {.lengths = ", flag(pair.lengths), ", .alibi = ", flag(pair.alibi),
               ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias),
-              pair.packed ? ", .packed = true" : "", pair.documents ? ", .documents = true" : "", pair.dlse ? ", .dlse = true" : "", "};\n");
+              pair.packed ? ", .packed = true" : "", pair.documents ? ", .documents = true" : "", pair.dlse ? ", .dlse = true" : "",
+              pair.sinks ? ", .sinks = true" : "", "};\n");
 }
 
 std::string names_of_pair(int32_t bits) {
@@ -48,6 +50,7 @@ std::string names_of_pair(int32_t bits) {
   if (pair.packed) names += ", packed";
   if (pair.documents) names += ", documents";
   if (pair.dlse) names += ", dlse";
+  if (pair.sinks) names += ", sinks";
   return names;
 }
 

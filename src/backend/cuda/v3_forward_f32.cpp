@@ -57,6 +57,7 @@ std::string feature_refusal(const Problem& p) {
                      : p.bias.given        ? "bias"
                      : p.pair_mask.given   ? "mask of pairs"
                      : p.dropout_below > 0 ? "dropout"
+                     : p.has_sinks         ? "sinks"
                                            : nullptr;
   if (!what) return {};
   return text("algorithm v3 has no ", what, " in fp32; algorithm v2 has");

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <iterator>
 
+#include "backend/cuda/limits.h"
 #include "backend/cuda/lists.h"
 #include "backend/cuda/plan/planners.h"
 #include "backend/cuda/sequence_rest.h"
+#include "backend/cuda/sinks_gradient.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
 
@@ -31,6 +33,19 @@ void add_sequence_rest(Route& route, const Problem& p, const Target& t) {
                     .shape = shape_of(kRestCtas, kRestThreads, 0, t.v2.arch >= 90)});
 }
 
+// Sums up, behind a backward pass, the gradient of sinks.
+void add_sinks_gradient(Route& route, const Problem& p, const Target& t) {
+  if (!p.want_dsinks) return;
+  const int64_t parts = sinks_gradient_parts(p), at = ceil_div(route.workspace_bytes, 16) * 16;
+  route.workspace_bytes = at + parts * p.nheads * 4;
+  const auto block = route.parameters<SinksGradientParams>([at](const Call& c) { return sinks_gradient_params(c.problem, c.buffers, at); });
+  const auto kernel = [&](KernelKind kind, DType dtype) {
+    return kernel_of<SinksGradientKey, sinks_gradient_request>({.kind = kind, .arch = t.v2.arch, .dtype = static_cast<int32_t>(dtype)});
+  };
+  route.add(block, {.kernel = kernel(KernelKind::kSinksGradient, p.dtype), .shape = shape_of(parts * p.nheads, kSinksThreads, 0)});
+  route.add(block, {.kernel = kernel(KernelKind::kSinksGradientSum, DType::kF32), .shape = shape_of(p.nheads, kSinksThreads, 0)});
+}
+
 }  // namespace
 
 std::string built_for(const Problem& p, const Target& t) {
@@ -52,6 +67,7 @@ std::vector<Route> plan_routes(const Problem& p, const Target& t) {
     Route& route = routes.emplace_back(planner->route(p, t));
     if (routes.size() == 1) route.why += note;
     add_list_status(route, p, t);
+    add_sinks_gradient(route, p, t);
     add_sequence_rest(route, p, t);
     if (planner->any_address) break;
   }
