@@ -319,6 +319,7 @@ void add_run(CLI::App& app, int& exit_code) {
       "alibi_slopes, F32 (heads) or (batch, heads): adds -slope times the distance to the query's own position.\n"
       "bias (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), F32 or q's dtype: added to scores, -Inf hides.\n"
       "mask, U8 or BOOL, of the same shape: 0 hides. The dimensions of bias and mask have this order with either --layout.\n"
+      "sinks, F32 (heads), F64 with F64: a logit of each head that joins the softmax's sum and has no value; lse counts it.\n"
       "dlse, of the shape and dtype of lse: the gradient of lse, with do.\n"
       "cu_seqlens_q and cu_seqlens_k, I32 (batch + 1): where each of packed sequences begins, and the last one ends; with seqused_k cu_seqlens_k "
       "says only where they begin, in any order. q, k, v, do are (rows, heads, headdim) then, lse is (heads, rows), and bias and mask have the "

@@ -22,7 +22,7 @@ constexpr FileDType kFileDTypes[] = {{"F32", DType::kF32}, {"F16", DType::kF16},
 
 // Whether a file has it for a run to read. The state of dropout comes from flags.
 bool is_read(const TensorRow& row) {
-  return (row.role == TensorRole::kInput || row.role == TensorRole::kList || row.role == TensorRole::kTerm) &&
+  return (row.role == TensorRole::kInput || row.role == TensorRole::kList || row.role == TensorRole::kTerm || row.role == TensorRole::kRow) &&
          std::string_view(row.name) != "dropout_state";
 }
 
@@ -166,7 +166,8 @@ RunTensors describe(const files::safetensors::Reader& file, bool bhsd) {
   t["lse"].shape = t.packed() ? std::vector{q[1], q[0]} : std::vector{q[0], q[bhsd ? 1 : 2], q[bhsd ? 2 : 1]};
   if (t["q"].dtype != DType::kF64) t["lse"].dtype = DType::kF32;
   if (!t.backward()) return t;
-  for (const auto& [gradient, of] : {std::pair{"dq", "q"}, std::pair{"dk", "k"}, std::pair{"dv", "v"}, std::pair{"dbias", "bias"}})
+  for (const auto& [gradient, of] :
+       {std::pair{"dq", "q"}, std::pair{"dk", "k"}, std::pair{"dv", "v"}, std::pair{"dbias", "bias"}, std::pair{"dsinks", "sinks"}})
     if (t.has(of)) like(gradient, of);
   return t;
 }

@@ -166,8 +166,17 @@ BackwardTensors backward_inputs(const Tensor& dout, const Tensor& q, const Tenso
   return tensors;
 }
 
-// `with_dbias`: the gradient of bias is a fourth result, in its shape and dtype.
-template <Takes takes, bool with_dbias>
+// The gradient of one of the scores, in its shape and dtype; without elements if it is not wanted.
+Tensor new_gradient(bool wanted, const char* name, const std::optional<Tensor>& of, const fattn::Tensor& view, const Tensor& q, fattn::Tensor& to) {
+  if (!wanted) return Tensor::empty<1>({0}, q.dtype(), q);
+  if (!of) throw Error(ErrorCode::kInvalidArgument, std::string(name) + " is wanted, and what it is the gradient of is absent");
+  Tensor gradient = view.ndim() == 4 ? Tensor::empty<4>(shape4(view), of->dtype(), q) : Tensor::empty<1>({view.shape(0)}, of->dtype(), q);
+  to = beside(name, gradient, gradient.mutable_data(), view.dtype());
+  return gradient;
+}
+
+// `with_more`: the gradients of bias and sinks, as they are wanted, are further results.
+template <Takes takes, bool with_more>
 void backward(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor dout = arguments.tensor(), q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor(),
@@ -176,6 +185,11 @@ void backward(StableIValue* stack) {
   std::optional<Tensor> dlse;
   if constexpr (takes != Takes::kOptions)
     if (auto given = arguments.optional_tensor()) dlse.emplace(std::move(*given));
+  bool wants_dbias = false, wants_dsinks = false;
+  if constexpr (with_more) {
+    wants_dbias = arguments.flag();
+    wants_dsinks = arguments.flag();
+  }
 
   BackwardTensors tensors = backward_inputs(dout, q, k, v, o, lse, dlse, bhsd, scores);
   Tensor dq = new_result(shape_of<takes>(tensors.q), q.dtype(), q, bhsd);
@@ -184,17 +198,18 @@ void backward(StableIValue* stack) {
   tensors.dq = output("dq", dq, bhsd);
   tensors.dk = output("dk", dk, bhsd);
   tensors.dv = output("dv", dv, bhsd);
-  std::optional<Tensor> dbias;
-  if constexpr (with_dbias) {
-    if (!scores.bias()) throw Error(ErrorCode::kInvalidArgument, "bias is absent; backward_with_dbias gives its gradient, backward the others");
-    dbias.emplace(Tensor::empty<4>(shape4(tensors.scores.bias), scores.bias()->dtype(), q));
-    tensors.dbias = beside("dbias", *dbias, dbias->mutable_data(), tensors.scores.bias.dtype());
+  if constexpr (with_more) {
+    Tensor dbias = new_gradient(wants_dbias, "dbias", scores.bias(), tensors.scores.bias, q, tensors.dbias);
+    Tensor dsinks = new_gradient(wants_dsinks, "dsinks", scores.sinks(), tensors.scores.sinks, q, tensors.dsinks);
+    execute(tensors, options, q);
+    stack[3] = result(std::move(dbias));
+    stack[4] = result(std::move(dsinks));
+  } else {
+    execute(tensors, options, q);
   }
-  execute(tensors, options, q);
   stack[0] = result(std::move(dq));
   stack[1] = result(std::move(dk));
   stack[2] = result(std::move(dv));
-  if constexpr (with_dbias) stack[3] = result(std::move(*dbias));
 }
 
 void backward_out(StableIValue* stack) {
@@ -233,12 +248,13 @@ class Registration {
     define("forward_with_scores" + forward + kScoresSchema + outputs);
     define("forward_varlen" + forward + kScoresSchema + kPackedSchema + outputs);
     const std::string backward = "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " + kOptionsSchema;
-    const std::string dlse = ", Tensor? dlse=None", gradients = ") -> (Tensor dq, Tensor dk, Tensor dv", dbias = ", Tensor dbias)";
+    const std::string dlse = ", Tensor? dlse=None", gradients = ") -> (Tensor dq, Tensor dk, Tensor dv",
+                      more = ", bool wants_dbias=False, bool wants_dsinks=False", all_gradients = gradients + ", Tensor dbias, Tensor dsinks)";
     define("backward" + backward + gradients + ")");
     define("backward_with_scores" + backward + kScoresSchema + dlse + gradients + ")");
-    define("backward_with_dbias" + backward + kScoresSchema + dlse + gradients + dbias);
+    define("backward_with_more" + backward + kScoresSchema + dlse + more + all_gradients);
     define("backward_varlen" + backward + kScoresSchema + kPackedSchema + dlse + gradients + ")");
-    define("backward_varlen_with_dbias" + backward + kScoresSchema + kPackedSchema + dlse + gradients + dbias);
+    define("backward_varlen_with_more" + backward + kScoresSchema + kPackedSchema + dlse + more + all_gradients);
     // The same into tensors that are there.
     define("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor(b!) lse, " + kOptionsSchema + kScoresSchema + ") -> ()");
     define("backward_out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, " +
@@ -263,9 +279,9 @@ class Registration {
     implementation("forward_varlen", boxed<forward<Takes::kPacked>>);
     implementation("backward", boxed<backward<Takes::kOptions, false>>);
     implementation("backward_with_scores", boxed<backward<Takes::kScores, false>>);
-    implementation("backward_with_dbias", boxed<backward<Takes::kScores, true>>);
+    implementation("backward_with_more", boxed<backward<Takes::kScores, true>>);
     implementation("backward_varlen", boxed<backward<Takes::kPacked, false>>);
-    implementation("backward_varlen_with_dbias", boxed<backward<Takes::kPacked, true>>);
+    implementation("backward_varlen_with_more", boxed<backward<Takes::kPacked, true>>);
     implementation("forward_out", boxed<forward_out>);
     implementation("backward_out", boxed<backward_out>);
   }

@@ -38,6 +38,7 @@ class Scores {
     return views;
   }
   const std::optional<Tensor>& bias() const { return tensors_[tensor_index("bias")]; }
+  const std::optional<Tensor>& sinks() const { return tensors_[tensor_index("sinks")]; }
 
  private:
   static fattn::Tensor view_of(const TensorRow& row, const Tensor& tensor) {

@@ -21,7 +21,7 @@ ISAS = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx":
 _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 
 # What a score depends on beside q and k, and where packed sequences begin: each in the order of the operators' schemas.
-SCORES = tuple(row for row in TENSORS if row.role in ("List", "Term") and row.dims != "Bounds")
+SCORES = tuple(row for row in TENSORS if row.role in ("List", "Term", "Row") and row.dims != "Bounds")
 BOUNDS = tuple(row for row in TENSORS if row.dims == "Bounds")
 
 

@@ -15,7 +15,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Window, choose, is_bhsd, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import prepare
+from ._scores import prepare, wants_gradient
 from ._unknown import options_of, unknown_options
 from ._varlen import attention_varlen
 
@@ -67,8 +67,8 @@ def attention(
     layout: str = "bshd",
     **unknown: NoReturn,
 ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v and bias,
-    and so is the log-sum-exp.
+    """o = dropout(softmax(cap(softmax_scale * q k^T) + alibi + bias + mask)) v, without storing the matrix of scores; differentiable in q, k, v, bias and
+    sinks, and so is the log-sum-exp.
 
     Args:
         q: (batch, seqlen_q, nheads, headdim), float32, float16 or bfloat16, on the CPU or a CUDA device (float64 on the CPU, by the slow
@@ -94,8 +94,8 @@ def attention(
         document_k: (batch, seqlen_k), the ids of the keys; None: as document_q.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of sequences behind each other in tensors of 3 dimensions, (total, heads, headdim): the call is
             `fattn.attention_varlen`, which says what they are.
-        sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. o is made without
-            them, then multiplied by sigmoid(lse - sink), which rounds it once more in 16 bits; lse counts them.
+        sinks: (nheads), a learned logit of each head that joins the softmax's sum and has no value (GPT-OSS); differentiable. lse counts it: a row that
+            sees no key has its sink for lse. -inf: none.
         return_lse: returns the log-sum-exp too.
         return_dropout_state: returns the state too, last, to give it to another call; None without dropout.
         deterministic: the backward pass on a GPU gives the same bits in every run, at a price; None follows
@@ -138,13 +138,12 @@ def attention(
     bhsd = layout == "bhsd" or is_bhsd(layout)
     scores = None
     if (seqused_k is not None or alibi_slopes is not None or bias is not None or mask is not None or dropout_p or document_q is not None
-            or document_k is not None):
-        scores = prepare(q, k.shape[2 if bhsd else 1], dropout_p, seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k)
-        bias = scores.bias
+            or document_k is not None or sinks is not None):
+        scores = prepare(q, k.shape[2 if bhsd else 1], dropout_p, seqused_k, alibi_slopes, bias, mask, dropout_state, document_q, document_k, sinks)
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
     needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)))
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (scores is not None and wants_gradient(scores))))
     if deterministic is None:  # matters in a backward pass only
         deterministic = needs_grad and torch.are_deterministic_algorithms_enabled()
     # As few as say it: the operator takes a third of a microsecond for each.
@@ -166,12 +165,12 @@ def attention(
             o, lse = run(q, k, v, options, scores, None, needs_grad, in_functorch)
         elif not needs_grad:
             o, lse = run_forward(q, k, v, options)
-        elif return_lse or sinks is not None:
+        elif return_lse:
             o, lse = (AttentionAndLse.apply if compiling else attention_and_lse_at_once)(q, k, v, options)
         else:
             o, lse = (Attention.apply if compiling else attention_at_once)(q, k, v, options), None
     except NotImplementedError as error:
         raise explained(error) from None
-    if return_lse or sinks is not None or return_dropout_state:
-        return results(o, lse, scores, sinks, bhsd, return_lse, return_dropout_state)
+    if return_lse or return_dropout_state:
+        return results(o, lse, scores, return_lse, return_dropout_state)
     return o

@@ -13,7 +13,7 @@ from ._scores import NONE, Scores, Sequences
 
 # The options of the operators, or the first of those, the rest being defaults.
 Options = tuple[float | bool | int | None, ...]
-_BIAS = Scores._fields.index("bias")
+_BIAS, _SINKS = Scores._fields.index("bias"), Scores._fields.index("sinks")
 
 
 def run_forward(q, k, v, options: Options, scores: Scores | None = None, sequences: Sequences | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,13 +27,13 @@ def run_forward(q, k, v, options: Options, scores: Scores | None = None, sequenc
         raise exception_of_operator(error) from None
 
 
-def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences | None, options: Options, with_dbias: bool) -> tuple[torch.Tensor, ...]:
+def _run_backward(dout, dlse, q, k, v, o, lse, scores: Scores, sequences: Sequences | None, options: Options, more: tuple[bool, ...] = ()) -> tuple[torch.Tensor, ...]:
     if sequences is not None:
-        operator = _operators.backward_varlen_with_dbias if with_dbias else _operators.backward_varlen
-        options += (*OPTIONS[len(options) :], *scores, *sequences, dlse)
+        operator = _operators.backward_varlen_with_more if more else _operators.backward_varlen
+        options += (*OPTIONS[len(options) :], *scores, *sequences, dlse, *more)
     elif dlse is not None or scores is not NONE:
-        operator = _operators.backward_with_dbias if with_dbias else _operators.backward_with_scores
-        options += (*OPTIONS[len(options) :], *scores, dlse)
+        operator = _operators.backward_with_more if more else _operators.backward_with_scores
+        options += (*OPTIONS[len(options) :], *scores, dlse, *more)
     else:
         operator = _operators.backward
     try:
@@ -49,8 +49,8 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(dout, dlse, q, k, v, o, lse, *rest):
-        *tensors, longest, options, with_dbias = rest
-        return _run_backward(dout, dlse, q, k, v, o, lse, *_parts(tensors, longest), options, with_dbias)
+        *tensors, longest, options, more = rest
+        return _run_backward(dout, dlse, q, k, v, o, lse, *_parts(tensors, longest), options, more)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -68,12 +68,13 @@ def _parts(tensors: Sequence[torch.Tensor | None], longest: tuple[int, int] | No
     return Scores(*tensors[:count]) if tensors else NONE, None if longest is None else Sequences(*tensors[count:], *longest)
 
 
-def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, with_dbias: bool = False) -> tuple[torch.Tensor, ...]:
+def _backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None, more: tuple[bool, ...] = ()) -> tuple[torch.Tensor, ...]:
+    """`more`: whether the gradients of bias and sinks are wanted; () if neither is."""
     q, k, v, o, lse, *tensors = ctx.saved_tensors
     inputs = torch.zeros_like(o) if dout is None else rows_contiguous(dout), dlse, q, k, v, o, lse
     if torch.is_grad_enabled():
-        return _Gradients.apply(*inputs, *tensors, ctx.longest, ctx.options, with_dbias)
-    return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, with_dbias)
+        return _Gradients.apply(*inputs, *tensors, ctx.longest, ctx.options, more)
+    return _run_backward(*inputs, *_parts(tensors, ctx.longest), ctx.options, more)
 
 
 def _save(ctx: Any, q, k, v, options, o, lse, *tensors, longest: tuple[int, int] | None = None) -> None:
@@ -147,10 +148,11 @@ def _inputs(rest: Sequence) -> tuple[tuple, tuple[Scores, Sequences | None]]:
 
 
 def _backward_with_scores(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
-    with_dbias = ctx.needs_input_grad[3 + _BIAS]
-    dq, dk, dv, *dbias = _backward(ctx, dout, dlse, with_dbias)
+    wanted = ctx.needs_input_grad[3 + _BIAS], ctx.needs_input_grad[3 + _SINKS]
+    dq, dk, dv, *more = _backward(ctx, dout, dlse, wanted if any(wanted) else ())
+    dbias, dsinks = (x if wants else None for x, wants in zip(more or (None, None), wanted))
     none = (None,) * (1 if ctx.longest is None else 5)
-    return dq, dk, dv, *NONE._replace(bias=dbias[0] if with_dbias else None), *none
+    return dq, dk, dv, *NONE._replace(bias=dbias, sinks=dsinks), *none
 
 
 class AttentionWithScores(torch.autograd.Function):

@@ -4,7 +4,6 @@ import torch
 
 from ._autograd import AttentionInFunctorch, AttentionWithScores, distinct, run_forward
 from ._scores import NONE, Scores, Sequences
-from ._sinks import join
 
 
 def autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -24,11 +23,9 @@ def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, score
     return AttentionWithScores.apply(*(distinct(*inputs) if torch.compiler.is_compiling() else inputs), options)
 
 
-def results(o: torch.Tensor, lse: torch.Tensor | None, scores: Scores | None, sinks: torch.Tensor | None, bhsd: bool, return_lse: bool,
+def results(o: torch.Tensor, lse: torch.Tensor | None, scores: Scores | None, return_lse: bool,
             return_dropout_state: bool) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     """What a front returns."""
-    if sinks is not None:
-        o, lse = join(o, lse, sinks, bhsd)
     if return_dropout_state:
         state = scores and scores.dropout_state
         return (o, lse, state) if return_lse else (o, state)

@@ -27,10 +27,10 @@ forward = _namespace.forward.default
 backward = _namespace.backward.default
 forward_with_scores = _namespace.forward_with_scores.default
 backward_with_scores = _namespace.backward_with_scores.default
-backward_with_dbias = _namespace.backward_with_dbias.default
+backward_with_more = _namespace.backward_with_more.default
 forward_varlen = _namespace.forward_varlen.default
 backward_varlen = _namespace.backward_varlen.default
-backward_varlen_with_dbias = _namespace.backward_varlen_with_dbias.default
+backward_varlen_with_more = _namespace.backward_varlen_with_more.default
 forward_out = _namespace.forward_out.default
 backward_out = _namespace.backward_out.default
 # What `forward` calls itself, a frame of Python later. torch.compile knows `forward` alone.
@@ -42,7 +42,7 @@ forward_at_once = forward._op
 # are of packed sequences, and in a backward pass the gradient of lse. Zeros are integers, which torch.compile takes as they are: it would try a float as a
 # variable first, and compile twice.
 OPTIONS = (None, False, False, False, -1, -1, 0, 0, 0, 0)
-_BIAS = len(OPTIONS) + [row.name for row in _abi.SCORES].index("bias")
+_BIAS, _SINKS = (len(OPTIONS) + [row.name for row in _abi.SCORES].index(name) for name in ("bias", "sinks"))
 # Of the tensors behind them, those that may have no batch, or whose numbers depend on a place in it.
 _UNFOLDED = [len(OPTIONS) + i for i, row in enumerate(_abi.SCORES) if row.dims in ("Heads", "Pairs", "Two")]
 
@@ -82,11 +82,17 @@ def _(dout, q, k, v, o, lse, softmax_scale=None, causal=False, deterministic=Fal
     return tuple(_like(x, bhsd, x.shape[3]) for x in (q, k, v))
 
 
-@torch.library.register_fake("fattn::backward_with_dbias")
+def _more(q: torch.Tensor, options: tuple, before: int) -> tuple[torch.Tensor, ...]:
+    """The gradients of bias and sinks, or what has no elements in their place. Which are wanted stands behind scores, `before` more and dlse; of arguments
+    the last ones that are defaults are left out."""
+    wanted = (*options[len(OPTIONS) + len(_abi.SCORES) + before + 1 :], False, False)
+    return tuple(options[i].new_empty(options[i].shape) if wants else q.new_empty(0) for i, wants in zip((_BIAS, _SINKS), wanted))
+
+
+@torch.library.register_fake("fattn::backward_with_more")
 def _(dout, q, k, v, o, lse, *options):
     _require_one_device(q, k, v, dout, o, lse, *options)
-    bhsd, bias = options[3], options[_BIAS]
-    return *(_like(x, bhsd, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
+    return *(_like(x, options[3], x.shape[3]) for x in (q, k, v)), *_more(q, options, 0)
 
 
 @torch.library.register_fake("fattn::forward_varlen")
@@ -103,10 +109,10 @@ def _(dout, q, k, v, o, lse, *options, **packed):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
-@torch.library.register_fake("fattn::backward_varlen_with_dbias")
+@torch.library.register_fake("fattn::backward_varlen_with_more")
 def _(dout, q, k, v, o, lse, *options, **packed):
     _require_one_device(q, k, v, dout, o, lse, *options, *packed.values())
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, options[_BIAS]))
+    return *(x.new_empty(x.shape) for x in (q, k, v)), *_more(q, options, 4)
 
 
 @torch.library.register_fake("fattn::forward_out")
@@ -160,7 +166,7 @@ torch.library.register_vmap("fattn::forward", _batched(forward, 3))
 torch.library.register_vmap("fattn::backward", _batched(backward, 6))
 torch.library.register_vmap("fattn::forward_with_scores", _batched(forward_with_scores, 3))
 torch.library.register_vmap("fattn::backward_with_scores", _batched(backward_with_scores, 6))
-torch.library.register_vmap("fattn::backward_with_dbias", _batched(backward_with_dbias, 6))
+torch.library.register_vmap("fattn::backward_with_more", _batched(backward_with_more, 6))
 torch.library.register_vmap("fattn::forward_varlen", _unbatched(forward_varlen))
 torch.library.register_vmap("fattn::backward_varlen", _unbatched(backward_varlen))
-torch.library.register_vmap("fattn::backward_varlen_with_dbias", _unbatched(backward_varlen_with_dbias))
+torch.library.register_vmap("fattn::backward_varlen_with_more", _unbatched(backward_varlen_with_more))

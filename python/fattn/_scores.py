@@ -1,4 +1,4 @@
-"""What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout, documents. Made ready here for the operators, in the order of their schema."""
+"""What a score depends on beside q and k: lengths, ALiBi, bias, mask, dropout, documents; sinks. Made ready here for the operators, in the order of their schema."""
 
 from collections import namedtuple
 from typing import NamedTuple
@@ -70,6 +70,12 @@ def _bias(bias: torch.Tensor, q: torch.Tensor, seqlen_k: int) -> torch.Tensor:
     return bias
 
 
+def _sinks(sinks: torch.Tensor, q: torch.Tensor, seqlen_k: int) -> torch.Tensor:
+    if not sinks.is_floating_point():
+        raise ValueError(f"sinks is a tensor of {sinks.dtype}; allowed: floating point, one number a query head")
+    return sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+
+
 _READY = {
     "seqused_k": lambda x, q, seqlen_k: as_int32(x),
     "alibi_slopes": _slopes,
@@ -77,6 +83,7 @@ _READY = {
     "mask": lambda x, q, seqlen_k: of_pairs("mask", x, seqlen_k),
     "document_q": lambda x, q, seqlen_k: _ids("document_q", x),
     "document_k": lambda x, q, seqlen_k: _ids("document_k", x),
+    "sinks": _sinks,
 }
 _PREPARATIONS = tuple((name, _READY.get(name)) for name in Scores._fields)
 
@@ -97,3 +104,8 @@ def prepare(q: torch.Tensor, seqlen_k: int, dropout_p: float, *given: torch.Tens
     elif tensors[_DROPOUT_STATE] is None:
         tensors[_DROPOUT_STATE] = new_dropout_state(q.device)
     return Scores(*tensors)
+
+
+def wants_gradient(scores: Scores) -> bool:
+    """Of what has one."""
+    return (scores.bias is not None and scores.bias.requires_grad) or (scores.sinks is not None and scores.sinks.requires_grad)

@@ -8,8 +8,8 @@ from typing import Any
 from . import _abi, _problem
 from ._options import choose, device_and_index, is_bhsd, names_of_options, short_dtype, taken, takes_options, within
 
-# What `support` and `plan` take beside shapes of q, k and v: of the options, seqused_k and alibi_slopes as whether they are there, bias and mask by their shapes.
-_OPTIONS = names_of_options(but=("dropout_state", "document_q", "document_k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "sinks"))
+# What `support` and `plan` take beside shapes of q, k and v: of the options, seqused_k, alibi_slopes and sinks as whether they are there, bias and mask by their shapes.
+_OPTIONS = names_of_options(but=("dropout_state", "document_q", "document_k", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"))
 
 
 @takes_options(_OPTIONS)
@@ -64,6 +64,9 @@ def of_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
         place_beside("seqused_k", batch, _abi.INT32)
     if given.alibi_slopes:
         place_beside("alibi_slopes", (q[-3 if bhsd else -2],), _abi.DTYPES["fp32"])
+    if given.sinks:
+        for name in ("sinks", "dsinks") if backward else ("sinks",):
+            place_beside(name, (q[-3 if bhsd else -2],), _abi.DTYPES["fp64" if dtype == "fp64" else "fp32"])
     if given.bias is not None:
         for name in ("bias", "dbias") if backward else ("bias",):
             place_beside(name, given.bias, code)

@@ -35,7 +35,7 @@ def support(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None, 
         backward: asks for the backward pass instead of the forward pass.
         causal, softmax_scale, window, softcap, dropout_p, deterministic, backend, algorithm, layout: as in `fattn.attention`.
         num_threads: as in `fattn.plan`; the answer does not depend on it.
-        seqused_k, alibi_slopes, documents: whether there are such tensors (documents: document_q and document_k).
+        seqused_k, alibi_slopes, sinks, documents: whether there are such tensors (documents: document_q and document_k).
         packed: (batch, max_seqlen_q, max_seqlen_k) asks for packed sequences as `fattn.attention_varlen` takes them: q, k and v are (total, heads, headdim).
         bias, mask: their shapes, (batch or 1, nheads or 1, seqlen_q or 1, seqlen_k); `backward` asks for the gradient of the bias too.
 

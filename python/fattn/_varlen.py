@@ -10,7 +10,7 @@ from ._core import autocast, results, run
 from ._operators import rows_contiguous
 from ._options import Options, choose, names_of_options, taken, takes_options, window_limits
 from ._refused import explained, require_dense, require_numbers
-from ._scores import Scores, Sequences, as_int32, prepare
+from ._scores import Scores, Sequences, as_int32, prepare, wants_gradient
 
 
 def _longest(name: str, cu_seqlens: torch.Tensor) -> int:
@@ -87,9 +87,9 @@ def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_se
     compiling = torch.compiler.is_compiling()
     in_functorch = torch._C._are_functorch_transforms_active() and not compiling
     needs_grad = in_functorch or (not compiling and forward_ad._current_level >= 0) or (  # of tangents the operator knows nothing, torch refuses the function
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or (scores.bias is not None and scores.bias.requires_grad)))
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or wants_gradient(scores)))
     try:
         o, lse = run(q, k, v, for_operator, scores, sequences, needs_grad, in_functorch)
     except NotImplementedError as error:
         raise explained(error) from None
-    return results(o, lse, scores, given.sinks, False, return_lse, return_dropout_state)
+    return results(o, lse, scores, return_lse, return_dropout_state)

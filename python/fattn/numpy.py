@@ -19,7 +19,7 @@ _ANY = {name: _abi.DTYPES[short] for name, short in _DTYPES.items()}
 _BESIDE = {"F32": {"float32": _abi.DTYPES["fp32"]}, "I32": {"int32": _abi.INT32}, "U8": {"bool": _abi.UINT8, "uint8": _abi.UINT8}, "I64": {"int64": _abi.INT64}}
 # Of each tensor beside q and k: which dtypes it may have, and how the C ABI calls them.
 _DTYPES_OF = {row.name: _BESIDE.get(row.dtype, _ANY) for row in _abi.SCORES}
-_OPTIONS = names_of_options(but=("sinks", "deterministic"))
+_OPTIONS = names_of_options(but=("deterministic",))
 _PAIRS = {row.name for row in _abi.SCORES if row.dims == "Pairs"}
 
 
@@ -150,6 +150,7 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
         dropout_p: a weight becomes 0 with this probability (a multiple of 2^-16), else is divided by 1 - dropout_p.
         dropout_state: (2), int64: seed and offset of the random numbers, which dropout needs.
         document_q, document_k: (batch, seqlen_q) and (batch, seqlen_k), int32: a query sees the keys of its own id only; None for the latter: as document_q.
+        sinks: (nheads), float32 (float64 if q is): a logit of each head that joins the softmax's sum and has no value; lse counts it.
         cu_seqlens_q: (batch + 1), int32 or int64: packed sequences, where each begins in q, 0 first, and where the last one ends. q is (total_q, nheads, headdim)
             then, k and v (total_k, nheads_k, ...), o likewise, lse (nheads, total_q), document_q (total_q), document_k (total_k).
         cu_seqlens_k: the same in k and v; None: as cu_seqlens_q. With seqused_k where each begins alone counts, in any order.
@@ -192,17 +193,18 @@ def forward(q: Any, k: Any, v: Any, *, return_lse: bool = False, layout: str = "
 
 @takes_options(_OPTIONS)
 def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str = "bshd", num_threads: int = 0, dlse: Any = None, return_dbias: bool = False,
-             **options: Any) -> tuple[np.ndarray, ...]:
+             return_dsinks: bool = False, **options: Any) -> tuple[np.ndarray, ...]:
     """The gradients of q, k and v (FlashAttention-2, Dao 2023, algorithm 2). The same bits in every run.
 
     Args:
         dout: the gradient of o, in its shape and dtype.
         q, k, v: as they were given to `forward`.
         o, lse: as `forward` returned them.
-        causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, backend, algorithm, layout, num_threads: as in `forward`.
+        causal, softmax_scale, window, softcap, seqused_k, alibi_slopes, bias, mask, dropout_p, dropout_state, document_q, document_k, sinks, cu_seqlens_q, cu_seqlens_k,
+        max_seqlen_q, max_seqlen_k, backend, algorithm, layout, num_threads: as in `forward`.
         dlse: the gradient of lse, in its shape and dtype; None: 0.
         return_dbias: returns the gradient of bias too.
+        return_dsinks: returns the gradient of sinks too, last.
 
     Returns:
         (dq, dk, dv), new arrays in the shapes and the dtype of q, k and v; with `return_dbias` (dq, dk, dv, dbias), dbias with the dtype of bias and its
@@ -211,7 +213,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
     Raises:
         As `forward`.
     """
-    given = taken("fattn.numpy.backward", _OPTIONS, ("layout", "num_threads", "dlse", "return_dbias"), options)
+    given = taken("fattn.numpy.backward", _OPTIONS, ("layout", "num_threads", "dlse", "return_dbias", "return_dsinks"), options)
     bhsd = is_bhsd(layout)
     problem = _problem.describe(given, num_threads=num_threads, backward=True)
     sequences = _set_sequences(problem, layout, given)
@@ -222,16 +224,19 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, layout: str
     for name, x in (inputs | gradients).items():
         setattr(problem, name, _described(name, x, bhsd, sequences is not None))
     arrays = _set_scores(problem, inputs["q"], inputs["k"], bhsd, given)
-    dbias = None
-    if return_dbias:
-        if given.bias is None:
-            raise ValueError("return_dbias asks for the gradient of bias, and bias is absent; give the bias of the forward pass")
-        dbias = _new("dbias", arrays["bias"].shape, arrays["bias"].dtype)
-        problem.dbias = _problem.beside("dbias", dbias.shape, problem.bias.dtype, _problem.row_major(dbias.shape), dbias.__array_interface__["data"][0])
+    more = []
+    for name, wanted in (("bias", return_dbias), ("sinks", return_dsinks)):
+        if not wanted:
+            continue
+        if getattr(given, name) is None:
+            raise ValueError(f"return_d{name} asks for the gradient of {name}, and {name} is absent; give the {name} of the forward pass")
+        x = _new(f"d{name}", arrays[name].shape, arrays[name].dtype)
+        described = _problem.beside(f"d{name}", x.shape, getattr(problem, name).dtype, _problem.row_major(x.shape), x.__array_interface__["data"][0])
+        setattr(problem, f"d{name}", described)
+        more.append(x)
     _abi.check(_abi.library.fattn_execute(problem))
     del arrays, sequences
-    results = gradients["dq"], gradients["dk"], gradients["dv"]
-    return results if dbias is None else (*results, dbias)
+    return gradients["dq"], gradients["dk"], gradients["dv"], *more
 
 
 def dropout_mask(seed: int, offset: int, dropout_p: float, shape: tuple[int, int, int, int]) -> np.ndarray:

@@ -129,6 +129,22 @@ def test_gradient_of_lse(fattn, tmp_path):
     assert np.abs(got["dq"] - expected).max() < 2e-6 and not got["dv"].any()
 
 
+def test_sinks(fattn, tmp_path):
+    """A sink is a key of that score whose value is 0: lse counts it, and its gradient is that of what is added to its scores."""
+    rng = np.random.default_rng(21)
+    tensors = inputs(rng)
+    (batch, seqlen_q, heads, _), seqlen_k = tensors["q"].shape, tensors["k"].shape[1]
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    got = run(fattn, tmp_path, tensors | {"sinks": sinks}, "--verify")
+    added = np.zeros((batch, heads, seqlen_q, seqlen_k + 1), np.float32)
+    added[..., -1] = sinks[:, None]
+    longer = {name: np.concatenate([tensors[name], np.zeros_like(tensors[name][:, :1])], 1) for name in ("k", "v")}
+    expected = attention(tensors["q"], longer["k"], longer["v"], False, dout=tensors["do"], added=added)
+    expected["dsinks"] = expected.pop("dadded")[..., -1].sum((0, 2))
+    expected["dk"], expected["dv"] = expected["dk"][:, :-1], expected["dv"][:, :-1]
+    assert_close(got, expected, 3e-6)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences(fattn, tmp_path, causal):
     rng = np.random.default_rng(15)

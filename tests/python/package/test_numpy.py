@@ -253,6 +253,8 @@ def test_backward_refuses_what_does_not_belong_together():
         fattn.numpy.backward(o[:, :3], Q, Q, Q, o, lse)
     with pytest.raises(ValueError, match="lse is fp16; it must be fp32"):
         fattn.numpy.backward(o, Q, Q, Q, o, lse.astype(np.float16))
+    with pytest.raises(ValueError, match="return_dsinks asks for the gradient of sinks, and sinks is absent"):
+        fattn.numpy.backward(o, Q, Q, Q, o, lse, return_dsinks=True)
     with pytest.raises(ValueError, match="return_dbias asks for the gradient of bias, and bias is absent"):
         fattn.numpy.backward(o, Q, Q, Q, o, lse, return_dbias=True)
 
@@ -288,3 +290,19 @@ def test_keys_in_any_order():
         np.testing.assert_allclose(o[i:j], wanted[0], atol=1e-6)
     _, dk, dv = fattn.numpy.backward(np.ones_like(o), q, k, v, o, lse, **options)
     assert not dk[:20].any() and not dk[35:].any() and not dv[:20].any() and dv[20:35].all()
+
+
+def test_sinks():
+    """A sink is a key of that score whose value is 0."""
+    q, k, v, dout = (np.random.default_rng(n).standard_normal((1, 5, 2, 8)) for n in range(4))
+    sinks = np.array([0.5, -1.0])
+    k0, v0 = (np.concatenate([x, np.zeros((1, 1, 2, 8))], 1) for x in (k, v))
+    bias = np.zeros((1, 2, 5, 6))
+    bias[..., 5] = sinks[:, None]
+    o, lse = fattn.numpy.forward(q, k, v, sinks=sinks, return_lse=True)
+    wanted_o, wanted_lse = fattn.numpy.forward(q, k0, v0, bias=bias, return_lse=True)
+    np.testing.assert_allclose(o, wanted_o, rtol=1e-12)
+    np.testing.assert_allclose(lse, wanted_lse, rtol=1e-12)
+    *_, dsinks = fattn.numpy.backward(dout, q, k, v, o, lse, sinks=sinks, return_dsinks=True)
+    *_, dbias = fattn.numpy.backward(dout, q, k0, v0, o, lse, bias=bias, return_dbias=True)
+    np.testing.assert_allclose(dsinks, dbias[..., 5].sum((0, 2)), rtol=1e-12)

@@ -268,7 +268,7 @@ CACHE = torch.zeros(2, 4, 2, 8)
         ((Q, None, CACHE), {"cache_seqlens": 1}, TypeError, "^k_cache is a NoneType"),
         ((Q.clone().requires_grad_(), CACHE, CACHE), {"cache_seqlens": 1}, NotImplementedError, "^q asks for a gradient"),
         ((Q, CACHE, CACHE), {"cache_seqlens": 1, "seqused_k": 1}, TypeError, "^with_kvcache has no seqused_k"),
-        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "sinks": torch.ones(3)}, ValueError, r"^sinks is a tensor of torch.float32 with the shape \(3,\); allowed: floating"),
+        ((Q, CACHE, CACHE), {"cache_seqlens": 1, "sinks": torch.ones(3)}, ValueError, r"^sinks has the shape \(3\); expected \(2\), one number a query head"),
         ((Q, CACHE, CACHE), {"cache_seqlens": 1, "sinks": 1.0}, TypeError, "^sinks is a float"),
     ],
 )

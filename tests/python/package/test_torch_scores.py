@@ -136,11 +136,12 @@ def small(requires_grad: bool = False) -> list[torch.Tensor]:
 
 def test_opcheck():
     q, k, v = small()
-    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *everything().values())
+    arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *everything().values(), torch.ones(4))
     torch.library.opcheck(_operators.forward_with_scores, (q, k, v, *arguments))
     o, lse = _operators.forward_with_scores(q, k, v, *arguments)
     torch.library.opcheck(_operators.backward_with_scores, (o, q, k, v, o, lse, *arguments))
-    torch.library.opcheck(_operators.backward_with_dbias, (o, q, k, v, o, lse, *arguments))
+    for wanted in ((True, True), (False, True), (True, False)):
+        torch.library.opcheck(_operators.backward_with_more, (o, q, k, v, o, lse, *arguments, None, *wanted))
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     torch.library.opcheck(_operators.forward_out, (q, k, v, o.clone(), lse.clone(), *arguments))
     torch.library.opcheck(_operators.backward_out, (o, q, k, v, o, lse, *gradients, *arguments))

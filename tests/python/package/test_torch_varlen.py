@@ -104,12 +104,13 @@ def test_dropout_and_sinks():
 def test_opcheck():
     q, k, v = packed(torch.float32, False)
     options = everything(torch.float32)
-    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values())
+    scores = (options["seqused_k"], options["alibi_slopes"], options["bias"].detach(), options["mask"], torch.tensor([1, 2]), *documents().values(), torch.ones(4))
     arguments = (None, True, False, False, -1, -1, 0.0, 0, 0, 0.25, *scores, *lengths().values(), LONGEST_Q, LONGEST_K)
     torch.library.opcheck(_operators.forward_varlen, (q, k, v, *arguments))
     o, lse = _operators.forward_varlen(q, k, v, *arguments)
     torch.library.opcheck(_operators.backward_varlen, (o, q, k, v, o, lse, *arguments))
-    torch.library.opcheck(_operators.backward_varlen_with_dbias, (o, q, k, v, o, lse, *arguments, torch.zeros_like(lse)))
+    for wanted in ((True, True), (False, True), (True, False)):
+        torch.library.opcheck(_operators.backward_varlen_with_more, (o, q, k, v, o, lse, *arguments, torch.zeros_like(lse), *wanted))
 
 
 def test_compiled_and_transformed():
