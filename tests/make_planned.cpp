@@ -289,6 +289,14 @@ void add_sinks(List& list, int arch, Which which) {
            which);
 }
 void add_v3_sinks(List& list) {
+  for (const auto& [headdim, headdim_v] : {std::pair{64, 64}, {64, 128}, {128, 128}})
+    for (const bool causal : {false, true}) {
+      Problem problem = contiguous(DType::kF32, headdim, headdim_v, causal);
+      problem.has_sinks = true;
+      cuda::V3ForwardF32Plan plan = cuda::plan_v3_forward_f32(problem, cuda::v3_target_of(cuda::kV3Arch));
+      plan.key.aligned = 1;
+      list.add(cuda::v3_forward_f32_request(plan.key), plan.tile.launch_registers(), Which::kFull);
+    }
   for (const DType dtype : {DType::kBF16, DType::kF16})
     for (const int width : {64, 96, 128, 192, 256})
       for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {

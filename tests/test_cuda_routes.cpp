@@ -66,6 +66,7 @@ TEST(CudaRoutesSmall, TheBestIsFirstAndTheLastTakesAnyAddress) {
   }
   EXPECT_EQ(on_hopper(problem_of(DType::kF32)), "cuda v3 forward");
   EXPECT_EQ(on_hopper(problem_of(DType::kF32, true)), "cuda v2 backward");
+  EXPECT_EQ(on_hopper(problem_of(DType::kF32, false, {}, "sinks")), "cuda v3 forward");
   EXPECT_EQ(on_hopper(problem_of(DType::kF16, false, {}, "", kDecoding)), "cuda v2 decode, cuda v2 forward");
   EXPECT_EQ(on_hopper(problem_of(DType::kF16, false, asked(Algorithm::kV3), "", kDecoding)), "cuda v3 forward");
 }

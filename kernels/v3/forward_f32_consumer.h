@@ -305,9 +305,17 @@ struct ConsumerF32 {
       float all = sum[r] + ptx::shfl_xor(sum[r], 1);
       all += ptx::shfl_xor(all, 2);
       const bool empty = all == 0 && shift[r] == kInfinity;
+      [[maybe_unused]] float sinked_lse;
+      [[maybe_unused]] const bool lost = all == 0;
+      if constexpr (kPairOf<Spec>.sinks) {
+        const SinkedRow<> sinked(sink_of(pairs_of(call), at.head), shift[r], all, empty);
+        all = sinked.sum;
+        sinked_lse = sinked.lse;
+      }
       const float inverse = 1.0f / (all * kF32WeightFactor);
       const int row = at.row + own_row() + 8 * r;
       bool good = fabsf(shift[r]) < kF32GreatestReference;
+      if constexpr (kPairOf<Spec>.sinks) good = good && !lost;
 #pragma unroll
       for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
         const float x[2] = {o[4 * n + 2 * r] * inverse, o[4 * n + 2 * r + 1] * inverse};
@@ -327,7 +335,9 @@ struct ConsumerF32 {
       if (call.lse != nullptr && lane() % 4 == 0 && row < call.seqlen_q) {
         constexpr float kLn2 = 0.693147180559945309f;
         call.lse[at.batch * call.lse_strides.batch + row * call.lse_strides.row + at.head * call.lse_strides.head] =
-            empty ? -kInfinity : fmaf(-shift[r], kLn2, logf(all));
+            kPairOf<Spec>.sinks ? sinked_lse
+            : empty             ? -kInfinity
+                                : fmaf(-shift[r], kLn2, logf(all));
       }
       // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
       unsigned bad = ptx::ballot(!good && !empty && row < call.seqlen_q);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
 #include "backend/cuda/limits.h"
 #include "backend/cuda/v3_sections.h"
 #include "fattn/error.hpp"
@@ -57,7 +58,6 @@ std::string feature_refusal(const Problem& p) {
                      : p.bias.given        ? "bias"
                      : p.pair_mask.given   ? "mask of pairs"
                      : p.dropout_below > 0 ? "dropout"
-                     : p.has_sinks         ? "sinks"
                                            : nullptr;
   if (!what) return {};
   return text("algorithm v3 has no ", what, " in fp32; algorithm v2 has");
@@ -87,6 +87,7 @@ std::string comment_of(const V3ForwardF32Key& key) {
   std::string line = text("// fp32, headdim ", key.headdim);
   if (key.headdim_v != key.headdim) line += text(" and ", key.headdim_v);
   if (key.mask == V3Mask::kCausal) line += ", causal";
+  if (key.sinks != 0) line += ", sinks";
   return line + (key.aligned ? "" : ", unaligned");
 }
 
@@ -132,6 +133,7 @@ V3ForwardF32Plan plan_v3_forward_f32(const Problem& problem, const V3Target& tar
   plan.key.headdim_v = static_cast<int32_t>(problem.headdim_v);
   plan.key.mask = v3_mask(problem);
   plan.key.row = row;
+  plan.key.sinks = problem.has_sinks;
   plan.tile = kRows[row].tile;
   plan.row_tiles = static_cast<int>(ceil_div(problem.seqlen_q, plan.tile.block_m()));
   plan.tiles = problem.batch * problem.nheads * plan.row_tiles;
@@ -158,13 +160,15 @@ V3ForwardF32Key V3ForwardF32Plan::split_key() const {
   V3ForwardF32Key split = key;
   split.kind = KernelKind::kV3ForwardF32Split;
   split.mask = V3Mask::kFull;
-  split.row = 0;
+  split.row = split.sinks = 0;
   return split;
 }
 
 V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3ForwardF32Plan& plan, const fattn_buffers& b) {
   V3ForwardF32Params params{};
-  params.call = forward_params(problem, plan.heads_per_section, b);
+  static_cast<FeatureParams&>(params.call) = forward_params(problem, plan.heads_per_section, b);
+  params.call.sinks = static_cast<const float*>(b.sinks);
+  params.call.sinks_stride = problem.sinks_stride;
   params.work.columns = plan.key.headdim;
   params.work.columns_v = plan.key.headdim_v;
   params.work.row_tiles = plan.row_tiles;
@@ -217,8 +221,11 @@ jit::Request v3_forward_f32_request(const V3ForwardF32Key& key) {
   add_int("kConsumerRegisters", tile.consumer_registers);
   add_bool("kWindow", false);
   add_bool("kCapped", false);
+  const int32_t pair = pair_bits({.sinks = key.sinks != 0});
+  source += pair_line(pair);
   source += text("};\n\nextern \"C\" __global__ void __launch_bounds__(", tile.threads(), ", 1)\n",
-                 "fattn_v3_fwd_f32(const __grid_constant__ fattn::AttentionParams call, const __grid_constant__ fattn::V3ForwardWork work,\n"
+                 "fattn_v3_fwd_f32(const __grid_constant__ fattn::", params_of(false, pair),
+                 " call, const __grid_constant__ fattn::V3ForwardWork work,\n"
                  "                 const __grid_constant__ fattn::V3F32Parts parts) {\n"
                  "  fattn::v3::forward_f32<Spec>({call, work, parts});\n}\n");
   return {.entry = "fattn_v3_fwd_f32", .source = source, .arch = kV3Arch, .arch_specific = true};

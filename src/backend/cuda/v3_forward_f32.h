@@ -44,7 +44,8 @@ struct V3ForwardF32Key {
   V3Mask mask = V3Mask::kFull;
   int32_t aligned = 0;  // 16-byte copies
   int32_t row = 0;      // of the table
-  std::array<int32_t, 10> reserved{};
+  int32_t sinks = 0;
+  std::array<int32_t, 9> reserved{};
 };
 static_assert(sizeof(V3ForwardF32Key) == 64);
 
@@ -70,7 +71,7 @@ V3ForwardF32Plan plan_v3_forward_f32(const Problem& problem, const V3Target& tar
 
 // The kernels' parameters, and where they are, in order.
 struct V3ForwardF32Params {
-  FeatureParams call;
+  PairParams call;
   V3ForwardWork work;
   V3F32Parts parts;
   std::array<void*, 2> of_split() { return {&call, &parts}; }
