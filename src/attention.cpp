@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/v1.h"
@@ -11,19 +12,41 @@
 
 namespace fattn::core {
 
+namespace {
+
+void finish_standard(Plan& plan) {
+  if (const std::string why = standard_unsupported(plan.problem); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
+  plan.workspace_bytes = standard_workspace_bytes(plan.problem, plan.cpu.threads);
+}
+
+// Who computes a plan.
+struct Engine {
+  Backend backend;
+  std::optional<Algorithm> algorithm;  // none: all that the backend has
+  size_t alignment;                    // bytes, of the workspace
+  void (*finish)(Plan& plan);          // how much workspace it takes, and what is the backend's to decide
+  void (*load)(const Plan& plan);      // null: nothing to load
+  void (*execute)(const Plan& plan, const fattn_buffers& buffers);
+};
+constexpr Engine kEngines[] = {
+    {Backend::kReference, {}, 64, [](Plan&) {}, nullptr, execute_reference},
+    {Backend::kCuda, {}, 256, plan_cuda_kernels, load_cuda_kernels, execute_cuda},
+    {Backend::kCpu, Algorithm::kStandard, 64, finish_standard, nullptr, execute_standard},
+    {Backend::kCpu, Algorithm::kV1, 64, [](Plan& plan) { plan.workspace_bytes = v1_workspace_bytes(plan); }, nullptr, execute_v1},
+    {Backend::kCpu, Algorithm::kV2, 64, [](Plan& plan) { plan.workspace_bytes = cpu_workspace_bytes(plan); }, nullptr, execute_cpu},
+};
+
+const Engine& engine_of(const Plan& plan) {
+  for (const Engine& engine : kEngines)
+    if (engine.backend == plan.backend && engine.algorithm.value_or(plan.algorithm) == plan.algorithm) return engine;
+  throw Error(ErrorCode::kInternal, text("nothing computes algorithm ", name_of(plan.algorithm), " on backend ", name_of(plan.backend)));
+}
+
+}  // namespace
+
 Plan prepare(const fattn_problem& problem) {
   Plan plan = make_plan(validate(problem), cpu_info(), [](int index) -> const CudaDeviceInfo& { return cuda_device(index).info(); });
-  if (plan.backend == Backend::kReference) return plan;
-  if (plan.backend == Backend::kCuda) {
-    plan_cuda_kernels(plan);
-    return plan;
-  }
-  if (plan.algorithm == Algorithm::kStandard) {
-    if (const std::string why = standard_unsupported(plan.problem); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
-    plan.workspace_bytes = standard_workspace_bytes(plan.problem, plan.cpu.threads);
-  } else {
-    plan.workspace_bytes = plan.algorithm == Algorithm::kV1 ? v1_workspace_bytes(plan) : cpu_workspace_bytes(plan);
-  }
+  engine_of(plan).finish(plan);
   return plan;
 }
 
@@ -32,21 +55,19 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
   if (buffers.workspace_bytes < plan.workspace_bytes)
     throw Error(ErrorCode::kWorkspace, text("the workspace has ", buffers.workspace_bytes, " bytes; this plan needs ", plan.workspace_bytes,
                                             ". Ask fattn_plan_query for the size"));
-  const uintptr_t alignment = plan.backend == Backend::kCuda ? 256 : 64;
-  if (plan.workspace_bytes > 0 && (!buffers.workspace || reinterpret_cast<uintptr_t>(buffers.workspace) % alignment != 0))
-    throw Error(ErrorCode::kWorkspace, text("the workspace is at ", buffers.workspace, "; it must be aligned to ", alignment, " bytes and not null"));
-
-  if (plan.backend == Backend::kCuda) return execute_cuda(plan, buffers);
-  validate_host_values(plan.problem, buffers);
-  if (plan.problem.want_status) std::fill_n(static_cast<int32_t*>(buffers.status), 2, 0);  // those that are not are errors
-  if (plan.backend == Backend::kReference) return execute_reference(plan, buffers);
-  if (plan.algorithm == Algorithm::kStandard) return execute_standard(plan, buffers);
-  if (plan.algorithm == Algorithm::kV1) return execute_v1(plan, buffers);
-  return execute_cpu(plan, buffers);
+  const Engine& engine = engine_of(plan);
+  if (plan.workspace_bytes > 0 && (!buffers.workspace || reinterpret_cast<uintptr_t>(buffers.workspace) % engine.alignment != 0))
+    throw Error(ErrorCode::kWorkspace,
+                text("the workspace is at ", buffers.workspace, "; it must be aligned to ", engine.alignment, " bytes and not null"));
+  if (plan.problem.device == Device::kCpu) {
+    validate_host_values(plan.problem, buffers);
+    if (plan.problem.want_status) std::fill_n(static_cast<int32_t*>(buffers.status), 2, 0);  // lists that are not good are errors
+  }
+  engine.execute(plan, buffers);
 }
 
 void load(const Plan& plan) {
-  if (plan.backend == Backend::kCuda) load_cuda_kernels(plan);
+  if (const Engine& engine = engine_of(plan); engine.load) engine.load(plan);
 }
 
 }  // namespace fattn::core

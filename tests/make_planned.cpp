@@ -13,6 +13,7 @@
 #include "backend/cuda/decode.h"
 #include "backend/cuda/lists.h"
 #include "backend/cuda/peak.h"
+#include "backend/cuda/plan/planners.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/sequence_rest.h"
 #include "backend/cuda/standard.h"
@@ -238,10 +239,7 @@ void add_backward(List& list, int arch, Problem problem, bool aligned, bool dete
   if (!cuda::v2_backward_refusal(problem, target).empty()) return;
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(problem, target);
   const int ctas = cuda::v2_backward_rows()[static_cast<size_t>(plan.key.row)].ctas;
-  void* const at = aligned ? nullptr : reinterpret_cast<void*>(2);  // where no 16-byte copy can begin
-  fattn_buffers buffers{};
-  for (const fattn::TensorRow& row : fattn::kTensors) row.pointer.set(buffers, at);
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, buffers);
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, aligned);
   list.add(cuda::v2_backward_request(keys.main), budget_of(plan.main.threads, ctas), which);
   if (plan.split.grid > 0) list.add(cuda::v2_backward_request(keys.split), 255, which);
   const Which small = plan.key.pair != 0 ? Which::kFull : which;
@@ -257,11 +255,16 @@ void add_standard(List& list, int arch, Problem problem, int seqlen, bool backwa
   problem.backward = backward;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   if (!cuda::standard_refusal(problem, arch).empty()) return;
-  for (const cuda::StandardKey& key : cuda::standard_keys(problem, arch))
-    list.add(cuda::standard_request(key), budget_of(key.threads(), key.ctas()),
-             key.pair != 0 && key.kind == cuda::KernelKind::kStandardFinish ? Which::kFull : which);
-  const std::vector<jit::Request> all = cuda::standard_requests(problem, arch);  // behind those: what makes dbias
-  for (size_t i = cuda::standard_keys(problem, arch).size(); i < all.size(); ++i) list.add(all[i], 255, Which::kFull);
+  problem.algorithm = fattn::Algorithm::kStandard;
+  const cuda::Route route = cuda::plan_routes(problem, cuda::any_target(arch, 0)).front();
+  for (const bool own : {true, false})  // behind them what makes dbias
+    for (const cuda::Launch& launch : route.launches()) {
+      if (!launch.kernel.request) continue;
+      const auto key = jit::pod_of_key<cuda::StandardKey>(launch.kernel.key);  // every key begins with its kind
+      if (own != (key.kind >= cuda::KernelKind::kStandardSoftmax && key.kind <= cuda::KernelKind::kStandardClean)) continue;
+      const bool quick = own && (key.pair == 0 || key.kind != cuda::KernelKind::kStandardFinish);
+      list.add(launch.kernel.request(launch.kernel.key), own ? budget_of(key.threads(), key.ctas()) : 255, quick ? which : Which::kFull);
+    }
 }
 
 void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
@@ -273,7 +276,7 @@ void add_v1(List& list, DType dtype, int headdim, bool causal, bool aligned) {
   problem.backward = true;
   problem.dout = problem.o, problem.dq = problem.q, problem.dk = problem.k, problem.dv = problem.v;
   const cuda::V2BackwardPlan plan = cuda::plan_v1_backward(problem, target);
-  if (aligned && causal && headdim == 128) list.add(cuda::v2_backward_request(cuda::v2_backward_keys(plan, {}).main), 255, Which::kQuick);
+  if (aligned && causal && headdim == 128) list.add(cuda::v2_backward_request(cuda::v2_backward_keys(plan).main), 255, Which::kQuick);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/decode.h"
+#include "backend/cuda/limits.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -140,7 +141,9 @@ TEST(DecodePlanSmall, WorkspaceHoldsTheSplitsOfEveryRow) {
   EXPECT_EQ(plan.workspace_bytes, plan.stats_offset + rows * plan.splits * 8);
   alignas(256) static char memory[1 << 20];
   ASSERT_LE(plan.workspace_bytes, static_cast<int64_t>(sizeof memory));
-  const DecodeParams params = decode_params(p, plan, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, memory);
+  fattn_buffers buffers{};
+  buffers.workspace = memory;
+  const DecodeParams params = decode_params(p, plan, buffers);
   EXPECT_EQ(static_cast<void*>(params.work.part_o), memory);
   EXPECT_EQ(reinterpret_cast<char*>(params.work.part_stats), memory + plan.stats_offset);
   EXPECT_EQ(params.work.rows, 12);
@@ -148,7 +151,7 @@ TEST(DecodePlanSmall, WorkspaceHoldsTheSplitsOfEveryRow) {
   EXPECT_EQ(params.work.lengths, nullptr);
   const DecodePlan whole = plan_decode(p, kHopper, plan.key.row, 1);
   EXPECT_EQ(whole.workspace_bytes, 0);
-  EXPECT_EQ(decode_params(p, whole, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, memory).work.part_o, nullptr);
+  EXPECT_EQ(decode_params(p, whole, buffers).work.part_o, nullptr);
 }
 
 TEST(DecodePlanSmall, SourcesDifferWhereKernelsDo) {

@@ -1,6 +1,7 @@
 // The backward table of tiles, without a GPU: every pair of head dimensions has a tile that its kernel can be compiled with.
 #include <gtest/gtest.h>
 
+#include "backend/cuda/pair_features.h"
 #include "backend/cuda/requests.h"
 #include "backend/cuda/v2_backward.h"
 
@@ -74,7 +75,7 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   // K, V, Q, dO, P and dS in fp32, lse and row_sum, two numbers a warp and two more.
   EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8);
   // dq may have to compute a row again, and so depends on the mask and on v.
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan);
   EXPECT_EQ(keys.finish.causal, 1);
   EXPECT_EQ(keys.finish.headdim_v, 64);
   EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("fattn::v2::backward_f32<Spec>"), std::string::npos);
@@ -174,7 +175,7 @@ TEST(V2BackwardPlanSmall, FeaturesOfPairsHaveTilesAndKernelsOfTheirOwn) {
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(90));
   EXPECT_GE(plan.workspace_bytes, plan.dbias_offset + p.batch * p.seqlen_q * p.seqlen_k * 4);
   EXPECT_EQ(plan.dbias_offset % 4, 0);
-  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
+  const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan);
   const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
   EXPECT_NE(source(keys.main).find(".alibi = true"), std::string::npos);
   EXPECT_NE(source(keys.prepare).find(".lengths = true, .alibi = false"), std::string::npos);
@@ -202,7 +203,7 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
         EXPECT_EQ(plan.main.shared_bytes, plan.tile.shared_bytes() + (row.staged ? plan.tile.stages() * terms.bytes() : 0));
         EXPECT_LE(plan.main.shared_bytes, target.shared_bytes);
         EXPECT_EQ(plan.tile.shared_bytes() % 16, 0) << "where the terms begin";
-        const std::string source = cuda::v2_backward_request(cuda::v2_backward_keys(plan, fattn_buffers{}).main).source;
+        const std::string source = cuda::v2_backward_request(cuda::v2_backward_keys(plan).main).source;
         EXPECT_EQ(source.find("kStaged = true") != std::string::npos, row.staged);
         if (arch == 90) {
           EXPECT_TRUE(row.staged);
@@ -229,13 +230,13 @@ TEST(V2BackwardPlanSmall, BiasAndMaskComeThroughSharedMemory) {
   EXPECT_EQ(plan.workspace_bytes, plan.dbias_offset + p.seqlen_q * 336 * 4);
   fattn_buffers buffers{};
   buffers.workspace = reinterpret_cast<void*>(1 << 20);
-  EXPECT_EQ(cuda::v2_backward_params(p, plan, buffers).dbias_strides.row, 336);
+  EXPECT_EQ(cuda::v2_backward_params(p, plan, buffers).call.dbias_strides.row, 336);
 }
 
 TEST(V2BackwardPlanSmall, TheGradientOfLseIsOfTheFirstKernelAlone) {
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     Problem p = problem_of(64, 64, true, dtype);
-    const auto keys = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90)), fattn_buffers{}); };
+    const auto keys = [&] { return cuda::v2_backward_keys(cuda::plan_v2_backward(p, cuda::target_of(90))); };
     const auto source = [](const cuda::V2BackwardKey& key) { return cuda::v2_backward_request(key).source; };
     const cuda::V2BackwardKeys without = keys();
     p.has_dlse = true;
@@ -264,7 +265,7 @@ TEST(V2BackwardPlanSmall, PackedSequencesHaveTheirRowsInTheWorkspace) {
       EXPECT_EQ(plan.workspace_bytes, plan.semaphore_offset + (deterministic ? (1 + turns) * 4 : 0));
     }
     EXPECT_EQ(plan.prepare.grid, 100 * p.nheads * 4096 / kPrepareRows) << "any of them may have the most rows";
-    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan, fattn_buffers{});
+    const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan);
     for (const cuda::V2BackwardKey& key : {keys.prepare, keys.main, keys.finish})
       EXPECT_NE(cuda::v2_backward_request(key).source.find(".packed = true"), std::string::npos);
     if (dtype != DType::kF32) continue;

@@ -57,7 +57,9 @@ TEST(V3ForwardF32PlanSmall, TheWorkspaceHasBothPartsOfAllKeysAndValues) {
   EXPECT_EQ(plan.factors_offset, plan.values_offset + blocks * 64 * 64 * 4);
   EXPECT_EQ(plan.workspace_bytes, plan.factors_offset + 2 * blocks * 16);
   alignas(16) static char workspace[16];
-  const V3ForwardF32Params params = v3_forward_f32_params(p, plan, nullptr, nullptr, nullptr, nullptr, nullptr, workspace);
+  fattn_buffers buffers{};
+  buffers.workspace = workspace;
+  const V3ForwardF32Params params = v3_forward_f32_params(p, plan, buffers);
   EXPECT_EQ(reinterpret_cast<char*>(params.parts.k), workspace);
   EXPECT_EQ(params.parts.v - params.parts.k, plan.values_offset);
   EXPECT_EQ(reinterpret_cast<unsigned char*>(params.parts.k_factors) - params.parts.k, plan.factors_offset);
@@ -102,17 +104,15 @@ TEST(V3ForwardF32PlanSmall, FewQueriesAreForV2UnlessV3IsAskedFor) {
   EXPECT_EQ(v3_forward_f32_refusal(p, kH200), "");
 }
 
-TEST(V3ForwardF32PlanSmall, PointersAndStridesDecideHowRowsAreCopied) {
-  alignas(16) static char memory[32];
-  const auto aligned = [&](auto change, const void* q) {
+TEST(V3ForwardF32PlanSmall, StridesDecideHowRowsAreCopied) {
+  const auto aligned = [&](auto change) {
     Problem p = f32(64, 64, false);
     change(p);
-    return v3_forward_f32_aligned(plan_v3_forward_f32(p, kH200), q, memory, memory, memory);
+    return plan_v3_forward_f32(p, kH200).aligned_strides;
   };
-  EXPECT_TRUE(aligned([](Problem&) {}, memory));
-  EXPECT_FALSE(aligned([](Problem&) {}, memory + 4));
-  EXPECT_FALSE(aligned([](Problem& p) { p.k.row += 2; }, memory));
-  EXPECT_FALSE(aligned([](Problem& p) { p.o.head += 1; }, memory));
+  EXPECT_TRUE(aligned([](Problem&) {}));
+  EXPECT_FALSE(aligned([](Problem& p) { p.k.row += 2; }));
+  EXPECT_FALSE(aligned([](Problem& p) { p.o.head += 1; }));
 }
 
 TEST(V3ForwardF32PlanSmall, SourcesTellSpecialisationsApart) {

@@ -235,7 +235,9 @@ TEST(V3ForwardPlanSmall, ParametersDescribeTheCall) {
   EXPECT_EQ(plan.key.score, V3Score::kSigned);
   const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
   V3ForwardParams params;
-  set_v3_forward_params(params, p, plan, device, at(4096), at(8192), at(12288), at(16384), nullptr);
+  fattn_buffers buffers{};
+  buffers.q = at(4096), buffers.k = at(8192), buffers.v = at(12288), buffers.o = at(16384);
+  set_v3_forward_params(params, p, plan, device, buffers);
   EXPECT_EQ(params.q.opaque[0], 4096u);  // where the stub of the driver puts the address
   EXPECT_EQ(params.k.opaque[0], 8192u);
   EXPECT_EQ(params.v.opaque[0], 12288u);

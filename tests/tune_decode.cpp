@@ -173,8 +173,10 @@ class Search {
 
  private:
   void launch(const DecodePlan& plan, const test::DeviceForward& on) {
-    core::cuda::DecodeParams params = decode_params(problem_, plan, on.t.q.data(), on.t.k.data(), on.t.v.data(), on.t.o.data(),
-                                                    static_cast<float*>(on.t.lse.data()), nullptr, workspace_.get());
+    fattn_buffers buffers{};
+    buffers.q = on.t.q.data(), buffers.k = on.t.k.data(), buffers.v = on.t.v.data();
+    buffers.o = on.t.o.data(), buffers.lse = on.t.lse.data(), buffers.workspace = workspace_.get();
+    core::cuda::DecodeParams params = decode_params(problem_, plan, buffers);
     auto parameters = params.pointers();
     const auto one = [&](const DecodeKey& key, int64_t grid, int threads, int shared_bytes, bool early) {
       const jit::Loaded& kernel = jit::kernel_table().get(device_, jit::key_of_pod(key), request_of);

@@ -252,10 +252,11 @@ class Search {
   void launch(const V3ForwardPlan& plan) {
     const fattn::core::CudaCurrent scope = device_.current();
     v3::V3ForwardParams params;
-    fattn_buffers scores{};
-    scores.dropout_state = dropout_state_.data();
-    set_v3_forward_params(params, problem_, plan, device_, tensors_.t.q.data(), tensors_.t.k.data(), tensors_.t.v.data(), tensors_.t.o.data(),
-                          static_cast<float*>(tensors_.t.lse.data()), scores);
+    fattn_buffers buffers{};
+    buffers.q = tensors_.t.q.data(), buffers.k = tensors_.t.k.data(), buffers.v = tensors_.t.v.data();
+    buffers.o = tensors_.t.o.data(), buffers.lse = tensors_.t.lse.data();
+    buffers.dropout_state = dropout_state_.data();
+    set_v3_forward_params(params, problem_, plan, device_, buffers);
     const jit::Loaded& kernel = jit::kernel_table().get(device_, jit::key_of_pod(key_of(plan)), request_of);
     CudaLaunch shape;
     shape.grid_x = static_cast<unsigned>(plan.grid), shape.block_x = static_cast<unsigned>(plan.threads);

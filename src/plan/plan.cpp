@@ -167,8 +167,7 @@ Backend choose_backend(const Problem& p) {
   return p.backend != Backend::kAuto ? p.backend : p.dtype == DType::kF64 ? Backend::kReference : Backend::kCpu;
 }
 
-// Algorithm standard, on cuBLASLt; v2, on the tensor cores of capability 7.5 and later, and v3, on those of 9.0. Which dtypes and sizes their kernels
-// take, they say.
+// What no device like this computes, whatever the algorithm; which dtypes and sizes their kernels take, the backend's planners say.
 void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   const std::string device = text("CUDA device ", gpu.index, " (", gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ")");
   const bool standard = p.algorithm == Algorithm::kStandard || (p.algorithm == Algorithm::kAuto && p.want_weights);
@@ -193,11 +192,7 @@ void plan_cuda(const Problem& p, const CudaDeviceInfo& gpu, Plan& plan) {
   }
   if ((standard || p.algorithm == Algorithm::kV1) && p.cuda_level != 0)
     unsupported(text("cuda_level is ", p.cuda_level, ", which is of algorithm v2; leave it at 0 or ask for v2"));
-  // The backend takes v2 back if the kernels of v3 cannot compute the problem.
-  plan.algorithm = standard                        ? Algorithm::kStandard
-                   : p.algorithm == Algorithm::kV1 ? Algorithm::kV1
-                   : wants_v3(p, gpu.capability()) ? Algorithm::kV3
-                                                   : Algorithm::kV2;
+  plan.algorithm = p.algorithm;
   plan.cuda.level = level;
   plan.cuda.arch = arch;
 }

@@ -1,5 +1,6 @@
-// A plan: which backend and kernel computes a problem and how the work is split, or why nothing can. The only place
-// where that is decided; backends obey, and say how much workspace it takes.
+// A plan: which backend computes a problem, on the CPU also which kernel and how the work is split, or why nothing can. The only place where that is
+// decided; backends obey, and say how much workspace it takes. On a GPU algorithm, kernels and grids follow from the CUDA backend's tables, of which
+// its planners (src/backend/cuda/plan) make routes.
 #pragma once
 
 #include <cstddef>
@@ -34,25 +35,19 @@ inline int64_t first_key_of_decode(const Mask& mask, const Problem& p) {
   return p.dropout_below > 0 ? first / kDropoutBlock * kDropoutBlock : first;
 }
 
-// What the CUDA backend is told: which device, and what its kernels are written and compiled for. It chooses tiles and grids
-// from its own tables, and keeps them here.
+// What the CUDA backend is told: what its kernels are written and compiled for. Its routes are here.
 struct CudaPlan {
   int level = 0;  // compute capability that the kernels are written for: 75, 80
   int arch = 0;   // compute capability that they are compiled for
-  std::shared_ptr<const struct CudaKernels> kernels;
+  std::shared_ptr<const struct CudaRoutes> routes;
 };
-
-// Whether the CUDA backend is to take algorithm v3, if its kernels can compute the problem.
-inline bool wants_v3(const Problem& p, int capability) {
-  return capability == 90 && p.cuda_level == 0 && (p.algorithm == Algorithm::kV3 || p.algorithm == Algorithm::kAuto);
-}
 
 struct Plan {
   Problem problem;
   Backend backend = Backend::kReference;
-  Algorithm algorithm = Algorithm::kStandard;
-  CpuPlan cpu;    // for Backend::kCpu
-  CudaPlan cuda;  // for Backend::kCuda
+  Algorithm algorithm = Algorithm::kStandard;  // on a GPU what was asked for, until its backend has chosen
+  CpuPlan cpu;                                 // for Backend::kCpu
+  CudaPlan cuda;                               // for Backend::kCuda
   size_t workspace_bytes = 0;
   Cost cost;
   std::string kernel, why;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/limits.h"
 #include "backend/cuda/v2_forward.h"
 #include "fattn/error.hpp"
 #include "plan/features.h"
@@ -69,12 +71,6 @@ double cost_of(const Problem& problem, const DecodeTarget& target, const DecodeT
 }
 
 }  // namespace
-
-DecodeTarget decode_target(const V2Target& device, const CudaDeviceInfo& info) {
-  constexpr double kUnknown = 15e9;  // bytes per second of a multiprocessor, where the driver does not state clock and width
-  const double stated = 2e3 * info.memory_clock_khz * info.memory_bus_bits / 8;
-  return {device, info.multiprocessors, stated > 0 ? stated : kUnknown * info.multiprocessors};
-}
 
 int DecodeTile::shared_bytes(int headdim, int headdim_v) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
@@ -151,24 +147,17 @@ DecodePlan plan_decode(const Problem& problem, const DecodeTarget& target, int r
   return plan;
 }
 
-DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                           const int* lengths, void* workspace) {
-  DecodeParams params{v2_params(problem, 1), {}};
-  params.call.q = q;
-  params.call.k = k;
-  params.call.v = v;
-  params.call.o = o;
-  params.call.lse = lse;
-  set_forward_scale(params.call, problem.softmax_scale, 0);
-  params.work.lengths = lengths;
+DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const fattn_buffers& b) {
+  DecodeParams params{forward_params(problem, 1, b), {}};
+  params.work.lengths = problem.has_seqused_k ? static_cast<const int*>(b.seqused_k) : nullptr;
   params.work.length_stride = problem.seqused_k_stride;
   params.work.rows = plan.rows;
   params.work.row_tiles = plan.row_tiles;
   params.work.splits = plan.splits;
   params.work.causal = problem.causal;
   if (plan.splits > 1) {
-    params.work.part_o = static_cast<float*>(workspace);
-    params.work.part_stats = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.stats_offset);
+    params.work.part_o = static_cast<float*>(b.workspace);
+    params.work.part_stats = reinterpret_cast<float*>(static_cast<char*>(b.workspace) + plan.stats_offset);
   }
   return params;
 }

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/target.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
@@ -15,13 +15,6 @@
 #include "shared/decode_work.h"
 
 namespace fattn::core::cuda {
-
-struct DecodeTarget {
-  V2Target device;
-  int multiprocessors = 0;
-  double bytes_per_second = 0;  // of its memory
-};
-DecodeTarget decode_target(const V2Target& device, const CudaDeviceInfo& info);
 
 // Names as in kernels/decode/shape.h.
 struct DecodeTile {
@@ -80,8 +73,7 @@ struct DecodeParams {
   DecodeWork work;
   std::array<void*, 2> pointers() { return {&call, &work}; }
 };
-DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                           const int* lengths, void* workspace);
+DecodeParams decode_params(const Problem& problem, const DecodePlan& plan, const fattn_buffers& buffers);
 
 jit::Request decode_request(const DecodeKey& key);
 

@@ -17,23 +17,24 @@ bool has_sequence_rest(const Problem& problem) { return problem.packed && (probl
 
 SequenceRestKey sequence_rest_key(const Problem& problem, int arch) { return {.arch = arch, .lengths = problem.has_seqused_k ? 1 : 0}; }
 
-SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& b) {
+SequenceRestParams sequence_rest_params(const Problem& problem, const fattn_buffers& b) {
+  const auto ints = [](const void* list) { return static_cast<const int*>(list); };
   SequenceRestParams params{};
   params.batch = static_cast<int>(problem.batch);
-  params.lengths = problem.has_seqused_k ? b.seqused_k : nullptr;
+  params.lengths = problem.has_seqused_k ? ints(b.seqused_k) : nullptr;
   params.length_stride = problem.seqused_k_stride;
   RestOfRows& queries = params.parts[0];
-  queries = {b.cu_seqlens_q,
+  queries = {ints(b.cu_seqlens_q),
              problem.cu_seqlens_q_stride,
              problem.total_q,
              static_cast<int>(problem.seqlen_q),
              static_cast<int>(problem.nheads),
              {},
-             b.lse,
+             problem.want_lse && !problem.backward ? static_cast<float*>(b.lse) : nullptr,
              problem.lse.row,
              problem.lse.head};
   RestOfRows& keys = params.parts[1];
-  keys = {b.cu_seqlens_k,
+  keys = {ints(b.cu_seqlens_k),
           problem.cu_seqlens_k_stride,
           problem.total_k,
           static_cast<int>(problem.seqlen_k),

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/sequence_rest_params.h"
@@ -28,13 +27,7 @@ bool has_sequence_rest(const Problem& problem);
 
 SequenceRestKey sequence_rest_key(const Problem& problem, int arch);
 
-struct RestBuffers {
-  void *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
-  float* lse = nullptr;  // of a forward pass
-  const int *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;
-  const int* seqused_k = nullptr;
-};
-SequenceRestParams sequence_rest_params(const Problem& problem, const RestBuffers& buffers);
+SequenceRestParams sequence_rest_params(const Problem& problem, const fattn_buffers& buffers);
 
 jit::Request sequence_rest_request(const SequenceRestKey& key);
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/matmul.h"
@@ -42,11 +41,19 @@ static_assert(sizeof(StandardKey) == 64);
 // Why it cannot compute the problem on an architecture; empty: it can, if there is cuBLASLt.
 std::string standard_refusal(const Problem& problem, int arch);
 
-// The kernels of a problem that is not refused, of calls with aligned pointers.
-std::vector<StandardKey> standard_keys(const Problem& problem, int arch);
+// What is between the products, forward and backward; rows behind them, of queries or keys; copies without Inf and NaN.
+StandardKey standard_softmax_key(const Problem& problem, int arch);
+StandardKey standard_gradient_key(const Problem& problem, int arch);
+StandardKey standard_finish_key(const Problem& problem, int arch, bool queries);
+StandardKey standard_clean_key(const Problem& problem, int arch);
 jit::Request standard_request(const StandardKey& key);
-// All of them, with v2's that are beside a backward pass with dbias.
-std::vector<jit::Request> standard_requests(const Problem& problem, int arch);
+
+// Elements of 16 bytes.
+constexpr int64_t standard_unit(DType dtype) { return 16 / static_cast<int64_t>(size_of(dtype)); }
+// CTAs of the kernels before and behind a backward pass with dbias: one a row of it.
+inline int64_t standard_dbias_ctas(const Problem& p) {
+  return p.backward && p.dbias.given && p.seqlen_k > 0 ? p.dbias.batch * p.dbias.heads * p.dbias.rows : 0;
+}
 
 // A (seqlen_q, seqlen_k) matrix of every query head: in the workspace, with rows that begin at multiples of 16 bytes, or the caller's weights.
 struct StandardMatrix {
@@ -70,16 +77,17 @@ struct StandardPlan {
   int64_t dbias_offset = 0;                      // its sums in fp32, unless in place
   int64_t blas_offset = 0;                       // the library's share
   int64_t workspace_bytes = 0;
-  std::unique_ptr<Matmul> scores, output, dweights, dq, dk, dv;
+  std::shared_ptr<const Matmul> scores, output, dweights, dq, dk, dv;
 };
-// For problems that are not refused. Throws Error(kUnsupported) if there is no cuBLASLt or it has no algorithm, kOutOfMemory if the matrices have
-// more bytes than can be addressed.
-StandardPlan plan_standard(const Problem& problem, CudaDevice& device, int arch);
+// For problems that are not refused; without a device no products are planned. Throws Error(kUnsupported) if there is no cuBLASLt or it has no
+// algorithm, kOutOfMemory if the matrices have more bytes than can be addressed.
+StandardPlan plan_standard(const Problem& problem, CudaDevice* device, int arch);
 
-// What plan_standard() decides without a device: matrices, sums, and their workspace.
-StandardPlan lay_out_standard(const Problem& problem, int arch);
-
-void load_standard(CudaDevice& device, const Problem& problem, const StandardPlan& plan);
-void run_standard(CudaDevice& device, const Problem& problem, const StandardPlan& plan, const fattn_buffers& buffers, CUstream stream);
+// Whether there is something to multiply, and whether products take copies without Inf and NaN: where pairs may be hidden.
+inline bool standard_multiplies(const Problem& p) { return !p.empty() && p.seqlen_k > 0; }
+bool standard_masks(const Problem& p);
+// The greatest factor that leaves nothing of the scores but Inf and NaN: the library does not look at its operands where alpha is 0, and a NaN in
+// them would be lost.
+inline constexpr float kNextToNothing = 1e-18f;
 
 }  // namespace fattn::core::cuda

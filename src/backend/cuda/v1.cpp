@@ -1,5 +1,8 @@
 #include "backend/cuda/v1.h"
 
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
+#include "backend/cuda/limits.h"
 #include "plan/features.h"
 #include "shared/text.h"
 
@@ -44,26 +47,16 @@ V1ForwardPlan plan_v1_forward(const Problem& p, const V2Target& target) {
   return plan;
 }
 
-V1ForwardKey v1_forward_key(const V1ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o) {
+V1ForwardKey v1_forward_key(const V1ForwardPlan& plan, bool aligned) {
   V1ForwardKey key = plan.key;
-  key.aligned = plan.aligned_strides && aligned(q) && aligned(k) && aligned(v) && aligned(o);
+  key.aligned = aligned && plan.aligned_strides;
   return key;
 }
 
-FeatureParams v1_forward_params(const Problem& problem, const void* q, const void* k, const void* v, void* o, float* lse) {
-  FeatureParams params = v2_params(problem, 1);
-  params.q = q;
-  params.k = k;
-  params.v = v;
-  params.o = o;
-  params.lse = lse;
-  set_forward_scale(params, problem.softmax_scale, 0);
-  return params;
-}
-
-V1State v1_state(const V1ForwardPlan& plan, void* workspace) {
-  char* const at = static_cast<char*>(workspace);
-  return {reinterpret_cast<float*>(at), reinterpret_cast<float*>(at + plan.row_max_offset), reinterpret_cast<float*>(at + plan.row_sum_offset)};
+V1Params v1_forward_params(const Problem& problem, const V1ForwardPlan& plan, const fattn_buffers& b) {
+  char* const at = static_cast<char*>(b.workspace);
+  return {forward_params(problem, 1, b),
+          {reinterpret_cast<float*>(at), reinterpret_cast<float*>(at + plan.row_max_offset), reinterpret_cast<float*>(at + plan.row_sum_offset)}};
 }
 
 jit::Request v1_forward_request(const V1ForwardKey& key) {

@@ -6,9 +6,10 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/target.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
+#include "shared/attention_params.h"
 #include "shared/v1_state.h"
 
 namespace fattn::core::cuda {
@@ -42,9 +43,14 @@ struct V1ForwardPlan {
 };
 // For problems that are not refused.
 V1ForwardPlan plan_v1_forward(const Problem& problem, const V2Target& target);
-V1ForwardKey v1_forward_key(const V1ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
-FeatureParams v1_forward_params(const Problem& problem, const void* q, const void* k, const void* v, void* o, float* lse);
-V1State v1_state(const V1ForwardPlan& plan, void* workspace);
+V1ForwardKey v1_forward_key(const V1ForwardPlan& plan, bool aligned);
+// What the kernel takes, and where it is; of the first it takes the AttentionParams.
+struct V1Params {
+  FeatureParams call;
+  V1State state;
+  std::array<void*, 2> pointers() { return {static_cast<AttentionParams*>(&call), &state}; }
+};
+V1Params v1_forward_params(const Problem& problem, const V1ForwardPlan& plan, const fattn_buffers& buffers);
 jit::Request v1_forward_request(const V1ForwardKey& key);
 
 }  // namespace fattn::core::cuda

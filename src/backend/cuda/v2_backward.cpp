@@ -4,6 +4,10 @@
 #include <initializer_list>
 #include <limits>
 
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
+#include "backend/cuda/limits.h"
+#include "backend/cuda/v2_refusal.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
 
@@ -296,13 +300,10 @@ V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target) 
   return plan;
 }
 
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const fattn_buffers& b) {
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, bool aligned) {
   V2BackwardKeys keys;
   keys.main = plan.key;
-  keys.main.aligned = plan.aligned_strides;
-  for (const void* pointer : std::initializer_list<const void*>{b.q, b.k, b.v, b.o, b.dout, b.dq, b.dk, b.dv}) {
-    keys.main.aligned = keys.main.aligned && aligned(pointer);
-  }
+  keys.main.aligned = aligned && plan.aligned_strides;
   if (!keys.main.aligned) keys.main.row = plan.unaligned_row;
   keys.split = keys.main;
   keys.split.kind = KernelKind::kV2BackwardF32Split;
@@ -338,15 +339,13 @@ V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const fattn_buffers&
   return keys;
 }
 
-BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspace) {
-  auto* const first = static_cast<unsigned char*>(workspace);
-  return {first + plan.q_parts_offset, first + plan.dout_parts_offset, reinterpret_cast<float*>(first + plan.inverses_offset), plan.query_blocks};
-}
-
-PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& b) {
-  PairParams params = pair_params(
-      backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset), problem, b);
-  set_dbias_params(params, problem, b.dbias, b.workspace, plan.dbias_offset);
+V2BackwardParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& b) {
+  auto* const first = static_cast<unsigned char*>(b.workspace);
+  V2BackwardParams params{
+      pair_params(backward_params(problem, plan.heads_per_section, b, plan.key.deterministic != 0, plan.row_sum_offset, plan.semaphore_offset),
+                  problem, b),
+      {first + plan.q_parts_offset, first + plan.dout_parts_offset, reinterpret_cast<float*>(first + plan.inverses_offset), plan.query_blocks}};
+  set_dbias_params(params.call, problem, b.dbias, b.workspace, plan.dbias_offset);
   return params;
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/target.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/attention_params.h"
@@ -83,17 +83,19 @@ V2BackwardPlan plan_v2_backward(const Problem& problem, const V2Target& target);
 // The same with the main kernel of kernels/v1.
 V2BackwardPlan plan_v1_backward(const Problem& problem, const V2Target& target);
 
-// The keys of a call with these pointers: 16-byte copies, or the slower ones that take any address.
+// The keys of a call whose tensors begin at multiples of 16 bytes, or not: 16-byte copies, or the slower ones that take any address.
 struct V2BackwardKeys {
   V2BackwardKey prepare, split, main, finish, dbias_zero, dbias_finish;
 };
-V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, const fattn_buffers& buffers);
+V2BackwardKeys v2_backward_keys(const V2BackwardPlan& plan, bool aligned = true);
 
-// What `split` and `main` take besides where q and dout are split before.
-BackwardF32Parts v2_backward_f32_parts(const V2BackwardPlan& plan, void* workspace);
-
-// The same for all kernels.
-PairParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& buffers);
+// The parameters of the kernels, and where they are, in order: the second is for `split` and `main` where q and dout are split before.
+struct V2BackwardParams {
+  PairParams call;
+  BackwardF32Parts parts;
+  std::array<void*, 2> pointers() { return {&call, &parts}; }
+};
+V2BackwardParams v2_backward_params(const Problem& problem, const V2BackwardPlan& plan, const fattn_buffers& buffers);
 
 // dbias, which is made 0 before a pass, and of 16 bits, summed in the workspace, written behind it: here and in algorithm v3. Whether no sum makes an
 // element of it; whether it is summed where it will be; else what it takes of the workspace, and what the kernels are told.

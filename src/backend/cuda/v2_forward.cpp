@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
+#include "backend/cuda/limits.h"
+#include "backend/cuda/v2_refusal.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
 
@@ -226,22 +230,14 @@ V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target) {
   return plan;
 }
 
-V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o) {
+V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned) {
   V2ForwardKey key = plan.key;
-  key.aligned = plan.aligned_strides && aligned(q) && aligned(k) && aligned(v) && aligned(o);
+  key.aligned = aligned && plan.aligned_strides;
   return key;
 }
 
-PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                             const fattn_buffers& buffers) {
-  FeatureParams params = v2_params(problem, plan.heads_per_section);
-  params.q = q;
-  params.k = k;
-  params.v = v;
-  params.o = o;
-  params.lse = lse;
-  set_forward_scale(params, problem.softmax_scale, problem.softcap);
-  return pair_params(params, problem, buffers);
+PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& b) {
+  return pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
 }
 
 jit::Request v2_forward_request(const V2ForwardKey& key) {

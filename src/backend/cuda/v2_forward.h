@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/target.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
 #include "shared/attention_params.h"
@@ -69,11 +69,10 @@ struct V2ForwardPlan {
 // For problems that are not refused.
 V2ForwardPlan plan_v2_forward(const Problem& problem, const V2Target& target);
 
-// The key of a call with these pointers: 16-byte copies, or the slower ones that take any address.
-V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, const void* q, const void* k, const void* v, const void* o);
+// The key of a call whose tensors begin at multiples of 16 bytes, or not: 16-byte copies, or the slower ones that take any address.
+V2ForwardKey v2_forward_key(const V2ForwardPlan& plan, bool aligned);
 
-PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const void* q, const void* k, const void* v, void* o, float* lse,
-                             const fattn_buffers& buffers = {});
+PairParams v2_forward_params(const Problem& problem, const V2ForwardPlan& plan, const fattn_buffers& buffers);
 
 jit::Request v2_forward_request(const V2ForwardKey& key);
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
+#include "backend/cuda/limits.h"
 #include "backend/cuda/v3_mask_words.h"
 #include "device/tensor_map.h"
 #include "fattn/error.hpp"
@@ -375,13 +377,6 @@ V3BackwardPlan plan_v3_backward(const Problem& problem, const V3Target& target, 
   return plan;
 }
 
-void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const fattn_buffers& b) {
-  encode_tensor_map(params.k, device, tiled_k(problem, kDbiasKeys), b.k);
-  encode_tensor_map(params.v, device, tiled_v(problem, kDbiasKeys), b.v);
-}
-
-bool v3_takes_bias(const Problem& problem, const void* bias) { return !problem.bias.given || reinterpret_cast<uintptr_t>(bias) % 4 == 0; }
-
 std::array<V3BackwardKey, 3> other_keys_of(const Problem& problem, const V3BackwardPlan& plan) {
   std::array<V3BackwardKey, 3> keys = {plan.prepare, plan.main, plan.finish};
   if (has_ring_kernels(problem, plan.tile, plan.main.width))
@@ -398,6 +393,10 @@ void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, co
   encode_tensor_map(params.dout, device, tiled_dout(problem, kV3BackwardRows), b.dout);
   encode_tensor_map(params.dk, device, tiled_dk(problem, 64), b.dk);  // a warpgroup's
   encode_tensor_map(params.dv, device, tiled_dv(problem, 64), b.dv);
+  if (plan.dbias_tiles > 0) {
+    encode_tensor_map(params.dbias_k, device, tiled_k(problem, kDbiasKeys), b.k);
+    encode_tensor_map(params.dbias_v, device, tiled_v(problem, kDbiasKeys), b.v);
+  }
   params.call =
       pair_params(backward_params(problem, plan.heads_per_section, b, problem.deterministic, plan.row_sum_offset, plan.semaphore_offset), problem, b);
   set_dbias_params(params.call, problem, b.dbias, b.workspace, plan.dbias_offset);

@@ -8,7 +8,6 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/v2_backward.h"
-#include "backend/cuda/v2_common.h"
 #include "backend/cuda/v3_common.h"
 #include "backend/cuda/v3_forward.h"
 #include "device/cuda_device.h"
@@ -97,8 +96,6 @@ struct V3BackwardPlan {
 };
 // Of a plan for packed sequences.
 V3PackedKeyTilesKey v3_packed_key_tiles_key(const Problem& problem, const V3BackwardPlan& plan);
-// Whether a bias can be read where it is.
-bool v3_takes_bias(const Problem& problem, const void* bias);
 // Of a plan for documents.
 V3DocumentRangesKey v3_document_ranges_key(const V3BackwardPlan& plan);
 // For problems that are not refused.
@@ -118,12 +115,12 @@ struct V3BackwardParams {
   PairParams call;
   V3BackwardWork work;
   TensorMap q, k, v, dout, dk, dv;
+  TensorMap dbias_k, dbias_v;  // in their place in the kernel that computes dbias
   std::array<void*, 8> pointers() { return {&call, &work, &q, &k, &v, &dout, &dk, &dv}; }
+  std::array<void*, 8> of_dbias() { return {&call, &work, &q, &dbias_k, &dbias_v, &dout, &dk, &dv}; }
 };
 void set_v3_backward_params(V3BackwardParams& params, const Problem& problem, const V3BackwardPlan& plan, CudaDevice& device,
                             const fattn_buffers& buffers);
-// From those to the ones of the kernel that computes dbias.
-void set_v3_dbias_params(V3BackwardParams& params, const Problem& problem, CudaDevice& device, const fattn_buffers& buffers);
 inline constexpr int kV3DbiasThreads = 384;
 
 jit::Request v3_backward_request(const V3BackwardKey& key);

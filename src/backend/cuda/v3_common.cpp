@@ -1,6 +1,6 @@
 #include "backend/cuda/v3_common.h"
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/limits.h"
 #include "plan/features.h"
 #include "shared/text.h"
 

@@ -1,24 +1,16 @@
-// What the host sides of the v3 forward and backward kernels share: the target, widths, and tensors as TMA sees them.
+// What the host sides of the v3 forward and backward kernels share: widths, and tensors as TMA sees them.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/pair_features.h"
+#include "backend/cuda/target.h"
 #include "device/tensor_map.h"
 #include "problem/problem.h"
 #include "shared/text.h"
 
 namespace fattn::core::cuda {
-
-inline constexpr int kV3Arch = 90;  // compute capability 9.0 alone: sm_90a
-
-// What is asked of the device.
-struct V3Target {
-  int64_t shared_bytes = 0;  // that a CTA can have (opted in)
-  int64_t l2_bytes = 0;
-  int multiprocessors = 0;
-};
 
 // Types of a specialisation: kernels/v3/mask.h and score.h.
 enum class V3Mask : int32_t { kFull, kCausal, kWindow };

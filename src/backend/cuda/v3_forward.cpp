@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/kernel_source.h"
+#include "backend/cuda/limits.h"
 #include "backend/cuda/v3_mask_words.h"
 #include "backend/cuda/v3_sections.h"
 #include "device/tensor_map.h"
@@ -399,22 +401,15 @@ V3ForwardPlan plan_v3_forward(const Problem& problem, const V3Target& target, co
   return plan;
 }
 
-void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const fattn_buffers& buffers, void* workspace) {
+void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const fattn_buffers& b) {
   const int block_n = plan.tile.block_n;
   encode_tensor_map(params.q, device, tiled_q(problem, plan.tile.queries_by_group(plan.key.mask, problem.has_documents) ? 64 : plan.tile.block_m()),
-                    q);
-  encode_tensor_map(params.k, device, tiled_k(problem, block_n), k);
-  encode_tensor_map(params.v, device, tiled_v(problem, block_n), v);
-  encode_tensor_map(params.o, device, tiled_o(problem, 64), o);
-  params.call = pair_params(v2_params(problem, plan.heads_per_section), problem, buffers);
-  set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
-  params.call.q = q;
-  params.call.k = k;
-  params.call.v = v;
-  params.call.o = o;
-  params.call.lse = lse;
-  params.call.tiles = static_cast<char*>(workspace) + plan.mask_words;
+                    b.q);
+  encode_tensor_map(params.k, device, tiled_k(problem, block_n), b.k);
+  encode_tensor_map(params.v, device, tiled_v(problem, block_n), b.v);
+  encode_tensor_map(params.o, device, tiled_o(problem, 64), b.o);
+  params.call = pair_params(forward_params(problem, plan.heads_per_section, b), problem, b);
+  params.call.tiles = static_cast<char*>(b.workspace) + plan.mask_words;
   params.call.tile_groups = plan.tile_groups;
   params.work.columns = static_cast<int>(problem.headdim);
   params.work.columns_v = static_cast<int>(problem.headdim_v);

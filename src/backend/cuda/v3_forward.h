@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/target.h"
 #include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
 #include "jit/jit.h"
@@ -173,8 +173,8 @@ struct V3ForwardParams {
   TensorMap q, k, v, o;
   std::array<void*, 6> pointers() { return {&call, &work, &q, &k, &v, &o}; }
 };
-void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device, const void* q,
-                           const void* k, const void* v, void* o, float* lse, const fattn_buffers& buffers = {}, void* workspace = nullptr);
+void set_v3_forward_params(V3ForwardParams& params, const Problem& problem, const V3ForwardPlan& plan, CudaDevice& device,
+                           const fattn_buffers& buffers);
 
 jit::Request v3_forward_request(const V3ForwardKey& key);
 jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& tile);

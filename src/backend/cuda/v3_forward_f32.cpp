@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/call_params.h"
+#include "backend/cuda/limits.h"
 #include "backend/cuda/v3_sections.h"
 #include "fattn/error.hpp"
 #include "plan/features.h"
@@ -160,20 +161,9 @@ V3ForwardF32Key V3ForwardF32Plan::split_key() const {
   return split;
 }
 
-bool v3_forward_f32_aligned(const V3ForwardF32Plan& plan, const void* q, const void* k, const void* v, const void* o) {
-  return plan.aligned_strides && aligned(q) && aligned(k) && aligned(v) && aligned(o);
-}
-
-V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3ForwardF32Plan& plan, const void* q, const void* k, const void* v, void* o,
-                                         float* lse, void* workspace) {
+V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3ForwardF32Plan& plan, const fattn_buffers& b) {
   V3ForwardF32Params params{};
-  params.call = v2_params(problem, plan.heads_per_section);
-  set_forward_scale(params.call, problem.softmax_scale, problem.softcap);
-  params.call.q = q;
-  params.call.k = k;
-  params.call.v = v;
-  params.call.o = o;
-  params.call.lse = lse;
+  params.call = forward_params(problem, plan.heads_per_section, b);
   params.work.columns = plan.key.headdim;
   params.work.columns_v = plan.key.headdim_v;
   params.work.row_tiles = plan.row_tiles;
@@ -187,7 +177,7 @@ V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3Forward
   params.work.by_heads_of_last = divisor_of(params.work.heads_of_last);
   params.work.by_nheads = divisor_of(static_cast<int>(problem.nheads));
   params.work.by_group = divisor_of(static_cast<int>(problem.group()));
-  auto* const first = static_cast<unsigned char*>(workspace);
+  auto* const first = static_cast<unsigned char*>(b.workspace);
   params.parts.k = first;
   params.parts.v = first + plan.values_offset;
   params.parts.k_factors = reinterpret_cast<V3F32Factor*>(first + plan.factors_offset);

@@ -68,9 +68,6 @@ struct V3ForwardF32Plan {
 // For problems that are not refused.
 V3ForwardF32Plan plan_v3_forward_f32(const Problem& problem, const V3Target& target);
 
-// The plan's keys of a call with these pointers.
-bool v3_forward_f32_aligned(const V3ForwardF32Plan& plan, const void* q, const void* k, const void* v, const void* o);
-
 // The kernels' parameters, and where they are, in order.
 struct V3ForwardF32Params {
   FeatureParams call;
@@ -79,8 +76,7 @@ struct V3ForwardF32Params {
   std::array<void*, 2> of_split() { return {&call, &parts}; }
   std::array<void*, 3> of_forward() { return {&call, &work, &parts}; }
 };
-V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3ForwardF32Plan& plan, const void* q, const void* k, const void* v, void* o,
-                                         float* lse, void* workspace);
+V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3ForwardF32Plan& plan, const fattn_buffers& buffers);
 
 jit::Request v3_forward_f32_request(const V3ForwardF32Key& key);
 

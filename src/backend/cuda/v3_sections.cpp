@@ -6,7 +6,7 @@
 #include <queue>
 #include <vector>
 
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/limits.h"
 
 namespace fattn::core::cuda {
 namespace {

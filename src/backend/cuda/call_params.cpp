@@ -1,12 +1,10 @@
-#include "backend/cuda/v2_common.h"
+#include "backend/cuda/call_params.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "plan/features.h"
 #include "shared/dropout.h"
-#include "shared/text.h"
 
 namespace fattn::core::cuda {
 namespace {
@@ -20,89 +18,6 @@ void set_softcap(FeatureParams& params, double softmax_scale, double softcap) {
 }
 
 }  // namespace
-
-std::string v2_refusal(const Problem& problem, const V2Target& target) {
-  if (std::string why = lacks(problem, Way::kCudaV2); !why.empty()) return why;
-  if (problem.dtype == DType::kF64) return "dtype is fp64; the CUDA kernels of algorithm v2 take fp32, fp16 and bf16";
-  if (target.level != 75 && target.level != 80) return text("the level is ", target.level, "; algorithm v2 has kernels for 75 and 80");
-  if (target.level < 80 && problem.dtype == DType::kBF16)
-    return "bf16 needs compute capability 8.0: matrix instructions for it begin there; use fp16";
-  if (target.level < 80 && problem.dtype == DType::kF32)
-    return "fp32 needs compute capability 8.0: its kernels need asynchronous copies, which begin there; use fp16";
-  if (problem.dbias.given && problem.softcap > 0)
-    return "the CUDA kernels have no dbias with softcap: the gradient of a score is not kept apart from that of what softcap is taken of; use the "
-           "CPU";
-  if (problem.has_documents && problem.bias.given && problem.pair_mask.given && std::max(problem.headdim, problem.headdim_v) > 192)
-    return text(
-        "headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
-        "; with documents, a bias and a mask of pairs together the CUDA kernels have registers for up to 192: have the mask, or -Inf in the bias, "
-        "say what documents say, or use the CPU");
-  if (problem.headdim > 256 || problem.headdim_v > 256) {
-    return text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v, "; the CUDA kernels of algorithm v2 take up to 256");
-  }
-  if (problem.seqlen_q > kMaxSeqlen || problem.seqlen_k > kMaxSeqlen) {
-    return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; the CUDA kernels take up to ", kMaxSeqlen);
-  }
-  return window_refusal(problem);
-}
-
-std::string window_refusal(const Problem& problem) {
-  constexpr int64_t kMaxWindowed = kMaxSeqlen / 2;  // a row plus an end of its window is a number of 32 bits, even of rows behind the last
-  if (!problem.windowed() || (problem.seqlen_q <= kMaxWindowed && problem.seqlen_k <= kMaxWindowed)) return {};
-  return text("seqlen_q is ", problem.seqlen_q, " and seqlen_k ", problem.seqlen_k, "; with a window the CUDA kernels take up to ", kMaxWindowed);
-}
-
-bool aligned(const Strides& strides, int64_t batch, int64_t rows, int64_t heads, DType dtype) {
-  const auto fits = [=](int64_t stride, int64_t size) { return size <= 1 || stride % copied_at_once(dtype) == 0; };
-  return fits(strides.batch, batch) && fits(strides.row, rows) && fits(strides.head, heads);
-}
-
-PairFeatures pair_features(const Problem& problem) {
-  PairFeatures pair;
-  pair.lengths = problem.has_seqused_k;
-  pair.alibi = problem.has_alibi;
-  pair.bias = !problem.bias.given ? 0 : problem.bias.dtype == DType::kF32 ? 2 : 1;
-  pair.mask = problem.pair_mask.given;
-  pair.dropout = problem.dropout_below > 0;
-  pair.dbias = problem.backward && problem.dbias.given;
-  pair.packed = problem.packed;
-  pair.documents = problem.has_documents;
-  return pair;
-}
-
-int32_t pair_bits(const PairFeatures& pair) {
-  return (pair.lengths ? 1 : 0) | (pair.alibi ? 2 : 0) | pair.bias << 2 | (pair.mask ? 16 : 0) | (pair.dropout ? 32 : 0) | (pair.dbias ? 64 : 0) |
-         (pair.packed ? 128 : 0) | (pair.documents ? 256 : 0) | (pair.dlse ? 512 : 0);
-}
-
-PairFeatures pair_features_of(int32_t bits) {
-  return {(bits & 1) != 0,  (bits & 2) != 0,   bits >> 2 & 3,     (bits & 16) != 0, (bits & 32) != 0,
-          (bits & 64) != 0, (bits & 128) != 0, (bits & 256) != 0, (bits & 512) != 0};
-}
-
-std::string pair_line(int32_t bits) {
-  if (bits == 0) return {};
-  const PairFeatures pair = pair_features_of(bits);
-  const auto flag = [](bool x) { return x ? "true" : "false"; };
-  return text("  static constexpr fattn::PairFeatures kPair = {.lengths = ", flag(pair.lengths), ", .alibi = ", flag(pair.alibi),
-              ", .bias = ", pair.bias, ", .mask = ", flag(pair.mask), ", .dropout = ", flag(pair.dropout), ", .dbias = ", flag(pair.dbias),
-              pair.packed ? ", .packed = true" : "", pair.documents ? ", .documents = true" : "", pair.dlse ? ", .dlse = true" : "", "};\n");
-}
-
-std::string names_of_pair(int32_t bits) {
-  const PairFeatures pair = pair_features_of(bits);
-  std::string names;
-  if (pair.lengths) names += ", lengths";
-  if (pair.alibi) names += ", ALiBi";
-  if (pair.bias != 0) names += pair.bias == 2 ? ", fp32 bias" : ", bias";
-  if (pair.mask) names += ", mask";
-  if (pair.dropout) names += ", dropout";
-  if (pair.dbias) names += ", dbias";
-  if (pair.packed) names += ", packed";
-  if (pair.documents) names += ", documents";
-  if (pair.dlse) names += ", dlse";
-  return names;
-}
 
 PairParams pair_params(const FeatureParams& params, const Problem& problem, const fattn_buffers& b) {
   const auto ints = [](const void* pointer) { return static_cast<const int*>(pointer); };
@@ -136,7 +51,7 @@ PairParams pair_params(const FeatureParams& params, const Problem& problem, cons
   return pairs;
 }
 
-FeatureParams v2_params(const Problem& problem, int heads_per_section) {
+FeatureParams call_params(const Problem& problem, int heads_per_section) {
   FeatureParams params{};
   params.q_strides = strides_of(problem.q);
   params.k_strides = strides_of(problem.k);
@@ -155,9 +70,20 @@ FeatureParams v2_params(const Problem& problem, int heads_per_section) {
   return params;
 }
 
+FeatureParams forward_params(const Problem& problem, int heads_per_section, const fattn_buffers& b) {
+  FeatureParams params = call_params(problem, heads_per_section);
+  params.q = b.q;
+  params.k = b.k;
+  params.v = b.v;
+  params.o = b.o;
+  params.lse = problem.want_lse ? static_cast<float*>(b.lse) : nullptr;
+  set_forward_scale(params, problem.softmax_scale, problem.softcap);
+  return params;
+}
+
 FeatureParams backward_params(const Problem& problem, int heads_per_section, const fattn_buffers& b, bool deterministic, int64_t row_sum_offset,
                               int64_t semaphore_offset) {
-  FeatureParams params = v2_params(problem, heads_per_section);
+  FeatureParams params = call_params(problem, heads_per_section);
   params.q = b.q;
   params.k = b.k;
   params.v = b.v;
