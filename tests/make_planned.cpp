@@ -306,7 +306,7 @@ void add_v3_sinks(List& list) {
           add_v3_forward(list, dtype, width, width, mask, score, quick ? Which::kQuick : Which::kFull, pair);
         };
         add({.sinks = true});
-        add({.sinks = true}, V3Score::kCapped);
+        if (width <= 192) add({.sinks = true}, V3Score::kCapped);
         add({.lengths = true, .sinks = true});
         add({.packed = true, .sinks = true});
         add({.alibi = true, .sinks = true});

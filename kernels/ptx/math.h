@@ -1,4 +1,5 @@
-// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2, lg2, rcp", "Half Precision Floating Point Instructions: fma, min".
+// Single instructions of arithmetic. PTX ISA, "Floating Point Instructions: ex2, lg2, max, rcp", "Half Precision Floating Point Instructions: fma,
+// min".
 #pragma once
 
 #include "kernels/ptx/element.h"
@@ -23,6 +24,13 @@ __device__ __forceinline__ float lg2(float x) {
 __device__ __forceinline__ float rcp(float x) {
   float d;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// The greater one; NaN if one is. sm_80 and later.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float d;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
   return d;
 }
 

@@ -10,4 +10,18 @@ __device__ __forceinline__ float warp_max_nonnegative(float x) {
   return __uint_as_float(d);
 }
 
+// The greatest of all lanes' x; NaN where one is NaN.
+__device__ __forceinline__ float warp_max(float x) {
+  const int bits = x != x ? 0x7fffffff : __float_as_int(x);
+  int d;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(bits ^ (bits >> 31 & 0x7fffffff)));
+  return __int_as_float(d ^ (d >> 31 & 0x7fffffff));
+}
+
+__device__ __forceinline__ unsigned warp_or(unsigned x) {
+  unsigned d;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
+  return d;
+}
+
 }  // namespace fattn::ptx

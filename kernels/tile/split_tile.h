@@ -6,13 +6,15 @@
 //
 // A tile takes two Tiles, high and low, of as many bytes as the fp32 numbers, which are copied there first: the 8 numbers of a unit to where its
 // high halves and its low halves will be. The thread that copied a unit splits it, in place.
-// Inf becomes high = Inf, low = NaN, and so all that it is multiplied with is NaN: results that are not finite are computed again by other means.
+// Inf becomes high = Inf, low = NaN, and so all that it is multiplied with is NaN: such results are computed again by other means. NaN stays NaN.
+// Numbers that are not finite may be cleaned away before, so that rows that do not see them get nothing of them; the caller knows who does.
 #pragma once
 
 #include "kernels/constants.h"
 #include "kernels/ptx/async_copy.h"
 #include "kernels/ptx/async_copy_word.h"
 #include "kernels/ptx/convert.h"
+#include "kernels/ptx/math.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/special_registers.h"
 
@@ -27,8 +29,8 @@ __device__ __forceinline__ void split2(float x, float y, unsigned& high, unsigne
 // Of a power of two that is neither too large nor too small to have one.
 __device__ __forceinline__ float inverse_of(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
 
-// The power of two that moves `greatest` (finite, not negative) to [2^14, 2^15), and its inverse; both are normal numbers. Zeros are as well with any:
-// theirs is that of 2^-6, so that no product with them is taken for a great one (v3/forward_f32_consumer.h).
+// The power of two that moves `greatest` (finite, not negative) to [2^14, 2^15), and its inverse; both are normal numbers. Zeros are as well with
+// any: theirs is that of 2^-6, so that no product with them is taken for a great one (v3/forward_f32_consumer.h).
 struct SplitFactor {
   float factor, inverse;
   explicit __device__ __forceinline__ SplitFactor(float greatest) {
@@ -38,6 +40,21 @@ struct SplitFactor {
     inverse = inverse_of(factor);
   }
 };
+
+// Where the greatest numbers of two tiles could make a score of more than 2^24 (in units of log2, with headdim terms of 2^15 * 2^15), the parts leave
+// out more than 2^-16 of a score of their other rows, which may be the ones that count. What undoes the tiles' factors, times softmax_scale *
+// log2(e), is then more than this; such rows are computed again.
+template <int kHeaddim>
+inline constexpr float kGreatestSplitScale = 1.0f / (64 * kHeaddim);
+// Of a scale in units of log2 divided by `unit`. NaN is not.
+template <int kHeaddim>
+__device__ __forceinline__ bool is_trusted(float scale, float unit) {
+  return fabsf(scale * unit) <= kGreatestSplitScale<kHeaddim>;
+}
+template <int kHeaddim>
+__device__ __forceinline__ float trusted_or_nan(float scale, float unit) {
+  return is_trusted<kHeaddim>(scale, unit) ? scale : kNan;
+}
 
 // The greatest magnitude among 8 numbers but for Inf and NaN.
 __device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
@@ -52,6 +69,52 @@ __device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
       const float x = fabsf(__uint_as_float(bits[i]));
       if (x < kInfinity) greatest = fmaxf(greatest, x);
     }
+  }
+  return greatest;
+}
+
+// The same, noting Inf: it calls note() where there is one.
+template <class Note>
+__device__ __forceinline__ float greatest_noting_infinity(uint4 a, uint4 b, Note&& note) {
+  const unsigned bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  float greatest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) greatest = fmaxf(greatest, fabsf(__uint_as_float(bits[i])));  // passes over NaN
+  if (greatest == kInfinity) [[unlikely]] {
+    note();
+    greatest = greatest_of(a, b);
+  }
+  return greatest;
+}
+
+// What is made 0 before numbers are split.
+struct NothingCleaned {
+  static __device__ __forceinline__ bool takes(unsigned) { return false; }
+};
+struct NanCleaned {
+  static __device__ __forceinline__ bool takes(unsigned bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+};
+struct NonfiniteCleaned {
+  static __device__ __forceinline__ bool takes(unsigned bits) { return (bits & 0x7f800000u) == 0x7f800000u; }
+};
+template <class Cleaned>
+__device__ __forceinline__ uint4 clean(uint4 x) {
+  const auto of = [](unsigned bits) { return Cleaned::takes(bits) ? 0u : bits; };
+  return {of(x.x), of(x.y), of(x.z), of(x.w)};
+}
+
+// The same, of numbers that are cleaned if one is not finite; then it calls note().
+template <class Cleaned, class Note>
+__device__ __forceinline__ float greatest_cleaned(uint4& a, uint4& b, Note&& note) {
+  const unsigned bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  float greatest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) greatest = ptx::max_or_nan(greatest, fabsf(__uint_as_float(bits[i])));
+  if (!(greatest < kInfinity)) [[unlikely]] {
+    a = clean<Cleaned>(a);
+    b = clean<Cleaned>(b);
+    note();
+    greatest = greatest_of(a, b);
   }
   return greatest;
 }
@@ -95,6 +158,35 @@ struct SplitCopy {
       greatest = fmaxf(greatest, greatest_of(ptx::ld_shared_16(tile + offset), ptx::ld_shared_16(tile + Tile::kBytes + offset)));
     });
     return greatest;
+  }
+
+  // The same, noting Inf.
+  template <class Note>
+  static __device__ __forceinline__ float greatest_noting_infinity(unsigned tile, Note&& note) {
+    float greatest = 0;
+    for_each_unit<2>([&](unsigned offset, int, int) {
+      greatest =
+          fmaxf(greatest, tile::greatest_noting_infinity(ptx::ld_shared_16(tile + offset), ptx::ld_shared_16(tile + Tile::kBytes + offset), note));
+    });
+    return greatest;
+  }
+  // The same, of numbers that are cleaned where they stand if one is not finite; then it calls note().
+  template <class Cleaned, class Note>
+  static __device__ __forceinline__ float greatest_cleaned(unsigned tile, Note&& note) {
+    float greatest = 0;
+    for_each_unit<2>([&](unsigned offset, int, int) {
+      uint4 a = ptx::ld_shared_16(tile + offset), b = ptx::ld_shared_16(tile + Tile::kBytes + offset);
+      greatest = fmaxf(greatest, tile::greatest_cleaned<Cleaned>(a, b, [&] {
+                         ptx::st_shared_16(tile + offset, a);
+                         ptx::st_shared_16(tile + Tile::kBytes + offset, b);
+                         note();
+                       }));
+    });
+    return greatest;
+  }
+  template <class Cleaned>
+  static __device__ __forceinline__ float greatest_cleaned(unsigned tile) {
+    return greatest_cleaned<Cleaned>(tile, [] {});
   }
 
   // Splits this thread's numbers, times `factor`.

@@ -326,6 +326,7 @@ class BackwardF32 : BackwardF32Scores<Spec> {
     const TensorStrides& strides = kIsDk ? p.dk_strides : p.dv_strides;
     constexpr int kAll = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kOwn = kIsDk ? kColumns : kColumnsV;
     const int lane = this_lane(), key_group = this_group();
+    RowsAgain again;
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
@@ -347,16 +348,11 @@ class BackwardF32 : BackwardF32Scores<Spec> {
               if (column + e < kAll) row[column + e] = x[e];
           }
         }
-        unsigned bad = ptx::ballot(!good && key < p.seqlen_k);
-        if (kPair.lengths && given_length(p, batch) < 0) bad = 0;  // NaN it shall be
-        if (bad == 0) [[likely]]
-          continue;
-        ptx::warp_sync();
-#pragma unroll 1
-        for (int g = 0; g < 8; ++g, bad >>= 4)
-          if ((bad & 15) != 0)
-            key_row_again<Spec, kIsDk>(p, mask(), batch, head_k, first + g, const_cast<float*>(at(tensor, strides, batch, head_k, first + g)), lane);
+        again.note(2 * i + half, ptx::ballot(!good && key < p.seqlen_k));
       }
+    if (kPair.lengths && given_length(p, batch) < 0) return;  // NaN it shall be
+    again.for_each<kRowsAgain>(
+        [&](int row, unsigned wanted) { key_rows_again<Spec, kIsDk>(p, mask(), batch, head_k, first_key + key_group * kKeys + row, wanted, lane); });
   }
 
   // The block behind `now`; kSplitBefore: to the other stage, which nobody reads any more.

@@ -1,12 +1,13 @@
 // Rows of gradients in fp32 by IEEE rules from global memory, by one warp: where the matrix products gave Inf or NaN. That is right, or a number was
-// beyond what they can take, or an Inf met a weight of 0 or a part of a number. Seldom used, so small rather than fast.
+// beyond what they can take, or an Inf met a weight of 0 or a part of a number.
 #pragma once
 
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/math.h"
+#include "kernels/ptx/reduce_warp.h"
 #include "kernels/score.h"
-#include "kernels/v2/global_row.h"
+#include "kernels/v2/rows_again.h"
 #include "kernels/v2/workspace.h"
 #include "shared/lowest.h"
 #include "shared/mask.h"
@@ -44,6 +45,12 @@ struct HeadPairs {
   // Of a pair that the mask does not hide.
   __device__ __forceinline__ bool sees(int row, int key) const { return !kPair.hides() || terms.sees(row, key); }
 
+  // Whether the gradients of row `row` are not finite: lse is NaN, or the row's sum of o * dout is not finite.
+  __device__ __forceinline__ bool spoilt(int row, bool weight_alone) const {
+    const float of = lse[row * lse_stride];
+    return of != of || (!weight_alone && !empty(row) && !is_finite(row_sum[row]));
+  }
+
   // P of a pair whose product of q and k is `score`; `slope`: what softcap makes of a difference of scores.
   __device__ __forceinline__ float weight_of(float score, int row, int key, float& slope) const {
     slope = 1;
@@ -61,17 +68,17 @@ struct HeadPairs {
     return weight * (gradient - row_sum[row]) * slope;
   }
 
-  // All lanes of a warp together.
-  __device__ __forceinline__ float weight(int row, int key, int lane) const {
+  // P of a pair as it enters dv, and dS, from the products of q and k, and of dout and v.
+  __device__ __forceinline__ float kept_weight(float score, int row, int key) const {
     float slope;
-    const float weight = weight_of(warp_dot(q.row(row), 1.0f, k.row(key), kHeaddim, lane), row, key, slope);
+    const float weight = weight_of(score, row, key, slope);
     if constexpr (kPair.dropout) return dropout.keeps(row, key) ? weight * pairs_of(p).dropout_scale : 0.0f;
     return weight;
   }
-  __device__ __forceinline__ float gradient(int row, int key, int lane) const {
+  __device__ __forceinline__ float gradient(float score, float product, int row, int key) const {
     float slope;
-    const float weight = weight_of(warp_dot(q.row(row), 1.0f, k.row(key), kHeaddim, lane), row, key, slope);
-    return gradient_of(weight, slope, warp_dot(dout.row(row), 1.0f, v.row(key), kHeaddimV, lane), row, key);
+    const float weight = weight_of(score, row, key, slope);
+    return gradient_of(weight, slope, product, row, key);
   }
   // One lane by itself; without softcap.
   __device__ __forceinline__ float gradient_alone(int row, int key) const {
@@ -82,45 +89,117 @@ struct HeadPairs {
   }
 };
 
-// The lane's column of dq, but for softmax_scale.
-template <class Spec>
-__device__ __forceinline__ float dq_again(const AttentionParams& p, const core::Mask32& mask, int batch, int head, int row, int column, int lane) {
+// Rows of dq: of the kRows from `first` on those with a bit in `wanted`, 32 columns from `first_column`.
+template <class Spec, int kRows>
+__device__ __forceinline__ void dq_rows_again(const AttentionParams& p, const core::Mask32& mask, int batch, int head, int first, unsigned wanted,
+                                              int first_column, int lane) {
   const HeadPairs<Spec> pairs(p, batch, head, mask.seqlen_k);
-  const int end = pairs.empty(row) ? 0 : mask.visible_end(row);
-  float sum = 0;
+  const int last = p.seqlen_q - 1, end = mask.visible_end(min(first + kRows - 1, last));
+  float sum[kRows][1];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) sum[i][0] = pairs.spoilt(min(first + i, last), false) ? kNan : 0.0f;
 #pragma unroll 1
-  for (int key = Spec::kWindow ? mask.visible_begin(row) : 0; key < end; ++key) {
-    if (!pairs.sees(row, key)) continue;
-    const float ds = pairs.gradient(row, key, lane);
-    if (column < Spec::kHeaddim) sum = fmaf(ds, pairs.k.row(key)[column], sum);
+  for (int block = Spec::kWindow ? mask.visible_begin(first) : 0; block < end; block += 32) {
+    if (!some_may_change<Spec::kHeaddim>(sum, wanted, first_column, lane)) break;
+    const int key = block + lane, own = min(key, end - 1);
+    float s[kRows], product[kRows];
+    products_again<Spec::kAligned>(s, pairs.k.row(own), pairs.q, first, last, Spec::kHeaddim);
+    products_again<Spec::kAligned>(product, pairs.v.row(own), pairs.dout, first, last, Spec::kHeaddimV);
+    unsigned taken = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = min(first + i, last);
+      bool seen = key < mask.visible_end(row) && !pairs.empty(row);
+      if constexpr (Spec::kWindow) seen = seen && key >= mask.visible_begin(row);
+      seen = seen && pairs.sees(row, key);
+      s[i] = pairs.gradient(s[i], product[i], row, own);
+      taken |= seen ? 1u << i : 0u;
+    }
+    add_rows_again<Spec::kHeaddim>(sum, s, taken, pairs.k, block, min(32, end - block), first_column, lane);
   }
-  return sum;
+  float* const dq = static_cast<float*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head + first_column + lane;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    if ((wanted >> i & 1) != 0 && first_column + lane < Spec::kHeaddim) dq[(first + i) * p.dq_strides.row] = sum[i][0] * p.softmax_scale;
 }
 
-// A row of dk (kIsDk) or dv, written to `to`.
+// Which of the eight keys from `first` on, to `last_seen`, some row sees whose gradients are not finite: then theirs are not.
+// It ends when all in `wanted` are among them.
 template <class Spec, bool kIsDk>
-__device__ __forceinline__ void key_row_again(const AttentionParams& p, const core::Mask32& mask, int batch, int head_k, int key, float* to,
-                                              int lane) {
-  constexpr int kColumns = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kParts = (kColumns + 31) / 32;
-  float sum[kParts] = {};
-  int end = Spec::kWindow ? mask.row_end(key) : p.seqlen_q;
-  if (kPairOf<Spec>.lengths && key >= mask.seqlen_k) end = 0;  // behind the entry's last key: no query sees it
+__device__ __forceinline__ unsigned keys_of_spoilt_rows(const AttentionParams& p, const core::Mask32& mask, int batch, int head_k, int first,
+                                                        int last_seen, unsigned wanted, int lane) {
+  const int end = Spec::kWindow ? mask.row_end(last_seen) : p.seqlen_q;
+  unsigned nan = 0;
 #pragma unroll 1
   for (int head = head_k * p.group; head < (head_k + 1) * p.group; ++head) {
     const HeadPairs<Spec> pairs(p, batch, head, mask.seqlen_k);
 #pragma unroll 1
-    for (int row = mask.first_row(key); row < end; ++row) {
-      if (pairs.empty(row) || !pairs.sees(row, key)) continue;
-      const float factor = kIsDk ? pairs.gradient(row, key, lane) : pairs.weight(row, key, lane);
-      const float* with = kIsDk ? pairs.q.row(row) : pairs.dout.row(row);
-#pragma unroll
-      for (int i = 0; i < kParts; ++i)
-        if (lane + 32 * i < kColumns) sum[i] = fmaf(factor, with[lane + 32 * i], sum[i]);
+    for (int block = mask.first_row(first); block < end; block += 32) {
+      const int row = block + lane;
+      unsigned of_row = 0;
+      if (row < end && pairs.spoilt(row, !kIsDk)) {
+#pragma unroll 1
+        for (int key = first; key <= last_seen; ++key) {
+          bool seen = row >= mask.first_row(key) && pairs.sees(row, key);
+          if constexpr (Spec::kWindow) seen = seen && row < mask.row_end(key);
+          if constexpr (!kIsDk && HeadPairs<Spec>::kPair.dropout) seen = seen && pairs.dropout.keeps(row, key);
+          of_row |= seen ? 1u << (key - first) : 0u;
+        }
+      }
+      nan |= ptx::warp_or(of_row);
+      if ((wanted & ~nan) == 0) return nan;
     }
   }
+  return nan;
+}
+
+// Rows of dk (kIsDk) or dv, of eight, with all their columns.
+template <class Spec, bool kIsDk>
+__device__ __forceinline__ void key_rows_again(const AttentionParams& p, const core::Mask32& mask, int batch, int head_k, int first, unsigned wanted,
+                                               int lane) {
+  constexpr int kColumns = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kParts = (kColumns + 31) / 32;
+  const int last = p.seqlen_k - 1, last_seen = min(first + kRowsAgain, kPairOf<Spec>.lengths ? mask.seqlen_k : p.seqlen_k) - 1;
+  const unsigned nan = last_seen >= first ? keys_of_spoilt_rows<Spec, kIsDk>(p, mask, batch, head_k, first, last_seen, wanted, lane) : 0;
+  float sum[kRowsAgain][kParts];
 #pragma unroll
-  for (int i = 0; i < kParts; ++i)
-    if (lane + 32 * i < kColumns) to[lane + 32 * i] = kIsDk ? sum[i] * p.softmax_scale : sum[i];
+  for (int i = 0; i < kRowsAgain; ++i)
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) sum[i][part] = (nan >> i & 1) != 0 ? kNan : 0.0f;
+  bool open = last_seen >= first && (wanted & ~nan) != 0;  // keys behind the entry's last one are seen by no query
+#pragma unroll 1
+  for (int head = head_k * p.group; open && head < (head_k + 1) * p.group; ++head) {
+    const HeadPairs<Spec> pairs(p, batch, head, mask.seqlen_k);
+    const int end = Spec::kWindow ? mask.row_end(last_seen) : p.seqlen_q;
+#pragma unroll 1
+    for (int block = mask.first_row(first); open && block < end; block += 32) {
+      const int row = min(block + lane, end - 1);
+      float s[kRowsAgain];
+      [[maybe_unused]] float product[kRowsAgain];
+      products_again<Spec::kAligned>(s, pairs.q.row(row), pairs.k, first, last, Spec::kHeaddim);
+      if constexpr (kIsDk) products_again<Spec::kAligned>(product, pairs.dout.row(row), pairs.v, first, last, Spec::kHeaddimV);
+      const bool exists = block + lane < end && !pairs.empty(row);
+      unsigned taken = 0;
+#pragma unroll
+      for (int i = 0; i < kRowsAgain; ++i) {
+        const int key = min(first + i, last_seen);
+        bool seen = exists && first + i <= last_seen && row >= mask.first_row(key);
+        if constexpr (Spec::kWindow) seen = seen && row < mask.row_end(key);
+        seen = seen && pairs.sees(row, key);
+        s[i] = kIsDk ? pairs.gradient(s[i], product[i], row, key) : pairs.kept_weight(s[i], row, key);
+        taken |= seen ? 1u << i : 0u;
+      }
+      add_rows_again<kColumns>(sum, s, taken, kIsDk ? pairs.q : pairs.dout, block, min(32, end - block), 0, lane);
+      open = some_may_change<kColumns>(sum, wanted, 0, lane);
+    }
+  }
+  const TensorStrides& strides = kIsDk ? p.dk_strides : p.dv_strides;
+  float* const to = static_cast<float*>(kIsDk ? p.dk : p.dv) + batch * strides.batch + head_k * strides.head + lane;
+#pragma unroll
+  for (int i = 0; i < kRowsAgain; ++i)
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      if ((wanted >> i & 1) != 0 && lane + 32 * part < kColumns)
+        to[(first + i) * strides.row + 32 * part] = kIsDk ? sum[i][part] * p.softmax_scale : sum[i][part];
 }
 
 }  // namespace fattn::v2

@@ -43,6 +43,7 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& call)
   for (int i = 0; i < 4; ++i) x[i] = read_dq(accum + 128 * i, lane);
   const bool wrong_length = kPair.lengths && given_length(p, batch) < 0;  // dq_accum is NaN then, and dq shall be
   float* const dq = static_cast<float*>(p.dq) + batch * p.dq_strides.batch + head * p.dq_strides.head;
+  RowsAgain again;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + 8 * half;
@@ -65,25 +66,18 @@ __device__ __forceinline__ void backward_f32_finish(const AttentionParams& call)
           if (column + e < kHeaddim) to[e] = empty ? 0.0f : pair[e];
       }
     }
-    unsigned bad = ptx::ballot(!good && exists && !empty && !wrong_length);
-    if (bad == 0) [[likely]]
-      continue;
-    ptx::warp_sync();
-    const core::Mask32 mask = [&] {
-      const int seqlen_k = keys_of<kPair>(p, batch);
-      if constexpr (Spec::kWindow)
-        return window_mask_of<kPair>(p, seqlen_k);
-      else
-        return core::Mask32{p.seqlen_q, seqlen_k, Spec::kCausal};
-    }();
-#pragma unroll 1
-    for (int g = 0; g < 8; ++g, bad >>= 4) {
-      if ((bad & 15) == 0) continue;
-      const int again = first_row + 8 * half + g, column = first_column + lane;
-      const float value = dq_again<Spec>(p, mask, batch, head, again, column, lane);
-      if (column < kHeaddim) dq[again * p.dq_strides.row + column] = value * p.softmax_scale;
-    }
+    again.note(half, ptx::ballot(!good && exists && !empty && !wrong_length));
   }
+  const core::Mask32 mask = [&] {
+    const int seqlen_k = keys_of<kPair>(p, batch);
+    if constexpr (Spec::kWindow)
+      return window_mask_of<kPair>(p, seqlen_k);
+    else
+      return core::Mask32{p.seqlen_q, seqlen_k, Spec::kCausal};
+  }();
+  constexpr int kRows = 2;  // at a time: more would take the registers that other warps need
+  again.for_each<kRows>(
+      [&](int row, unsigned wanted) { dq_rows_again<Spec, kRows>(p, mask, batch, head, first_row + row, wanted, first_column, lane); });
 }
 
 }  // namespace fattn::v2

@@ -242,9 +242,12 @@ struct BackwardF32Place {
     ptx::cp_async_commit();
   }
 
-  // Splits what this thread's copies brought; the caller has a barrier before it is read.
+  // Splits what this thread's copies brought; the caller has a barrier before it is read. What is not finite of q and v becomes 0, and NaN of k: rows
+  // that see it have an lse or a row sum that is not finite, and so gradients that are not, or, with scores of -Inf alone, an lse of -Inf and none;
+  // other rows get nothing of it. (Inf of k stays: where its score is -Inf nothing else tells.)
   __device__ void split_keys() {
-    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyK::greatest(shared), CopyV::greatest(v_tile()));
+    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyK::template greatest_cleaned<tile::NanCleaned>(shared),
+                                                    CopyV::template greatest_cleaned<tile::NonfiniteCleaned>(v_tile()));
     const tile::SplitFactor k(greatest.x), v(greatest.y);
     CopyK::split(shared, k.factor);
     CopyV::split(v_tile(), v.factor);
@@ -259,7 +262,8 @@ struct BackwardF32Place {
       dout_inverse = ptx::ld_shared_f32(shared + kTile.query_inverse_offset() + 8 * stage + 4);
       return;
     }
-    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyQ::greatest(q_tile()), CopyDout::greatest(dout_tile()));
+    const float2 greatest = greatest_of_all<kWarps>(
+        shared + kTile.greatest_offset(), CopyQ::template greatest_cleaned<tile::NonfiniteCleaned>(q_tile()), CopyDout::greatest(dout_tile()));
     const tile::SplitFactor q(greatest.x), dout(greatest.y);
     CopyQ::split(q_tile(), q.factor);
     CopyDout::split(dout_tile(), dout.factor);

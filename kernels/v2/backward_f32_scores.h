@@ -53,7 +53,7 @@ struct BackwardF32Scores : BackwardF32Place<Spec> {
   // P^T = exp(S^T * scale - lse), in place of S^T.
   __device__ void weights(float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at) const {
     const int lane = this_lane();
-    const float scale = p.softmax_scale * (key_inverse() * query_inverse);
+    const float scale = tile::trusted_or_nan<Spec::kHeaddim>(p.softmax_scale * (key_inverse() * query_inverse), kLog2e);
 #pragma unroll
     for (int j = 0; j < kChunkTiles; ++j) {
       const float2 lse = ptx::ld_shared_f32x2(lse_at + 4 * (8 * j + lane % 4 * 2));
@@ -71,9 +71,10 @@ struct BackwardF32Scores : BackwardF32Place<Spec> {
                                int first_query) const {
     const auto& p = found_params();
     const int lane = this_lane(), group_key = first_key + this_group() * kKeys, key = group_key + lane / 4, query = first_query + lane % 4 * 2;
-    float scale = p.softmax_scale * (key_inverse() * query_inverse) * kLog2e;
+    float scale = tile::trusted_or_nan<Spec::kHeaddim>(p.softmax_scale * (key_inverse() * query_inverse) * kLog2e, 1.0f);
     if constexpr (kCapped) {
-      cap_scores_closely(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s), features_of(p).score_factor * (key_inverse() * query_inverse));
+      cap_scores_closely(reinterpret_cast<float(&)[kKeyTiles * kChunkTiles * 4]>(s),
+                         tile::trusted_or_nan<Spec::kHeaddim>(features_of(p).score_factor * (key_inverse() * query_inverse), p.softmax_scale_log2));
       scale = p.softmax_scale_log2;
     }
     [[maybe_unused]] const Terms<kPair, f16> terms(p, batch, head, seqlen_k());  // no bias is of 16 bits here

@@ -33,7 +33,7 @@ __device__ __forceinline__ void backward_f32_split(const AttentionParams& call, 
     tile::split_rows<SplitRows<kTile.block_m, kTile.width_v>, kBackwardF32SplitThreads, Spec::kHeaddimV, Spec::kAligned>(
         source, strides.row, p.seqlen_q - first, parts.dout + at * kTile.dout_bytes(), parts.inverses + 2 * at + 1);
   else
-    tile::split_rows<SplitRows<kTile.block_m, kTile.width>, kBackwardF32SplitThreads, Spec::kHeaddim, Spec::kAligned>(
+    tile::split_rows<SplitRows<kTile.block_m, kTile.width>, kBackwardF32SplitThreads, Spec::kHeaddim, Spec::kAligned, tile::NonfiniteCleaned>(
         source, strides.row, p.seqlen_q - first, parts.q + at * kTile.q_bytes(), parts.inverses + 2 * at);
 }
 

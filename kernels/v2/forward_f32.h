@@ -30,6 +30,7 @@
 #include "kernels/tile/split_product.h"
 #include "kernels/tile/split_tile.h"
 #include "kernels/v2/forward_f32_again.h"
+#include "kernels/v2/forward_f32_spoilt.h"
 #include "kernels/v2/greatest.h"
 #include "kernels/v2/schedule.h"
 
@@ -55,7 +56,8 @@ struct ForwardF32Shape {
   static constexpr int kGreatestOffset = kQueryBytes + Spec::kStages * kStageBytes;
   static constexpr int kQueryScaleOffset = kGreatestOffset + 8 * Spec::kWarps;
   static constexpr int kPlaceOffset = kQueryScaleOffset + 4;  // three numbers
-  static constexpr int kFirstKeyOffset = kPlaceOffset + 12;   // of packed sequences alone
+  static constexpr int kNotesOffset = kPlaceOffset + 12;      // OddNotes
+  static constexpr int kFirstKeyOffset = kNotesOffset + 12;   // of packed sequences alone
 };
 
 // A weight enters the product with v as weight * 2^12: at its usual size, 1 or less, it is far from the least of fp16, and up to 15 it is below the
@@ -83,6 +85,7 @@ class ForwardF32 {
   static constexpr int kChunks = kStepN / 16;                  // 16 keys: the depth of one mma of p v
   static constexpr bool kWide = kRowTiles * kDepthO > 8;       // o takes half of the registers
   static constexpr PairFeatures kPair = kPairOf<Spec>;
+  static constexpr bool kNotesOdd = Spec::kHeaddimV <= 192;  // above no register is left for it: what is not finite is computed again
   static constexpr bool kWindow = Spec::kWindow, kTerms = kPair.terms();
   static constexpr bool kRanges = kWindow || kPair.documents;  // the first blocks may be seen by no row
   using Visible = VisibleKeys<kRowTiles, kWindow>;
@@ -344,6 +347,26 @@ class ForwardF32 {
     add_values(w, v_address + v_offset, value_inverse);
   }
 
+  __device__ __forceinline__ OddNotes notes() const { return {tile_q + Shape::kNotesOffset}; }
+
+  // Adds the values of block j that are not finite to the rows that see them.
+  __device__ __forceinline__ void add_spoilt(int j, const core::Mask32& mask) {
+    const Place place = place_of<Shape::kBlockM>(call(), ptx::opaque(static_cast<int>(blockIdx.x)));
+    const auto& p = entry_params<kPair, float>(call(), place.batch);
+    const auto [warp, lane] = ptx::thread_place();
+    const int row = place.row + warp * Shape::kWarpRows + lane / 4;
+    const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
+    add_spoilt_values<true, kRowTiles, Spec::kHeaddimV>(
+        HeadRows(p.v, p.v_strides, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
+        [&](int i, int n, int half, int e) -> float& { return o[i][n][2 * half + e]; },
+        [&](int i, int half) { return row + 16 * i + 8 * half < p.seqlen_q; },
+        [&](int i, int half, int key) {
+          const int query = row + 16 * i + 8 * half;
+          if (query >= p.seqlen_q || key >= mask.visible_end(query) || (kWindow && key < mask.visible_begin(query))) return false;
+          return !kPair.hides() || terms.sees(query, key);
+        });
+  }
+
   // Writes the warp's rows of o and lse.
   __device__ __forceinline__ void finish(const core::Mask32& mask) const {
     // Found again rather than kept in registers all the way.
@@ -352,6 +375,7 @@ class ForwardF32 {
     const auto [warp, lane] = ptx::thread_place();
     const int first = place.row + warp * Shape::kWarpRows;
     float* const out = static_cast<float*>(p.o) + place.batch * p.o_strides.batch + place.head * p.o_strides.head;
+    RowsAgain again;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -371,12 +395,12 @@ class ForwardF32 {
         }
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
-        bool good = true;
-        if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) good = fabsf(softmax.shift[i][half]) < kGreatestReference;
+        bool near = true, finite = true;
+        if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
 #pragma unroll
         for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
           const float x[2] = {o[i][n][2 * half] * inverse, o[i][n][2 * half + 1] * inverse};
-          good = good && is_finite(x[0]) && is_finite(x[1]);
+          finite = finite && is_finite(x[0]) && is_finite(x[1]);
           const int column = 8 * n + lane % 4 * 2;
           if (row >= p.seqlen_q) continue;
           float* to = out + row * p.o_strides.row + column;
@@ -396,20 +420,15 @@ class ForwardF32 {
               : empty     ? -kInfinity
                           : fmaf(-softmax.shift[i][half], kLn2, logf(sum));
         }
+        // NaN is right where a number was NaN, and what is not finite where values were not.
+        bool good = !kNotesOdd ? near && finite : sum == sum ? near && (finite || notes().some_spoilt()) : !notes().scores_in_doubt();
         if constexpr (kPair.sinks) good = good && !lost;
-        // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
-        unsigned bad = ptx::ballot(!good && !empty && row < p.seqlen_q);
-        if (kPair.lengths && given_length(p, place.batch) < 0) bad = 0;
-        if (bad != 0) [[unlikely]] {
-          ptx::warp_sync();
-#pragma unroll 1
-          for (int g = 0; g < 8; ++g, bad >>= 4) {
-            const int again = first + i * 16 + half * 8 + g;
-            if ((bad & 15) != 0) forward_row_again<Spec>(p, place, again, mask, lane);
-          }
-        }
+        again.note(2 * i + half, ptx::ballot(!good && !empty && row < p.seqlen_q));
       }
     }
+    if (kPair.lengths && given_length(p, place.batch) < 0) return;  // NaN it shall be
+    constexpr int kRows = Spec::kHeaddimV <= 192 ? kRowsAgain : 4;  // for which there are registers
+    again.for_each<kRows>([&](int row, unsigned wanted) { forward_rows_again<Spec, kRows>(p, place, first + row, wanted, mask, lane); });
   }
 
  public:
@@ -442,16 +461,20 @@ class ForwardF32 {
     };
     const auto* queries =
         static_cast<const float*>(p.q) + place.batch * p.q_strides.batch + place.head * p.q_strides.head + place.row * p.q_strides.row;
+    if (threadIdx.x == 0) notes().clear();
     CopyQ::copy(tile_q, queries, p.q_strides.row, p.seqlen_q - place.row);
     ptx::cp_async_commit();
     if (blocks.end > 0) load_block(blocks.end - 1, true);
 
+    __syncthreads();  // for the notes
     // The queries, split. A scale that is negative or 0 goes into them: the maximum of the scores is then that of the logits.
     if (blocks.end > 0)
       ptx::cp_async_wait<1>();
     else
       ptx::cp_async_wait<0>();
-    const tile::SplitFactor query_factor(greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyQ::greatest(tile_q), 0).x);
+    const tile::SplitFactor query_factor(
+        greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyQ::greatest_noting_infinity(tile_q, [&] { notes().doubt_scores(); }), 0)
+            .x);
     const float sign = p.softmax_scale > 0 ? 1.0f : p.softmax_scale < 0 ? -1.0f : 0.0f;
     CopyQ::split(tile_q, query_factor.factor * sign);
     const float query_scale_log2 = [&] {
@@ -510,16 +533,27 @@ class ForwardF32 {
       }
       ptx::cp_async_wait<0>();
       const unsigned stage = tile_q + Shape::kQueryBytes + static_cast<unsigned>(j % Spec::kStages) * Shape::kStageBytes;
-      const float2 greatest =
-          greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyK::greatest(stage), CopyV::greatest(stage + Shape::kValueOffset));
+      const auto greatest_of_block = [&] {
+        const unsigned values = stage + Shape::kValueOffset;
+        if constexpr (kNotesOdd)
+          return greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset,
+                                               CopyK::greatest_noting_infinity(stage, [&] { notes().doubt_scores(); }),
+                                               CopyV::template greatest_cleaned<tile::NonfiniteCleaned>(values, [&] { notes().spoil(j); }));
+        else
+          return greatest_of_all<Spec::kWarps>(tile_q + Shape::kGreatestOffset, CopyK::greatest(stage), CopyV::greatest(values));
+      };
+      const float2 greatest = greatest_of_block();
       if constexpr (Spec::kStages == 2) {
         if (j > (kRanges ? blocks.begin : 0)) load_block(j - 1, false);
       }
       const tile::SplitFactor key_factor(greatest.x), value_factor(greatest.y);
       CopyK::split(stage, key_factor.factor);
       CopyV::split(stage + Shape::kValueOffset, value_factor.factor);
+      const bool trusted =
+          !kNotesOdd || tile::is_trusted<Spec::kHeaddim>(query_scale() * key_factor.inverse, Spec::kCapped ? p.softmax_scale_log2 : 1.0f);
+      if (!trusted) notes().doubt_scores();
       __syncthreads();
-      return float2{key_factor.inverse, value_factor.inverse};
+      return float2{trusted ? key_factor.inverse : kNan, value_factor.inverse};
     };
 
     // compute: first the blocks that not all rows see whole (or just the first one, to find the references), then the others.
@@ -550,6 +584,9 @@ class ForwardF32 {
         step<kExact>(stage + static_cast<unsigned>(nth * kStepN * TileK::kRowBytes), stage + static_cast<unsigned>(nth * kStepN * TileV::kRowBytes),
                      query_scale() * inverse.x, inverse.y, visible, at);
       }
+      if constexpr (kNotesOdd)
+        if (notes().spoilt(j)) [[unlikely]]
+          add_spoilt(j, mask);
     };
     int j = blocks.end - 1;
     if constexpr (kRanges) {

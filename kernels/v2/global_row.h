@@ -1,7 +1,6 @@
-// Rows of fp32 in global memory as a whole warp reads them, element by element: for what is computed again. Seldom used, so small rather than fast.
+// Rows of fp32 in global memory, read element by element: for what is computed again.
 #pragma once
 
-#include "kernels/ptx/warp.h"
 #include "shared/attention_params.h"
 
 namespace fattn::v2 {
@@ -13,16 +12,6 @@ struct HeadRows {
       : first(static_cast<const float*>(tensor) + batch * strides.batch + head * strides.head), stride(strides.row) {}
   __device__ __forceinline__ const float* row(int row) const { return first + row * stride; }
 };
-
-// The sum of a[i] * factor * b[i], in all lanes.
-__device__ __forceinline__ float warp_dot(const float* a, float factor, const float* b, int count, int lane) {
-  float sum = 0;
-#pragma unroll 1
-  for (int i = lane; i < count; i += 32) sum = fmaf(a[i] * factor, b[i], sum);
-#pragma unroll 1
-  for (int lanes = 1; lanes < 32; lanes *= 2) sum += ptx::shfl_xor(sum, lanes);
-  return sum;
-}
 
 // The sum of a[i] * b[i], by one lane.
 __device__ __forceinline__ float dot_alone(const float* a, const float* b, int count) {

@@ -12,6 +12,7 @@
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/split_tile.h"
 #include "kernels/v2/forward_f32_again.h"
+#include "kernels/v2/forward_f32_spoilt.h"
 #include "kernels/v3/forward_f32_shape.h"
 
 namespace fattn::v3 {
@@ -25,11 +26,6 @@ inline constexpr float kF32WeightFactor = 4096.0f, kF32Patience = 3.0f;
 
 // Beyond this reference score * scale is rounded by more than 2^-5: such rows are computed again.
 inline constexpr float kF32GreatestReference = 1048576.0f;
-
-// Where the greatest numbers of a row of q and of a block of keys could make a score of more than 2^22 (with headdim terms of 2^15 * 2^15), parts
-// leave out more than 2^-18 of a score of other keys of the block, which may be the ones that count: such rows are computed again.
-template <class Spec>
-inline constexpr float kF32GreatestScale = 1.0f / (256 * Spec::kHeaddim);
 
 template <class Spec>
 struct ConsumerF32 {
@@ -49,7 +45,7 @@ struct ConsumerF32 {
   float t[Shape::kColumnsV / 2], o[Shape::kColumnsV / 2];
   unsigned q_high[kQueriesInRegisters ? kDepth : 1][4], q_low[kQueriesInRegisters ? kDepth : 1][4];
   float row_scale[2];  // softmax_scale_log2, undoing the factor of the row of q
-  float reach;         // the greatest that undoes the factor of a block of keys whose scores are good (kF32GreatestScale)
+  float reach;         // the greatest that undoes the factor of a block of keys whose scores are good (tile::kGreatestSplitScale)
   float shift[2];      // minus the reference; inf: no key seen yet
   float sum[2];        // of this lane's weights alone
   float factor[2];     // of o, where references were renewed
@@ -95,6 +91,7 @@ struct ConsumerF32 {
   __device__ __forceinline__ void split_queries(const Queries& x) {
     const float sign = p.call.softmax_scale > 0 ? 1.0f : p.call.softmax_scale < 0 ? -1.0f : 0.0f;
     float of_row[2];
+    bool infinite = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float greatest = 0;
@@ -102,6 +99,7 @@ struct ConsumerF32 {
       for (int i = 0; i < 4 * kDepth; ++i) {
         const float a = fabsf(x[i / 4][(i / 2 % 2 * 2 + r) * 2 + i % 2]);
         greatest = a < kInfinity ? fmaxf(greatest, a) : greatest;  // neither Inf nor NaN
+        infinite = infinite || a == kInfinity;
       }
       greatest = fmaxf(greatest, ptx::shfl_xor(greatest, 1));
       greatest = fmaxf(greatest, ptx::shfl_xor(greatest, 2));
@@ -109,7 +107,7 @@ struct ConsumerF32 {
       of_row[r] = split.factor * sign;
       row_scale[r] = p.call.softmax_scale_log2 * split.inverse;
     }
-    reach = kF32GreatestScale<Spec> / fmaxf(row_scale[0], row_scale[1]);
+    reach = infinite ? 0.0f : tile::kGreatestSplitScale<Spec::kHeaddim> / fmaxf(row_scale[0], row_scale[1]);
     if constexpr (!kQueriesInRegisters) ptx::bar_sync(kOwnBarrier + group, 128);  // every warp's products with those before are done
 #pragma unroll
     for (int step = 0; step < kDepth; ++step) {
@@ -213,6 +211,44 @@ struct ConsumerF32 {
     for (int i = 0; i < Shape::kColumnsV / 2; ++i) o[i] = fmaf(t[i], inverse, o[i]);
   }
 
+  // --- what is not finite ---
+
+  // The number of the first block of the tile's keys and values among all (V3F32Parts).
+  __device__ __forceinline__ int first_block(const Place& at) const { return (at.batch * p.call.nheads_k + at.head_k) * p.parts.blocks; }
+
+  // At the end of a tile, before the next queries: whether a NaN among its scores may be wrong, because q or k holds Inf or scores are beyond
+  // `reach`.
+  __device__ __forceinline__ bool scores_in_doubt(int nth) const {
+    if (ptx::vote_all(sum[0] == sum[0] && sum[1] == sum[1])) [[likely]]
+      return false;
+    const Place at = dense_place_of<Shape::kBlockM>(p, tile_in_turn<Spec>(p, ptx::opaque(nth)));
+    const V3F32Factor* const keys = p.parts.k_factors + first_block(at);
+    bool doubt = false;
+#pragma unroll 1
+    for (int block = own_blocks(at.row) - 1; block >= 0; --block) doubt = doubt || keys[block].odd != 0 || keys[block].inverse > reach;
+    return ptx::ballot(doubt) != 0;
+  }
+  // Adds values that are not finite, which the products took for 0, to what the warp has written of o.
+  __device__ __forceinline__ void add_spoilt(const Place& at) const {
+    const V3F32Factor* const values = p.parts.v_factors + first_block(at);
+    unsigned odd = 0;
+#pragma unroll 1
+    for (int block = lane(); block < own_blocks(at.row); block += 32) odd |= values[block].odd;
+    if (ptx::ballot(odd != 0) == 0) [[likely]]
+      return;
+    const AttentionParams& call = p.call;
+    const int row = at.row + own_row();
+    float* const out = static_cast<float*>(call.o) + at.batch * call.o_strides.batch + at.head * call.o_strides.head + row * call.o_strides.row;
+#pragma unroll 1
+    for (int block = own_blocks(at.row) - 1; block >= 0; --block)
+      if (values[block].odd != 0)
+        v2::add_spoilt_values<false, 1, Spec::kHeaddimV>(
+            v2::HeadRows(call.v, call.v_strides, at.batch, at.head_k), block * kBlockN, min((block + 1) * kBlockN, call.seqlen_k), lane(),
+            [&](int, int n, int half, int e) -> float& { return out[8 * half * call.o_strides.row + 8 * n + lane() % 4 * 2 + e]; },
+            [&](int, int half) { return row + 8 * half < call.seqlen_q; },
+            [&](int, int half, int key) { return row + 8 * half < call.seqlen_q && key < Mask::visible_end(call, Keys<false>{}, row + 8 * half); });
+  }
+
   // --- softmax, of each warp ---
 
   // Hides what the lane's rows do not see of block `of`.
@@ -294,11 +330,12 @@ struct ConsumerF32 {
     }
   }
 
-  // Writes the warp's rows of o and lse.
-  __device__ __forceinline__ void finish(int nth) const {
+  // Writes the warp's rows of o and lse. `doubt`: scores_in_doubt().
+  __device__ __forceinline__ void finish(int nth, bool doubt) const {
     // Found again rather than kept in registers all the way.
     const Place at = dense_place_of<Shape::kBlockM>(p, tile_in_turn<Spec>(p, ptx::opaque(nth)));
     const AttentionParams& call = p.call;
+    v2::RowsAgain again;
     auto* const out = static_cast<float*>(call.o) + at.batch * call.o_strides.batch + at.head * call.o_strides.head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -314,12 +351,11 @@ struct ConsumerF32 {
       }
       const float inverse = 1.0f / (all * kF32WeightFactor);
       const int row = at.row + own_row() + 8 * r;
-      bool good = fabsf(shift[r]) < kF32GreatestReference;
-      if constexpr (kPairOf<Spec>.sinks) good = good && !lost;
+      bool finite = true;
 #pragma unroll
       for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
         const float x[2] = {o[4 * n + 2 * r] * inverse, o[4 * n + 2 * r + 1] * inverse};
-        good = good && v2::is_finite(x[0]) && v2::is_finite(x[1]);
+        finite = finite && v2::is_finite(x[0]) && v2::is_finite(x[1]);
         const int column = 8 * n + lane() % 4 * 2;
         if (row >= call.seqlen_q) continue;
         float* const to = out + row * call.o_strides.row + column;
@@ -339,17 +375,16 @@ struct ConsumerF32 {
             : empty             ? -kInfinity
                                 : fmaf(-shift[r], kLn2, logf(all));
       }
-      // A row without weights has taken in nothing but zeros, unless a value was Inf: that is not seen.
-      unsigned bad = ptx::ballot(!good && !empty && row < call.seqlen_q);
-      if (bad != 0) [[unlikely]] {
-        ptx::warp_sync();
-        const core::Mask32 mask{call.seqlen_q, call.seqlen_k, Mask::kCausal};
-#pragma unroll 1
-        for (int g = 0; g < 8; ++g, bad >>= 4)
-          if ((bad & 15) != 0)
-            v2::forward_row_again<Spec>(call, {at.batch, at.head, at.head_k, at.row}, at.row + warp_row() + 8 * r + g, mask, lane());
-      }
+      bool good = all == all ? finite && fabsf(shift[r]) < kF32GreatestReference : !doubt;  // NaN is right where a number was NaN
+      if constexpr (kPairOf<Spec>.sinks) good = good && !lost;
+      again.note(r, ptx::ballot(!good && !empty && row < call.seqlen_q));
     }
+    add_spoilt(at);
+    const core::Mask32 mask{call.seqlen_q, call.seqlen_k, Mask::kCausal};
+    constexpr int kRows = kQueriesInRegisters ? 4 : v2::kRowsAgain;  // for which there are registers
+    again.for_each<kRows>([&](int row, unsigned wanted) {
+      v2::forward_rows_again<Spec, kRows>(call, {at.batch, at.head, at.head_k, at.row}, at.row + warp_row() + row, wanted, mask, lane());
+    });
   }
 
   __device__ __forceinline__ void run() {
@@ -358,12 +393,13 @@ struct ConsumerF32 {
     Queries x;
     load_queries(dense_place_of<Shape::kBlockM>(p, number), x);
     split_queries(x);
+    bool doubt = false;
 #pragma unroll 1
     for (int nth = 0;; ++nth) {
       const int row = dense_place_of<Shape::kBlockM>(p, number).row;
       if constexpr (Mask::kUneven) skip_blocks(row);
       issue_scores();
-      if (nth > 0) finish(nth - 1);  // beside the product
+      if (nth > 0) finish(nth - 1, doubt);  // beside the product
       int block = own_blocks(row) - 1;
       // Blocks from this one on are not seen whole by every row.
       const int whole = max(0, Mask::visible_end(p.call, Keys<false>{}, row + group * 64)) / kBlockN;
@@ -391,8 +427,9 @@ struct ConsumerF32 {
       // Where registers are left, the next queries come while the last product is under way.
       if (kQueriesInRegisters && number >= 0) load_queries(dense_place_of<Shape::kBlockM>(p, number), x);
       output_done();
+      doubt = scores_in_doubt(nth);
       if (number < 0) {
-        finish(nth);
+        finish(nth, doubt);
         break;
       }
       if (!kQueriesInRegisters) load_queries(dense_place_of<Shape::kBlockM>(p, number), x);

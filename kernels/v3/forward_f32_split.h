@@ -1,6 +1,5 @@
 // Before v3's forward pass in fp32: k and v are split into two fp16, once for all tiles of queries. A CTA takes a block of 64 keys of k or of v;
-// shared/v3_f32_parts.h has the layout.
-#pragma once
+// shared/v3_f32_parts.h has the layout.#pragma once
 
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/tile/split_rows.h"
@@ -32,12 +31,15 @@ __device__ __forceinline__ void split_keys_and_values(const AttentionParams& p, 
   const TensorStrides& strides = is_v ? p.v_strides : p.k_strides;
   const float* const source = static_cast<const float*>(is_v ? p.v : p.k) + batch * strides.batch + head * strides.head + first * strides.row;
   const long long at = number;
+  V3F32Factor* const factor = (is_v ? parts.v_factors : parts.k_factors) + at;
+  unsigned odd;
   if (is_v)
-    tile::split_rows<SplitBlock<kHeaddimV>, kV3F32SplitThreads, kHeaddimV, kAligned>(
-        source, strides.row, p.seqlen_k - first, parts.v + at * v3_f32_block_bytes(kHeaddimV), &parts.v_factors[at].inverse);
+    odd = tile::split_rows<SplitBlock<kHeaddimV>, kV3F32SplitThreads, kHeaddimV, kAligned, tile::NonfiniteCleaned, true>(
+        source, strides.row, p.seqlen_k - first, parts.v + at * v3_f32_block_bytes(kHeaddimV), &factor->inverse);
   else
-    tile::split_rows<SplitBlock<kHeaddim>, kV3F32SplitThreads, kHeaddim, kAligned>(
-        source, strides.row, p.seqlen_k - first, parts.k + at * v3_f32_block_bytes(kHeaddim), &parts.k_factors[at].inverse);
+    odd = tile::split_rows<SplitBlock<kHeaddim>, kV3F32SplitThreads, kHeaddim, kAligned, tile::NothingCleaned, true>(
+        source, strides.row, p.seqlen_k - first, parts.k + at * v3_f32_block_bytes(kHeaddim), &factor->inverse);
+  if (threadIdx.x == 0) factor->odd = odd;
 }
 
 }  // namespace fattn::v3

@@ -14,7 +14,8 @@ constexpr int v3_f32_block_bytes(int headdim) { return 2 * 2 * kV3F32Block * v3_
 // Of each block; 16 bytes, because the engine that copies takes no less.
 struct V3F32Factor {
   float inverse;  // what products of the block's parts are to be multiplied by: a power of two
-  float unused[3];
+  unsigned odd;   // not 0: k holds Inf, or v held what is not finite, which is split as 0
+  float unused[2];
 };
 
 // Block `i` of key head `h` of batch entry `b` is number (b * nheads_k + h) * blocks + i.

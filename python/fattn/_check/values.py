@@ -44,7 +44,7 @@ class Target:
 
     @property
     def backward(self) -> bool:
-        return self.algorithm != "decode"
+        return self.algorithm != "decode" and (self.algorithm, self.dtype) != ("v3", "fp32")  # v3 has fp32 in the forward pass alone
 
     def __str__(self) -> str:
         return f"{self.algorithm} {self.dtype} d{self.headdim}"
@@ -121,7 +121,7 @@ class Runner:
         return _attention.attention(inputs["q"], inputs["k"], inputs["v"], **self.call.arguments, **self.extra, **self.target.options(), **options)
 
     def _graph(self, inputs: dict[str, torch.Tensor], **options) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-        leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
+        leaves = [inputs[name].detach().requires_grad_(self.target.backward) for name in ("q", "k", "v")]
         o, lse = self._attention(dict(zip("qkv", leaves)), return_lse=True, **options)
         return leaves, o, lse
 

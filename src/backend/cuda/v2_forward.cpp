@@ -158,8 +158,8 @@ int64_t heads_per_section(const Problem& problem, const V2Target& target) {
 
 int V2ForwardTile::shared_bytes(int headdim, int headdim_v, DType dtype) const {
   const int wide = round_up(headdim, 32), wide_v = round_up(headdim_v, 32);
-  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there are four more.
-  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 16;
+  // In fp32 o does not pass through shared memory, each warp has a place for two numbers, and there are seven more.
+  if (dtype == DType::kF32) return 4 * (block_m() * wide + stages * block_n * (wide + wide_v)) + 8 * warps + 28;
   return 2 * (block_m() * std::max(wide, wide_v) + stages * block_n * (wide + wide_v));
 }
 

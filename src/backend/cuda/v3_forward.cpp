@@ -323,6 +323,9 @@ std::string v3_forward_refusal(const Problem& problem, const V3Target& target) {
     why = text("algorithm v3's forward pass has no registers for ", problem.has_alibi ? "ALiBi" : "dropout", " with softcap; algorithm v2 does both");
   if (why.empty() && problem.has_sinks && problem.pair_mask.given)  // spills of 8 to 96 bytes up to headdim 96
     why = "algorithm v3's forward pass has no registers for a mask of pairs with sinks; algorithm v2 does both";
+  if (why.empty() && problem.has_sinks && problem.softcap > 0 && std::max(problem.headdim, problem.headdim_v) > 192)  // 20 bytes
+    why = text("headdim is ", problem.headdim, " and headdim_v ", problem.headdim_v,
+               "; algorithm v3's forward pass has registers for softcap with sinks up to 192; algorithm v2 does both");
   if (why.empty() && problem.softcap > 0 && ratio_underflows(problem))
     why = text("softmax_scale is ", problem.softmax_scale, " and softcap ", problem.softcap,
                "; algorithm v3's forward pass wants a softmax_scale of at least 1e-12 of softcap; algorithm v2 takes any");

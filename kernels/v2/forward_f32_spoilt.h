@@ -1,0 +1,68 @@
+// Values that are not finite, in the forward passes in fp32: the products take them for 0 (tile/split_tile.h), and what is here adds them to o of the
+// rows that see them. So nothing of them comes to other rows, and such a block costs what it costs to read its values once more.
+#pragma once
+
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/ptx/warp.h"
+#include "kernels/v2/global_row.h"
+
+namespace fattn::v2 {
+
+// What a CTA of v2 has found in its tile, in 12 bytes of shared memory. Warps are at most one block apart, so that two places do for blocks.
+struct OddNotes {
+  unsigned address;
+
+  // By one thread, before a barrier.
+  __device__ __forceinline__ void clear() const {
+    ptx::st_shared_8(address, {0, 0});
+    ptx::st_shared_4(address + 8, 0);
+  }
+  // A score may be NaN that is none: q or k holds Inf, or numbers whose products are beyond what split operands can tell.
+  __device__ __forceinline__ void doubt_scores() const { ptx::st_shared_4(address, 1); }
+  __device__ __forceinline__ bool scores_in_doubt() const { return ptx::ld_shared_4(address) != 0; }
+  // Values of block `block` are not finite.
+  __device__ __forceinline__ void spoil(int block) const { ptx::st_shared_4(of_block(block), static_cast<unsigned>(block + 1)); }
+  __device__ __forceinline__ bool spoilt(int block) const { return ptx::ld_shared_4(of_block(block)) == static_cast<unsigned>(block + 1); }
+  __device__ __forceinline__ bool some_spoilt() const { return (ptx::ld_shared_4(address + 4) | ptx::ld_shared_4(address + 8)) != 0; }
+
+ private:
+  __device__ __forceinline__ unsigned of_block(int block) const { return address + 4 + 4 * static_cast<unsigned>(block % 2); }
+};
+
+// o(i, n, half, e): the lane's sum of row 16 i + 8 half + lane / 4 of the warp's and column 8 n + lane % 4 * 2 + e. exists(i, half): whether that row
+// is there; sees(i, half, key): and sees it. The values are those of the keys [first, end). kInRegisters: o is. All lanes of a warp together.
+template <bool kInRegisters, int kRowTiles, int kHeaddimV, class Sum, class Exists, class Sees>
+__device__ __forceinline__ void add_spoilt_values(const HeadRows& v, int first, int end, int lane, Sum&& o, Exists&& exists, Sees&& sees) {
+  constexpr int kColumnTiles = (kHeaddimV + 7) / 8, kUnroll = kInRegisters ? kColumnTiles : 1;
+  bool open = false;  // nothing changes what is not finite already
+#pragma unroll
+  for (int row = 0; row < 2 * kRowTiles; ++row) {
+    if (!exists(row / 2, row % 2)) continue;
+#pragma unroll kUnroll
+    for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * n + lane % 4 * 2 + e < kHeaddimV) open = open || is_finite(o(row / 2, n, row % 2, e));
+  }
+  if (ptx::ballot(open) == 0) return;
+#pragma unroll 1
+  for (int key = first; key < end; ++key) {
+    unsigned rows = 0;
+#pragma unroll
+    for (int row = 0; row < 2 * kRowTiles; ++row) rows |= sees(row / 2, row % 2, key) ? 1u << row : 0u;
+    const float* const from = v.row(key) + lane % 4 * 2;
+#pragma unroll kUnroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float x = 8 * n + lane % 4 * 2 + e < kHeaddimV ? from[8 * n + e] : 0.0f;
+        if (is_finite(x)) continue;
+#pragma unroll
+        for (int row = 0; row < 2 * kRowTiles; ++row)
+          if ((rows >> row & 1) != 0) o(row / 2, n, row % 2, e) += x;
+      }
+    }
+  }
+}
+
+}  // namespace fattn::v2
