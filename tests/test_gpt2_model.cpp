@@ -107,7 +107,7 @@ TEST_P(Gpt2ModelSmall, CachedAsUncached) {
   const auto padded = static_cast<size_t>(config.padded_vocab());
   for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2}) {
     Session session(model, {.batch = 1, .rows = 16, .algorithm = algorithm});
-    const std::vector<Part> prompt{{0, std::span(ids).first(20)}};
+    const std::vector<NewTokens> prompt{{0, std::span(ids).first(20)}};
     session.prefill(prompt);
     for (size_t i = 20;; ++i) {
       EXPECT_TRUE(error_of(session.logits(0), whole.data() + (i - 1) * padded, padded) <= 2e-5 * scale_of(whole)) << i << name_of(algorithm);
@@ -127,7 +127,7 @@ TEST_P(Gpt2ModelSmall, NeighboursChangeNothing) {
   for (const bool invariant : {false, true}) {
     SessionOptions options{.batch = 3, .context = 48, .rows = config.causal ? 16 : 64, .batch_invariant = invariant};
     Session together(model, options);
-    std::vector<Part> parts;
+    std::vector<NewTokens> parts;
     for (size_t i = 0; i < 3; ++i) parts.push_back({static_cast<int64_t>(i), prompts[i]});
     const std::vector<Token> next = text(3, 77);
     together.prefill(parts);
@@ -136,7 +136,7 @@ TEST_P(Gpt2ModelSmall, NeighboursChangeNothing) {
     options.batch = 1;
     for (size_t i = 0; i < 3; ++i) {
       Session alone(model, options);
-      alone.prefill(std::vector<Part>{{0, prompts[i]}});
+      alone.prefill(std::vector<NewTokens>{{0, prompts[i]}});
       const auto agree = [&](const float* a, const float* b) {
         if (invariant)
           EXPECT_EQ(std::memcmp(a, b, padded * 4), 0) << i;
@@ -215,7 +215,7 @@ TEST(Gpt2SessionSmall, RefusesWhatItDoesNotHave) {
   says(refused([&] { Session(model, {.batch = 4, .rows = 2}); }), "less than one");
   Session session(model, {.batch = 2, .context = 8, .rows = 8});
   const std::vector<Token> nine = text(9, 1), one = text(1, 1), wrong{131}, below{-1};
-  says(refused([&] { session.prefill(std::vector<Part>{{0, nine}}); }), "the cache holds 8");
+  says(refused([&] { session.prefill(std::vector<NewTokens>{{0, nine}}); }), "the cache holds 8");
   says(refused([&] { session.step({{0, wrong}}); }), "token 131 is not in the model's vocabulary; allowed: 0 to 130");
   says(refused([&] { session.step({{0, below}}); }), "token -1");
   says(refused([&] { session.step({{1, one}, {0, one}}); }), "ascending");

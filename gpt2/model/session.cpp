@@ -48,9 +48,9 @@ void Session::truncate(int64_t sequence, int64_t length) {
   now = length;
 }
 
-void Session::check(std::span<const Part> parts, bool in_chunks) const {
+void Session::check(std::span<const NewTokens> parts, bool in_chunks) const {
   int64_t before = -1, rows = 0, logits = 0;
-  for (const Part& part : parts) {
+  for (const NewTokens& part : parts) {
     if (part.sequence <= before || part.sequence >= options().batch)
       throw Error("sequence " + std::to_string(part.sequence) + " behind " + std::to_string(before) + "; allowed: ascending, below the batch of " +
                   std::to_string(options().batch));
@@ -78,12 +78,12 @@ void Session::check(std::span<const Part> parts, bool in_chunks) const {
     throw Error("logits of " + std::to_string(logits) + " tokens; this session has room for " + std::to_string(options().logit_rows));
 }
 
-void Session::step(std::span<const Part> parts) {
+void Session::step(std::span<const NewTokens> parts) {
   check(parts, false);
   spans_.clear();
   rows_ = 0;
   logit_count_ = 0;
-  for (const Part& part : parts) {
+  for (const NewTokens& part : parts) {
     const int64_t past = length(part.sequence), count = static_cast<int64_t>(part.tokens.size());
     spans_.push_back({part.sequence, past, count});
     for (int64_t i = 0; i < count; ++i, ++rows_) {
@@ -123,18 +123,18 @@ void Session::layers(int64_t rows) {
   plans_.head_.execute({logit_count_, picked_, model_.head(), nullptr, logits_}, workspace_);
 }
 
-void Session::prefill(std::span<const Part> parts) {
+void Session::prefill(std::span<const NewTokens> parts) {
   const int64_t padded = model_.config().padded_vocab();
   check(parts, true);
   // Each chunk's logits are in the first rows, so those of prompts that ended before wait elsewhere.
   int64_t done = 0;
-  std::vector<Part> chunk;
+  std::vector<NewTokens> chunk;
   std::vector<float> kept;
   size_t i = 0, offset = 0;
   const bool alone = options().batch_invariant;
   const bool several = [&] {
     int64_t rows = 0;
-    for (const Part& part : parts) rows += static_cast<int64_t>(part.tokens.size());
+    for (const NewTokens& part : parts) rows += static_cast<int64_t>(part.tokens.size());
     return rows > options().rows || alone;
   }();
   if (!several) return step(parts);
@@ -143,7 +143,7 @@ void Session::prefill(std::span<const Part> parts) {
     chunk.clear();
     int64_t room = options().rows;
     while (i < parts.size() && room > 0) {
-      const Part& part = parts[i];
+      const NewTokens& part = parts[i];
       const auto left = static_cast<int64_t>(part.tokens.size() - offset), take = std::min(left, room);
       // A model that is not causal has all of a prompt in one step.
       if (!model_.config().causal && take < left) break;

@@ -31,7 +31,7 @@ struct SessionOptions {
 enum class WantLogits { kNone, kLast, kAll };
 
 // Tokens that a sequence goes on with.
-struct Part {
+struct NewTokens {
   int64_t sequence = 0;
   std::span<const Token> tokens;
   WantLogits logits = WantLogits::kLast;
@@ -80,11 +80,11 @@ class Session {
   void truncate(int64_t sequence, int64_t length);
 
   // Each sequence once, in ascending order. After an Error nothing has changed.
-  void step(std::span<const Part> parts);
-  void step(std::initializer_list<Part> parts) { step(std::span<const Part>(parts.begin(), parts.size())); }
+  void step(std::span<const NewTokens> parts);
+  void step(std::initializer_list<NewTokens> parts) { step(std::span<const NewTokens>(parts.begin(), parts.size())); }
   // The same for prompts of any length, in chunks of at most options().rows tokens; logits are those of each prompt's last token, in the order of
   // `parts`, of which there are at most logit_rows.
-  void prefill(std::span<const Part> parts);
+  void prefill(std::span<const NewTokens> parts);
 
   // Of the last step or prefill: vocab_size numbers, behind them zeros up to padded_vocab. `row` counts what was asked for.
   const float* logits(int64_t row) const { return logits_ + row * model_.config().padded_vocab(); }
@@ -95,7 +95,7 @@ class Session {
   void losses(std::span<const int32_t> targets, float* loss);
 
  private:
-  void check(std::span<const Part> parts, bool in_chunks) const;
+  void check(std::span<const NewTokens> parts, bool in_chunks) const;
   void layers(int64_t rows);
 
   const Model& model_;
