@@ -122,9 +122,9 @@ int eval(const EvalFlags& flags) {
   out.say(fmt::format("loss {:.4f} (95 %: {:.4f} to {:.4f}), perplexity {:.3f} ({:.3f} to {:.3f})", result.loss, result.loss_low, result.loss_high,
                       result.perplexity(), std::exp(result.loss_low), std::exp(result.loss_high)));
   out.say(fmt::format("{} tokens in {} windows of {}, {}; the interval is from the scatter of {}. {:.0f} tokens a second ({}).",
-                      grouped_number(result.tokens), result.windows, context,
-                      stride == context ? "side by side" : fmt::format("{} apart", stride), result.of_windows ? "windows" : "tokens",
-                      static_cast<double>(result.tokens) / record["seconds"].get<double>(), gpt2_compute_words(model)));
+                      grouped_number(result.tokens), result.windows, context, stride == context ? "side by side" : fmt::format("{} apart", stride),
+                      result.of_windows ? "windows" : "tokens", static_cast<double>(result.tokens) / record["seconds"].get<double>(),
+                      gpt2_compute_words(model)));
   if (!flags.json.empty()) write_json(record, flags.json);
   if (std::isfinite(result.loss)) return kExitFine;
   out.say("The loss is not a number: look at the weights.");

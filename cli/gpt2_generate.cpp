@@ -134,9 +134,15 @@ int generate(GenerateFlags flags) {
     Json record = gpt2_record("generate");
     record.update(gpt2_compute_json(model, flags.model.model));
     const gpt2::GenerateOptions& o = flags.options;
-    record["options"] = {{"max_new_tokens", o.max_new_tokens}, {"temperature", o.temperature}, {"top_k", o.top_k},
-                         {"top_p", o.top_p},           {"repetition_penalty", o.repetition_penalty}, {"seed", o.seed},
-                         {"batch", session.options().batch}, {"context", session.options().context}, {"batch_invariant", session.options().batch_invariant}};
+    record["options"] = {{"max_new_tokens", o.max_new_tokens},
+                         {"temperature", o.temperature},
+                         {"top_k", o.top_k},
+                         {"top_p", o.top_p},
+                         {"repetition_penalty", o.repetition_penalty},
+                         {"seed", o.seed},
+                         {"batch", session.options().batch},
+                         {"context", session.options().context},
+                         {"batch_invariant", session.options().batch_invariant}};
     Json finished = Json::array();
     for (const Json& text : texts)
       if (!text.is_null()) finished.push_back(text);
@@ -153,7 +159,8 @@ int generate(GenerateFlags flags) {
     };
   calls.finished = [&](size_t i, const gpt2::Generated& g) {
     ++done;
-    texts[i] = {{"request", i}, {"prompt_tokens", prompts[i].size()}, {"ids", g.tokens}, {"text", tokenizer ? Json(g.text) : Json()}, {"ended", g.ended}};
+    texts[i] = {
+        {"request", i}, {"prompt_tokens", prompts[i].size()}, {"ids", g.tokens}, {"text", tokenizer ? Json(g.text) : Json()}, {"ended", g.ended}};
     if (progress) progress->step();
     kept.keep([record = record_now()] { return record; }, fmt::format("{} of {} texts", done, prompts.size()));
   };
@@ -204,20 +211,30 @@ void add_gpt2_generate(CLI::App& gpt2, int& exit_code) {
   command->add_flag("--ids", flags->ids, "Prompts are ids of tokens, and so is what is printed");
   command->add_option("--tokenizer", flags->tokenizer, "Its folder or file [the model's folder]")->type_name("PATH");
   command->option_defaults()->group("What comes");
-  command->add_option("-n,--max-new-tokens", o.max_new_tokens, "Tokens of each text at most")->check(whole_number(1))->type_name("N")->capture_default_str();
+  command->add_option("-n,--max-new-tokens", o.max_new_tokens, "Tokens of each text at most")
+      ->check(whole_number(1))
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--temperature", o.temperature, "0: the most likely token each time")->check(number(0))->type_name("X")->capture_default_str();
   command->add_option("--top-k", o.top_k, "Only the K most likely; 0: all")->check(whole_number(0))->type_name("K")->capture_default_str();
-  command->add_option("--top-p", o.top_p, "Only the most likely ones that have P together")->check(number(0, 1))->type_name("P")->capture_default_str();
+  command->add_option("--top-p", o.top_p, "Only the most likely ones that have P together")
+      ->check(number(0, 1))
+      ->type_name("P")
+      ->capture_default_str();
   command->add_option("--repetition-penalty", o.repetition_penalty, "Divides the logits of tokens that were there; 1: none")
       ->check(number(0))
       ->type_name("X")
       ->capture_default_str();
-  command->add_option("--seed", o.seed, "A token depends on it, on the prompt's place in the list and on the token's place")->type_name("N")->capture_default_str();
+  command->add_option("--seed", o.seed, "A token depends on it, on the prompt's place in the list and on the token's place")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--stop", flags->stops, "Ends a text before this string; may be given again")->type_name("TEXT")->allow_extra_args(false);
   command->add_flag("--ignore-end", flags->ignore_end, "Go on behind the model's end-of-text token");
   command->option_defaults()->group("How");
   command->add_option("--batch", flags->session.batch, "Texts at once [as many as prompts, up to 16]")->check(whole_number(1))->type_name("N");
-  command->add_option("--context", flags->session.context, "Tokens of each that the cache holds [what is needed]")->check(whole_number(1))->type_name("N");
+  command->add_option("--context", flags->session.context, "Tokens of each that the cache holds [what is needed]")
+      ->check(whole_number(1))
+      ->type_name("N");
   command->add_option("--chunk", flags->session.rows, "Tokens of prompts in a step at most [256]")->check(whole_number(1))->type_name("N");
   command->add_flag("--batch-invariant", flags->session.batch_invariant, "No text changes another by a bit; its price is measured and printed");
   command->add_flag("--quiet", flags->quiet, "The text alone");

@@ -85,7 +85,6 @@ void gpt2_write(std::FILE* stream, std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stream) != text.size()) throw std::runtime_error("cannot write to stdout");
 }
 
-
 std::string gpt2_read_all(const std::string& file) {
   std::string text;
   gpt2_read_parts(file, [&](std::string_view part) { text += part; });
@@ -103,7 +102,8 @@ std::vector<gpt2::Token> gpt2_ids(std::string_view text, const std::string& show
     int64_t id = 0;
     for (size_t d = i; d < end; ++d) {
       if (text[d] < '0' || text[d] > '9' || id > INT32_MAX)
-        throw gpt2::Error("'" + printable(std::string(text.substr(i, end - i)), 40) + "' of " + shown + " is no token's id; allowed: whole numbers from 0, divided by white space");
+        throw gpt2::Error("'" + printable(std::string(text.substr(i, end - i)), 40) + "' of " + shown +
+                          " is no token's id; allowed: whole numbers from 0, divided by white space");
       id = id * 10 + (text[d] - '0');
     }
     if (id > INT32_MAX) throw gpt2::Error("token " + std::to_string(id) + " of " + shown + " is more than 2^31 - 1");
@@ -114,9 +114,7 @@ std::vector<gpt2::Token> gpt2_ids(std::string_view text, const std::string& show
 }
 
 namespace {
-Isa isa_of(const gpt2::Model& model) {
-  return model.compute().isa != Isa::kAuto ? model.compute().isa : static_cast<Isa>(cpu_info().isa_default);
-}
+Isa isa_of(const gpt2::Model& model) { return model.compute().isa != Isa::kAuto ? model.compute().isa : static_cast<Isa>(cpu_info().isa_default); }
 int threads_of(const gpt2::Model& model) { return model.compute().threads > 0 ? model.compute().threads : cpu_info().usable_threads; }
 }  // namespace
 

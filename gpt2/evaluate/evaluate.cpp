@@ -35,7 +35,8 @@ double Evaluation::perplexity() const { return std::exp(loss); }
 
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride) {
   if (tokens < 2) throw Error("a text of " + std::to_string(tokens) + " tokens; at least 2 are needed: the first has no loss");
-  if (stride < 1 || stride > context) throw Error("a stride of " + std::to_string(stride) + "; allowed: 1 to the context of " + std::to_string(context));
+  if (stride < 1 || stride > context)
+    throw Error("a stride of " + std::to_string(stride) + "; allowed: 1 to the context of " + std::to_string(context));
   std::vector<Window> windows;
   int64_t counted = 0;  // targets are tokens 1 and on
   for (int64_t begin = 0; counted < tokens - 1; begin += stride) {

@@ -18,8 +18,8 @@ struct Window {
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride);
 
 struct Evaluation {
-  int64_t tokens = 0, windows = 0;  // that have a loss; that were computed
-  double loss = 0;                  // mean, natural
+  int64_t tokens = 0, windows = 0;     // that have a loss; that were computed
+  double loss = 0;                     // mean, natural
   double loss_low = 0, loss_high = 0;  // 95 %, from the scatter of windows (of tokens, where there are fewer than 8 windows); NaN: one token
   bool of_windows = false;
   double perplexity() const;

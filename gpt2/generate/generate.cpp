@@ -25,8 +25,8 @@ struct Request {
 
 class Run {
  public:
-  Run(const Model& model, Session& session, const Tokenizer* tokenizer, const std::vector<std::vector<Token>>& prompts, const GenerateOptions& options,
-      const GenerateCalls& calls, GenerateTimes& times)
+  Run(const Model& model, Session& session, const Tokenizer* tokenizer, const std::vector<std::vector<Token>>& prompts,
+      const GenerateOptions& options, const GenerateCalls& calls, GenerateTimes& times)
       : session_(session), tokenizer_(tokenizer), prompts_(prompts), options_(options), calls_(calls), times_(times), results_(prompts.size()) {
     const Config& c = model.config();
     if (!c.causal) throw Error("the model is not causal: it has no text that goes on");

@@ -20,8 +20,8 @@ struct GenerateOptions {
   double top_p = 1;
   double repetition_penalty = 1;
   uint64_t seed = 0;
-  std::vector<std::string> stops = {};    // text ends before the first of them; with a tokenizer only
-  std::optional<Token> end_token = {};    // ends a text, and is not in it
+  std::vector<std::string> stops = {};  // text ends before the first of them; with a tokenizer only
+  std::optional<Token> end_token = {};  // ends a text, and is not in it
 };
 
 struct Generated {
@@ -36,7 +36,7 @@ struct GenerateTimes {
 };
 
 struct GenerateCalls {
-  std::function<void(size_t request, std::string_view text)> text = {};               // as it comes
+  std::function<void(size_t request, std::string_view text)> text = {};           // as it comes
   std::function<void(size_t request, const Generated& generated)> finished = {};  // in any order
 };
 

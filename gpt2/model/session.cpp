@@ -2,6 +2,7 @@
 #include "gpt2/model/session.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "gpt2/error.h"
@@ -46,6 +47,17 @@ void Session::truncate(int64_t sequence, int64_t length) {
   if (length < 0 || length > now)
     throw Error("sequence " + std::to_string(sequence) + " has " + std::to_string(now) + " tokens, not " + std::to_string(length));
   now = length;
+}
+
+void Session::pretend(int64_t sequence, int64_t length) {
+  const Config& c = model_.config();
+  if (sequence < 0 || sequence >= options().batch || length < 0 || length > options().context)
+    throw Error("sequence " + std::to_string(sequence) + " of " + std::to_string(length) + " tokens; the cache is " +
+                std::to_string(options().batch) + " x " + std::to_string(options().context));
+  const size_t row = static_cast<size_t>(c.kv_width()) * size_of(model_.dtype()), tensor = cache_.size() / 2 / static_cast<size_t>(c.n_layer);
+  for (size_t i = 0; i < 2 * static_cast<size_t>(c.n_layer); ++i)
+    std::memset(cache_.at(i * tensor + static_cast<size_t>(sequence * options().context) * row), 0, static_cast<size_t>(length) * row);
+  lengths_[static_cast<size_t>(sequence)] = length;
 }
 
 void Session::check(std::span<const NewTokens> parts, bool in_chunks) const {

@@ -79,6 +79,9 @@ class Session {
   // Forgets what is behind `length`.
   void truncate(int64_t sequence, int64_t length);
 
+  // For measurements: as if a sequence had so many tokens, whose keys and values are 0.
+  void pretend(int64_t sequence, int64_t length);
+
   // Each sequence once, in ascending order. After an Error nothing has changed.
   void step(std::span<const NewTokens> parts);
   void step(std::initializer_list<NewTokens> parts) { step(std::span<const NewTokens>(parts.begin(), parts.size())); }
