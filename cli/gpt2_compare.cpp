@@ -32,7 +32,7 @@ namespace {
 using gpt2::Token;
 using Json = nlohmann::ordered_json;
 
-struct CompareFlags {
+struct Gpt2CompareFlags {
   Gpt2ModelFlags model;
   std::vector<std::string> dtypes, algorithms{"standard", "v1", "v2", "auto"};
   std::vector<int64_t> seqlens{512};
@@ -101,7 +101,7 @@ std::vector<Token> random_ids(uint64_t seed, int64_t count, int64_t vocab) {
   return ids;
 }
 
-CompareCase compare_case(const CompareFlags& flags, const gpt2::Model& model, int64_t seqlen, Progress& progress) {
+CompareCase compare_case(const Gpt2CompareFlags& flags, const gpt2::Model& model, int64_t seqlen, Progress& progress) {
   CompareCase found{model.dtype(), seqlen, {}};
   const std::vector<Token> ids = random_ids(flags.seed, flags.batch * seqlen, model.config().vocab_size);
   const double deviation = gpt2::rounding_deviation(model.config(), model.dtype(), seqlen);
@@ -146,7 +146,7 @@ bool passed(const CompareCase& c) {
   return std::all_of(c.contenders.begin(), c.contenders.end(), [](const Contender& o) { return !o.refused.empty() || o.error.passed; });
 }
 
-Json record_of(const CompareFlags& flags, const std::vector<CompareCase>& cases) {
+Json compare_record(const Gpt2CompareFlags& flags, const std::vector<CompareCase>& cases) {
   Json record = gpt2_record("compare");
   record["model"] = printable(flags.model.model);
   record["batch"] = flags.batch;
@@ -191,7 +191,7 @@ Json record_of(const CompareFlags& flags, const std::vector<CompareCase>& cases)
   return record;
 }
 
-void print_case(Output& out, const CompareFlags& flags, const CompareCase& one) {
+void print_case(Output& out, const Gpt2CompareFlags& flags, const CompareCase& one) {
   Table table({Column::text("attention").as_key(), Column::number("time"), Column::number("spread").ranked(3), Column::number("speed"),
                Column::number("memory").ranked(2), Column::number("max error").ranked(1), Column::number("mean error").ranked(4),
                Column::number("of scale").ranked(2), Column::number("of allowed"), Column::text("verdict")},
@@ -215,7 +215,7 @@ void print_case(Output& out, const CompareFlags& flags, const CompareCase& one) 
   out.print(table);
 }
 
-void write_figure(const CompareFlags& flags, const std::vector<CompareCase>& cases) {
+void write_figure(const Gpt2CompareFlags& flags, const std::vector<CompareCase>& cases) {
   using namespace lab::chart;
   Figure figure;
   figure.title = fmt::format("GPT-2 with each attention, batch {}", flags.batch);
@@ -249,7 +249,7 @@ void write_figure(const CompareFlags& flags, const std::vector<CompareCase>& cas
   file.publish();
 }
 
-int compare_gpt2(CompareFlags flags) {
+int compare_gpt2(Gpt2CompareFlags flags) {
   require_writable(flags.json);
   if (!flags.figure.empty()) require_writable(flags.figure);
   Kept kept(flags.json);
@@ -276,7 +276,7 @@ int compare_gpt2(CompareFlags flags) {
         cases.push_back(compare_case(flags, model, seqlen, progress));
         progress.wipe();
         print_case(out, flags, cases.back());
-        kept.keep([record = record_of(flags, cases)] { return record; },
+        kept.keep([record = compare_record(flags, cases)] { return record; },
                   fmt::format("{} of {} cases", cases.size(), flags.seqlens.size() * flags.dtypes.size()));
       }
     }
@@ -285,7 +285,7 @@ int compare_gpt2(CompareFlags flags) {
   out.say(all ? "\nThe output is the same with each attention, within what rounding allows."
               : "\nThe output is NOT the same with each attention: errors are beyond what rounding allows.");
   if (!flags.figure.empty()) write_figure(flags, cases);
-  if (!flags.json.empty()) write_json(record_of(flags, cases), flags.json);
+  if (!flags.json.empty()) write_json(compare_record(flags, cases), flags.json);
   return all ? kExitFine : kExitCheckFailed;
 }
 
@@ -293,7 +293,7 @@ int compare_gpt2(CompareFlags flags) {
 
 void add_gpt2_compare(CLI::App& gpt2, int& exit_code) {
   CLI::App* command = gpt2.add_subcommand("compare", "The same weights with each attention: time, memory, and whether the output is the same");
-  auto flags = std::make_shared<CompareFlags>();
+  auto flags = std::make_shared<Gpt2CompareFlags>();
   command->add_option("--model,MODEL", flags->model.model, "A model's folder")->type_name("DIR")->required();
   command->option_defaults()->group("What");
   command->add_option("--batch", flags->batch, "Sequences")->check(whole_number(1, 1 << 20))->type_name("N")->capture_default_str();

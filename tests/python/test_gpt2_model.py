@@ -150,10 +150,41 @@ def test_windows(fattn, model, tmp_path):
     assert fattn.json("gpt2", "eval", model, tmp_path / "text", "--batch", 4)["loss"] == whole["loss"]
 
 
+def test_each_attention_gives_the_same(fattn, model, tmp_path):
+    record = fattn.json("gpt2", "compare", model, "--batch", 2, "--seqlen", "16,64", "--dtype", "fp32,bf16,fp16", "--repeats", 1, "--figure", tmp_path / "f.svg")
+    assert record["passed"] and len(record["cases"]) == 6
+    for case in record["cases"]:
+        assert [a["algorithm"] for a in case["algorithms"]] == ["standard", "v1", "v2", "auto"]
+        assert all(a["passed"] and a["max_abs_error"] <= a["scale"] / 10 for a in case["algorithms"])
+    assert (tmp_path / "f.svg").read_text().startswith("<svg")
+
+
+def test_an_output_that_differs_fails(fattn, model, tmp_path):
+    """A model whose numbers are not finite passes no check."""
+    from safetensors.numpy import load_file as load, save_file as save
+    import shutil
+    shutil.copytree(model, tmp_path / "bad")
+    tensors = load(model / "model.safetensors")
+    name = next(key for key in tensors if key.endswith("ln_f.bias"))
+    tensors[name][3] = np.nan
+    save(tensors, tmp_path / "bad" / "model.safetensors")
+    done = fattn("gpt2", "compare", tmp_path / "bad", "--batch", 1, "--seqlen", 8, "--repeats", 1, status=1)
+    assert "FAILS" in done.stdout and "NOT the same" in done.stdout
+    assert "not a number" in fattn("gpt2", "eval", tmp_path / "bad", status=1, input="some text").stdout
+    assert "NaN" in fattn.refuses("gpt2", "generate", tmp_path / "bad", "x")
+
+
+def test_bench(fattn, model):
+    record = fattn.json("gpt2", "bench", model, "--batch", "1,2", "--context", "8,64", "--seconds", 0)
+    assert [(t["pass"], t["batch"], t["context"]) for t in record["timings"]] == [(p, b, c) for p in ("prefill", "decode") for b in (1, 2) for c in (8, 64)]
+    assert all(t["of_limit"] > 0 for t in record["timings"])
+    assert "more than the model's 64 positions" in fattn.refuses("gpt2", "bench", model, "--context", 65)
+
+
 def test_bad_input(fattn, model, tmp_path):
     assert "token 258 is not in the model's vocabulary; allowed: 0 to 257" in fattn.refuses("gpt2", "generate", model, "--ids", "258")
     assert "'1x'" in fattn.refuses("gpt2", "generate", model, "--ids", "1x")
-    assert "'-1'" in fattn.refuses("gpt2", "generate", model, "--ids=-1")
+    assert "'-1'" in fattn.refuses("gpt2", "generate", model, "--ids", "5 -1")
     assert "65 tokens" in fattn.refuses("gpt2", "generate", model, "x" * 65)
     assert "positions for 1 to 64" in fattn.refuses("gpt2", "generate", model, "x", "--context", 65)
     assert "empty" in fattn.refuses("gpt2", "generate", model, "")
