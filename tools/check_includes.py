@@ -26,7 +26,7 @@ ABOVE = {
     "lab": ["include/fattn", "measure"],
     "gpt2": ["include/fattn", "files", "src/ops/ops.h"],
     "cli": ["include/fattn", "testing", "measure", "files", "lab", "gpt2"],
-    "examples": ["include/fattn"],
+    "examples": ["include/fattn", "gpt2"],
     "torch": ["include/fattn"],
     "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli"],
     "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers

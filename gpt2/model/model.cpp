@@ -46,12 +46,12 @@ size_t weight_bytes(const Config& c, DType dtype, const ops::Device& device) {
   return bytes + tables * static_cast<size_t>(c.n_embd) * size_of(dtype) + ops::packed_bytes(p.head, device);
 }
 
-ops::Device Model::device() const {
+ops::Device device_of(const Compute& compute) {
   ops::Device device;
-  device.place = compute_.reference ? ops::Place::kReference : ops::Place::kCpu;
-  device.isa = compute_.isa;
-  device.threads = compute_.threads;
-  device.executor = compute_.executor;
+  device.place = compute.reference ? ops::Place::kReference : ops::Place::kCpu;
+  device.isa = compute.isa;
+  device.threads = compute.threads;
+  device.executor = compute.executor;
   return device;
 }
 

@@ -23,6 +23,8 @@ struct Compute {
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
 };
 
+ops::Device device_of(const Compute& compute);
+
 struct NormWeights {
   const void *weight = nullptr, *bias = nullptr;
 };
@@ -44,7 +46,7 @@ class Model {
   const Config& config() const { return config_; }
   DType dtype() const { return dtype_; }
   const Compute& compute() const { return compute_; }
-  ops::Device device() const;
+  ops::Device device() const { return device_of(compute_); }
 
   const void* token_table() const { return token_table_; }
   const void* position_table() const { return position_table_; }  // null: rotary

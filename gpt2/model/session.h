@@ -54,6 +54,7 @@ class SessionPlans {
   // Throws Error for what the model does not have: a context beyond its positions.
   SessionPlans(const Config& config, DType dtype, const Compute& compute, const ops::Device& device, const SessionOptions& options);
   SessionMemory memory() const;
+  const SessionOptions& options() const { return options_; }  // with the numbers that 0 stands for
 
  private:
   friend class Session;

@@ -1,6 +1,7 @@
 """fattn gpt2 generate and eval: logits, losses and text beside transformers', the same text on every run, what is refused."""
 import json
 import os
+import pathlib
 import random
 import subprocess
 
@@ -136,6 +137,17 @@ def test_stops(fattn, model):
     assert cut["text"] == text[: text.index(stop)] and cut["ended"] == "stop string"
     full = fattn.json("gpt2", "generate", model, "Hello", "-n", 1000, "--ignore-end")["texts"][0]
     assert full["ended"] == "context" and full["prompt_tokens"] + len(full["ids"]) == 65
+
+
+def test_in_a_program(fattn, model):
+    """examples/cpp/gpt2.cpp."""
+    example = pathlib.Path(fattn.path).resolve().parent.parent / "tests" / "example_gpt2"
+    if not example.exists():
+        pytest.skip("the tests were not built")
+    said = subprocess.run([example, model, "Hello"], capture_output=True, check=True).stdout
+    text = fattn.json("gpt2", "generate", model, "Hello", "-n", 20, "--temperature", 0.8, "--top-p", 0.95, "--seed", 1, "--context", 64, "--ignore-end")["texts"][0]
+    assert said.decode(errors="replace") == f"{text['text']}\n20 tokens, ended by length\n"
+    assert b"65 tokens" in subprocess.run([example, model, "x" * 65], capture_output=True).stderr
 
 
 def test_windows(fattn, model, tmp_path):
