@@ -8,7 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "gpt2/compare/output_error.h"
 #include "gpt2/error.h"
+#include "gpt2/evaluate/evaluate.h"
+#include "gpt2/generate/stops.h"
 #include "gpt2/model/session.h"
 #include "gpt2/weights/save.h"
 #include "gpt2/weights/tensors.h"
@@ -245,6 +248,58 @@ TEST(Gpt2SessionSmall, TakesWhatItSaid) {
     EXPECT_NEAR(static_cast<double>(weight_bytes(model.config(), dtype, model.device())),
                 static_cast<double>(model.bytes() + (dtype == DType::kF32 ? tables : 0)), 64.0 * 40);
   }
+}
+
+TEST(Gpt2StopsSmall, TextEndsBeforeTheFirst) {
+  const std::string text = "one two tw three";
+  for (const auto& [strings, expected, found] : {std::tuple(std::vector<std::string>{"thr", "two"}, "one ", true),
+                                                 std::tuple(std::vector<std::string>{"twx", "ee."}, "one two tw three", false),
+                                                 std::tuple(std::vector<std::string>{"tw t", ""}, "one two ", true)})
+    for (size_t step = 1; step <= text.size(); ++step) {
+      Stops stops(strings);
+      std::string said;
+      bool stopped = false;
+      for (size_t at = 0; at < text.size() && !stopped; at += step) stopped = stops.feed(std::string_view(text).substr(at, step), said);
+      if (!stopped) stops.finish(said);
+      EXPECT_EQ(said, expected);
+      EXPECT_EQ(stopped, found);
+    }
+}
+
+TEST(Gpt2WindowsSmall, EveryTokenOnce) {
+  for (const int64_t tokens : {2, 3, 9, 10, 11, 50})
+    for (const int64_t context : {1, 4, 10})
+      for (int64_t stride = 1; stride <= context; ++stride) {
+        int64_t next = 1;
+        for (const Window& w : windows_of(tokens, context, stride)) {
+          EXPECT_LE(w.inputs, context);
+          EXPECT_GE(w.counted, 1);
+          EXPECT_EQ(w.begin + w.inputs + 1 - w.counted, next);
+          next += w.counted;
+        }
+        EXPECT_EQ(next, tokens);
+      }
+  EXPECT_THROW(windows_of(1, 4, 4), Error);
+  EXPECT_THROW(windows_of(9, 4, 5), Error);
+}
+
+TEST(Gpt2CompareSmall, NothingButRoundingPasses) {
+  const double deviation = rounding_deviation(small(), DType::kBF16, 64);
+  std::vector<float> a(1000), b;
+  for (size_t i = 0; i < a.size(); ++i) a[i] = std::sin(static_cast<float>(i));
+  b = a;
+  EXPECT_TRUE(compare_outputs(a, b, deviation).passed);
+  b[7] += static_cast<float>(deviation);
+  EXPECT_TRUE(compare_outputs(a, b, deviation).passed);
+  b[7] += static_cast<float>(30 * deviation);
+  EXPECT_FALSE(compare_outputs(a, b, deviation).passed);
+  b = a;
+  b[999] = std::nanf("");
+  EXPECT_FALSE(compare_outputs(a, b, deviation).passed);
+  EXPECT_FALSE(compare_outputs(b, b, deviation).passed);
+  b = a;
+  b[0] = HUGE_VALF;
+  EXPECT_FALSE(compare_outputs(b, b, deviation).passed);
 }
 
 }  // namespace
