@@ -39,7 +39,7 @@ struct EvalFlags {
 std::vector<Token> tokens_of(const EvalFlags& flags, const gpt2::Config& config) {
   std::vector<Token> tokens;
   if (flags.ids) {
-    tokens = gpt2_ids(gpt2_read_all(flags.file), "the file");
+    tokens = gpt2_ids(gpt2_read_all(flags.file));
   } else {
     const std::optional<gpt2::Tokenizer> tokenizer = gpt2_tokenizer(flags.tokenizer, flags.model.model);
     if (!tokenizer)

@@ -54,7 +54,7 @@ std::vector<std::vector<Token>> prompts_of(const GenerateFlags& flags, const gpt
   std::optional<gpt2::Encoder> encoder;
   if (tokenizer && !flags.ids) encoder.emplace(*tokenizer);
   for (size_t i = 0; i < texts.size(); ++i) {
-    prompts.push_back(encoder ? encoder->encode(texts[i]) : gpt2_ids(texts[i], fmt::format("prompt {}", i)));
+    prompts.push_back(encoder ? encoder->encode(texts[i]) : gpt2_ids(texts[i]));
     if (prompts.back().empty()) throw gpt2::Error(fmt::format("prompt {} is empty; give some text", i));
   }
   if (prompts.empty()) throw gpt2::Error("there is no prompt; give one as an argument, in a file or on stdin");
@@ -154,7 +154,7 @@ int generate(GenerateFlags flags) {
   if (!streams) progress = std::make_unique<Progress>("texts", static_cast<int64_t>(prompts.size()));
   if (streams)
     calls.text = [&](size_t, std::string_view text) {
-      gpt2_write(stream, text);
+      gpt2_show(stream, text);
       std::fflush(stream);
     };
   calls.finished = [&](size_t i, const gpt2::Generated& g) {
@@ -173,7 +173,7 @@ int generate(GenerateFlags flags) {
   } else {
     for (size_t i = 0; i < generated.size(); ++i) {
       if (prompts.size() > 1) gpt2_write(stream, fmt::format("--- {}\n", i));
-      gpt2_write(stream, (flags.ids ? ids_text(generated[i].tokens) : generated[i].text) + "\n");
+      gpt2_show(stream, (flags.ids ? ids_text(generated[i].tokens) : generated[i].text) + "\n");
     }
   }
   std::fflush(stream);

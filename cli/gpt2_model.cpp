@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +13,7 @@
 
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
+#include "cli/terminal.h"
 #include "cli/values.h"
 #include "fattn/fattn.hpp"
 #include "gpt2/error.h"
@@ -91,26 +93,49 @@ std::string gpt2_read_all(const std::string& file) {
   return text;
 }
 
-std::vector<gpt2::Token> gpt2_ids(std::string_view text, const std::string& shown) {
-  std::vector<gpt2::Token> ids;
-  for (size_t i = 0; i < text.size();) {
-    if (std::strchr(" \t\r\n,", text[i])) {
-      ++i;
-      continue;
+void Gpt2IdReader::feed(std::string_view text, const std::function<void(gpt2::Token)>& take) {
+  for (const char c : text) {
+    if (c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == ',' || c == '[' || c == ']') {
+      finish(take);
+    } else {
+      word_ += c;
+      if (word_.size() > 20) refuse();
     }
-    const size_t end = std::min(text.find_first_of(" \t\r\n,", i), text.size());
-    int64_t id = 0;
-    for (size_t d = i; d < end; ++d) {
-      if (text[d] < '0' || text[d] > '9' || id > INT32_MAX)
-        throw gpt2::Error("'" + printable(std::string(text.substr(i, end - i)), 40) + "' of " + shown +
-                          " is no token's id; allowed: whole numbers from 0, divided by white space");
-      id = id * 10 + (text[d] - '0');
-    }
-    if (id > INT32_MAX) throw gpt2::Error("token " + std::to_string(id) + " of " + shown + " is more than 2^31 - 1");
-    ids.push_back(static_cast<gpt2::Token>(id));
-    i = end;
   }
+}
+void Gpt2IdReader::finish(const std::function<void(gpt2::Token)>& take) {
+  if (word_.empty()) return;
+  int64_t id = 0;
+  for (const char c : word_) {
+    if (c < '0' || c > '9' || id > INT32_MAX) refuse();
+    id = id * 10 + (c - '0');
+  }
+  if (id > INT32_MAX) refuse();
+  word_.clear();
+  take(static_cast<gpt2::Token>(id));
+}
+void Gpt2IdReader::refuse() const {
+  throw gpt2::Error("'" + printable(word_, 40) + "' is no token's id; ids are whole numbers from 0 on, with spaces between them");
+}
+
+std::vector<gpt2::Token> gpt2_ids(std::string_view text) {
+  std::vector<gpt2::Token> ids;
+  Gpt2IdReader reader;
+  const auto take = [&](gpt2::Token id) { ids.push_back(id); };
+  reader.feed(text, take);
+  reader.finish(take);
   return ids;
+}
+
+void gpt2_show(std::FILE* stream, std::string_view text) {
+  if (!is_terminal(stream)) return gpt2_write(stream, text);
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find_first_of("\n\t", begin), text.size());
+    gpt2_write(stream, printable(text.substr(begin, end - begin), text.size() * 8));
+    if (end < text.size()) gpt2_write(stream, text.substr(end, 1));
+    begin = end + 1;
+  }
 }
 
 namespace {

@@ -35,9 +35,20 @@ std::optional<gpt2::Tokenizer> gpt2_tokenizer(const std::string& given, const st
 // A file's bytes, or those of stdin, part by part as they come; pipes are welcome.
 void gpt2_read_parts(const std::string& file, const std::function<void(std::string_view)>& take);
 std::string gpt2_read_all(const std::string& file);
-// Ids of tokens, divided by white space or commas. Error for anything else; `shown` says where they are from.
-std::vector<gpt2::Token> gpt2_ids(std::string_view text, const std::string& shown);
+// Ids of tokens, as they come: numbers between spaces, commas, brackets and newlines. Throws Error for anything else.
+class Gpt2IdReader {
+ public:
+  void feed(std::string_view text, const std::function<void(gpt2::Token)>& take);
+  void finish(const std::function<void(gpt2::Token)>& take);
+
+ private:
+  [[noreturn]] void refuse() const;
+  std::string word_;
+};
+std::vector<gpt2::Token> gpt2_ids(std::string_view text);
 void gpt2_write(std::FILE* stream, std::string_view text);
+// As it is, but that a terminal is shown what would move its cursor instead of obeying it.
+void gpt2_show(std::FILE* stream, std::string_view text);
 
 // "fp32, 2 threads, avx512": how a model computes.
 std::string gpt2_compute_words(const gpt2::Model& model);

@@ -108,51 +108,6 @@ int encode(const Gpt2TextFlags& flags) {
   return kExitFine;
 }
 
-// Numbers between spaces, commas, brackets and newlines, as they come.
-class IdReader {
- public:
-  void feed(std::string_view text, const std::function<void(Token)>& take) {
-    for (const char c : text) {
-      if (c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == ',' || c == '[' || c == ']') {
-        finish(take);
-      } else {
-        word_ += c;
-        if (word_.size() > 20) refuse();
-      }
-    }
-  }
-  void finish(const std::function<void(Token)>& take) {
-    if (word_.empty()) return;
-    int64_t id = 0;
-    for (const char c : word_) {
-      if (c < '0' || c > '9' || id > INT32_MAX) refuse();
-      id = id * 10 + (c - '0');
-    }
-    if (id > INT32_MAX) refuse();
-    word_.clear();
-    take(static_cast<Token>(id));
-  }
-
- private:
-  [[noreturn]] void refuse() const {
-    throw gpt2::Error("'" + printable(word_, 40) + "' is no token's id; ids are whole numbers from 0 on, with spaces between them");
-  }
-
-  std::string word_;
-};
-
-// As it is, but that a terminal is shown what would move its cursor instead of obeying it.
-void show_text(std::FILE* stream, const std::string& text) {
-  if (!is_terminal(stream)) return gpt2_write(stream, text);
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find_first_of("\n\t", begin), text.size());
-    gpt2_write(stream, printable(std::string_view(text).substr(begin, end - begin), text.size() * 8));
-    if (end < text.size()) gpt2_write(stream, std::string_view(text).substr(end, 1));
-    begin = end + 1;
-  }
-}
-
 int decode(const Gpt2TextFlags& flags) {
   if (!flags.given.empty() && !flags.file.empty()) throw CLI::ValidationError("--file", "is given beside ids; give one of them");
   require_writable(flags.json);
@@ -161,12 +116,12 @@ int decode(const Gpt2TextFlags& flags) {
   std::FILE* stream = text_stream(flags.json);
   std::string text, all;
   const auto show = [&] {
-    show_text(stream, text);
+    gpt2_show(stream, text);
     std::fflush(stream);
     if (!flags.json.empty()) all += text;
     text.clear();
   };
-  IdReader ids;
+  Gpt2IdReader ids;
   const auto take = [&](Token id) { decoder.feed(id, text); };
   for (const std::string& given : flags.given) {
     ids.feed(given, take);

@@ -130,6 +130,20 @@ def test_where_prompts_come_from(fattn, model, tmp_path):
     assert [text["prompt_tokens"] for text in lines] == [5, 5]
 
 
+def test_a_terminal_is_shown_what_it_would_obey(fattn, model, tmp_path):
+    """A vocabulary that has nothing but an escape character in the place of every letter."""
+    import base64
+    ranks = [bytes([i]) for i in range(256)]
+    folder = tmp_path / "escapes"
+    folder.mkdir()
+    (folder / "escapes.tiktoken").write_text("".join(f"{base64.b64encode(t).decode()} {i}\n" for i, t in enumerate(ranks)) + f"{base64.b64encode(bytes([27]) * 2).decode()} 256\n")
+    flags = ["--tokenizer", folder / "escapes.tiktoken", "-n", 60, "--temperature", 50, "--seed", 1, "--ignore-end", "--quiet"]
+    texts = fattn.json("gpt2", "generate", model, "x", *flags)["texts"]
+    assert any(ord(c) < 32 for c in texts[0]["text"])
+    shown = fattn.in_terminal("gpt2", "generate", model, "x", *flags, width=80)
+    assert not [c for c in shown if ord(c) < 32 and c not in "\r\n\t"]
+
+
 def test_stops(fattn, model):
     text = fattn.json("gpt2", "generate", model, "Hello", *DRAWN)["texts"][0]["text"]
     stop = text[4:6]
