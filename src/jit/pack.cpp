@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <filesystem>
 
 #include <algorithm>
 #include <cerrno>
@@ -155,7 +156,8 @@ std::string installed_pack_path() {
   // The command line has the library in it, and the library's folder is beside its own.
   const std::unique_ptr<char, void (*)(void*)> program(realpath("/proc/self/exe", nullptr), std::free);
   const bool is_program = program && library == program.get();
-  return (is_program && folder.ends_with("/bin") ? folder + "/" FATTN_BIN_TO_LIB : folder) + "/fattn/kernels.pack";
+  const std::string beside = is_program && folder.ends_with("/bin") ? folder + "/" FATTN_BIN_TO_LIB : folder;
+  return std::filesystem::path(beside + "/fattn/kernels.pack").lexically_normal().string();
 }
 
 void add_pack(const std::string& path) {
