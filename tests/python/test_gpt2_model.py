@@ -154,7 +154,7 @@ def test_stops(fattn, model):
 
 
 def test_in_a_program(fattn, model):
-    """examples/cpp/gpt2.cpp."""
+    """examples/gpt2/gpt2.cpp."""
     example = pathlib.Path(fattn.path).resolve().parent.parent / "tests" / "example_gpt2"
     if not example.exists():
         pytest.skip("the tests were not built")
