@@ -318,10 +318,7 @@ void add_gpt2_compare(CLI::App& gpt2, int& exit_code) {
       ->check(whole_number(1, 1000))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--threads", flags->model.threads, "Threads; 0: all that affinity and the control group allow")
-      ->check(whole_number(0, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+  flags->model.add_threads_to(*command);
   command->option_defaults()->group("Options");
   command->add_option("--figure", flags->figure, "Draw time and error by length as SVG")->type_name("FILE")->group("Output");
   add_gpt2_json(*command, flags->json);

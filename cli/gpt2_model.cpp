@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "cli/contestants.h"
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
 #include "cli/terminal.h"
@@ -31,16 +32,17 @@ void Gpt2ModelFlags::add_to(CLI::App& command, bool with_algorithm) {
         ->transform(one_of({"auto", "standard", "v1", "v2"}))
         ->type_name("NAME")
         ->capture_default_str();
+  add_threads_to(command);
+  command.option_defaults()->group("Options");
+}
+void Gpt2ModelFlags::add_threads_to(CLI::App& command) {
   command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
       ->check(whole_number(0, 4096))
       ->type_name("N")
       ->capture_default_str();
-  command.option_defaults()->group("Options");
 }
 
-Algorithm gpt2_algorithm(const std::string& name) {
-  return name == "standard" ? Algorithm::kStandard : name == "v1" ? Algorithm::kV1 : name == "v2" ? Algorithm::kV2 : Algorithm::kAuto;
-}
+Algorithm gpt2_algorithm(const std::string& name) { return algorithm_named(name).value_or(Algorithm::kAuto); }
 Algorithm Gpt2ModelFlags::attention() const { return gpt2_algorithm(algorithm); }
 
 gpt2::Compute Gpt2ModelFlags::compute() const {

@@ -21,6 +21,7 @@ struct Gpt2ModelFlags {
   int threads = 0;
 
   void add_to(CLI::App& command, bool with_algorithm = true);
+  void add_threads_to(CLI::App& command);
   gpt2::Compute compute() const;
   Algorithm attention() const;
   gpt2::Model load() const;

@@ -16,13 +16,10 @@ Session::Session(const Model& model, const SessionOptions& options)
   const SessionMemory memory = plans_.memory();
   arena_ = Block(memory.arena(), "activations");
   cache_ = Block(memory.cache, "the cache of keys and values");
-  size_t place = 0;
+  BlockLayout layout;  // as SessionMemory::arena() adds them up
   std::vector<std::byte*> places;
-  for (const SessionMemory::Use& use : memory.activations) {
-    places.push_back(arena_.at(place));
-    place += (use.bytes + 63) / 64 * 64;
-  }
-  workspace_ = arena_.at(place);
+  for (const SessionMemory::Use& use : memory.activations) places.push_back(arena_.at(layout.add(use.bytes)));
+  workspace_ = arena_.at(layout.total());
   size_t i = 0;
   const auto take = [&](auto*& to) { to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(places[i++]); };
   take(x_);
