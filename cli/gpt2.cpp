@@ -1,4 +1,4 @@
-// No command of these computes attention.
+// The commands of GPT-2, and what they share.
 #include "cli/gpt2.h"
 
 #include <string>
@@ -24,18 +24,22 @@ std::string grouped_number(int64_t n) {
 }
 
 void add_gpt2(CLI::App& app, int& exit_code) {
-  CLI::App* gpt2 = app.add_subcommand("gpt2", "GPT-2 without torch: its weights and its tokenizer, in Hugging Face's files");
+  CLI::App* gpt2 = app.add_subcommand("gpt2", "GPT-2 without torch: its weights, its tokenizer and its text, from Hugging Face's files");
   gpt2->require_subcommand(1);
   add_gpt2_info(*gpt2, exit_code);
   add_gpt2_save(*gpt2, exit_code);
   add_gpt2_text(*gpt2, exit_code);
+  add_gpt2_generate(*gpt2, exit_code);
+  add_gpt2_eval(*gpt2, exit_code);
+  add_gpt2_compare(*gpt2, exit_code);
+  add_gpt2_bench(*gpt2, exit_code);
   gpt2->footer(
       "A model is a folder with config.json and model.safetensors, or the shards that model.safetensors.index.json names. A tokenizer is a folder "
       "with "
       "tokenizer.json, or vocab.json and merges.txt, or one *.tiktoken file. Every one of these commands takes --json FILE|-.\n\nFor example:\n"
       "  fattn gpt2 info gpt2 --memory\n"
       "  fattn gpt2 init --preset gpt2 --seed 1 model\n"
-      "  fattn gpt2 encode model 'Hello world'");
+      "  fattn gpt2 generate gpt2 'Hello world' -n 20");
 }
 
 }  // namespace fattn::cli

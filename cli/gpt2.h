@@ -16,6 +16,10 @@ void add_gpt2(CLI::App& app, int& exit_code);
 void add_gpt2_info(CLI::App& gpt2, int& exit_code);
 void add_gpt2_save(CLI::App& gpt2, int& exit_code);  // init and export
 void add_gpt2_text(CLI::App& gpt2, int& exit_code);  // encode and decode
+void add_gpt2_generate(CLI::App& gpt2, int& exit_code);
+void add_gpt2_eval(CLI::App& gpt2, int& exit_code);
+void add_gpt2_compare(CLI::App& gpt2, int& exit_code);
+void add_gpt2_bench(CLI::App& gpt2, int& exit_code);
 
 // What they share: how a record begins, the flag that asks for it, and names of dtypes.
 nlohmann::ordered_json gpt2_record(const char* command);

@@ -115,10 +115,10 @@ void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::M
       throw CLI::ValidationError("--batch", "the sum of bytes does not fit 64 bits; use a smaller batch or seqlen");
   }
   out.print(table);
-  out.say(
-      fmt::format("\n{} in all; {} of KV cache for each token. Activations are the tensors between operations, used again by every layer; kernels' "
-                  "workspaces are not counted.",
-                  bytes_words(total), bytes_words(gpt2::kv_bytes_per_token(model.config, dtype))));
+  out.say(fmt::format(
+      "\n{} in all, known before anything runs; {} of KV cache for each token. Prompts are computed in chunks of 256 tokens. An embedding "
+      "in the files' own dtype stays in the files.",
+      bytes_words(total), bytes_words(gpt2::kv_bytes_per_token(model.config, dtype))));
 }
 
 std::string config_words(const gpt2::Config& c) {
@@ -162,7 +162,10 @@ int info(Gpt2InfoFlags flags) {
   if (flags.seqlen == 0) flags.seqlen = model.config.n_positions;
   if (model.config.positions == gpt2::Positions::kLearned && flags.seqlen > model.config.n_positions)
     throw CLI::ValidationError("--seqlen", fmt::format("{} is more than the model's {} positions", flags.seqlen, model.config.n_positions));
-  const std::vector<gpt2::MemoryUse> uses = gpt2::memory_of(model.config, dtype, flags.batch, flags.seqlen);
+  gpt2::SessionOptions session;
+  session.batch = flags.batch;
+  session.context = flags.seqlen;
+  const std::vector<gpt2::MemoryUse> uses = flags.memory ? gpt2::memory_of(model.config, dtype, {}, session) : std::vector<gpt2::MemoryUse>();
   Output out(flags.output, flags.json);
   int64_t parameters = 0;
   for (const gpt2::Weight& weight : model.weights) parameters += weight.size();
@@ -188,7 +191,7 @@ void add_gpt2_info(CLI::App& gpt2, int& exit_code) {
       ->required();
   command->add_flag("--all", flags->all, "Every tensor of every layer, not one row for all layers");
   command->option_defaults()->group("Memory");
-  command->add_flag("--memory", flags->memory, "Memory by use: weights, KV cache, activations");
+  command->add_flag("--memory", flags->memory, "Memory by use: weights, KV cache, activations, workspace");
   command->add_option("--batch", flags->batch, "Sequences at once")->check(whole_number(1))->type_name("N")->capture_default_str();
   command->add_option("--seqlen", flags->seqlen, "Tokens of each [the model's positions]")->check(whole_number(1))->type_name("N");
   command->add_option("--dtype", flags->dtype, "What weights, cache and activations are in [the weights' own]")

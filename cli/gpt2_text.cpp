@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/gpt2.h"
+#include "cli/gpt2_model.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
@@ -34,28 +35,6 @@ struct Gpt2TextFlags {
   OutputFlags output;
 };
 
-// A file's bytes, or those of stdin, part by part as they come; pipes are welcome.
-void read_parts(const std::string& file, const std::function<void(std::string_view)>& take) {
-  const bool is_stdin = file.empty() || file == "-";
-  const int fd = is_stdin ? STDIN_FILENO : open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  const std::string shown = is_stdin ? "stdin" : "'" + printable(file) + "'";
-  if (fd < 0) throw std::runtime_error("cannot open " + shown + ": " + std::strerror(errno));
-  std::string part(1 << 16, '\0');
-  ssize_t n = 0;
-  while ((n = read(fd, part.data(), part.size())) != 0) {
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) break;
-    take(std::string_view(part).substr(0, static_cast<size_t>(n)));
-  }
-  const int error = errno;
-  if (!is_stdin) close(fd);
-  if (n < 0) throw std::runtime_error("cannot read " + shown + ": " + std::strerror(error));
-}
-
-void write_all(std::FILE* stream, std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stream) != text.size()) throw std::runtime_error("cannot write to stdout");
-}
-
 // Where ids go as they are found: to a stream, divided by spaces, to the record, to the table.
 class Ids {
  public:
@@ -72,12 +51,12 @@ class Ids {
         first_ = false;
         fmt::format_to(std::back_inserter(text), "{}", id);
       }
-      write_all(stream_, {text.data(), text.size()});
+      gpt2_write(stream_, {text.data(), text.size()});
     }
     ids.clear();
   }
   void end_text() {
-    if (prints_) write_all(stream_, "\n");
+    if (prints_) gpt2_write(stream_, "\n");
     first_ = true;
   }
 
@@ -106,7 +85,7 @@ int encode(const Gpt2TextFlags& flags) {
     ids.end_text();
   }
   if (flags.given.empty()) {
-    read_parts(flags.file, [&](std::string_view part) {
+    gpt2_read_parts(flags.file, [&](std::string_view part) {
       encoder.feed(part, tokens);
       ids.take(tokens);
     });
@@ -129,51 +108,6 @@ int encode(const Gpt2TextFlags& flags) {
   return kExitFine;
 }
 
-// Numbers between spaces, commas, brackets and newlines, as they come.
-class IdReader {
- public:
-  void feed(std::string_view text, const std::function<void(Token)>& take) {
-    for (const char c : text) {
-      if (c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == ',' || c == '[' || c == ']') {
-        finish(take);
-      } else {
-        word_ += c;
-        if (word_.size() > 20) refuse();
-      }
-    }
-  }
-  void finish(const std::function<void(Token)>& take) {
-    if (word_.empty()) return;
-    int64_t id = 0;
-    for (const char c : word_) {
-      if (c < '0' || c > '9' || id > INT32_MAX) refuse();
-      id = id * 10 + (c - '0');
-    }
-    if (id > INT32_MAX) refuse();
-    word_.clear();
-    take(static_cast<Token>(id));
-  }
-
- private:
-  [[noreturn]] void refuse() const {
-    throw gpt2::Error("'" + printable(word_, 40) + "' is no token's id; ids are whole numbers from 0 on, with spaces between them");
-  }
-
-  std::string word_;
-};
-
-// As it is, but that a terminal is shown what would move its cursor instead of obeying it.
-void show_text(std::FILE* stream, const std::string& text) {
-  if (!is_terminal(stream)) return write_all(stream, text);
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = std::min(text.find_first_of("\n\t", begin), text.size());
-    write_all(stream, printable(std::string_view(text).substr(begin, end - begin), text.size() * 8));
-    if (end < text.size()) write_all(stream, std::string_view(text).substr(end, 1));
-    begin = end + 1;
-  }
-}
-
 int decode(const Gpt2TextFlags& flags) {
   if (!flags.given.empty() && !flags.file.empty()) throw CLI::ValidationError("--file", "is given beside ids; give one of them");
   require_writable(flags.json);
@@ -182,26 +116,26 @@ int decode(const Gpt2TextFlags& flags) {
   std::FILE* stream = text_stream(flags.json);
   std::string text, all;
   const auto show = [&] {
-    show_text(stream, text);
+    gpt2_show(stream, text);
     std::fflush(stream);
     if (!flags.json.empty()) all += text;
     text.clear();
   };
-  IdReader ids;
+  Gpt2IdReader ids;
   const auto take = [&](Token id) { decoder.feed(id, text); };
   for (const std::string& given : flags.given) {
     ids.feed(given, take);
     ids.finish(take);
   }
   if (flags.given.empty())
-    read_parts(flags.file, [&](std::string_view part) {
+    gpt2_read_parts(flags.file, [&](std::string_view part) {
       ids.feed(part, take);
       show();
     });
   ids.finish(take);
   decoder.finish(text);
   show();
-  if (is_terminal(stream)) write_all(stream, "\n");
+  if (is_terminal(stream)) gpt2_write(stream, "\n");
   if (!flags.json.empty()) {
     nlohmann::ordered_json record = gpt2_record("decode");
     record["tokenizer"] = printable(flags.tokenizer);

@@ -1,4 +1,4 @@
-// Products of sizes are checked: batch and seqlen come from the user.
+// What a session and its model say of themselves.
 #include "gpt2/memory.h"
 
 #include <initializer_list>
@@ -27,25 +27,20 @@ std::string words(std::initializer_list<int64_t> shape) {
 
 int64_t kv_bytes_per_token(const Config& c, DType dtype) { return product({2, c.n_layer, c.kv_width(), static_cast<int64_t>(size_of(dtype))}); }
 
-std::vector<MemoryUse> memory_of(const Config& c, DType dtype, int64_t batch, int64_t seqlen) {
-  const auto size = static_cast<int64_t>(size_of(dtype));
+std::vector<MemoryUse> memory_of(const Config& c, DType dtype, const Compute& compute, const SessionOptions& options) {
   std::vector<MemoryUse> uses;
-  const int64_t parameters = parameters_of(c);
-  uses.push_back({"weights", "parameters", std::to_string(parameters), product({parameters, size})});
-  const int64_t rows = (c.padded_vocab() - c.vocab_size) * (c.tied_head ? 1 : 2);
-  if (rows > 0) uses.push_back({"weights", "padded vocabulary", words({rows, c.n_embd}), product({rows, c.n_embd, size})});
-  uses.push_back(
-      {"KV cache", "keys and values", words({2, c.n_layer, batch, seqlen, c.kv_width()}), product({kv_bytes_per_token(c, dtype), batch, seqlen})});
-  const auto activation = [&](const char* what, int64_t width) {
-    uses.push_back({"activations", what, words({batch, seqlen, width}), product({batch, seqlen, width, size})});
-  };
-  activation("residual stream", c.n_embd);
-  activation("normalised", c.n_embd);
-  activation("q, k and v", c.qkv_width());
-  activation("attention output", c.n_embd);
-  activation("inside the MLP", c.n_inner);
-  uses.push_back({"activations", "lse (fp32)", words({batch, c.n_head, seqlen}), product({batch, c.n_head, seqlen, 4})});
-  uses.push_back({"activations", "last logits (fp32)", words({batch, c.padded_vocab()}), product({batch, c.padded_vocab(), 4})});
+  const ops::Device device = device_of(compute);
+  const SessionPlans plans(c, dtype, compute, device, options);
+  const SessionMemory memory = plans.memory();
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  const int64_t parameters = parameters_of(c), weights = product({parameters, size});
+  uses.push_back({"weights", "parameters", std::to_string(parameters), weights});
+  uses.push_back({"weights", "tied embedding and head, padding", "", static_cast<int64_t>(weight_bytes(c, dtype, device)) - weights});
+  const SessionOptions& o = plans.options();
+  uses.push_back({"KV cache", "keys and values", words({2, c.n_layer, o.batch, o.context, c.kv_width()}), static_cast<int64_t>(memory.cache)});
+  for (const SessionMemory::Use& use : memory.activations)
+    if (use.bytes > 0) uses.push_back({"activations", use.what, words({use.rows, use.width}), static_cast<int64_t>(use.bytes)});
+  uses.push_back({"workspace", "kernels' own, the largest", "", static_cast<int64_t>(memory.workspace)});
   return uses;
 }
 

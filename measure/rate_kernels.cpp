@@ -9,7 +9,7 @@
 namespace fattn::measure {
 namespace {
 
-// Of src/backend/cpu/exp2.h: 2^f for f in [-0.5, 0.5].
+// Of src/cpu/exp2.h: 2^f for f in [-0.5, 0.5].
 constexpr float kPolynomial[6] = {0.00132647273F, 0.00967151299F, 0.0555073358F, 0.240222424F, 0.693147004F, 1.0F};
 constexpr float kMagic = 12582912.0F + 127.0F;  // rounds to an integer n and leaves the exponent of 2^n in the lowest bits
 constexpr float kBack = -1.5F;                  // 2^x - 1.5 is in [-1, -0.5] again where x is in [-1, 0]

@@ -25,8 +25,8 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/executor.h"
-#include "backend/cpu/thread_pool.h"
+#include "cpu/executor.h"
+#include "cpu/thread_pool.h"
 #include "fattn/fattn.hpp"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

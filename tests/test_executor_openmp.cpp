@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "backend/cpu/executor.h"
+#include "cpu/executor.h"
 
 namespace fattn::core {
 namespace {

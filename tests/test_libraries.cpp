@@ -4,8 +4,8 @@
 #include <string>
 #include <thread>
 
+#include "cpu/openblas.h"
 #include "device/dynamic_library.h"
-#include "device/libraries.h"
 #include "fattn/fattn.hpp"
 #include "in_child.h"
 

@@ -10,9 +10,12 @@ from pathlib import Path
 SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp", "*.inc")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
-LAYERS = ["src/shared", "src/device", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
-# Run-time compilation knows no attention, and what describes and plans attention compiles nothing.
-NOT_SEEN = {"src/problem": ["src/jit"], "src/plan": ["src/jit"]}
+LAYERS = ["src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
+# Run-time compilation and the layer of CPUs know no attention, and what describes and plans attention compiles nothing.
+NOT_SEEN = {"src/jit": ["src/cpu"], "src/problem": ["src/jit"], "src/plan": ["src/jit"]}
+
+# Beside the attention: operations that see what both are made of.
+OPERATIONS = {"src/ops": ["include/fattn", "src/shared", "src/device", "src/cpu", "src/jit"]}
 
 # Folders above the API, and what they see besides themselves.
 ABOVE = {
@@ -21,9 +24,9 @@ ABOVE = {
     "measure": ["include/fattn"],
     "files": [],
     "lab": ["include/fattn", "measure"],
-    "gpt2": ["include/fattn", "files"],
+    "gpt2": ["include/fattn", "files", "src/ops/ops.h"],
     "cli": ["include/fattn", "testing", "measure", "files", "lab", "gpt2"],
-    "examples": ["include/fattn"],
+    "examples": ["include/fattn", "gpt2"],
     "torch": ["include/fattn"],
     "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli"],
     "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
@@ -46,7 +49,7 @@ LIBRARIES = {
 # A translation unit that is built for more than the plainest processor, and all that it includes, may use these system
 # headers alone: anything with templates or inline functions could leave a copy in the program that an older processor
 # cannot run. The units of BASELINE are built without flags of their own.
-BASELINE = {"src/backend/cpu/isa_scalar.cpp", "src/backend/cpu/isa_neon.cpp"}
+BASELINE = {f"src/{layer}/cpu/isa_{isa}.cpp" for layer in ("backend", "ops") for isa in ("scalar", "neon")}
 ISA_HEADERS = {"stddef.h", "stdint.h", "float.h", "math.h", "string.h", "immintrin.h", "arm_neon.h", "arm_sve.h"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -54,7 +57,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTIL
 
 def area_of(path):
     """The layer or folder that a file belongs to: 'src/plan', 'cli', ...; None for files under no rule."""
-    for layer in LAYERS:
+    for layer in LAYERS + list(OPERATIONS):
         if path.startswith(layer + "/") or path.startswith(layer + "."):
             return layer
     for folder in ABOVE:
@@ -75,7 +78,7 @@ def may_see(path, target):
         if target_area in NOT_SEEN.get(area, []):
             return False
         return target_area in LAYERS and LAYERS.index(target_area) < LAYERS.index(area)
-    return any(target == seen or target.startswith(seen + "/") for seen in ABOVE[area])
+    return any(target == seen or target.startswith(seen + "/") for seen in (ABOVE | OPERATIONS)[area])
 
 
 def read_graph(root):
@@ -152,7 +155,7 @@ def check(root):
                 problems.append(f"{where}: <{included}> may be used in {', '.join(LIBRARIES[library]) or 'no part of this'} only")
     problems += [f"cycle: {chain}" for chain in cycles(graph)]
 
-    for unit in sorted(n for n in graph if re.fullmatch(r"src/backend/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
+    for unit in sorted(n for n in graph if re.fullmatch(r"src/(backend|ops)/cpu/isa_\w+\.cpp", n) and n not in BASELINE):
         reached, todo = {unit}, [unit]
         while todo:
             name = todo.pop()
@@ -186,7 +189,9 @@ GOOD_TREE = {
     "src/attention.cpp": '#include "backend/cpu/cpu.h"\n#include <vector>\n',
     "testing/check.h": '#include "fattn/types.hpp"\n',
     "files/json.h": "#include <nlohmann/json.hpp>\n",
-    "gpt2/model.h": '#include "files/json.h"\n',
+    "src/ops/ops.h": '#include "fattn/types.hpp"\n',
+    "src/ops/host.h": '#include "device/cuda_device.h"\n',
+    "gpt2/model.h": '#include "files/json.h"\n#include "ops/ops.h"\n',
     "cli/check.cpp": '#include "testing/check.h"\n#include <CLI/CLI.hpp>\n',
     "torch/operators.cpp": '#include "fattn/fattn.h"\n',
     "tests/test_plan.cpp": '#include "plan/plan.h"\n#include <gtest/gtest.h>\n',
@@ -203,6 +208,9 @@ BAD_CHANGES = [
     ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
     ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
     ("gpt2/model.h", '#include "cli/check.cpp"\n', "gpt2 may not see cli/check.cpp"),
+    ("gpt2/model.h", '#include "ops/host.h"\n', "gpt2 may not see src/ops/host.h"),
+    ("src/ops/host.h", '#include "problem/problem.h"\n', "src/ops may not see src/problem/problem.h"),
+    ("src/plan/plan.h", '#include "ops/ops.h"\n', "src/plan may not see src/ops/ops.h"),
     ("files/json.h", '#include "gpt2/model.h"\n', "files may not see gpt2/model.h"),
     ("src/plan/plan.cpp", '#include "gone.h"\n', '"gone.h" is no file of the project'),
     ("src/plan/plan.cpp", "#include <nlohmann/json.hpp>\n", "<nlohmann/json.hpp> may be used in measure, files, lab, gpt2, cli, tests only"),

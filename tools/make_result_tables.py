@@ -2,7 +2,7 @@
 """Writes the speed tables into README.md and README.zh-TW.md from records of `fattn bench --suite`, and those of `fattn check --accuracy` and `--values` into
 docs/results/README.md.
 
-    make_result_tables.py           writes what stands between the marks results (CPU), gpu-results, accuracy and values
+    make_result_tables.py           writes what stands between the marks results (CPU), gpu-results, accuracy, values and values-fp32
     make_result_tables.py --check   exit 1 if a page says something else than a record
 """
 import argparse
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-16-cores.json"
 GPU_RECORD = ROOT / "docs" / "results" / "h100-suite.json"
 RESULTS_PAGE = ROOT / "docs" / "results" / "README.md"
-ACCURACY_RECORD, VALUES_RECORD = (ROOT / "docs" / "results" / f"{name}.json" for name in ("accuracy", "values"))
+ACCURACY_RECORD, VALUES_RECORD, VALUES_FP32_RECORD = (ROOT / "docs" / "results" / f"{name}.json" for name in ("accuracy", "values", "h200-values-fp32"))
 GPU_LENGTHS = (512, 2048, 8192, 16384)
 CPU_LENGTH = 2048
 COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
@@ -208,22 +208,27 @@ def accuracy_block():
             + "\nBy option, over all sigmas:\n\n" + grid(["option", "o", "dq", "dk", "dv"], options))
 
 
-def values_block():
-    """The largest ratios, forward and backward, by option and algorithm."""
-    if not VALUES_RECORD.exists():
+def values_block(record, key):
+    """The largest ratios, forward and backward, by algorithm and what the field `key` says: the option, or the values (apart where they are hidden)."""
+    if not record.exists():
         return ""
-    rows = json.loads(VALUES_RECORD.read_text(encoding="utf-8"))
+    rows = json.loads(record.read_text(encoding="utf-8"))
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
 
-    def largest(option, algorithm):
-        of = [[row["ratio"] for row in rows if (row["option"], row["algorithm"], row["pass"]) == (option, algorithm, which)] for which in PASSES]
+    def name(row):
+        hidden = key == "values" and row["where"].startswith("hidden")
+        return row[key] + (", hidden" if hidden else "")
+
+    def largest(what, algorithm):
+        of = [[row["ratio"] for row in rows if (name(row), row["algorithm"], row["pass"]) == (what, algorithm, which)] for which in PASSES]
         return " / ".join(f"{max(ratios):.2f}" for ratios in of if ratios) or "-"
 
-    lines = [[option] + [largest(option, algorithm) for algorithm in algorithms] for option in dict.fromkeys(row["option"] for row in rows)]
+    lines = [[what] + [largest(what, algorithm) for algorithm in algorithms] for what in dict.fromkeys(map(name, rows))]
     changed = sum(row["same_bits"] is False for row in rows)
     first = rows[0]
-    return (f"[values.json](values.json), `fattn check --values` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: the largest time over that of the same call on random values, forward /\n"
-            f"backward, of {len(rows)} calls; in {changed} of them values that are hidden change a bit:\n\n" + grid(["option"] + algorithms, lines))
+    return (f"[{record.name}]({record.name}), `fattn check --values` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: the largest time over that of the same call on random values, forward /\n"
+            f"backward, of {len(rows)} calls; in {changed} of them values that are hidden change a bit:\n\n" + grid([key] + algorithms, lines))
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -231,7 +236,7 @@ def main():
     arguments = parser.parse_args()
     stale = []
     blocks = {name: (("results", cpu_block(text)), ("gpu-results", gpu_block(text))) for name, text in TEXT.items()}
-    blocks[str(RESULTS_PAGE.relative_to(ROOT))] = (("accuracy", accuracy_block()), ("values", values_block()))
+    blocks[str(RESULTS_PAGE.relative_to(ROOT))] = (("accuracy", accuracy_block()), ("values", values_block(VALUES_RECORD, "option")), ("values-fp32", values_block(VALUES_FP32_RECORD, "values")))
     for name, marked in blocks.items():
         path = ROOT / name
         before = after = path.read_text(encoding="utf-8")

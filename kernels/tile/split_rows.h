@@ -20,8 +20,8 @@ __device__ __forceinline__ float greatest_of_cta(float x) {
 }
 
 // `rows` (or more than a tile has) rows at `source`, by all threads of a CTA; zeros for what the tile has besides. A thread takes units of 8 columns,
-// neighbours take neighbours. Tile and kAligned as in SplitCopy. `inverse`: what undoes the factor. The result, with kTold:
-// not 0 where something was not finite (kCleans) or is Inf.
+// neighbours take neighbours. Tile and kAligned as in SplitCopy. `inverse`: what undoes the factor. The result, with
+// kTold: not 0 where something was not finite (kCleans) or is Inf.
 template <class Tile, int kThreads, int kHeaddim, bool kAligned, class Cleaned = NothingCleaned, bool kTold = false>
 __device__ __forceinline__ unsigned split_rows(const float* source, long long row_stride, int rows, unsigned char* to, float* inverse) {
   constexpr bool kCleans = !is_same<Cleaned, NothingCleaned>;
@@ -30,7 +30,7 @@ __device__ __forceinline__ unsigned split_rows(const float* source, long long ro
   const int thread = static_cast<int>(threadIdx.x);
   uint4 x[kPasses][2];
   float greatest = 0;
-  [[maybe_unused]] int odd = 0;
+  int odd = 0;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int index = thread + pass * kThreads, row = index / Tile::kUnits, unit = index % Tile::kUnits;
@@ -53,14 +53,12 @@ __device__ __forceinline__ unsigned split_rows(const float* source, long long ro
   }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    [[maybe_unused]] const auto note = [&] { odd = 1; };
+    const auto note = [&] { odd = 1; };
     uint4 &a = x[pass][0], &b = x[pass][1];
     if constexpr (kCleans)
       greatest = fmaxf(greatest, greatest_cleaned<Cleaned>(a, b, note));
-    else if constexpr (kTold)
-      greatest = fmaxf(greatest, greatest_noting_infinity(a, b, note));
     else
-      greatest = fmaxf(greatest, greatest_of(a, b));
+      greatest = fmaxf(greatest, greatest_noting_infinity(a, b, note));
   }
   const SplitFactor split(greatest_of_cta<kThreads>(greatest));
   if constexpr (kTold) odd = __syncthreads_or(odd) != 0 ? 1 : 0;
@@ -79,7 +77,7 @@ __device__ __forceinline__ unsigned split_rows(const float* source, long long ro
     *reinterpret_cast<uint4*>(place) = high;
     *reinterpret_cast<uint4*>(place + Tile::kBytes) = low;
   }
-  return static_cast<unsigned>(odd);
+  return kTold ? static_cast<unsigned>(odd) : 0;
 }
 
 }  // namespace fattn::tile

@@ -56,13 +56,15 @@ __device__ __forceinline__ float trusted_or_nan(float scale, float unit) {
   return is_trusted<kHeaddim>(scale, unit) ? scale : kNan;
 }
 
-// The greatest magnitude among 8 numbers but for Inf and NaN.
-__device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
+// The greatest magnitude among 8 numbers but for Inf and NaN. Where one is Inf it calls note().
+template <class Note>
+__device__ __forceinline__ float greatest_noting_infinity(uint4 a, uint4 b, Note&& note) {
   const unsigned bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   float greatest = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) greatest = fmaxf(greatest, fabsf(__uint_as_float(bits[i])));
-  if (greatest == kInfinity) {
+  for (int i = 0; i < 8; ++i) greatest = fmaxf(greatest, fabsf(__uint_as_float(bits[i])));  // passes over NaN
+  if (greatest == kInfinity) [[unlikely]] {
+    note();
     greatest = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -72,19 +74,8 @@ __device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
   }
   return greatest;
 }
-
-// The same, noting Inf: it calls note() where there is one.
-template <class Note>
-__device__ __forceinline__ float greatest_noting_infinity(uint4 a, uint4 b, Note&& note) {
-  const unsigned bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  float greatest = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) greatest = fmaxf(greatest, fabsf(__uint_as_float(bits[i])));  // passes over NaN
-  if (greatest == kInfinity) [[unlikely]] {
-    note();
-    greatest = greatest_of(a, b);
-  }
-  return greatest;
+__device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
+  return greatest_noting_infinity(a, b, [] {});
 }
 
 // What is made 0 before numbers are split.
@@ -103,7 +94,7 @@ __device__ __forceinline__ uint4 clean(uint4 x) {
   return {of(x.x), of(x.y), of(x.z), of(x.w)};
 }
 
-// The same, of numbers that are cleaned if one is not finite; then it calls note().
+// That of numbers which are cleaned if one is not finite; then it calls note().
 template <class Cleaned, class Note>
 __device__ __forceinline__ float greatest_cleaned(uint4& a, uint4& b, Note&& note) {
   const unsigned bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
@@ -151,16 +142,7 @@ struct SplitCopy {
     });
   }
 
-  // The greatest magnitude among this thread's numbers, once its copies have arrived.
-  static __device__ __forceinline__ float greatest(unsigned tile) {
-    float greatest = 0;
-    for_each_unit<2>([&](unsigned offset, int, int) {
-      greatest = fmaxf(greatest, greatest_of(ptx::ld_shared_16(tile + offset), ptx::ld_shared_16(tile + Tile::kBytes + offset)));
-    });
-    return greatest;
-  }
-
-  // The same, noting Inf.
+  // The greatest magnitude among this thread's numbers but for Inf and NaN, once its copies have arrived. Where one is Inf it calls note().
   template <class Note>
   static __device__ __forceinline__ float greatest_noting_infinity(unsigned tile, Note&& note) {
     float greatest = 0;
@@ -170,7 +152,10 @@ struct SplitCopy {
     });
     return greatest;
   }
-  // The same, of numbers that are cleaned where they stand if one is not finite; then it calls note().
+  static __device__ __forceinline__ float greatest(unsigned tile) {
+    return greatest_noting_infinity(tile, [] {});
+  }
+  // That of numbers which are cleaned where they stand if one is not finite; then it calls note().
   template <class Cleaned, class Note>
   static __device__ __forceinline__ float greatest_cleaned(unsigned tile, Note&& note) {
     float greatest = 0;

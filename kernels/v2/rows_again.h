@@ -20,8 +20,6 @@ __device__ __forceinline__ void products_again(float (&s)[kRows], const float* o
 #pragma unroll 1
   for (int column = 0; column < count; column += kStep) {
     float x[kStep];
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) x[i] = 0;
     const auto load = [&](float(&to)[kStep], const float* from) {
       if constexpr (kAligned) {
         const float4 four = *reinterpret_cast<const float4*>(from);

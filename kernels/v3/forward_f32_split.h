@@ -1,5 +1,6 @@
 // Before v3's forward pass in fp32: k and v are split into two fp16, once for all tiles of queries. A CTA takes a block of 64 keys of k or of v;
-// shared/v3_f32_parts.h has the layout.#pragma once
+// shared/v3_f32_parts.h has the layout.
+#pragma once
 
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/tile/split_rows.h"

@@ -10,6 +10,7 @@
 
 #include "api/guard.h"
 #include "attention.h"
+#include "cpu/openblas.h"
 #include "device/cpu_info.h"
 #include "device/cuda_device.h"
 #include "device/libraries.h"
@@ -81,7 +82,9 @@ class Workspace {
 
 // What is opened at run time, by the layers that open it.
 std::vector<fattn::core::LibraryStatus> all_libraries() {
-  auto all = fattn::core::library_status();
+  const fattn::core::OpenBlas& blas = fattn::core::openblas();
+  std::vector<fattn::core::LibraryStatus> all{{"OpenBLAS", "matrix products of algorithm standard on the CPU", blas.path, blas.reason}};
+  for (auto& library : fattn::core::library_status()) all.push_back(std::move(library));
   const fattn::core::jit::Nvrtc& nvrtc = fattn::core::jit::nvrtc();
   all.push_back({"NVRTC", "compiles kernels for NVIDIA GPUs at their first use", nvrtc.path, nvrtc.reason});
   return all;

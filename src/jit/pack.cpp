@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <filesystem>
 
 #include <algorithm>
 #include <cerrno>
@@ -150,7 +151,13 @@ std::string installed_pack_path() {
   if (!dladdr(reinterpret_cast<const void*>(&packs), &info) || !info.dli_fname) return "";
   const std::unique_ptr<char, void (*)(void*)> real(realpath(info.dli_fname, nullptr), std::free);
   const std::string library = real ? real.get() : "";
-  return library.empty() ? "" : library.substr(0, library.rfind('/')) + "/fattn/kernels.pack";
+  if (library.empty()) return "";
+  const std::string folder = library.substr(0, library.rfind('/'));
+  // The command line has the library in it, and the library's folder is beside its own.
+  const std::unique_ptr<char, void (*)(void*)> program(realpath("/proc/self/exe", nullptr), std::free);
+  const bool is_program = program && library == program.get();
+  const std::string beside = is_program && folder.ends_with("/bin") ? folder + "/" FATTN_BIN_TO_LIB : folder;
+  return std::filesystem::path(beside + "/fattn/kernels.pack").lexically_normal().string();
 }
 
 void add_pack(const std::string& path) {

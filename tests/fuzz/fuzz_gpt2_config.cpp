@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string written = to_json(config, fattn::DType::kBF16);
     require(to_json(parse_config(written), fattn::DType::kBF16) == written);
     parse_config(with_dtype(input, fattn::DType::kF16));
-    memory_of(config, fattn::DType::kF32, 1, 1);
+    memory_of(config, fattn::DType::kF32, {}, {.batch = 1, .context = 1});
   });
   accepted_or_refused([&] {
     for (const auto& [tensor, file] : parse_shard_index(input)) require(!file.empty() && file.find('/') == std::string::npos && file[0] != '.');

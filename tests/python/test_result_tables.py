@@ -43,7 +43,7 @@ def test_accuracy_beside_speed(tmp_path, monkeypatch, with_errors):
 def test_accuracy_and_values(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ACCURACY_RECORD", tmp_path / "accuracy.json")
     monkeypatch.setattr(tables, "VALUES_RECORD", tmp_path / "values.json")
-    assert tables.accuracy_block() == tables.values_block() == ""
+    assert tables.accuracy_block() == tables.values_block(tables.VALUES_RECORD, "option") == ""
     where = {"device": "a GPU", "fattn": "1", "torch": "2"}
     row = {"dtype": "bf16", "headdim": 64, "causal": False, "sigma": 1.0, "option": "none", "tensor": "o", "rms_ratio": 1.05, "max_ratio": 1.5, "peer": "flash", "goal": "met", **where}
     rows = [row, {**row, "causal": True, "rms_ratio": 1.2, "goal": "missed"}, {**row, "sigma": 3.0, "tensor": "dq", "rms_ratio": None, "goal": "missed"},
@@ -54,8 +54,9 @@ def test_accuracy_and_values(tmp_path, monkeypatch):
     assert "3 ratios, 2 of them miss a goal" in block and "cudnn 9.00" in block
     row = {"algorithm": "v2", "dtype": "bf16", "headdim": 64, "pass": "fwd", "option": "causal", "values": "nan", "where": "hidden, all", "ratio": 1.25, "same_bits": True, **where}
     (tmp_path / "values.json").write_text(json.dumps([row, {**row, "pass": "bwd", "ratio": 3.5, "same_bits": False}, {**row, "algorithm": "decode", "ratio": 1.0}]))
-    block = tables.values_block()
+    block = tables.values_block(tables.VALUES_RECORD, "option")
     assert "| causal | 1.25 / 3.50 | 1.00 |" in block and "in 1 of them" in block
+    assert "| nan, hidden | 1.25 / 3.50 | 1.00 |" in tables.values_block(tables.VALUES_RECORD, "values")
 
 
 def test_pages_are_what_the_records_say(monkeypatch):

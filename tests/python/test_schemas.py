@@ -63,6 +63,10 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "gpt2_export": fattn.json("gpt2", "export", folder / "gpt2", folder / "gpt2-bf16", "--dtype", "bf16"),
         "gpt2_encode": fattn.json("gpt2", "encode", gpt2_ranks(folder), "a b"),
         "gpt2_decode": fattn.json("gpt2", "decode", gpt2_ranks(folder), "97", "98"),
+        "gpt2_generate": fattn.json("gpt2", "generate", folder / "gpt2", "--ids", "1 2", "--batch-invariant", "-n", "2"),
+        "gpt2_eval": fattn.json("gpt2", "eval", folder / "gpt2", "--ids", input="1 2 3"),
+        "gpt2_compare": fattn.json("gpt2", "compare", folder / "gpt2", "--seqlen", "4", "--repeats", "1"),
+        "gpt2_bench": fattn.json("gpt2", "bench", folder / "gpt2", "--context", "4", "--batch", "1", "--seconds", "0"),
         "advice_refused": fattn.json("advise", "--gpu-memory", "1GiB", "--model", "xl"),
     }
 

@@ -11,7 +11,7 @@
 #include "backend/cpu/entries.h"
 #include "backend/cpu/id_range.h"
 #include "backend/cpu/tasks.h"
-#include "backend/cpu/thread_pool.h"
+#include "cpu/thread_pool.h"
 #include "shared/lowest.h"
 
 namespace fattn::core {

@@ -11,7 +11,7 @@
 
 // The options of scores, as the vector kernels have them.
 #define FATTN_ISA amx::vec
-#include "backend/cpu/vec_avx512.h"
+#include "cpu/vec_avx512.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

@@ -1,6 +1,6 @@
 // CPU kernels, instruction set avx2.
 #define FATTN_ISA avx2
-#include "backend/cpu/vec_avx2.h"
+#include "cpu/vec_avx2.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

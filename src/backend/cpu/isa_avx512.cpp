@@ -1,6 +1,6 @@
 // CPU kernels, instruction set avx512.
 #define FATTN_ISA avx512
-#include "backend/cpu/vec_avx512.h"
+#include "cpu/vec_avx512.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

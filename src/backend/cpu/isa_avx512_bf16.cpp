@@ -1,7 +1,7 @@
 // CPU kernels, instruction set avx512_bf16.
 #define FATTN_ISA avx512_bf16
 #define FATTN_DOT
-#include "backend/cpu/vec_avx512.h"
+#include "cpu/vec_avx512.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

@@ -1,6 +1,6 @@
 // CPU kernels, instruction set neon.
 #define FATTN_ISA neon
-#include "backend/cpu/vec_neon.h"
+#include "cpu/vec_neon.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

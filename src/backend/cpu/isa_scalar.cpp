@@ -1,6 +1,6 @@
 // CPU kernels, instruction set scalar.
 #define FATTN_ISA scalar
-#include "backend/cpu/vec_portable.h"
+#include "cpu/vec_portable.h"
 //
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/rows.h"

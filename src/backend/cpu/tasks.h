@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <initializer_list>
-#include <limits>
 #include <type_traits>
 
-#include "backend/cpu/executor.h"
 #include "backend/cpu/kernels.h"
+#include "cpu/executor.h"
+#include "cpu/workspace_layout.h"
 #include "plan/plan.h"
 #include "shared/text.h"
 
@@ -46,26 +45,6 @@ T* at(T* base, int64_t element) {
 
 // Where the rows of a batch entry and head begin, in elements.
 inline int64_t place(const Strides& s, int64_t n, int64_t row, int64_t h) { return n * s.batch + row * s.row + h * s.head; }
-
-// Grows a workspace piece by piece; every piece is aligned to 64 bytes. Refuses sizes beyond an address.
-class WorkspaceLayout {
- public:
-  size_t add(std::initializer_list<int64_t> factors) {
-    const size_t begin = total_;
-    size_t bytes = 1;
-    for (int64_t f : factors)
-      if (__builtin_mul_overflow(bytes, static_cast<size_t>(f), &bytes)) too_large();
-    if (__builtin_add_overflow(bytes, size_t{63}, &bytes) || __builtin_add_overflow(total_, bytes / 64 * 64, &total_) ||
-        total_ > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
-      too_large();
-    return begin;
-  }
-  size_t total() const { return total_; }
-
- private:
-  [[noreturn]] static void too_large() { throw Error(ErrorCode::kOutOfMemory, "the workspace would exceed 2^63 - 1 bytes; use a smaller problem"); }
-  size_t total_ = 0;
-};
 
 inline int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 

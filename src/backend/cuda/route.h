@@ -1,5 +1,5 @@
 // A way to compute a problem on a GPU: a fixed list of launches on one stream. The planners (plan/planners.h) make them; loading, executing and
-// compiling in advance go over them (run.cpp, requests.cpp).
+// compiling in advance go over them (route.cpp).
 #pragma once
 
 #include <array>

@@ -7,7 +7,7 @@
 
 #include "backend/standard/layout.h"
 #include "backend/standard/row_passes.h"
-#include "device/libraries.h"
+#include "cpu/openblas.h"
 
 namespace fattn::core {
 

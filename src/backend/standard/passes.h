@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/standard/layout.h"
-#include "device/libraries.h"
+#include "cpu/openblas.h"
 #include "plan/plan.h"
 
 namespace fattn::core {

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <limits>
 
-#include "backend/cpu/executor.h"
 #include "backend/standard/layout.h"
 #include "backend/standard/passes.h"
 #include "backend/standard/row_passes.h"
-#include "device/libraries.h"
+#include "cpu/executor.h"
+#include "cpu/openblas.h"
 #include "shared/text.h"
 
 namespace fattn::core {

@@ -8,19 +8,14 @@
 namespace fattn::core::cuda {
 namespace {
 
-bool wanted(const Problem& p, const Target& t) {
-  return (p.algorithm == Algorithm::kV2 || (p.algorithm == Algorithm::kAuto && !p.want_weights)) && decode_takes(p, t.decode);
-}
+bool wanted(const Problem& p, const Target& t) { return wants_v2(p) && decode_takes(p, t.decode); }
 
 std::string refusal(const Problem&, const Target&) { return {}; }
 
 Route route(const Problem& p, const Target& t) {
   const DecodePlan plan = plan_decode(p, t.decode);
   const DecodeTile& tile = plan.tile;
-  Route route;
-  route.algorithm = Algorithm::kV2;
-  route.level = t.v2.level;
-  route.title = text("cuda v2 decode ", built_for(p, t));
+  Route route = route_for(Algorithm::kV2, "v2 decode", p, t);
   route.why = text(plan.rows, " rows of a key head in tiles of ", tile.rows(), ", ", tile.teams, " teams of ", tile.row_warps,
                    tile.row_warps == 1 ? " warp" : " warps", " with steps of ", tile.block_n, " keys and ", tile.stages, " stages, keys in ",
                    plan.splits, plan.splits == 1 ? " split, " : " splits, ", plan.shared_bytes, " bytes of shared memory, grid ", plan.grid);

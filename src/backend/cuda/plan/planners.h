@@ -28,7 +28,10 @@ std::vector<Route> plan_routes(const Problem& problem, const Target& target);
 // The launches of v2's backward pass, which is also v1's around another kernel.
 void add_v2_backward(Route& route, const V2BackwardPlan& plan);
 
-// "bf16 sm_80 (level 75)": what a v1 or v2 kernel is for.
-std::string built_for(const Problem& problem, const Target& target);
+// Whether algorithm v2, or decode by its name, may take a problem.
+inline bool wants_v2(const Problem& p) { return p.algorithm == Algorithm::kV2 || (p.algorithm == Algorithm::kAuto && !p.want_weights); }
+
+// A route without launches yet; its title is "cuda v2 forward bf16 sm_80 (level 75)", with `what` for "v2 forward".
+Route route_for(Algorithm algorithm, const char* what, const Problem& problem, const Target& target);
 
 }  // namespace fattn::core::cuda

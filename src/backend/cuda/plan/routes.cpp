@@ -48,9 +48,13 @@ void add_sinks_gradient(Route& route, const Problem& p, const Target& t) {
 
 }  // namespace
 
-std::string built_for(const Problem& p, const Target& t) {
+Route route_for(Algorithm algorithm, const char* what, const Problem& p, const Target& t) {
   const V2Target& v2 = t.v2;
-  return text(name_of(p.dtype), " sm_", v2.arch, v2.level / 10 == v2.arch / 10 ? "" : text(" (level ", v2.level, ")"));
+  Route route;
+  route.algorithm = algorithm;
+  route.level = v2.level;
+  route.title = text("cuda ", what, " ", name_of(p.dtype), " sm_", v2.arch, v2.level / 10 == v2.arch / 10 ? "" : text(" (level ", v2.level, ")"));
+  return route;
 }
 
 std::vector<Route> plan_routes(const Problem& p, const Target& t) {

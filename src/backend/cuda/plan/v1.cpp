@@ -16,8 +16,7 @@ std::string refusal(const Problem& p, const Target& t) {
 
 Route backward(const Problem& p, const Target& t) {
   const V2BackwardPlan plan = plan_v1_backward(p, t.v2);
-  Route route;
-  route.title = text("cuda v1 backward ", built_for(p, t));
+  Route route = route_for(Algorithm::kV1, "v1 backward", p, t);
   route.why =
       text("asked for; tiles of ", plan.tile.block_m, " queries x ", plan.tile.block_n, " keys, one CTA for each of ", plan.main.grid, " key heads");
   add_v2_backward(route, plan);
@@ -26,8 +25,7 @@ Route backward(const Problem& p, const Target& t) {
 
 Route forward(const Problem& p, const Target& t) {
   const V1ForwardPlan plan = plan_v1_forward(p, t.v2);
-  Route route;
-  route.title = text("cuda v1 forward ", built_for(p, t));
+  Route route = route_for(Algorithm::kV1, "v1 forward", p, t);
   route.why =
       text("asked for; tiles of ", kV1TileRows, " queries x ", kV1BlockN, " keys, ", kV1Warps, " warps, one CTA for each of ", plan.grid, " heads");
   route.workspace_bytes = plan.workspace_bytes;
@@ -39,12 +37,7 @@ Route forward(const Problem& p, const Target& t) {
   return route;
 }
 
-Route route(const Problem& p, const Target& t) {
-  Route made = p.backward ? backward(p, t) : forward(p, t);
-  made.algorithm = Algorithm::kV1;
-  made.level = t.v2.level;
-  return made;
-}
+Route route(const Problem& p, const Target& t) { return p.backward ? backward(p, t) : forward(p, t); }
 
 }  // namespace
 

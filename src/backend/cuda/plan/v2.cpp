@@ -6,14 +6,14 @@
 namespace fattn::core::cuda {
 namespace {
 
-bool wanted(const Problem& p, const Target&) { return p.algorithm == Algorithm::kV2 || (p.algorithm == Algorithm::kAuto && !p.want_weights); }
+bool wanted(const Problem& p, const Target&) { return wants_v2(p); }
 
 std::string refusal(const Problem& p, const Target& t) { return p.backward ? v2_backward_refusal(p, t.v2) : v2_forward_refusal(p, t.v2); }
 
 Route backward(const Problem& p, const Target& t) {
   const V2BackwardPlan plan = plan_v2_backward(p, t.v2);
-  Route route;
-  route.title = text("cuda v2 backward ", built_for(p, t), p.deterministic ? " deterministic" : "");
+  Route route = route_for(Algorithm::kV2, "v2 backward", p, t);
+  if (p.deterministic) route.title += " deterministic";
   route.why = text("tiles of ", plan.tile.block_m, " queries x ", plan.tile.block_n, " keys, ", plan.main.threads / 32, " warps, ",
                    plan.main.shared_bytes, " bytes of shared memory, grid ", plan.main.grid);
   add_v2_backward(route, plan);
@@ -22,8 +22,7 @@ Route backward(const Problem& p, const Target& t) {
 
 Route forward(const Problem& p, const Target& t) {
   const V2ForwardPlan plan = plan_v2_forward(p, t.v2);
-  Route route;
-  route.title = text("cuda v2 forward ", built_for(p, t));
+  Route route = route_for(Algorithm::kV2, "v2 forward", p, t);
   route.why = text("tiles of ", plan.tile.block_m(), " queries x ", plan.tile.block_n, " keys, ", plan.tile.warps, " warps, ", plan.tile.stages,
                    " stages, ", plan.shared_bytes, " bytes of shared memory, grid ", plan.grid);
   const auto block = route.parameters<PairParams>([plan](const Call& c) { return v2_forward_params(c.problem, plan, c.buffers); });
@@ -34,12 +33,7 @@ Route forward(const Problem& p, const Target& t) {
   return route;
 }
 
-Route route(const Problem& p, const Target& t) {
-  Route made = p.backward ? backward(p, t) : forward(p, t);
-  made.algorithm = Algorithm::kV2;
-  made.level = t.v2.level;
-  return made;
-}
+Route route(const Problem& p, const Target& t) { return p.backward ? backward(p, t) : forward(p, t); }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-#include "backend/cpu/thread_pool.h"
+#include "cpu/thread_pool.h"
 
 #include <linux/futex.h>
 #include <pthread.h>

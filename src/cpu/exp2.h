@@ -3,8 +3,8 @@
 
 namespace fattn::core::FATTN_ISA {
 
-// Least exponent of a weight of the backward pass. dS and what it multiplies would be subnormal numbers a little below the least of fp32, and a
-// processor stops for a hundred cycles at each: with steep ALiBi slopes that was a fifth of the pass.
+// Least exponent of exp2_weight. What smaller results are multiplied into would soon be subnormal numbers of fp32, and a processor stops for a
+// hundred cycles at each.
 constexpr float kLeastWeight = -100.0f;
 
 // 2^f for f in [-0.5, 0.5]: minimax in the relative error (9.2e-8, 1.1e-7 with these coefficients), exactly 1 at 0.

@@ -4,7 +4,7 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
-#include "backend/cpu/vec_types.h"
+#include "cpu/vec_types.h"
 
 namespace fattn::core::FATTN_ISA {
 
@@ -74,7 +74,7 @@ FATTN_INLINE uint32_t nonzero_bytes(const uint8_t* p) { return nonzero_bytes_by_
 
 }  // namespace fattn::core::FATTN_ISA
 
-#include "backend/cpu/exp2.h"
+#include "cpu/exp2.h"
 
 namespace fattn::core::FATTN_ISA {
 

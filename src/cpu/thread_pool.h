@@ -1,7 +1,7 @@
 // The library's own threads: one pool for the process, started by the first call that can use it.
 #pragma once
 
-#include "backend/cpu/executor.h"
+#include "cpu/executor.h"
 #include "device/affinity.h"
 
 namespace fattn::core {

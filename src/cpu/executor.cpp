@@ -1,6 +1,6 @@
-#include "backend/cpu/executor.h"
+#include "cpu/executor.h"
 
-#include "backend/cpu/thread_pool.h"
+#include "cpu/thread_pool.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
 

@@ -1,8 +1,8 @@
-// Storage types of the CPU kernels, and what a Vec layer (vec_portable.h, vec_avx2.h, ...) offers in namespace FATTN_ISA:
+// Storage types of kernels for a CPU, and what a Vec layer (vec_portable.h, vec_avx2.h, ...) offers in namespace FATTN_ISA:
 //   F32, kLanes             a vector of fp32
 //   kPanelVecs              vectors in a row of the matrix micro-kernel
 //   kFetchesAhead           whether rows are fetched into the L2 cache before they are copied
-//   kInPlace                elements between fp32 rows of K and V up to which the forward pass uses them where they lie
+//   kInPlace                elements between fp32 rows up to which kernels read them where they lie
 //   set1 zero load store    unaligned; load and store convert from and to f16 and bf16 (round to nearest even), load from uint8_t
 //   add sub mul div fma     fma(a, b, c) = a * b + c
 //   max(a, b)               a > b ? a : b, so b if either is NaN

@@ -1,0 +1,117 @@
+// A model at work: sequences with their cache of keys and values, one arena of activations, plans made once.
+//
+//   const Model model = Model::load("model");
+//   Session session(model, {.batch = 2, .context = 256});
+//   session.step({{0, prompt0}, {1, prompt1}});     // of any lengths: there is no padding
+//   session.logits(1);                              // of the token behind the last of prompt1
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpt2/model/attention.h"
+#include "gpt2/model/model.h"
+#include "gpt2/tokenizer/vocabulary.h"
+
+namespace fattn::gpt2 {
+
+struct SessionOptions {
+  int64_t batch = 1, context = 0;          // sequences, and tokens of each that the cache holds; 0: the model's positions
+  int64_t rows = 0;                        // tokens of a step at most; 0: 256, or the batch if that is more
+  int64_t logit_rows = 0;                  // of a step at most; 0: the batch
+  bool hidden = false;                     // hidden() and losses() are asked for
+  Algorithm algorithm = Algorithm::kAuto;  // of attention
+  bool batch_invariant = false;            // no sequence changes another's result by a bit
+
+  bool operator==(const SessionOptions&) const = default;
+};
+
+enum class WantLogits { kNone, kLast, kAll };
+
+// Tokens that a sequence goes on with.
+struct NewTokens {
+  int64_t sequence = 0;
+  std::span<const Token> tokens;
+  WantLogits logits = WantLogits::kLast;
+};
+
+// What a session takes, known before there is one.
+struct SessionMemory {
+  struct Use {
+    const char* what;
+    int64_t rows, width;
+    size_t element, bytes;
+  };
+  std::vector<Use> activations;
+  size_t workspace = 0, cache = 0;
+  size_t arena() const;
+};
+
+class SessionPlans {
+ public:
+  // Throws Error for what the model does not have: a context beyond its positions.
+  SessionPlans(const Config& config, DType dtype, const Compute& compute, const ops::Device& device, const SessionOptions& options);
+  SessionMemory memory() const;
+  const SessionOptions& options() const { return options_; }  // with the numbers that 0 stands for
+
+ private:
+  friend class Session;
+  SessionOptions options_;
+  const Config& config_;
+  DType dtype_;
+  ops::Plan<ops::Embedding> embedding_;
+  ops::Plan<ops::LayerNorm> norm_, norm_picked_;
+  ops::Plan<ops::KeysValues> keys_values_;
+  ops::Plan<ops::Linear> qkv_, attn_proj_, fc_, mlp_proj_, head_;
+  ops::Plan<ops::CrossEntropy> cross_entropy_;
+  Attention attention_;
+  size_t workspace_ = 0;
+};
+
+class Session {
+ public:
+  // The model must outlive it.
+  Session(const Model& model, const SessionOptions& options);
+
+  const SessionOptions& options() const { return plans_.options_; }
+  int64_t length(int64_t sequence) const { return lengths_[static_cast<size_t>(sequence)]; }
+  // Forgets what is behind `length`.
+  void truncate(int64_t sequence, int64_t length);
+
+  // For measurements: as if a sequence had so many tokens, whose keys and values are 0.
+  void pretend(int64_t sequence, int64_t length);
+
+  // Each sequence once, in ascending order. After an Error nothing has changed.
+  void step(std::span<const NewTokens> parts);
+  void step(std::initializer_list<NewTokens> parts) { step(std::span<const NewTokens>(parts.begin(), parts.size())); }
+  // The same for prompts of any length, in chunks of at most options().rows tokens; logits are those of each prompt's last token, in the order of
+  // `parts`, of which there are at most logit_rows.
+  void prefill(std::span<const NewTokens> parts);
+
+  // Of the last step or prefill: vocab_size numbers, behind them zeros up to padded_vocab. `row` counts what was asked for.
+  const float* logits(int64_t row) const { return logits_ + row * model_.config().padded_vocab(); }
+  int64_t logit_count() const { return logit_count_; }
+  // Behind the last LayerNorm, (rows of the last step, n_embd) in the model's dtype.
+  const void* hidden() const { return hidden_; }
+  // -log(probability) of each row's target; -1: none, 0. To `loss`, of as many as the last step had rows.
+  void losses(std::span<const int32_t> targets, float* loss);
+
+ private:
+  void check(std::span<const NewTokens> parts, bool in_chunks) const;
+  void layers(int64_t rows);
+
+  const Model& model_;
+  SessionPlans plans_;
+  Block arena_, cache_;
+  std::vector<int64_t> lengths_;
+  std::vector<Span> spans_;
+  int64_t rows_ = 0, logit_count_ = 0;
+  float *x_ = nullptr, *logits_ = nullptr, *lse_ = nullptr;
+  std::byte *h_ = nullptr, *qkv_ = nullptr, *o_ = nullptr, *inner_ = nullptr, *picked_ = nullptr, *hidden_ = nullptr, *workspace_ = nullptr;
+  int32_t *ids_ = nullptr, *positions_ = nullptr, *select_ = nullptr;
+  int64_t* slots_ = nullptr;
+};
+
+}  // namespace fattn::gpt2

@@ -1,0 +1,32 @@
+// What the backends of operations make. Internal to src/ops.
+#pragma once
+
+#include <memory>
+
+#include "ops/ops.h"
+
+namespace fattn::ops {
+
+#define FATTN_OPS_BACKEND                                                               \
+  std::unique_ptr<const Kernel<Embedding>> make(const Embedding&, const Device&);       \
+  std::unique_ptr<const Kernel<LayerNorm>> make(const LayerNorm&, const Device&);       \
+  std::unique_ptr<const Kernel<Linear>> make(const Linear&, const Device&);             \
+  std::unique_ptr<const Kernel<KeysValues>> make(const KeysValues&, const Device&);     \
+  std::unique_ptr<const Kernel<CrossEntropy>> make(const CrossEntropy&, const Device&); \
+  std::unique_ptr<const Kernel<Sampling>> make(const Sampling&, const Device&);         \
+  size_t packed_bytes(const Linear&, const Device&);                                    \
+  void pack(const Linear&, const Device&, const void* weight, bool in_by_out, int64_t given, void* packed);
+
+namespace reference {
+FATTN_OPS_BACKEND
+}
+namespace cpu {
+FATTN_OPS_BACKEND
+}
+#undef FATTN_OPS_BACKEND
+
+// Error if an id or position of a row is out of range.
+void check_rows(const Embedding& problem, const Embedding::Buffers& buffers);
+void check_targets(const CrossEntropy& problem, const CrossEntropy::Buffers& buffers);
+
+}  // namespace fattn::ops

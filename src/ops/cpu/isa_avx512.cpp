@@ -1,0 +1,15 @@
+// Operations, instruction set avx512.
+#define FATTN_ISA avx512
+#include "cpu/vec_avx512.h"
+//
+#include "ops/cpu/rows.h"
+//
+#include "ops/cpu/panel.h"
+//
+#include "ops/cpu/table.h"
+
+namespace fattn::ops {
+
+const OpsKernels* ops_avx512() { return &core::FATTN_ISA::ops::kTable; }
+
+}  // namespace fattn::ops
