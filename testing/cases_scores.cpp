@@ -415,7 +415,7 @@ void add_lse_gradients(Table& table) {
     add(c);
   }
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
-    Case c = shape(1, 100, 130, 2, 1, 64);
+    Case c = shape(1, 150, 210, 2, 1, 64);
     c.inputs = inputs;
     add(c);
   }
@@ -457,7 +457,7 @@ void add_sinks(Table& table) {
     add(c);
   }
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kTiny, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
-    Case c = shape(1, 100, 130, 2, 1, 64);
+    Case c = shape(1, 150, 210, 2, 1, 64);
     c.inputs = inputs;
     add(c);
   }

@@ -222,7 +222,8 @@ ScoreTensors make_scores(const Case& c, std::vector<TensorBlock>& blocks) {
   }
   if (c.sinks) {
     s.sinks = place(blocks, c.dtype == DType::kF64 ? DType::kF64 : DType::kF32, {c.nheads}, 0, kFill);
-    Dense sinks = normal(c.seed, 15, c.nheads, 1, 2);
+    const bool huge = c.inputs == Inputs::kHugeLogits;  // then of the size of a row's largest score
+    Dense sinks = normal(c.seed, 15, c.nheads, huge ? 4500 : 1, huge ? 100 : 2);
     if (sinks.size() > 2) sinks[2] = -std::numeric_limits<double>::infinity();
     write(s.sinks, sinks);
   }
