@@ -67,8 +67,10 @@ struct SinkedRow {
   static constexpr float kGreatest = 120;  // from this exponent on the sink is all that counts; o stays NaN where it is
   float sum, lse;
 
-  __device__ __forceinline__ SinkedRow(float sink, float shift, float weights, bool empty) {
-    const float exponent = fmaf(sink, kLog2e, shift);
+  __device__ __forceinline__ SinkedRow(float sink, float shift, float weights, bool empty)
+      : SinkedRow(sink, fmaf(sink, kLog2e, shift), shift, weights, empty) {}
+  // `exponent`: of the sink's weight.
+  __device__ __forceinline__ SinkedRow(float sink, float exponent, float shift, float weights, bool empty) {
     sum = empty ? weights : weights + ptx::ex2(exponent > kGreatest ? kGreatest : exponent);
     constexpr float kLn2 = 0.693147180559945309f;
     lse = empty || (exponent > kGreatest && weights == weights) ? sink : kQuick ? (ptx::lg2(sum) - shift) * kLn2 : fmaf(-shift, kLn2, logf(sum));

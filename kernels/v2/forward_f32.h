@@ -396,7 +396,7 @@ class ForwardF32 {
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool near = true, finite = true;
-        if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
+        if constexpr ((kWindow || kPair.any() || kPair.sinks) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
 #pragma unroll
         for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
           const float x[2] = {o[i][n][2 * half] * inverse, o[i][n][2 * half + 1] * inverse};

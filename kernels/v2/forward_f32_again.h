@@ -85,7 +85,11 @@ __device__ __forceinline__ void forward_rows_again(const AttentionParams& p, con
     const bool empty = greatest[i] == -kInfinity, nan = !(greatest[i] < kInfinity);
     [[maybe_unused]] float sinked_lse;
     if constexpr (kPair.sinks) {
-      const SinkedRow<> sinked(sink_of(pairs_of(p), place.head), -greatest[i] * scale, all, empty);
+      const float sink = sink_of(pairs_of(p), place.head), shift = -greatest[i] * scale;
+      // As the keys' exponents are made, where that can be: with scores of thousands the last places of products with log2(e) are much.
+      const bool alike = !kTerms && !Spec::kCapped && p.softmax_scale != 0;
+      const float exponent = alike ? (sink / fabsf(p.softmax_scale) - greatest[i]) * scale : fmaf(sink, kLog2e, shift);
+      const SinkedRow<> sinked(sink, exponent, shift, all, empty);
       all = sinked.sum;
       sinked_lse = sinked.lse;
     }
