@@ -143,6 +143,7 @@ const char* name_of(Inputs inputs) {
     case Inputs::kRising: return "rising";
     case Inputs::kSigma2: return "sigma2";
     case Inputs::kSigma3: return "sigma3";
+    case Inputs::kFarKeys: return "far_keys";
     case Inputs::kTiny: return "tiny";
     case Inputs::kOffset: return "offset";
     case Inputs::kNanQuery: return "nan_query";

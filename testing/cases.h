@@ -28,6 +28,7 @@ enum class Inputs {
   kRising,         // scores grow along the keys: the running maximum of an online softmax changes in every block
   kSigma2,         // q, k and v are 2 N(0, 1): some keys of a row have most of its weight
   kSigma3,         // 3 N(0, 1)
+  kFarKeys,        // some keys hold 1e10 (fp16: 3e4) where all of q is 0: their scores are like those of the keys of 1 beside them
   kTiny,           // 1e-5 N(0, 1), v and dout too: subnormal in fp16
   kOffset,         // v and dout are 3 + N(0, 1): sums do not cancel
   kNanQuery,       // one row of q holds a NaN

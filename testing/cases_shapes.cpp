@@ -131,6 +131,12 @@ void add_inputs(Table& table) {
     c.backward = false;
     if (inputs != Inputs::kNanGradient) table.add(c);
   }
+  // A number so far from those of other keys of its block that fp32 made of two fp16 has hardly a digit left for them.
+  for (int64_t headdim : {64, 128, 192}) {
+    Case c = shape(1, 150, 210, 2, 1, headdim);
+    c.inputs = Inputs::kFarKeys;
+    table.add_both_masks(c);
+  }
 }
 
 // Numbers at which few keys have most of a row's weight, in enough rows that the RMS error tells one way to round weights from another (check.h).

@@ -337,6 +337,7 @@ CaseInputs make_inputs(const Case& c) {
       break;
     case Inputs::kDominantKey: lead(1.0, [&](int64_t j) { return j == middle_k ? 30 * root : 0.0; }); break;
     case Inputs::kRising: lead(1.0, [&](int64_t j) { return 0.25 * root * static_cast<double>(j); }); break;
+    case Inputs::kFarKeys: lead(0.0, [&](int64_t j) { return j % 48 != 5 ? 0.0 : c.dtype == DType::kF16 ? 3e4 : 1e10; }); break;
     case Inputs::kNanQuery: q[static_cast<size_t>(middle_q * c.nheads * c.headdim)] = nan; break;
     case Inputs::kNanValue: v[static_cast<size_t>(middle_k * c.nheads_k * c.headdim_v)] = nan; break;
     case Inputs::kInfKey: k[static_cast<size_t>(middle_k * c.nheads_k * c.headdim)] = infinity; break;

@@ -166,7 +166,7 @@ void add_v3_forward(List& list, DType dtype, int headdim, int headdim_v, cuda::V
     const bool lengths = pair.lengths || pair.packed;
     const bool fits = pair.bias != 0   ? its.takes_terms()
                       : pair.mask      ? its.takes_mask(lengths)
-                      : pair.documents ? its.takes_documents(lengths || pair.alibi || pair.dropout || score == cuda::V3Score::kCapped)
+                      : pair.documents ? its.takes_documents(lengths || pair.alibi, pair.dropout || score == cuda::V3Score::kCapped, pair.packed)
                       : pair.dropout   ? its.takes_dropout(lengths || pair.alibi)
                       : lengths        ? its.takes_lengths(score == cuda::V3Score::kCapped || pair.alibi, pair.packed)
                                        : its.takes(score == V3Score::kCapped);

@@ -520,6 +520,46 @@ TEST(V3ForwardPlanSmall, DocumentsHaveRangesAndTilesWithRegistersForThem) {
   EXPECT_NE(v3_forward_rows()[static_cast<size_t>(row)].scores, V3RowScores::kDocuments);
 }
 
+// With softcap or dropout the widest heads have no registers to pass over blocks of documents; of packed sequences, without these and in narrower
+// heads they do. Dropout then takes maxima with the whole warpgroup.
+TEST(V3ForwardPlanSmall, DocumentsWithSoftcapOrDropoutPassOverNoBlocksInTheWidestHeads) {
+  for (const int headdim : {192, 256})
+    for (const bool window : {false, true})
+      for (const bool documents : {false, true})
+        for (const bool packed : {false, true})
+          for (const int more : {0, 1, 2}) {  // softcap, dropout
+            Problem p = problem_of(DType::kBF16, headdim, headdim, true, 1000, 4096);
+            if (window) p.window_left = 500;
+            p.has_documents = documents;
+            p.packed = packed;
+            p.total_q = p.total_k = packed ? 5000 : 0;
+            if (packed) p.q.batch = p.k.batch = p.v.batch = p.o.batch = 0;
+            p.softcap = more == 1 ? 30 : 0;
+            p.dropout_below = more == 2 ? 6554 : 0;
+            ASSERT_EQ(v3_forward_refusal(p, kH200), "") << headdim;
+            const V3ForwardPlan plan = plan_v3_forward(p, kH200);
+            const bool tight = headdim == 256 && documents && !packed && more > 0;
+            EXPECT_EQ(plan.tile.skip, !tight) << headdim << " " << window << " " << documents << " " << packed << " " << more;
+            EXPECT_NE(plan.tile.ping_pong, plan.tile.skip);
+            EXPECT_EQ(v3_forward_request(plan.key).source.find("kCareful = true") != std::string::npos, !tight || more == 1);
+          }
+}
+
+// Tiles that go from the first to the last block of keys of which the mask shows anything, in every dtype and whatever the scale's sign.
+TEST(V3ForwardPlanSmall, AMaskOfPairsHasATileOfItsOwnInTheNarrowestHeads) {
+  for (const bool causal : {false, true})
+    for (const DType dtype : {DType::kF16, DType::kBF16})
+      for (const double scale : {0.125, -0.125}) {
+        Problem p = problem_of(dtype, 64, 64, causal, 1000, 4096);
+        p.pair_mask.given = true;
+        p.softmax_scale = scale;
+        ASSERT_EQ(v3_forward_refusal(p, kH200), "");
+        const V3ForwardTile tile = plan_v3_forward(p, kH200).tile;
+        EXPECT_EQ(tile.block_m(), 192);
+        EXPECT_EQ(tile.query_buffers, 1) << "two spill";
+      }
+}
+
 // Biases have tiles of their own, with room for a block of them and the next. A mask of pairs takes nothing of shared memory.
 TEST(V3ForwardPlanSmall, BiasesComeThroughSharedMemory) {
   for (const int headdim : {40, 64, 96, 128, 192, 256})

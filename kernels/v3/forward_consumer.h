@@ -50,12 +50,15 @@ struct Consumer {
   static constexpr bool kTerms = kPairTerms<Spec>;  // which hide pairs anywhere
   static constexpr bool kStaged = kStagedTerms<Spec>, kMaskAlone = kTerms && !kStaged;
   static constexpr bool kNothingBehind = is_same<Mask, CausalMask>;  // its row
-  // Whether keys are there is looked at early: that takes a register, which masks leave neither to four warpgroups nor in fp16.
-  static constexpr bool kLooksEarly = !(kMaskAlone && (kGroups == 4 || (kGroups == 3 && kBlockN == 128 && is_same<Element, f16>)));
-  // The widest heads have no register to spare beside documents.
-  static constexpr bool kTightDocuments = kDocuments && Spec::kHeaddimV > 192 && !kDropout && !Spec::Score::kCapped;
+  // The widest heads have no register to spare beside documents, and with softcap or dropout still fewer. (Packed sequences leave some.)
+  static constexpr bool kManyFeatures = kDropout || Spec::Score::kCapped;
+  static constexpr bool kTightDocuments = kDocuments && Spec::kHeaddimV > 192 && !(kPairOf<Spec>.packed && kManyFeatures);
+  static constexpr bool kTightest = kTightDocuments && kManyFeatures;
+  // Whether keys are there is looked at early: that takes a register, which masks do not leave in fp16.
+  static constexpr bool kLooksEarly = !(kTightest || (kMaskAlone && kGroups == 3 && kBlockN == 128 && is_same<Element, f16>));
   // Weights are packed when it is known that they stay: scores and packed weights do not fit beside random numbers.
-  static constexpr bool kPacksLast = kDropout && !kDocuments && !kTerms && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
+  static constexpr bool kPacksLast =
+      kDropout && (!kDocuments || kTightest) && !kTerms && (kGroups == 4 || Spec::kHeaddimV > 192 || (kAlibi && kBlockN == 128));
   // Weights that dominate are brought back by a factor. Softcap leaves four warpgroups no registers for it: they make scores again.
   static constexpr bool kScalesDominant = !(Spec::Score::kCapped && kGroups == 4);
   using Slope = v3::Slope<kAlibi>;
@@ -250,8 +253,10 @@ struct Consumer {
   // Keys of other documents than the row's.
   __device__ __forceinline__ void hide_other_documents(int of) {
     if (keys.one_begin <= of && of < keys.one_end) return;
-    const int id0 = keys.id_of_query(p.call, row + own_row()), id1 = keys.id_of_query(p.call, row + own_row() + 8);
-    const int2* const ids = reinterpret_cast<const int2*>(keys.ids_of_block(p.call, of)) + lane() % 4;
+    Keys found = keys;
+    if constexpr (kTightest) found.entry = ptx::opaque(found.entry);  // addresses of its own ids are not kept
+    const int id0 = found.id_of_query(p.call, row + own_row()), id1 = found.id_of_query(p.call, row + own_row() + 8);
+    const int2* const ids = reinterpret_cast<const int2*>(found.ids_of_block(p.call, of)) + lane() % 4;
     if constexpr (kTightDocuments) {  // not all ids at once
       static_assert(kBlockN / 2 <= 32);
       unsigned hidden = 0;
@@ -498,8 +503,6 @@ struct Consumer {
       const int begin = own_begin(place.row, of);
       visible.begin(p, place, group, begin);
       block = own_blocks(place.row, of) - 1 - begin;
-    } else {
-      visible.begin(p, place, group, 0);
     }
   }
   __device__ __forceinline__ void look_at_mask_again(int nth) {
@@ -610,14 +613,15 @@ struct Consumer {
   __device__ __forceinline__ void blocks_of_documents(unsigned buffer) {
     int masked = last_masked_block(), whole = keys.one_begin;  // down to these
     if constexpr (Mask::kBegins) whole = max(whole, (Mask::visible_begin(p.call, keys, row + group * 64 + 63) + kBlockN - 1) / kBlockN);
-    masked = max(masked, own_begin(row, keys));
-    whole = max(whole, own_begin(row, keys));
+    const auto first = [&] { return own_begin(kTightest && Mask::kBegins ? ptx::opaque(row) : row, keys); };  // of a window found again
+    masked = max(masked, first());
+    whole = max(whole, first());
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
       for (; block > masked; --block) masked_block(buffer);
       whole_blocks<false>(buffer, whole);
-      masked = whole = own_begin(row, keys);
+      masked = whole = first();
       if (block <= masked) break;
     }
   }
@@ -786,7 +790,6 @@ struct Consumer {
     }
     ptx::mbarrier_wait(barriers.q_full(next_buffer.stage), next_buffer.parity);
     issue_products(next_buffer.stage);
-    if constexpr (!kMaskRanges<Spec>) look_at_mask_again(nth + 1);
     visible.read(p, beginning(next_place.row, next_keys));
     const Inverse inverse = close_rows(nth);  // beside the products
     bits.begin(p, next_place);

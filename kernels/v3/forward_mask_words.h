@@ -14,8 +14,6 @@ namespace fattn::v3 {
 // Without a mask: nothing.
 template <class Spec, bool kMask>
 struct VisiblePairs {
-  template <class Place>
-  __device__ __forceinline__ void begin(const ForwardCall&, const Place&, int, int) {}
   __device__ __forceinline__ int first_block(const ForwardCall&) const { return 0; }
   __device__ __forceinline__ void read(const ForwardCall&, int) {}
   template <class Scores>
@@ -37,7 +35,6 @@ struct VisiblePairs<Spec, true> {
   }
   // The tile's first block, which the consumer counts from: found again where it is wanted, because a register of its own would be one too many.
   __device__ __forceinline__ int first_block(const ForwardCall& p) const {
-    if constexpr (!kMaskRanges<Spec>) return 0;
     return static_cast<int>(first / kV3MaskThreads) % MaskWordsPlace<true>{pairs_of(p.call)}.key_blocks() / kWords;
   }
   // Those of block `of`. Volatile: it stays where it is, ahead of the wait for the scores.

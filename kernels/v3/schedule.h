@@ -65,9 +65,9 @@ struct PackedPlace {
   __device__ __forceinline__ int entry() const { return sequence; }
 };
 
-// Whether tiles go by the blocks that a mask of pairs shows: those of four warpgroups have no registers for it.
+// Whether tiles go by the blocks that a mask of pairs shows.
 template <class Spec>
-inline constexpr bool kMaskRanges = (kPairOf<Spec>.mask && Spec::kGroups < 4);
+inline constexpr bool kMaskRanges = kPairOf<Spec>.mask;
 
 // The keys of a tile; of documents as warpgroup `group` sees them.
 template <class Spec, bool kDocuments = kPairOf<Spec>.documents, bool kPacked = kPairOf<Spec>.packed, bool kMask = kMaskRanges<Spec>>

@@ -95,12 +95,15 @@ constexpr V3ForwardRow kRows[] = {
     {128, V3Mask::kFull, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
     {128, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 4, 4, 2, true, false, 6, 40, 232}, V3RowScores::kDocuments},
+    {256, V3Mask::kCausal, kAnyLength, 1.0, {2, 64, 3, 2, 1, true, false, 8, 40, 232}, V3RowScores::kTightDocuments},
+    {256, V3Mask::kWindow, kAnyLength, 1.0, {2, 64, 2, 3, 1, true, false, 8, 40, 232}, V3RowScores::kTightDocuments},
     // With a mask of pairs alone, where its tile is not one of those above. One H200, 2026-11-23, bf16, batch 4, seqlen 4096, nheads * headdim = 2048,
-    // time over that without a mask, of a random mask for all heads and of one that hides nothing: 64: 1.17, 1.08; 4 x 64 as without 1.16, 1.05, and
-    // spills where the scale is negative. 64 causal: 1.25, 1.16; 3 x 128, skipping 1.30, 1.35; 3 x 64 1.50, 1.39; 4 x 64, skipping, with spills 1.21,
-    // 1.11. 128: 2 x 128 1.21, 1.10; 3 x 64 as without 1.23, 1.15. Tiles of four warpgroups compute blocks that hide everything (kMaskRanges).
-    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 3, 3, 2, true, false, 4, 32, 160}, V3RowScores::kMask},
-    {64, V3Mask::kCausal, kAnyLength, 1.0, {4, 64, 4, 4, 2, true, false, 6, 32, 112}, V3RowScores::kMask},
+    // time over that without a mask, of a random mask for all heads and of one that hides nothing: 64: 3 x 128 with two buffers of queries 1.17, 1.08;
+    // 4 x 64 as without 1.16, 1.05. 64 causal: 4 x 64 1.25, 1.16; 3 x 128, skipping 1.30, 1.35; 3 x 64 1.50, 1.39. Since dominant weights are exact 3 x
+    // 128 spills with two buffers, and 4 x 64 under a causal mask (it also computes blocks that hide everything). 128: 2 x 128 1.21, 1.10; 3 x 64 as
+    // without 1.23, 1.15.
+    {64, V3Mask::kFull, kAnyLength, 1.0, {3, 128, 4, 4, 1, true, false, 4, 32, 160}, V3RowScores::kMask},
+    {64, V3Mask::kCausal, kAnyLength, 1.0, {3, 128, 4, 4, 1, true, false, 4, 32, 160}, V3RowScores::kMask},
     // With a bias; the number behind registers: stages of its tiles. Of each width the first that has room. One H200, 2026-11-23, bf16, batch 4, seqlen
     // 4096, without another mask, TFLOP/s with a bias in bf16 and in fp32, and of v2: 64: 255, 212; 235, 171; 128: 422, 363; 284, 247; 256: 489, 448;
     // 218, 211. Other tiles were not tried.
@@ -141,7 +144,7 @@ bool takes(const V3ForwardRow& row, const Problem& problem, const V3Target& targ
   const bool scores = problem.bias.given        ? row.takes_terms()
                       : problem.pair_mask.given ? row.takes_mask(registers)
                       : problem.has_documents
-                          ? row.takes_documents(registers || problem.has_alibi || problem.dropout_below > 0 || problem.softcap > 0)
+                          ? row.takes_documents(registers || problem.has_alibi, problem.dropout_below > 0 || problem.softcap > 0, problem.packed)
                       : problem.dropout_below > 0 ? row.takes_dropout(registers || problem.has_alibi)
                       : registers                 ? row.takes_lengths(problem.softcap > 0 || problem.has_alibi, problem.packed)
                                                   : row.takes(problem.softcap > 0);
@@ -501,7 +504,9 @@ jit::Request v3_forward_request(const V3ForwardKey& key, const V3ForwardTile& ti
   source.add_bool("kPingPong", tile.ping_pong);
   source.add_bool("kSkip", tile.skip);
   source.add_int("kEarlyEighths", tile.early_eighths);
-  source.add_bool("kCareful", tile.careful() || key.score == V3Score::kCapped);
+  // Dropout with documents leaves the widest heads too few registers for it, but in packed sequences.
+  const bool tight = pair.documents && pair.dropout && !pair.packed && key.width_v > 192;
+  source.add_bool("kCareful", (tile.careful() && !tight) || key.score == V3Score::kCapped);
   source.add_int("kProducerRegisters", tile.producer_registers);
   source.add_int("kConsumerRegisters", tile.consumer_registers);
   source.add(pair_line(key.pair));

@@ -42,11 +42,11 @@ struct V3ForwardTile {
 };
 
 // Which scores a row of the table is for: capped ones want registers, of four warpgroups under a causal mask all exponentials early.
-// Documents in windows or beside other features want more.
+// Documents in windows or beside other features want more, and with softcap or dropout leave the widest heads none to pass over blocks.
 // Biases want registers too, and room for their tiles.
 // A mask of pairs alone wants a few registers, and dropout at headdim 64 under a causal mask more warps than others there have registers for.
 // Plain ones have no feature of a pair but ALiBi, and no softcap.
-enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTerms, kMask, kDropout, kPlain };
+enum class V3RowScores { kAny, kUncapped, kCapped, kDocuments, kTightDocuments, kTerms, kMask, kDropout, kPlain };
 
 // A row of the table of tiles.
 struct V3ForwardRow {
@@ -71,7 +71,11 @@ struct V3ForwardRow {
   // Documents: with blocks of 128 keys spills of 4 to 136 bytes in windows and if there are `more` features.
   // Three warpgroups are faster by a tenth at headdim 64, causal, and have registers without; four have none. Without a mask their 192 rows
   // cross more documents than that is worth: 4 x 4096, 32 heads, 4 documents each 0.366 ms, of two 0.339; of uneven length 0.537 and 0.502.
-  constexpr bool takes_documents(bool more) const {
+  // `many`: with softcap or dropout. In packed sequences the widest heads have registers for these all the same.
+  constexpr bool takes_documents(bool more, bool many, bool packed) const {
+    const bool tight = width == 256 && mask != V3Mask::kFull && many && !packed;
+    if (tight || scores == V3RowScores::kTightDocuments) return tight && scores == V3RowScores::kTightDocuments;
+    more = more || many || packed;
     if (width == 64 && mask == V3Mask::kCausal && !more) return tile.groups == 3 && scores == V3RowScores::kDocuments;
     return more || mask == V3Mask::kWindow ? tile.groups <= 2 && tile.block_n == 64 && !takes_terms() : has_registers();
   }
@@ -96,8 +100,8 @@ struct V3ForwardRow {
   }
   // For problems of one kind alone.
   constexpr bool special() const {
-    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTerms || scores == V3RowScores::kMask || scores == V3RowScores::kDropout ||
-           scores == V3RowScores::kPlain;
+    return scores == V3RowScores::kDocuments || scores == V3RowScores::kTightDocuments || scores == V3RowScores::kTerms ||
+           scores == V3RowScores::kMask || scores == V3RowScores::kDropout || scores == V3RowScores::kPlain;
   }
 };
 std::span<const V3ForwardRow> v3_forward_rows();
