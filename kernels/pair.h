@@ -76,6 +76,13 @@ struct SinkedRow {
     lse = empty || (exponent > kGreatest && weights == weights) ? sink : kQuick ? (ptx::lg2(sum) - shift) * kLn2 : fmaf(-shift, kLn2, logf(sum));
   }
 };
+// The exponent of a sink's weight in fp32, made as those of the keys are: with scores of thousands the last places of another product with log2(e)
+// are much. kMade: scores are in units of log2, by log2(e).
+template <bool kMade>
+__device__ __forceinline__ float sink_exponent(const AttentionParams& p, float sink, float shift) {
+  const bool alike = !kMade && p.softmax_scale != 0;
+  return alike ? fmaf(sink / fabsf(p.softmax_scale), p.softmax_scale_log2, shift) : fmaf(sink, kLog2e, shift);
+}
 __device__ __forceinline__ float sink_of(const PairParams& p, int head) { return p.sinks[head * p.sinks_stride]; }
 
 // ---- The gradient of lse ---------------------------------------------------------------------------------------------

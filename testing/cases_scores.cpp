@@ -415,7 +415,8 @@ void add_lse_gradients(Table& table) {
     add(c);
   }
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
-    Case c = shape(1, 150, 210, 2, 1, 64);
+    // Of huge scores so many rows that some have a key near the sink: the errors of two rows say little.
+    Case c = shape(1, inputs == Inputs::kHugeLogits ? 600 : 100, 130, 2, 1, 64);
     c.inputs = inputs;
     add(c);
   }
@@ -457,7 +458,8 @@ void add_sinks(Table& table) {
     add(c);
   }
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kTiny, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
-    Case c = shape(1, 150, 210, 2, 1, 64);
+    // Of huge scores so many rows that some have a key near the sink: the errors of two rows say little.
+    Case c = shape(1, inputs == Inputs::kHugeLogits ? 600 : 100, 130, 2, 1, 64);
     c.inputs = inputs;
     add(c);
   }

@@ -389,14 +389,16 @@ class ForwardF32 {
         [[maybe_unused]] float sinked_lse;
         [[maybe_unused]] const bool lost = sum == 0;
         if constexpr (kPair.sinks) {
-          const SinkedRow<> sinked(sink_of(pairs_of(p), place.head), softmax.shift[i][half], sum, empty);
+          const float sink = sink_of(pairs_of(p), place.head);
+          const SinkedRow<> sinked(sink, sink_exponent<(kTerms || Spec::kCapped)>(p, sink, softmax.shift[i][half]), softmax.shift[i][half], sum,
+                                   empty);
           sum = sinked.sum;
           sinked_lse = sinked.lse;
         }
         const float inverse = (kPair.dropout ? pairs_of(p).dropout_scale : 1.0f) / (sum * kWeightFactor);
         const int row = first + i * 16 + half * 8 + lane / 4;
         bool near = true, finite = true;
-        if constexpr ((kWindow || kPair.any() || kPair.sinks) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
+        if constexpr ((kWindow || kPair.any()) && !kTerms && !Spec::kCapped) near = fabsf(softmax.shift[i][half]) < kGreatestReference;
 #pragma unroll
         for (int n = 0; n < (Spec::kHeaddimV + 7) / 8; ++n) {
           const float x[2] = {o[i][n][2 * half] * inverse, o[i][n][2 * half + 1] * inverse};

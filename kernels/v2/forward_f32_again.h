@@ -86,10 +86,7 @@ __device__ __forceinline__ void forward_rows_again(const AttentionParams& p, con
     [[maybe_unused]] float sinked_lse;
     if constexpr (kPair.sinks) {
       const float sink = sink_of(pairs_of(p), place.head), shift = -greatest[i] * scale;
-      // As the keys' exponents are made, where that can be: with scores of thousands the last places of products with log2(e) are much.
-      const bool alike = !kTerms && !Spec::kCapped && p.softmax_scale != 0;
-      const float exponent = alike ? (sink / fabsf(p.softmax_scale) - greatest[i]) * scale : fmaf(sink, kLog2e, shift);
-      const SinkedRow<> sinked(sink, exponent, shift, all, empty);
+      const SinkedRow<> sinked(sink, sink_exponent<(kTerms || Spec::kCapped)>(p, sink, shift), shift, all, empty);
       all = sinked.sum;
       sinked_lse = sinked.lse;
     }

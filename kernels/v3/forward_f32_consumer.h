@@ -345,7 +345,8 @@ struct ConsumerF32 {
       [[maybe_unused]] float sinked_lse;
       [[maybe_unused]] const bool lost = all == 0;
       if constexpr (kPairOf<Spec>.sinks) {
-        const SinkedRow<> sinked(sink_of(pairs_of(call), at.head), shift[r], all, empty);
+        const float sink = sink_of(pairs_of(call), at.head);
+        const SinkedRow<> sinked(sink, sink_exponent<false>(call, sink, shift[r]), shift[r], all, empty);
         all = sinked.sum;
         sinked_lse = sinked.lse;
       }
