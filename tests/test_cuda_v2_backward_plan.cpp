@@ -73,7 +73,7 @@ TEST(V2BackwardPlanSmall, Fp32HasTilesOfItsOwn) {
   const Problem p = problem_of(64, 64, true, DType::kF32);
   const cuda::V2BackwardPlan plan = cuda::plan_v2_backward(p, cuda::target_of(80));
   // K, V, Q, dO, P and dS in fp32, lse and row_sum, two numbers a warp and two more.
-  EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8);
+  EXPECT_EQ(plan.main.shared_bytes, 4 * (2 * 128 * 64 + 2 * 64 * 64 + 2 * 64 * 128) + 2 * 4 * 64 + 8 * 8 + 8 + 4 * 4);
   // dq may have to compute a row again, and so depends on the mask and on v.
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(plan);
   EXPECT_EQ(keys.finish.causal, 1);
@@ -98,7 +98,7 @@ TEST(V2BackwardPlanSmall, Fp32SplitsQueriesBeforeOnHopper) {
   EXPECT_EQ(split.inverses_offset - split.dout_parts_offset, all * 64 * 64 * 4);  // of 40 columns, in 64
   EXPECT_EQ(split.workspace_bytes, split.inverses_offset + 8 * all);
   // A stage more of Q, dO, lse and row_sum, and two numbers of each stage.
-  EXPECT_EQ(split.main.shared_bytes, 4 * (2 * 128 * 64 + 4 * 64 * 64 + 2 * 64 * 128) + 4 * 4 * 64 + 8 * 8 + 8 + 16);
+  EXPECT_EQ(split.main.shared_bytes, 4 * (2 * 128 * 64 + 4 * 64 * 64 + 2 * 64 * 128) + 4 * 4 * 64 + 8 * 8 + 8 + 16 + 4 * 4);
   const cuda::V2BackwardKeys keys = cuda::v2_backward_keys(split, {});
   EXPECT_EQ(cuda::v2_backward_request(keys.split).entry, "fattn_v2_bwd_f32_split");
   EXPECT_NE(cuda::v2_backward_request(keys.main).source.find("backward_f32<Spec>(p, parts)"), std::string::npos);

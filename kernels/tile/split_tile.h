@@ -82,9 +82,6 @@ __device__ __forceinline__ float greatest_of(uint4 a, uint4 b) {
 struct NothingCleaned {
   static __device__ __forceinline__ bool takes(unsigned) { return false; }
 };
-struct NanCleaned {
-  static __device__ __forceinline__ bool takes(unsigned bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
-};
 struct NonfiniteCleaned {
   static __device__ __forceinline__ bool takes(unsigned bits) { return (bits & 0x7f800000u) == 0x7f800000u; }
 };
@@ -92,6 +89,11 @@ template <class Cleaned>
 __device__ __forceinline__ uint4 clean(uint4 x) {
   const auto of = [](unsigned bits) { return Cleaned::takes(bits) ? 0u : bits; };
   return {of(x.x), of(x.y), of(x.z), of(x.w)};
+}
+
+__device__ __forceinline__ bool has_infinity(uint4 x) {
+  const auto is = [](unsigned bits) { return (bits & 0x7fffffffu) == 0x7f800000u; };
+  return is(x.x) || is(x.y) || is(x.z) || is(x.w);
 }
 
 // That of numbers which are cleaned if one is not finite; then it calls note().
@@ -172,6 +174,21 @@ struct SplitCopy {
   template <class Cleaned>
   static __device__ __forceinline__ float greatest_cleaned(unsigned tile) {
     return greatest_cleaned<Cleaned>(tile, [] {});
+  }
+  // That of the finite numbers; the others become 0. It calls note(row) for rows with Inf.
+  template <class Note>
+  static __device__ __forceinline__ float greatest_finite(unsigned tile, Note&& note) {
+    float greatest = 0;
+    for_each_unit<2>([&](unsigned offset, int row, int) {
+      uint4 a = ptx::ld_shared_16(tile + offset), b = ptx::ld_shared_16(tile + Tile::kBytes + offset);
+      const uint4 given[2] = {a, b};
+      greatest = fmaxf(greatest, tile::greatest_cleaned<NonfiniteCleaned>(a, b, [&] {
+                         ptx::st_shared_16(tile + offset, a);
+                         ptx::st_shared_16(tile + Tile::kBytes + offset, b);
+                         if (has_infinity(given[0]) || has_infinity(given[1])) note(row);
+                       }));
+    });
+    return greatest;
   }
 
   // Splits this thread's numbers, times `factor`.

@@ -55,8 +55,8 @@ class BackwardF32 : BackwardF32Scores<Spec> {
   using Place::dout_inverse, Place::key_inverse, Place::value_inverse, Place::found_params, typename Place::Step, Place::after, Place::seqlen_q;
   using Place::seqlen_k, Place::diagonal, Place::left_diagonal, Place::first_block, Place::blocks_end, Place::mask, Place::nth_key_block;
   using Place::take_tile, Place::at, Place::v_tile, Place::q_tile, Place::dout_tile, Place::lse_at, Place::row_sum_at, Place::ds_tile;
-  using Place::load_keys, Place::load_queries, Place::split_keys, Place::split_queries;
-  using Scores::dropout_scale, Scores::kept_share, Scores::hide, Scores::weights, Scores::pair_weights, Scores::add_to_dbias;
+  using Place::load_keys, Place::load_queries, Place::split_keys, Place::split_queries, Place::clear_infinite_keys, Place::infinite_keys;
+  using Scores::dropout_scale, Scores::kept_share, Scores::hide, Scores::spoil, Scores::weights, Scores::pair_weights, Scores::add_to_dbias;
   // clang-format on
 
   // ---- compute: products ----
@@ -160,6 +160,8 @@ class BackwardF32 : BackwardF32Scores<Spec> {
       const int row = chunk * kChunk;
       float s[kKeyTiles][kChunkTiles][4];
       multiply_rows<TileK, TileQ, kWidth>(s, shared, q_tile() + static_cast<unsigned>(row * TileQ::kPitch), k_rows, q_rows, 0);  // S^T = K Q^T
+      if (const unsigned keys = infinite_keys(); keys != 0) [[unlikely]]
+        spoil(s, keys);
       const auto send = [&](const float(&x)[kKeyTiles][kChunkTiles][4]) {
         const unsigned p_at = p_slot(chunk);
 #pragma unroll
@@ -385,6 +387,7 @@ class BackwardF32 : BackwardF32Scores<Spec> {
     const bool any = first_block() < blocks_end() && (!kPair.lengths || first_key < seqlen_k());  // some query sees these keys
     Step now{head_k * p.group, first_block()};
     if (any) {
+      clear_infinite_keys();
       load_keys();
       load_queries(now);
       ptx::cp_async_wait<1>();

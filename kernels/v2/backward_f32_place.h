@@ -242,12 +242,23 @@ struct BackwardF32Place {
     ptx::cp_async_commit();
   }
 
-  // Splits what this thread's copies brought; the caller has a barrier before it is read. What is not finite of q and v becomes 0, and NaN of k: rows
-  // that see it have an lse or a row sum that is not finite, and so gradients that are not, or, with scores of -Inf alone, an lse of -Inf and none;
-  // other rows get nothing of it. (Inf of k stays: where its score is -Inf nothing else tells.)
+  // Keys that hold Inf: a word of each group, a bit of each key.
+  __device__ unsigned infinite_at(int group) const { return shared + kTile.infinite_offset() + 4 * static_cast<unsigned>(group); }
+  __device__ unsigned infinite_keys() const { return ptx::ld_shared_4(infinite_at(this_group())); }
+  // Before split_keys().
+  __device__ void clear_infinite_keys() const {
+    if (this_thread() < kTile.key_groups) ptx::st_shared_4(infinite_at(this_thread()), 0);
+    __syncthreads();
+  }
+
+  // Splits what this thread's copies brought; the caller has a barrier before it is read. What is not finite becomes 0, but for dout: rows that see
+  // it have an lse or a row sum that is not finite, and so gradients that are not, or, with scores of -Inf alone, an lse of -Inf and none; other rows
+  // get nothing of it. Where the score of an Inf in k is -Inf nothing else tells, and so such keys are noted.
   __device__ void split_keys() {
-    const float2 greatest = greatest_of_all<kWarps>(shared + kTile.greatest_offset(), CopyK::template greatest_cleaned<tile::NanCleaned>(shared),
-                                                    CopyV::template greatest_cleaned<tile::NonfiniteCleaned>(v_tile()));
+    static_assert(kKeys <= 32);
+    const float greatest_k = CopyK::greatest_finite(shared, [&](int key) { ptx::red_or_shared(infinite_at(key / kKeys), 1u << key % kKeys); });
+    const float2 greatest =
+        greatest_of_all<kWarps>(shared + kTile.greatest_offset(), greatest_k, CopyV::template greatest_cleaned<tile::NonfiniteCleaned>(v_tile()));
     const tile::SplitFactor k(greatest.x), v(greatest.y);
     CopyK::split(shared, k.factor);
     CopyV::split(v_tile(), v.factor);

@@ -50,6 +50,18 @@ struct BackwardF32Scores : BackwardF32Place<Spec> {
         }
   }
 
+  // NaN in place of the scores of keys that hold Inf: of what these were nothing is left. Rows and keys that see one are computed again.
+  __device__ void spoil(float (&s)[kKeyTiles][kChunkTiles][4], unsigned keys) const {
+    const unsigned own = keys >> (this_lane() / 4);
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < kChunkTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if ((own >> (16 * i + e / 2 * 8) & 1) != 0) s[i][j][e] = kNan;
+  }
+
   // P^T = exp(S^T * scale - lse), in place of S^T.
   __device__ void weights(float (&s)[kKeyTiles][kChunkTiles][4], unsigned lse_at) const {
     const int lane = this_lane();

@@ -37,8 +37,9 @@ __device__ __forceinline__ void forward_rows_again(const AttentionParams& p, con
     for (int part = 0; part < kParts; ++part) o[i][part] = 0;
   }
   bool values_matter = true;
+  // From the last keys on: Inf among them, as in what nobody has filled yet, ends it at once.
 #pragma unroll 1
-  for (int block = begin; block < end; block += 32) {
+  for (int block = begin + (max(end - begin, 0) + 31) / 32 * 32 - 32; block >= begin; block -= 32) {
     const int key = block + lane;
     float s[kRows];
     products_again<Spec::kAligned>(s, k.row(min(key, end - 1)), q, first, last, kHeaddim);

@@ -48,7 +48,8 @@ struct BackwardF32Tile {
   constexpr int greatest_offset() const { return row_sum_offset() + query_stages * row_bytes(); }  // two numbers a warp
   constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                 // two numbers
   constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                      // with two stages: two numbers of each
-  constexpr int shared_bytes() const { return inverse_offset() + 8 + (query_stages == 2 ? 16 : 0); }
+  constexpr int infinite_offset() const { return query_inverse_offset() + (query_stages == 2 ? 16 : 0); }  // a word a group of keys: one bit a key
+  constexpr int shared_bytes() const { return infinite_offset() + 4 * key_groups; }
   // Of packed sequences behind all that: where the CTA's own begins and ends, four numbers.
   constexpr int sequence_offset() const { return (shared_bytes() + 15) / 16 * 16; }
   constexpr int packed_shared_bytes() const { return sequence_offset() + 16; }
