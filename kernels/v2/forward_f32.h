@@ -390,8 +390,8 @@ class ForwardF32 {
         [[maybe_unused]] const bool lost = sum == 0;
         if constexpr (kPair.sinks) {
           const float sink = sink_of(pairs_of(p), place.head);
-          const SinkedRow<> sinked(sink, sink_exponent<(kTerms || Spec::kCapped)>(p, sink, softmax.shift[i][half]), softmax.shift[i][half], sum,
-                                   empty);
+          const SinkedRow<> sinked(sink, sink_exponent<(kTerms || Spec::kCapped || Spec::kHeaddimV > 192)>(p, sink, softmax.shift[i][half]),
+                                   softmax.shift[i][half], sum, empty);
           sum = sinked.sum;
           sinked_lse = sinked.lse;
         }
