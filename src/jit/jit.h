@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "jit/sources.h"
+
 namespace fattn::core::jit {
 
 // One translation unit = one kernel. What is not said here (-std=c++20, everything is device code by default) is the same
@@ -17,6 +19,7 @@ struct Request {
   std::string source;
   int arch = 0;                // 75, 80, 86, 89, 90, 100, 120, ...
   bool arch_specific = false;  // the suffix `a`: 90 -> sm_90a
+  SourceTable sources = embedded_sources;  // where the headers are
 };
 
 std::string target_name(int arch, bool arch_specific);  // "sm_90a"

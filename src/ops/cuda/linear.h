@@ -1,0 +1,32 @@
+// A linear layer of any number of rows.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "ops/cuda/matmul.h"
+#include "ops/cuda/product.h"
+
+namespace fattn::ops::cuda {
+
+class CudaLinear final : public Kernel<Linear> {
+ public:
+  CudaLinear(const Linear& problem, const Device& device);
+  size_t workspace_bytes() const override { return problem_.rows > few_.most_rows() ? Matmul::kMostWorkspace : 0; }
+  void execute(const Linear::Buffers& buffers, void* workspace, void* stream) const override;
+  int64_t few_rows() const { return few_.most_rows(); }
+
+ private:
+  std::shared_ptr<const Matmul> matmul_of(int64_t rows, bool bias) const;
+
+  const Linear problem_;
+  const Gpu gpu_;
+  const Product few_;
+  KernelKey bias_;
+  // By rows; and whether there is a bias.
+  mutable std::map<std::pair<int64_t, bool>, std::shared_ptr<const Matmul>> matmuls_;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace fattn::ops::cuda
