@@ -32,19 +32,19 @@ SessionPlans::SessionPlans(const Config& c, DType dtype, const Compute& compute,
   const auto note = [&](const auto& plan) { workspace_ = std::max(workspace_, plan.workspace_bytes()); };
   embedding_ = {ops::Embedding{rows, c.n_embd, c.vocab_size, rotary ? 0 : c.n_positions, dtype}, device};
   norm_ = {ops::LayerNorm{rows, c.n_embd, c.layer_norm_epsilon, dtype}, device};
-  norm_picked_ = {ops::LayerNorm{logit_rows, c.n_embd, c.layer_norm_epsilon, dtype}, device};
-  keys_values_ = {ops::KeysValues{rows, c.n_head, c.n_kv_head, c.headdim(), dtype, rotary, c.rope_theta}, device};
   const Products p = products_of(c, dtype, rows, logit_rows);
-  qkv_ = {p.qkv, device};
+  qkv_ = {ops::NormLinear{p.qkv, c.layer_norm_epsilon, c.n_head, c.n_kv_head, c.headdim(), rotary, c.rope_theta}, device};
   attn_proj_ = {p.attn_proj, device};
-  fc_ = {p.fc, device};
+  fc_ = {ops::NormLinear{p.fc, c.layer_norm_epsilon}, device};
   mlp_proj_ = {p.mlp_proj, device};
-  head_ = {p.head, device};
-  for (const auto* plan : {&qkv_, &attn_proj_, &fc_, &mlp_proj_, &head_}) note(*plan);
+  head_ = {ops::NormLinear{p.head, c.layer_norm_epsilon}, device};
+  for (const auto* plan : {&qkv_, &fc_, &head_}) note(*plan);
+  for (const auto* plan : {&attn_proj_, &mlp_proj_}) note(*plan);
+  alike_ = rows;
+  if (options_.batch_invariant)
+    for (const ops::Linear* linear : {&p.qkv, &p.attn_proj, &p.fc, &p.mlp_proj, &p.head}) alike_ = std::min(alike_, ops::rows_alike(*linear, device));
   note(embedding_);
   note(norm_);
-  note(norm_picked_);
-  note(keys_values_);
   if (options_.hidden) {
     // Of the vocabulary, not of its padding: its rows of 0 have no share.
     cross_entropy_ = {ops::CrossEntropy{rows, c.n_embd, c.vocab_size, dtype}, device};
@@ -57,11 +57,11 @@ SessionMemory SessionPlans::memory() const {
   const Config& c = config_;
   const size_t size = size_of(dtype_);
   SessionMemory m;
-  const auto add = [&](const char* what, int64_t rows, int64_t width, size_t element) {
+  const auto add = [&](const char* what, int64_t rows, int64_t width, size_t element, bool input = false) {
     size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(rows), static_cast<size_t>(width), &bytes) || __builtin_mul_overflow(bytes, element, &bytes))
       throw Error("batch times context needs more bytes than 64-bit numbers count; use smaller ones");
-    m.activations.push_back({what, rows, width, element, bytes});
+    m.activations.push_back({what, rows, width, element, bytes, input});
   };
   const int64_t rows = options_.rows, logit_rows = options_.logit_rows;
   add("residual stream (fp32)", rows, c.n_embd, 4);
@@ -71,11 +71,13 @@ SessionMemory SessionPlans::memory() const {
   add("inside the MLP", rows, c.n_inner, size);
   add("rows of logits, normalised", logit_rows, c.n_embd, size);
   add("logits (fp32)", logit_rows, c.padded_vocab(), 4);
-  add("ids", rows, 1, 4);
-  add("positions", rows, 1, 4);
-  add("which rows have logits", logit_rows, 1, 4);
-  add("places in the cache", rows, 1, 8);
-  add("lse of losses (fp32)", options_.hidden ? rows : 0, 1, 4);
+  add("lse and losses (fp32)", options_.hidden ? rows : 0, 2, 4);
+  add("ids", rows, 1, 4, true);
+  add("positions", rows, 1, 4, true);
+  add("which rows have logits", logit_rows, 1, 4, true);
+  add("places in the cache", rows, 1, 8, true);
+  add("lengths", options_.batch, 1, 4, true);
+  add("targets", options_.hidden ? rows : 0, 1, 4, true);
   m.workspace = workspace_;
   BlockLayout cache;
   for (int64_t i = 0; i < 2 * c.n_layer; ++i) {
@@ -90,8 +92,16 @@ SessionMemory SessionPlans::memory() const {
 
 size_t SessionMemory::arena() const {
   BlockLayout layout;
-  for (const Use& use : activations) layout.add(use.bytes);
-  layout.add(workspace);
+  for (const Use& use : activations)
+    if (!use.input) layout.add(use.bytes);
+  layout.add(workspace, BlockLayout::kWorkspace);
+  return layout.total();
+}
+
+size_t SessionMemory::inputs() const {
+  BlockLayout layout;
+  for (const Use& use : activations)
+    if (use.input) layout.add(use.bytes);
   return layout.total();
 }
 
