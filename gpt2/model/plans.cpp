@@ -7,14 +7,14 @@
 namespace fattn::gpt2 {
 namespace {
 
-SessionOptions filled(SessionOptions o, const Config& c) {
+SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
   if (o.context == 0) o.context = c.n_positions;
   if (o.batch < 1) throw Error("batch is " + std::to_string(o.batch) + "; allowed: 1 and above");
   if (o.context < 1 || o.context > c.n_positions)
     throw Error("context is " + std::to_string(o.context) + "; the model has positions for 1 to " + std::to_string(c.n_positions) + " tokens");
   constexpr int64_t kMost = int64_t{1} << 31;
   if (o.batch >= kMost / o.context) throw Error("batch times context exceeds 2^31 - 1 tokens; use smaller ones");
-  if (o.rows == 0) o.rows = std::max(std::min<int64_t>(256, o.batch * o.context), o.batch);
+  if (o.rows == 0) o.rows = std::max(std::min<int64_t>(chunk, o.batch * o.context), o.batch);
   if (o.logit_rows == 0) o.logit_rows = o.batch;
   if (o.rows < o.batch)
     throw Error("a step of " + std::to_string(o.rows) + " tokens is less than one for each of " + std::to_string(o.batch) + " sequences");
@@ -25,8 +25,10 @@ Attention::Options attention_options(const SessionOptions& o) { return {o.batch,
 
 }  // namespace
 
+int64_t default_chunk(const ops::Device& device) { return device.place == ops::Place::kCuda ? 8192 : 256; }
+
 SessionPlans::SessionPlans(const Config& c, DType dtype, const Compute& compute, const ops::Device& device, const SessionOptions& options)
-    : options_(filled(options, c)), config_(c), dtype_(dtype), attention_(c, dtype, compute, attention_options(options_)) {
+    : options_(filled(options, c, default_chunk(device))), config_(c), dtype_(dtype), attention_(c, dtype, compute, attention_options(options_)) {
   const int64_t rows = options_.rows, logit_rows = options_.logit_rows;
   const bool rotary = c.positions == Positions::kRotary;
   const auto note = [&](const auto& plan) { workspace_ = std::max(workspace_, plan.workspace_bytes()); };

@@ -22,7 +22,7 @@ class Decoding;
 
 struct SessionOptions {
   int64_t batch = 1, context = 0;          // sequences, and tokens of each that the cache holds; 0: the model's positions
-  int64_t rows = 0;                        // tokens of a step at most; 0: 256, or the batch if that is more
+  int64_t rows = 0;                        // tokens of a step at most; 0: 256 (on a GPU 8192), or the batch if that is more
   int64_t logit_rows = 0;                  // of a step at most; 0: the batch
   bool hidden = false;                     // hidden() and losses() are asked for
   Algorithm algorithm = Algorithm::kAuto;  // of attention
@@ -60,6 +60,9 @@ struct StepRows {
   const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *used = nullptr;
   const int64_t* slots = nullptr;
 };
+
+// Tokens of a step where SessionOptions::rows is 0.
+int64_t default_chunk(const ops::Device& device);
 
 class SessionPlans {
  public:
