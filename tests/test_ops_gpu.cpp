@@ -92,12 +92,15 @@ TEST_P(OpsGpu, Linear) {
     int64_t rows, in, out;
   };
   for (const auto& [rows, in, out] : {Shape{1, 40, 130}, {1, 768, 768}, {3, 768, 2304}, {16, 3072, 768}, {8, 33, 64}, {9, 100, 50}, {6, 1, 1},
-                                      {1, 1600, 6400}, {2, 6400, 1600}, {16, 768, 20000}, {17, 768, 768}, {101, 401, 70}, {300, 96, 384}}) {
+                                      {2, 6400, 1600}, {16, 768, 20000}, {17, 768, 768}, {101, 401, 70}, {300, 96, 384}}) {
     const Array x(dtype(), static_cast<size_t>(rows * in), 1), bias(dtype(), static_cast<size_t>(out), 2);
     const Array weight(dtype(), static_cast<size_t>(in * out), 3, 1 / std::sqrt(static_cast<double>(in)));
     for (const Activation activation : {Activation::kNone, Activation::kGeluTanh, Activation::kGelu})
       for (const int y : {0, 1, 2}) {  // in the dtype, in fp32, added
-        if ((y == 2 && activation != Activation::kNone) || (out > 10000 && activation != Activation::kNone)) continue;
+        if (y == 2 && activation != Activation::kNone) continue;
+        // Each kernel is compiled: what they share is looked at in some shapes.
+        const bool all = in == 40 || in == 401 || in == 96;
+        if (!all && (activation == Activation::kGelu || (activation == Activation::kGeluTanh) != (in == 768 && out == 2304) || y == 1)) continue;
         const Linear p{rows, in, out, dtype(), y > 0 ? DType::kF32 : dtype(), activation, y == 2};
         const bool in_by_out = activation == Activation::kNone;
         const Array before(p.y, static_cast<size_t>(rows * out), 4);
@@ -109,7 +112,6 @@ TEST_P(OpsGpu, Linear) {
         // Where the library has not the activation, it is applied to a rounded number.
         const double rounded = activation == Activation::kGelu && y == 0 ? 4 * unit(dtype()) : 0;
         expect_near(linear(p, x, weight, in_by_out, &bias, before, rows), expected, sums_error(in) + rounded);
-        if (HasFatalFailure()) return;
       }
   }
 }

@@ -43,17 +43,13 @@ Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, bool bia
       weight_(layout_of(p.dtype, p.in, p.out, packed_stride(p))),
       x_(layout_of(p.dtype, p.in, rows, p.in)),
       y_(layout_of(p.y, p.out, rows, p.out)) {
-  core::cublasLtMatmulDesc desc = nullptr;
-  cublas_check(cublaslt().matmulDescCreate(&desc, core::CublasCompute::kF32, CublasType::kF32), "describing a product");
-  desc_.reset(desc);
-  const core::CublasOp transposed = core::CublasOp::kTransposed;
-  cublas_check(cublaslt().matmulDescSetAttribute(desc, CublasDescAttribute::kTransA, &transposed, sizeof transposed), "describing a product");
-  const bool gelu = p.activation == Activation::kGeluTanh;  // the library's has this form
+  const bool fuses = p.y == p.dtype;                                 // the bias is in the dtype of y, or it is not the library's
+  const bool gelu = fuses && p.activation == Activation::kGeluTanh;  // the library's has this form
   if (bias && gelu && choose(device, CublasEpilogue::kGeluBias)) {
     bias_ = activates_ = true;
   } else if (!bias && gelu && choose(device, CublasEpilogue::kGelu)) {
     activates_ = true;
-  } else if (bias && choose(device, CublasEpilogue::kBias)) {
+  } else if (bias && fuses && choose(device, CublasEpilogue::kBias)) {
     bias_ = true;
   } else if (!choose(device, CublasEpilogue::kNone)) {
     throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, " has no algorithm for ", rows, " rows of ", p.in,
@@ -64,6 +60,11 @@ Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, bool bia
 
 bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
   const core::CudaCurrent scope = device.current();
+  core::cublasLtMatmulDesc desc = nullptr;
+  cublas_check(cublaslt().matmulDescCreate(&desc, core::CublasCompute::kF32, CublasType::kF32), "describing a product");
+  desc_.reset(desc);
+  const core::CublasOp transposed = core::CublasOp::kTransposed;
+  cublas_check(cublaslt().matmulDescSetAttribute(desc, CublasDescAttribute::kTransA, &transposed, sizeof transposed), "describing a product");
   const auto describe = [&](CublasDescAttribute what, const auto& value) {
     return cublaslt().matmulDescSetAttribute(desc_.get(), what, &value, sizeof value) == core::kCublasSuccess;
   };
