@@ -4,6 +4,7 @@
 
 #include "fattn/error.hpp"
 #include "jit/kernel_table.h"
+#include "jit/planned.h"
 #include "shared/ops_params.h"
 #include "shared/text.h"
 
@@ -121,6 +122,15 @@ core::jit::Request request_of(const KernelKey& key) {
                  " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
   return {.entry = s.name, .source = source, .arch = key.arch, .arch_specific = false, .sources = embedded_sources};
 }
+
+}  // namespace fattn::ops::cuda
+
+// What packs and `fattn cache warm` have besides, wherever operations are linked.
+namespace fattn::core::jit {
+PlannedList further_planned() { return {ops::cuda::embedded_planned, ops::cuda::embedded_sources}; }
+}  // namespace fattn::core::jit
+
+namespace fattn::ops::cuda {
 
 Gpu::Gpu(const Device& device) : device_(core::cuda_device(device.gpu)), arch_(arch_of(device_.info())) { device_.require_usable(); }
 
