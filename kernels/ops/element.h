@@ -37,15 +37,32 @@ __device__ __forceinline__ void write(void* p, long long i, float x) {
   static_cast<Bits<Element>*>(p)[i] = stored<Element>(x);
 }
 
-// Four elements side by side, at a multiple of four from an address of as many bytes.
+// Four elements side by side as they lie in memory, at a multiple of four from an address of as many bytes.
+template <class Element>
+struct FourStored {
+  using Bits = uint2;
+};
+template <>
+struct FourStored<float> {
+  using Bits = float4;
+};
+template <class Element>
+using Four = typename FourStored<Element>::Bits;
+
+template <class Element>
+__device__ __forceinline__ Four<Element> load4(const void* p, long long i) {
+  return *reinterpret_cast<const Four<Element>*>(static_cast<const Bits<Element>*>(p) + i);
+}
+template <class Element>
+__device__ __forceinline__ float4 numbers_of(Four<Element> w) {
+  if constexpr (is_same<Element, float>)
+    return w;
+  else
+    return float4{ptx::low_float<Element>(w.x), ptx::high_float<Element>(w.x), ptx::low_float<Element>(w.y), ptx::high_float<Element>(w.y)};
+}
 template <class Element>
 __device__ __forceinline__ float4 read4(const void* p, long long i) {
-  if constexpr (is_same<Element, float>) {
-    return *reinterpret_cast<const float4*>(static_cast<const float*>(p) + i);
-  } else {
-    const uint2 w = *reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(p) + i);
-    return float4{ptx::low_float<Element>(w.x), ptx::high_float<Element>(w.x), ptx::low_float<Element>(w.y), ptx::high_float<Element>(w.y)};
-  }
+  return numbers_of<Element>(load4<Element>(p, i));
 }
 template <class Element>
 __device__ __forceinline__ void write4(void* p, long long i, float4 x) {

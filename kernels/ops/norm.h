@@ -40,9 +40,28 @@ struct RowOfWarp {
   }
 };
 
+// Weight and bias of a lane's numbers, which may be read before the row is there; where rows are not held, nothing.
+template <class Element, int kIn, bool kEarly>
+struct NormWeights {
+  using Row = RowOfWarp<kIn>;
+  static constexpr bool kAhead = kEarly && Row::kStep == 4 && Row::kHeld && Row::kSteps <= 13;
+  Four<Element> weight[kAhead ? Row::kSteps : 1], bias[kAhead ? Row::kSteps : 1];
+  const void *from_weight, *from_bias;
+
+  __device__ NormWeights(int lane, const void* w, const void* b) : from_weight(w), from_bias(b) {
+    if constexpr (kAhead)
+      Row::each(lane, [&](int i, int at) {
+        weight[i] = load4<Element>(w, at);
+        bias[i] = load4<Element>(b, at);
+      });
+  }
+  __device__ float4 weights(int i, int at) const { return kAhead ? numbers_of<Element>(weight[i]) : read4<Element>(from_weight, at); }
+  __device__ float4 biases(int i, int at) const { return kAhead ? numbers_of<Element>(bias[i]) : read4<Element>(from_bias, at); }
+};
+
 // take(place, normalised number) of every number of row x, which is read by read_x(place) in fours (float4) or single ones (float).
-template <class Element, int kIn, class Read, class Take>
-__device__ __forceinline__ void normalise_row(int lane, float epsilon, const void* weight, const void* bias, const Read& read_x, const Take& take) {
+template <class Element, int kIn, class Norm, class Read, class Take>
+__device__ __forceinline__ void normalise_row(int lane, float epsilon, const Norm& norm, const Read& read_x, const Take& take) {
   using Row = RowOfWarp<kIn>;
   constexpr float kShare = 1.0f / kIn;
   if constexpr (Row::kStep == 4) {
@@ -61,7 +80,7 @@ __device__ __forceinline__ void normalise_row(int lane, float epsilon, const voi
     });
     const float scale = 1.0f / sqrtf(warp_sum(squares) * kShare + epsilon);
     Row::each(lane, [&](int i, int at) {
-      const float4 x = number(i, at), w = read4<Element>(weight, at), b = read4<Element>(bias, at);
+      const float4 x = number(i, at), w = norm.weights(i, at), b = norm.biases(i, at);
       take(at, float4{fmaf((x.x - mean) * scale, w.x, b.x), fmaf((x.y - mean) * scale, w.y, b.y), fmaf((x.z - mean) * scale, w.z, b.z),
                       fmaf((x.w - mean) * scale, w.w, b.w)});
     });
@@ -80,7 +99,7 @@ __device__ __forceinline__ void normalise_row(int lane, float epsilon, const voi
       squares += x * x;
     });
     const float scale = 1.0f / sqrtf(warp_sum(squares) * kShare + epsilon);
-    Row::each(lane, [&](int i, int at) { take(at, fmaf((number(i, at) - mean) * scale, read<Element>(weight, at), read<Element>(bias, at))); });
+    Row::each(lane, [&](int i, int at) { take(at, fmaf((number(i, at) - mean) * scale, read<Element>(norm.from_weight, at), read<Element>(norm.from_bias, at))); });
   }
 }
 
@@ -127,7 +146,7 @@ __device__ __forceinline__ void norm(const NormParams& p) {
       }
     });
   }
-  normalise_row<Element, Spec::kIn>(lane, p.epsilon, p.weight, p.bias, reader_of<Spec::kIn>(x),
+  normalise_row<Element, Spec::kIn>(lane, p.epsilon, NormWeights<Element, Spec::kIn, false>(lane, p.weight, p.bias), reader_of<Spec::kIn>(x),
                                     [&](int at, auto y) { put<Element>(p.y, static_cast<long long>(row) * Spec::kIn + at, y); });
 }
 

@@ -103,8 +103,9 @@ class Product {
     for (int i = Spec::kIn + lane_; i < Shape::kStride; i += 32) write<Element>(x_ + row * Shape::kRowBytes, i, 0);
   }
 
-  // Rows of x to shared memory, a warp a row.
-  __device__ void stage_rows() const {
+  // Rows of x to shared memory.
+  template <class Norm>
+  __device__ void stage_rows(const Norm& norm) const {
     for (int row = warp_; row < (Shape::kSingle ? Spec::kRows : p_.rows); row += Shape::kWarps) {
       unsigned char* to = x_ + row * Shape::kRowBytes;
       if (row >= p_.rows) {
@@ -112,19 +113,22 @@ class Product {
         continue;
       }
       if constexpr (Shape::kStride != Spec::kIn) zero_behind(row);
-      if constexpr (Spec::kNorm) {
+      if constexpr (Spec::kNorm) {  // a warp a row
         const float* x = static_cast<const float*>(p_.x) + static_cast<long long>(p_.select ? p_.select[row] : row) * Spec::kIn;
-        normalise_row<Element, Spec::kIn>(lane_, p_.epsilon, p_.norm_weight, p_.norm_bias, reader_of<Spec::kIn>(x),
-                                          [&](int at, auto y) { put<Element>(to, at, y); });
-      } else {
-        const Bits<Element>* x = static_cast<const Bits<Element>*>(p_.x) + static_cast<long long>(row) * Spec::kIn;
-        if constexpr (Spec::kIn % Shape::kUnit == 0) {
+        normalise_row<Element, Spec::kIn>(lane_, p_.epsilon, norm, reader_of<Spec::kIn>(x), [&](int at, auto y) { put<Element>(to, at, y); });
+      }
+    }
+    if constexpr (!Spec::kNorm) {
+      constexpr int kUnit = Spec::kIn % Shape::kUnit == 0 ? Shape::kUnit : 1, kUnits = Spec::kIn / kUnit;
+      const Bits<Element>* x = static_cast<const Bits<Element>*>(p_.x);
 #pragma unroll 4
-          for (int i = lane_ * Shape::kUnit; i < Spec::kIn; i += 32 * Shape::kUnit)
-            *reinterpret_cast<uint4*>(to + i * Shape::kBytes) = *reinterpret_cast<const uint4*>(x + i);
-        } else {
-          for (int i = lane_; i < Spec::kIn; i += 32) reinterpret_cast<Bits<Element>*>(to)[i] = x[i];
-        }
+      for (int i = static_cast<int>(threadIdx.x); i < p_.rows * kUnits; i += kOpsThreads) {
+        const int row = i / kUnits, at = i % kUnits * kUnit;
+        Bits<Element>* to = reinterpret_cast<Bits<Element>*>(x_ + row * Shape::kRowBytes) + at;
+        if constexpr (kUnit > 1)
+          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(x + row * Spec::kIn + at);
+        else
+          *to = x[row * Spec::kIn + at];
       }
     }
   }
@@ -150,34 +154,65 @@ class Product {
     }
   }
 
-  __device__ void finish(int tile) const {
-    for (int i = static_cast<int>(threadIdx.x); i < Shape::kTiles * Shape::kPart; i += kOpsThreads) {
-      const int side = i / Shape::kPart, row = i % Shape::kPart / 8, output = (tile * Shape::kTiles + side) * 8 + i % 8;
-      if (row >= p_.rows || output >= p_.out) continue;
+  // What a thread finishes: an output of a row, with what it can read before the sums are there.
+  struct Item {
+    int row, output;
+    float bias, before;
+    long long slot;
+  };
+  static constexpr int kItems = (Shape::kTiles * Shape::kPart + kOpsThreads - 1) / kOpsThreads;
+
+  // The bias may be read before the kernel before has ended, what that writes afterwards.
+  __device__ void look_ahead(int tile, Item (&items)[kItems]) const {
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const int i = n * kOpsThreads + static_cast<int>(threadIdx.x);
+      Item& item = items[n];
+      item.row = i < Shape::kTiles * Shape::kPart ? i % Shape::kPart / 8 : p_.rows;
+      item.output = (tile * Shape::kTiles + i / Shape::kPart) * 8 + i % 8;
+      if (item.output >= p_.out) item.row = p_.rows;
+      item.bias = item.row < p_.rows && p_.bias ? read<Element>(p_.bias, item.output) : 0;
+    }
+  }
+  __device__ void look(Item (&items)[kItems]) const {
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      Item& item = items[n];
+      if (item.row >= p_.rows) continue;
+      if constexpr (Spec::kY == Y::kAdded) item.before = static_cast<const float*>(p_.y)[place_of(item)];
+      if constexpr (Spec::kKeysValues) item.slot = p_.slot ? p_.slot[item.row] : item.row;
+    }
+  }
+  __device__ long long place_of(const Item& item) const { return static_cast<long long>(item.row) * p_.out + item.output; }
+
+  __device__ void finish(const Item (&items)[kItems]) const {
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const int i = n * kOpsThreads + static_cast<int>(threadIdx.x);
+      if (items[n].row >= p_.rows) continue;
+      const float* part = parts_ + i / Shape::kPart * Spec::kShares * Shape::kPart + i % Shape::kPart;
       float sum = 0;
 #pragma unroll
-      for (int s = 0; s < Spec::kShares; ++s) sum += parts_[(side * Spec::kShares + s) * Shape::kPart + i % Shape::kPart];
-      if (p_.bias) sum += read<Element>(p_.bias, output);
-      store(row, output, activated<Spec::kActivation>(sum));
+      for (int s = 0; s < Spec::kShares; ++s) sum += part[s * Shape::kPart];
+      store(items[n], activated<Spec::kActivation>(sum + items[n].bias));
     }
   }
 
-  __device__ void store(int row, int output, float y) const {
+  __device__ void store(const Item& item, float y) const {
     if constexpr (Spec::kKeysValues) {
-      if (output >= p_.q_width) {
-        const int at = (output - p_.q_width) % p_.kv_width;
-        const long long slot = p_.slot ? p_.slot[row] : row;
-        if (slot >= 0) write<Element>(output < p_.q_width + p_.kv_width ? p_.k : p_.v, slot * p_.kv_width + at, y);
+      if (item.output >= p_.q_width) {
+        const bool is_v = item.output >= p_.q_width + p_.kv_width;
+        const int at = item.output - p_.q_width - (is_v ? p_.kv_width : 0);
+        if (item.slot >= 0) write<Element>(is_v ? p_.v : p_.k, item.slot * p_.kv_width + at, y);
         return;
       }
     }
-    const long long at = static_cast<long long>(row) * p_.out + output;
     if constexpr (Spec::kY == Y::kElement)
-      write<Element>(p_.y, at, y);
+      write<Element>(p_.y, place_of(item), y);
     else if constexpr (Spec::kY == Y::kAdded)
-      static_cast<float*>(p_.y)[at] += y;
+      static_cast<float*>(p_.y)[place_of(item)] = item.before + y;
     else
-      static_cast<float*>(p_.y)[at] = y;
+      static_cast<float*>(p_.y)[place_of(item)] = y;
   }
 
  public:
@@ -195,11 +230,20 @@ class Product {
     int tile = static_cast<int>(blockIdx.x);
     uint4 now[kHeld];
     load(tile, 0, now);
+    Item items[kItems];
+    look_ahead(tile, items);
+    const auto norm = [&] {
+      if constexpr (Spec::kNorm)
+        return NormWeights<Element, Spec::kIn, !Spec::kSeveral>(lane_, p_.norm_weight, p_.norm_bias);
+      else
+        return 0;
+    }();
     if constexpr (Spec::kDependent) {
       ptx::let_kernel_after_come_up();
       ptx::wait_for_kernel_before();
     }
-    stage_rows();
+    look(items);
+    stage_rows(norm);
     __syncthreads();
     constexpr bool kAhead = Spec::kSeveral || Shape::kStages > 1;
     uint4 next[kAhead ? kHeld : 1];
@@ -219,8 +263,10 @@ class Product {
       }
       keep(sums);
       __syncthreads();
-      finish(tile);
+      finish(items);
       if constexpr (!Spec::kSeveral) break;
+      look_ahead(tile + static_cast<int>(gridDim.x), items);
+      look(items);
       __syncthreads();
     }
   }
