@@ -119,7 +119,7 @@ Gpt2Timing decode(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t
   const int64_t steps = std::min(kDecodeSteps, context), first = context - steps;
   const auto call = [&] {
     for (int64_t i = 0; i < batch; ++i) session.truncate(i, first);
-    for (int64_t step = 0; step < steps; ++step) session.step_and_draw(parts, choices, ids.data());
+    for (int64_t step = 0; step < steps; ++step) session.step_and_draw(parts, choices, ids.data(), step + 1 < steps);
   };
   const double seen = static_cast<double>(context) - static_cast<double>(steps - 1) / 2;
   return {true, batch, context, time_of(flags.seconds, call, static_cast<double>(steps)), decode_limit(model, batch, seen, limits)};

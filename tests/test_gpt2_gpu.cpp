@@ -58,6 +58,7 @@ TEST_P(Gpt2Gpu, CachedAsUncachedWithAndWithoutGraph) {
     const double allowed = (dtype == DType::kF32 ? 2e-5 : 5e-2) * scale_of(whole);
     for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2})
       for (const bool graph : {true, false}) {
+        if (algorithm == Algorithm::kV1 && dtype == DType::kF32) continue;  // there is none on a GPU
         SCOPED_TRACE(std::string(name_of(algorithm)) + (graph ? ", graph" : ""));
         Session session(model, {.batch = 1, .rows = 16, .algorithm = algorithm, .graph = graph});
         const std::vector<NewTokens> prompt{{0, std::span(ids).first(20)}};
@@ -111,9 +112,9 @@ TEST_F(Gpt2GpuText, NeighboursChangeNothing) {
   const GenerateOptions options{.max_new_tokens = 24, .temperature = 1.1, .seed = 3};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Model model = files.load({.dtype = dtype, .gpu = 0});
-    const auto alone = texts_of(model, options, {.batch = 1, .rows = 32, .batch_invariant = true});
+    const auto alone = texts_of(model, options, {.batch = 1, .rows = 64, .batch_invariant = true});
     for (const int64_t batch : {2, 5, 40})
-      EXPECT_EQ(texts_of(model, options, {.batch = batch, .rows = std::max<int64_t>(32, batch), .batch_invariant = true}), alone) << batch;
+      EXPECT_EQ(texts_of(model, options, {.batch = batch, .rows = 64, .batch_invariant = true}), alone) << batch;
   }
 }
 

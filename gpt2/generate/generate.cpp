@@ -91,7 +91,7 @@ class Run {
     for (const Request& r : active_) parts_.push_back({r.sequence, std::span(r.all).last(1)});
     const auto begin = Clock::now();
     choose(active_);
-    session_.step_and_draw(parts_, std::span(choices_).first(active_.size()), drawn_.data());
+    session_.step_and_draw(parts_, std::span(choices_).first(active_.size()), drawn_.data(), true);
     times_.decode_tokens += static_cast<int64_t>(parts_.size());
     take(active_);
     times_.decode_seconds += std::chrono::duration<double>(Clock::now() - begin).count();

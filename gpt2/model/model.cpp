@@ -42,7 +42,8 @@ size_t weight_bytes(const Config& c, DType dtype, const ops::Device& device) {
   size_t bytes = 0;
   const size_t tables = static_cast<size_t>(c.vocab_size + (c.positions == Positions::kLearned ? c.n_positions : 0) + 2);
   const auto layers = static_cast<size_t>(c.n_layer);
-  const size_t vectors = static_cast<size_t>(4 * c.n_embd + c.qkv_width() + c.n_embd + c.n_inner + c.n_embd) * size_of(dtype);
+  const size_t vectors = static_cast<size_t>(4 * c.n_embd + c.qkv_width() + c.n_embd + c.n_inner + c.n_embd) * size_of(dtype) +
+                         (device.place == ops::Place::kCuda ? static_cast<size_t>(2 * c.n_embd) * sizeof(float) : 0);
   if (__builtin_mul_overflow(packed + vectors, layers, &bytes)) throw Error("the weights need more bytes than 64-bit numbers count");
   return bytes + tables * static_cast<size_t>(c.n_embd) * size_of(dtype) + ops::packed_bytes(p.head, device);
 }
@@ -83,18 +84,19 @@ Model::Model(const Config& config, Weights weights, const Compute& compute)
     write(packing.data());
     space.upload(block_.at(place), packing.data(), bytes);
   };
-  const auto copied = [&](const std::string& name, const void** to, bool read) {
+  const auto copied_in = [&](const std::string& name, DType dtype, const void** to, bool read) {
     const Weight& weight = weights_.at(name);
-    const size_t bytes = bytes_of(weight, dtype_), place = layout.add(bytes);
+    const size_t bytes = bytes_of(weight, dtype), place = layout.add(bytes);
     if (read) bytes_read_ += bytes;
-    fill.push_back([this, &weight, &place_piece, to, place, bytes] {
+    fill.push_back([this, &weight, &place_piece, dtype, to, place, bytes] {
       place_piece(place, bytes, [&](std::byte* piece) {
-        if (!convert(weight.data, weight.dtype, piece, dtype_, static_cast<size_t>(weight.size())))
-          throw Error(weight.name + " has a number that " + name_of(dtype_) + " does not hold; use bf16 or fp32");
+        if (!convert(weight.data, weight.dtype, piece, dtype, static_cast<size_t>(weight.size())))
+          throw Error(weight.name + " has a number that " + name_of(dtype) + " does not hold; use bf16 or fp32");
       });
       *to = block_.at(place);
     });
   };
+  const auto copied = [&](const std::string& name, const void** to, bool read) { copied_in(name, dtype_, to, read); };
   const auto packed = [&](const std::string& name, const ops::Linear& problem, const void** to) {
     const Weight& weight = weights_.at(name);
     const size_t bytes = ops::packed_bytes(problem, on), place = layout.add(bytes);
@@ -120,6 +122,7 @@ Model::Model(const Config& config, Weights weights, const Compute& compute)
   const auto linear = [&](const std::string& name, const ops::Linear& problem, LinearWeights& to) {
     packed(name + ".weight", problem, &to.weight);
     copied(name + ".bias", &to.bias, true);
+    if (space.on_gpu() && problem.accumulate) copied_in(name + ".bias", DType::kF32, &to.bias_single, false);
   };
   table("wte.weight", &token_table_);
   if (config_.positions == Positions::kLearned) table("wpe.weight", &position_table_);

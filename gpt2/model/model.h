@@ -32,6 +32,7 @@ struct NormWeights {
 };
 struct LinearWeights {
   const void *weight = nullptr, *bias = nullptr;  // packed
+  const void* bias_single = nullptr;              // in fp32, of what adds to the residual stream on a GPU
 };
 struct LayerWeights {
   NormWeights ln_1, ln_2;

@@ -130,6 +130,7 @@ void Session::run(std::span<const NewTokens> parts, int64_t first_logit) {
   const auto at = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.at(offset)); };
   const StepRows in{at(ids_), at(positions_), at(select_), at(used_), reinterpret_cast<const int64_t*>(inputs_.at(slots_))};
   logits_on_host_ = false;
+  if (decoding_) decoding_->forget_ahead();
   layers(in, spans_, rows_, logit_rows, first_logit);
   logit_count_ = first_logit + logit_rows;
   for (const Span& span : spans_) lengths_[static_cast<size_t>(span.sequence)] += span.count;
@@ -159,7 +160,8 @@ void Session::layers(const StepRows& in, const std::vector<Span>& spans, int64_t
     });
     plans_.attention_.execute(i, spans, in.used, qkv_, k, v, o_, workspace_, space_);
     in_groups(rows, [&](int64_t r, int64_t n) {
-      plans_.attn_proj_.execute({n, at(o_, r, c.n_embd), w.attn_proj.weight, w.attn_proj.bias, x_ + r * c.n_embd}, workspace_, stream);
+      plans_.attn_proj_.execute({n, at(o_, r, c.n_embd), w.attn_proj.weight, w.attn_proj.bias, x_ + r * c.n_embd,
+                                static_cast<const float*>(w.attn_proj.bias_single)}, workspace_, stream);
     });
     in_groups(rows, [&](int64_t r, int64_t n) {
       plans_.fc_.execute({n, x_ + r * c.n_embd, nullptr, w.ln_2.weight, w.ln_2.bias, at(h_, r, c.n_embd), w.fc.weight, w.fc.bias,
@@ -167,7 +169,8 @@ void Session::layers(const StepRows& in, const std::vector<Span>& spans, int64_t
                          workspace_, stream);
     });
     in_groups(rows, [&](int64_t r, int64_t n) {
-      plans_.mlp_proj_.execute({n, at(inner_, r, c.n_inner), w.mlp_proj.weight, w.mlp_proj.bias, x_ + r * c.n_embd}, workspace_, stream);
+      plans_.mlp_proj_.execute({n, at(inner_, r, c.n_inner), w.mlp_proj.weight, w.mlp_proj.bias, x_ + r * c.n_embd,
+                               static_cast<const float*>(w.mlp_proj.bias_single)}, workspace_, stream);
     });
   }
   const NormWeights& last = model_.last_norm();
@@ -262,7 +265,7 @@ void Session::draw(std::span<const ops::Choice> choices, Token* tokens) {
   sampling_.execute({static_cast<int64_t>(choices.size()), logits_, choices.data(), tokens}, sampling_workspace_.at(0));
 }
 
-void Session::step_and_draw(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens) {
+void Session::step_and_draw(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens, bool more) {
   check(parts, false);
   const bool single = std::all_of(parts.begin(), parts.end(), [](const NewTokens& p) { return p.tokens.size() == 1 && p.logits == WantLogits::kLast; });
   const bool graph = decoding_ && options().graph && single && plans_.attention_.takes_lengths() && options().logit_rows >= options().batch &&
@@ -275,7 +278,7 @@ void Session::step_and_draw(std::span<const NewTokens> parts, std::span<const op
   logits_on_host_ = false;
   logit_at_.clear();
   logit_count_ = 0;
-  decoding_->step(parts, choices, tokens);
+  decoding_->step(parts, choices, tokens, more);
   rows_ = logit_count_ = static_cast<int64_t>(parts.size());
   for (const NewTokens& part : parts) {
     logit_at_.push_back(part.sequence);

@@ -124,7 +124,8 @@ class Session {
   // The token behind each of the logits of the last step or prefill, of which there are as many as choices. Error if one is NaN.
   void draw(std::span<const ops::Choice> choices, Token* tokens);
   // step() of one token each, and draw(): on a GPU one graph, which goes on with the tokens that it has drawn.
-  void step_and_draw(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens);
+  // `more`: these logits are not asked for, and the next call will likely go on with all of it; its step may begin before it comes.
+  void step_and_draw(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens, bool more = false);
 
  private:
   friend class Decoding;

@@ -16,12 +16,13 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Numbers of a row that a lane has: fours of neighbours, or single ones where rows are not made of fours. Rows of more than kMost are read again.
-template <int kIn>
+// Numbers of a row that a lane has: fours of neighbours, or single ones where rows are not made of fours. Rows of more than kMost are read again, and
+// where registers are wanted for something else (kHold false).
+template <int kIn, bool kHold = true>
 struct RowOfWarp {
   static constexpr int kStep = kIn % 4 == 0 ? 4 : 1;
   static constexpr int kMost = 4096;
-  static constexpr bool kHeld = kIn <= (kStep == 4 ? kMost : kMost / 4);
+  static constexpr bool kHeld = kHold && kIn <= (kStep == 4 ? kMost : kMost / 4);
   static constexpr int kSteps = (kIn + 32 * kStep - 1) / (32 * kStep);
 
   // body(step, place of its first number), of this lane.
@@ -34,21 +35,28 @@ struct RowOfWarp {
         if (kIn % (32 * kStep) == 0 || at < kIn) body(i, at);
       }
     } else {
-#pragma unroll 4
+#pragma unroll 2
       for (int at = lane * kStep; at < kIn; at += 32 * kStep) body(0, at);
     }
   }
 };
 
 // Weight and bias of a lane's numbers, which may be read before the row is there; where rows are not held, nothing.
-template <class Element, int kIn, bool kEarly>
+template <class Element, int kIn, bool kHold>
 struct NormWeights {
-  using Row = RowOfWarp<kIn>;
-  static constexpr bool kAhead = kEarly && Row::kStep == 4 && Row::kHeld && Row::kSteps <= 13;
+  using Row = RowOfWarp<kIn, kHold>;
+  static constexpr bool kAhead = Row::kStep == 4 && Row::kHeld && Row::kSteps <= 13;
   Four<Element> weight[kAhead ? Row::kSteps : 1], bias[kAhead ? Row::kSteps : 1];
   const void *from_weight, *from_bias;
 
   __device__ NormWeights(int lane, const void* w, const void* b) : from_weight(w), from_bias(b) {
+    if constexpr (!kAhead) {
+      constexpr int kLine = 128;  // bytes; so that they are in the L2 cache at least
+      for (int at = lane * kLine; at < kIn * static_cast<int>(sizeof(Bits<Element>)); at += 32 * kLine) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(w) + at));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(b) + at));
+      }
+    }
     if constexpr (kAhead)
       Row::each(lane, [&](int i, int at) {
         weight[i] = load4<Element>(w, at);
@@ -62,7 +70,7 @@ struct NormWeights {
 // take(place, normalised number) of every number of row x, which is read by read_x(place) in fours (float4) or single ones (float).
 template <class Element, int kIn, class Norm, class Read, class Take>
 __device__ __forceinline__ void normalise_row(int lane, float epsilon, const Norm& norm, const Read& read_x, const Take& take) {
-  using Row = RowOfWarp<kIn>;
+  using Row = typename Norm::Row;
   constexpr float kShare = 1.0f / kIn;
   if constexpr (Row::kStep == 4) {
     float4 held[Row::kHeld ? Row::kSteps : 1];
@@ -76,9 +84,13 @@ __device__ __forceinline__ void normalise_row(int lane, float epsilon, const Nor
     const float mean = warp_sum(sum) * kShare;
     Row::each(lane, [&](int i, int at) {
       const float4 x = number(i, at);
-      squares += ((x.x - mean) * (x.x - mean) + (x.y - mean) * (x.y - mean)) + ((x.z - mean) * (x.z - mean) + (x.w - mean) * (x.w - mean));
+      // Written out, so that every kernel has the same roundings.
+      squares = fmaf(x.x - mean, x.x - mean, squares);
+      squares = fmaf(x.y - mean, x.y - mean, squares);
+      squares = fmaf(x.z - mean, x.z - mean, squares);
+      squares = fmaf(x.w - mean, x.w - mean, squares);
     });
-    const float scale = 1.0f / sqrtf(warp_sum(squares) * kShare + epsilon);
+    const float scale = 1.0f / sqrtf(fmaf(warp_sum(squares), kShare, epsilon));
     Row::each(lane, [&](int i, int at) {
       const float4 x = number(i, at), w = norm.weights(i, at), b = norm.biases(i, at);
       take(at, float4{fmaf((x.x - mean) * scale, w.x, b.x), fmaf((x.y - mean) * scale, w.y, b.y), fmaf((x.z - mean) * scale, w.z, b.z),
@@ -96,9 +108,9 @@ __device__ __forceinline__ void normalise_row(int lane, float epsilon, const Nor
     const float mean = warp_sum(sum) * kShare;
     Row::each(lane, [&](int i, int at) {
       const float x = number(i, at) - mean;
-      squares += x * x;
+      squares = fmaf(x, x, squares);
     });
-    const float scale = 1.0f / sqrtf(warp_sum(squares) * kShare + epsilon);
+    const float scale = 1.0f / sqrtf(fmaf(warp_sum(squares), kShare, epsilon));
     Row::each(lane, [&](int i, int at) { take(at, fmaf((number(i, at) - mean) * scale, read<Element>(norm.from_weight, at), read<Element>(norm.from_bias, at))); });
   }
 }
@@ -146,7 +158,7 @@ __device__ __forceinline__ void norm(const NormParams& p) {
       }
     });
   }
-  normalise_row<Element, Spec::kIn>(lane, p.epsilon, NormWeights<Element, Spec::kIn, false>(lane, p.weight, p.bias), reader_of<Spec::kIn>(x),
+  normalise_row<Element, Spec::kIn>(lane, p.epsilon, NormWeights<Element, Spec::kIn, true>(lane, p.weight, p.bias), reader_of<Spec::kIn>(x),
                                     [&](int at, auto y) { put<Element>(p.y, static_cast<long long>(row) * Spec::kIn + at, y); });
 }
 

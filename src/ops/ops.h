@@ -9,7 +9,8 @@
 //
 // On a GPU all pointers are of its memory, and what the host cannot see is not checked: an id, position or token out of range gives NaN, or nothing.
 // A row's result depends on itself among calls of up to rows_alike() rows; above, products are cuBLASLt's, whose sums depend on how many rows there
-// are. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured after
+// are. The workspace is aligned to 256
+// bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured after
 // it.
 #pragma once
 
@@ -73,6 +74,7 @@ struct Linear {
     int64_t rows = 0;
     const void *x = nullptr, *weight = nullptr, *bias = nullptr;  // no bias: null
     void* y = nullptr;
+    const float* bias_single = nullptr;  // the same in fp32; a GPU adds it at once to sums in fp32, where it is given
   };
 };
 

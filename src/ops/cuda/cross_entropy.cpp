@@ -9,6 +9,7 @@ namespace fattn::ops::cuda {
 namespace {
 
 constexpr int64_t kMostRows = 1024, kChunk = 8192;
+constexpr size_t kAlignment = 256;  // of cuBLASLt's workspace
 
 class CudaCrossEntropy final : public Kernel<CrossEntropy> {
  public:
@@ -17,7 +18,8 @@ class CudaCrossEntropy final : public Kernel<CrossEntropy> {
     const int64_t rows = std::min(p.rows, kMostRows);
     logits_ = layout_.add({rows, std::min(p.vocab, kChunk), 4});
     for (size_t& part : parts_) part = layout_.add({rows, 4});
-    product_ = layout_.add({static_cast<int64_t>(std::max(chunk_.workspace_bytes(), rest_.workspace_bytes())), 1});
+    product_ = layout_.add({static_cast<int64_t>(std::max(chunk_.workspace_bytes(), rest_.workspace_bytes()) + kAlignment), 1});
+    product_ = (product_ + kAlignment - 1) / kAlignment * kAlignment;
     key_.kind = KernelKind::kLoss;
     key_.arch = gpu_.arch();
     gpu_.load(key_);

@@ -86,17 +86,29 @@ std::shared_ptr<const Matmul> CudaLinear::matmul_of(int64_t rows, bool bias) con
   return made;
 }
 
+void CudaLinear::by_few(const Linear::Buffers& b, void* stream) const {
+  const auto size = static_cast<int64_t>(size_of(problem_.dtype));
+  for (int64_t row = 0; row < b.rows; row += few_.most_rows())
+    execute({std::min(few_.most_rows(), b.rows - row), static_cast<const char*>(b.x) + row * problem_.in * size, b.weight, b.bias,
+             static_cast<char*>(b.y) + row * problem_.out * size},
+            nullptr, stream);
+}
+
 void CudaLinear::execute(const Linear::Buffers& b, void* workspace, void* stream) const {
   if (b.rows <= few_.most_rows())
     return few_.launch({b.x, nullptr, nullptr, nullptr, b.weight, b.bias, b.y, nullptr, nullptr, nullptr, static_cast<int>(b.rows),
                         static_cast<int>(problem_.out), static_cast<int>(problem_.out), 1, 0},
                        stream);
-  const std::shared_ptr<const Matmul> matmul = matmul_of(b.rows, b.bias != nullptr);
+  // The library's bias is in the dtype of y.
+  const void* bias = problem_.y == problem_.dtype ? b.bias : b.bias_single;
+  const std::shared_ptr<const Matmul> matmul = matmul_of(b.rows, bias != nullptr);
+  const bool bias_is_left = b.bias && !(bias && matmul->adds_bias());
+  // A sum that is rounded before its bias is added is rounded twice.
+  if (bias_is_left && problem_.y != DType::kF32 && few_.most_rows() > 0) return by_few(b, stream);
   {
     const core::CudaCurrent scope = gpu_.device().current();
-    matmul->run(b.x, b.weight, b.bias, b.y, workspace, stream_of(stream));
+    matmul->run(b.x, b.weight, bias, b.y, workspace, stream_of(stream));
   }
-  const bool bias_is_left = b.bias && !matmul->adds_bias();
   if (!bias_is_left && matmul->activates()) return;
   const BiasParams params{b.y, bias_is_left ? b.bias : nullptr, b.rows * problem_.out, static_cast<int>(problem_.out)};
   gpu_.launch(bias_, std::min<int64_t>(kBiasCtas, (params.count + kOpsThreads - 1) / kOpsThreads), kOpsThreads, 0, &params, stream);

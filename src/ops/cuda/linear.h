@@ -19,6 +19,7 @@ class CudaLinear final : public Kernel<Linear> {
 
  private:
   std::shared_ptr<const Matmul> matmul_of(int64_t rows, bool bias) const;
+  void by_few(const Linear::Buffers& buffers, void* stream) const;  // y is in the dtype of x
 
   const Linear problem_;
   const Gpu gpu_;

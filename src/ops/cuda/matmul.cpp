@@ -43,13 +43,12 @@ Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, bool bia
       weight_(layout_of(p.dtype, p.in, p.out, packed_stride(p))),
       x_(layout_of(p.dtype, p.in, rows, p.in)),
       y_(layout_of(p.y, p.out, rows, p.out)) {
-  const bool fuses = p.y == p.dtype;                                 // the bias is in the dtype of y, or it is not the library's
-  const bool gelu = fuses && p.activation == Activation::kGeluTanh;  // the library's has this form
+  const bool gelu = p.activation == Activation::kGeluTanh;  // the library's has this form
   if (bias && gelu && choose(device, CublasEpilogue::kGeluBias)) {
     bias_ = activates_ = true;
   } else if (!bias && gelu && choose(device, CublasEpilogue::kGelu)) {
     activates_ = true;
-  } else if (bias && fuses && choose(device, CublasEpilogue::kBias)) {
+  } else if (bias && choose(device, CublasEpilogue::kBias)) {
     bias_ = true;
   } else if (!choose(device, CublasEpilogue::kNone)) {
     throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, " has no algorithm for ", rows, " rows of ", p.in,
@@ -69,7 +68,7 @@ bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
     return cublaslt().matmulDescSetAttribute(desc_.get(), what, &value, sizeof value) == core::kCublasSuccess;
   };
   if (!describe(CublasDescAttribute::kEpilogue, epilogue)) return false;
-  const CublasType type = type_of(problem_.dtype);
+  const CublasType type = type_of(problem_.y);
   const void* anywhere = nullptr;
   if (epilogue == CublasEpilogue::kBias || epilogue == CublasEpilogue::kGeluBias)
     if (!describe(CublasDescAttribute::kBiasType, type) || !describe(CublasDescAttribute::kBias, anywhere)) return false;
