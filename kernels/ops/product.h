@@ -23,8 +23,9 @@ struct ProductShape {
   static constexpr int kUnit = 16 / kBytes, kChunk = 4 * kUnit;                     // inputs of a lane's load, of a warp's
   static constexpr int kStride = (Spec::kIn + 31) / 32 * 32, kChunks = kStride / kChunk;
   static constexpr int kLoads = (kChunks + Spec::kShares - 1) / Spec::kShares;  // of a lane, for one tile
-  static constexpr int kHeld = kLoads <= 13 ? kLoads : (kLoads + (kLoads + 12) / 13 - 1) / ((kLoads + 12) / 13);
-  static constexpr int kStages = (kLoads + kHeld - 1) / kHeld;
+  // In stages of as many as registers hold, twice where the next ones are under way meanwhile.
+  static constexpr int kMost = Spec::kSeveral ? 6 : 13;
+  static constexpr int kStages = (kLoads + kMost - 1) / kMost, kHeld = (kLoads + kStages - 1) / kStages;
   static constexpr int kRowBytes = kStride * kBytes + (kSingle ? 0 : 64);  // rows of x in shared memory; not on the same banks
   static constexpr int kPart = 8 * Spec::kRows;                            // sums of a warp
 };
