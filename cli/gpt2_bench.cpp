@@ -185,7 +185,8 @@ int bench_gpt2(const Gpt2BenchFlags& flags) {
   out.print(table);
   out.say(fmt::format(
       "\nThe limit of prefill is its arithmetic at the peak of the dtype, that of decode the weights and the cache read once at the rate measured "
-      "just now{}.", model.compute().gpu ? " (of a copy on the device)" : ""));
+      "just now{}.",
+      model.compute().gpu ? " (of a copy on the device)" : ""));
   if (!flags.json.empty()) write_json(record_of(flags, model, limits, timings), flags.json);
   return kExitFine;
 }

@@ -238,7 +238,9 @@ void add_gpt2_generate(CLI::App& gpt2, int& exit_code) {
   command->add_option("--context", flags->session.context, "Tokens of each that the cache holds [what is needed]")
       ->check(whole_number(1))
       ->type_name("N");
-  command->add_option("--chunk", flags->session.rows, "Tokens of prompts in a step at most [256; on a GPU 8192]")->check(whole_number(1))->type_name("N");
+  command->add_option("--chunk", flags->session.rows, "Tokens of prompts in a step at most [256; on a GPU 8192]")
+      ->check(whole_number(1))
+      ->type_name("N");
   command->add_flag("--batch-invariant", flags->session.batch_invariant, "No text changes another by a bit; its price is measured and printed");
   command->add_flag("--quiet", flags->quiet, "The text alone");
   command->option_defaults()->group("Options");

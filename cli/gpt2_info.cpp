@@ -108,8 +108,9 @@ std::string bytes_words(int64_t bytes) {
 
 void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::MemoryUse>& uses, DType dtype, int64_t batch, int64_t seqlen,
                   std::optional<int> gpu) {
-  Table table({Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
-              fmt::format("Memory in {}, batch {}, seqlen {}{}", gpt2_dtype_name(dtype), batch, seqlen, gpu ? fmt::format(", on cuda:{}", *gpu) : ""));
+  Table table(
+      {Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
+      fmt::format("Memory in {}, batch {}, seqlen {}{}", gpt2_dtype_name(dtype), batch, seqlen, gpu ? fmt::format(", on cuda:{}", *gpu) : ""));
   int64_t total = 0;
   for (const gpt2::MemoryUse& use : uses) {
     table.add({use.kind, use.what, use.shape, Cell(bytes_words(use.bytes), std::to_string(use.bytes))});
@@ -117,9 +118,9 @@ void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::M
       throw CLI::ValidationError("--batch", "the sum of bytes does not fit 64 bits; use a smaller batch or seqlen");
   }
   out.print(table);
-  out.say(fmt::format(
-      "\n{} in all, known before anything runs; {} of KV cache for each token. Prompts are computed in chunks of {} tokens.{}", bytes_words(total),
-      bytes_words(gpt2::kv_bytes_per_token(model.config, dtype)), gpu ? 8192 : 256, gpu ? "" : " An embedding in the files' own dtype stays in the files."));
+  out.say(fmt::format("\n{} in all, known before anything runs; {} of KV cache for each token. Prompts are computed in chunks of {} tokens.{}",
+                      bytes_words(total), bytes_words(gpt2::kv_bytes_per_token(model.config, dtype)), gpu ? 8192 : 256,
+                      gpu ? "" : " An embedding in the files' own dtype stays in the files."));
 }
 
 std::string config_words(const gpt2::Config& c) {
@@ -150,7 +151,8 @@ Json record_of(const Gpt2InfoFlags& flags, const Gpt2Model& model, const std::ve
   record["memory"] = nullptr;
   if (!flags.memory) return record;
   const std::optional<int> gpu = gpt2_gpu(flags.device);
-  Json memory = {{"dtype", gpt2_dtype_name(dtype)}, {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
+  Json memory = {
+      {"dtype", gpt2_dtype_name(dtype)}, {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
   memory["kv_bytes_per_token"] = gpt2::kv_bytes_per_token(model.config, dtype);
   for (const gpt2::MemoryUse& use : uses) memory["uses"].push_back({{"use", use.kind}, {"what", use.what}, {"bytes", use.bytes}});
   record["memory"] = memory;

@@ -44,7 +44,8 @@ std::vector<MemoryUse> memory_of(const Config& c, DType dtype, const Compute& co
     if (use.bytes > 0) uses.push_back({"activations", use.what, words({use.rows, use.width}), static_cast<int64_t>(use.bytes)});
   uses.push_back({"workspace", "kernels' own, the largest", "", static_cast<int64_t>(memory.workspace)});
   if (compute.gpu)
-    uses.push_back({"activations", "steps of one token, choices", "", static_cast<int64_t>(Decoding::bytes(std::max(o.batch, o.logit_rows), o.context))});
+    uses.push_back(
+        {"activations", "steps of one token, choices", "", static_cast<int64_t>(Decoding::bytes(std::max(o.batch, o.logit_rows), o.context))});
   return uses;
 }
 

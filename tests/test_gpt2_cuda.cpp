@@ -115,7 +115,10 @@ TEST_F(OpsCuda, APlanLoadsItsKernels) {
 
 TEST_F(OpsCuda, SaysWhatIsNotThere) {
   set_blas("cublasLtMatmulAlgoGetHeuristic", 15);
-  expect_contains(said([&] { ops::Plan<ops::Linear>(ops::Linear{64, 97, 200}, kGpu); }), "has no algorithm for 64 rows of 97 with a weight of 200 x 97");
+  expect_contains(said([&] {
+                    ops::Plan<ops::Linear>(ops::Linear{64, 97, 200}, kGpu);
+                  }),
+                  "has no algorithm for 64 rows of 97 with a weight of 200 x 97");
   set_blas("cublasLtMatmulAlgoGetHeuristic", 0);
   expect_contains(said([&] { ops::Plan<ops::Sampling>(ops::Sampling{1, 1 << 20, 1 << 20}, kGpu); }), "on a GPU at most");
   expect_contains(said([&] {

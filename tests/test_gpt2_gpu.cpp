@@ -113,8 +113,7 @@ TEST_F(Gpt2GpuText, NeighboursChangeNothing) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Model model = files.load({.dtype = dtype, .gpu = 0});
     const auto alone = texts_of(model, options, {.batch = 1, .rows = 64, .batch_invariant = true});
-    for (const int64_t batch : {2, 5, 40})
-      EXPECT_EQ(texts_of(model, options, {.batch = batch, .rows = 64, .batch_invariant = true}), alone) << batch;
+    for (const int64_t batch : {2, 5, 40}) EXPECT_EQ(texts_of(model, options, {.batch = batch, .rows = 64, .batch_invariant = true}), alone) << batch;
   }
 }
 

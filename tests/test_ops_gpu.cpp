@@ -91,8 +91,18 @@ TEST_P(OpsGpu, Linear) {
   struct Shape {
     int64_t rows, in, out;
   };
-  for (const auto& [rows, in, out] : {Shape{1, 40, 130}, {1, 768, 768}, {3, 768, 2304}, {16, 3072, 768}, {8, 33, 64}, {9, 100, 50}, {6, 1, 1},
-                                      {2, 6400, 1600}, {16, 768, 20000}, {17, 768, 768}, {101, 401, 70}, {300, 96, 384}}) {
+  for (const auto& [rows, in, out] : {Shape{1, 40, 130},
+                                      {1, 768, 768},
+                                      {3, 768, 2304},
+                                      {16, 3072, 768},
+                                      {8, 33, 64},
+                                      {9, 100, 50},
+                                      {6, 1, 1},
+                                      {2, 6400, 1600},
+                                      {16, 768, 20000},
+                                      {17, 768, 768},
+                                      {101, 401, 70},
+                                      {300, 96, 384}}) {
     const Array x(dtype(), static_cast<size_t>(rows * in), 1), bias(dtype(), static_cast<size_t>(out), 2);
     const Array weight(dtype(), static_cast<size_t>(in * out), 3, 1 / std::sqrt(static_cast<double>(in)));
     for (const Activation activation : {Activation::kNone, Activation::kGeluTanh, Activation::kGelu})
@@ -260,7 +270,7 @@ class SamplingGpu : public test::CudaGpu {
  protected:
   // Tokens of the reference and of the device.
   static std::pair<std::vector<int32_t>, std::vector<int32_t>> draw(const Sampling& p, const Array& logits, std::vector<Choice> choices,
-                                                                     const std::vector<int32_t>& seen) {
+                                                                    const std::vector<int32_t>& seen) {
     std::vector<int32_t> expected(static_cast<size_t>(p.rows));
     run(p, kReference, {p.rows, logits.as<float>(), choices.data(), expected.data()});
     const OnDevice dl(logits), dseen(seen), dt(std::vector<int32_t>(static_cast<size_t>(p.rows), -7));
@@ -279,8 +289,8 @@ TEST_F(SamplingGpu, DrawsWhatTheReferenceDraws) {
     const Array logits(DType::kF32, static_cast<size_t>(rows * stride), 7, deviation);
     std::vector<Choice> choices;
     for (int64_t r = 0; r < rows; ++r)
-      choices.push_back({r % 5 == 0 ? 0 : 0.3 * static_cast<double>(r % 5), r % 3 == 0 ? 0 : r * 9, r % 4 == 0 ? 1.0 : 0.2 * static_cast<double>(r % 4 + 1),
-                         r % 2 ? 1.3 : 1, 11, static_cast<uint64_t>(r), 5, seen.data(), 4});
+      choices.push_back({r % 5 == 0 ? 0 : 0.3 * static_cast<double>(r % 5), r % 3 == 0 ? 0 : r * 9,
+                         r % 4 == 0 ? 1.0 : 0.2 * static_cast<double>(r % 4 + 1), r % 2 ? 1.3 : 1, 11, static_cast<uint64_t>(r), 5, seen.data(), 4});
     const auto [expected, got] = draw({rows, vocab, stride}, logits, choices, seen);
     EXPECT_EQ(got, expected) << vocab;
   }
@@ -309,7 +319,10 @@ TEST_F(SamplingGpu, GoesOnByItself) {
   choices[0].seen = seen.as<int32_t>();
   choices[0].position = 5;
   const OnDevice dc(choices);
-  const Sampling::Buffers b{2, dl.as<float>(), dc.as<Choice>(), dt.as<int32_t>(),
+  const Sampling::Buffers b{2,
+                            dl.as<float>(),
+                            dc.as<Choice>(),
+                            dt.as<int32_t>(),
                             {ids.as<int32_t>(), position.as<int32_t>(), used.as<int32_t>(), slot.as<int64_t>(), seen.as<int32_t>(), 8}};
   run(Sampling{2, 100, 100}, kGpu, b);
   const int32_t first = dt.numbers<int32_t>(2)[0];

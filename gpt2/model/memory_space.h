@@ -11,7 +11,7 @@ namespace fattn::gpt2 {
 
 class MemorySpace {
  public:
-  MemorySpace() = default;                                                     // the host
+  MemorySpace() = default;                                                         // the host
   explicit MemorySpace(int gpu) : stream_(std::make_shared<cuda::Stream>(gpu)) {}  // throws fattn::Error
 
   bool on_gpu() const { return stream_ != nullptr; }

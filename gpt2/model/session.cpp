@@ -160,17 +160,19 @@ void Session::layers(const StepRows& in, const std::vector<Span>& spans, int64_t
     });
     plans_.attention_.execute(i, spans, in.used, qkv_, k, v, o_, workspace_, space_);
     in_groups(rows, [&](int64_t r, int64_t n) {
-      plans_.attn_proj_.execute({n, at(o_, r, c.n_embd), w.attn_proj.weight, w.attn_proj.bias, x_ + r * c.n_embd,
-                                static_cast<const float*>(w.attn_proj.bias_single)}, workspace_, stream);
+      plans_.attn_proj_.execute(
+          {n, at(o_, r, c.n_embd), w.attn_proj.weight, w.attn_proj.bias, x_ + r * c.n_embd, static_cast<const float*>(w.attn_proj.bias_single)},
+          workspace_, stream);
     });
     in_groups(rows, [&](int64_t r, int64_t n) {
-      plans_.fc_.execute({n, x_ + r * c.n_embd, nullptr, w.ln_2.weight, w.ln_2.bias, at(h_, r, c.n_embd), w.fc.weight, w.fc.bias,
-                          at(inner_, r, c.n_inner)},
-                         workspace_, stream);
+      plans_.fc_.execute(
+          {n, x_ + r * c.n_embd, nullptr, w.ln_2.weight, w.ln_2.bias, at(h_, r, c.n_embd), w.fc.weight, w.fc.bias, at(inner_, r, c.n_inner)},
+          workspace_, stream);
     });
     in_groups(rows, [&](int64_t r, int64_t n) {
-      plans_.mlp_proj_.execute({n, at(inner_, r, c.n_inner), w.mlp_proj.weight, w.mlp_proj.bias, x_ + r * c.n_embd,
-                               static_cast<const float*>(w.mlp_proj.bias_single)}, workspace_, stream);
+      plans_.mlp_proj_.execute(
+          {n, at(inner_, r, c.n_inner), w.mlp_proj.weight, w.mlp_proj.bias, x_ + r * c.n_embd, static_cast<const float*>(w.mlp_proj.bias_single)},
+          workspace_, stream);
     });
   }
   const NormWeights& last = model_.last_norm();
@@ -267,7 +269,8 @@ void Session::draw(std::span<const ops::Choice> choices, Token* tokens) {
 
 void Session::step_and_draw(std::span<const NewTokens> parts, std::span<const ops::Choice> choices, Token* tokens, bool more) {
   check(parts, false);
-  const bool single = std::all_of(parts.begin(), parts.end(), [](const NewTokens& p) { return p.tokens.size() == 1 && p.logits == WantLogits::kLast; });
+  const bool single =
+      std::all_of(parts.begin(), parts.end(), [](const NewTokens& p) { return p.tokens.size() == 1 && p.logits == WantLogits::kLast; });
   const bool graph = decoding_ && options().graph && single && plans_.attention_.takes_lengths() && options().logit_rows >= options().batch &&
                      model_.config().causal;
   if (!graph || parts.size() != choices.size() || parts.empty()) {

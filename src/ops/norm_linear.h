@@ -10,9 +10,7 @@
 namespace fattn::ops {
 
 inline LayerNorm norm_of(const NormLinear& p) { return {p.linear.rows, p.linear.in, p.epsilon, p.linear.dtype}; }
-inline KeysValues keys_values_of(const NormLinear& p) {
-  return {p.linear.rows, p.nheads, p.nheads_k, p.headdim, p.linear.dtype, p.rotary, p.theta};
-}
+inline KeysValues keys_values_of(const NormLinear& p) { return {p.linear.rows, p.nheads, p.nheads_k, p.headdim, p.linear.dtype, p.rotary, p.theta}; }
 
 class NormThenLinear final : public Kernel<NormLinear> {
  public:

@@ -10,8 +10,8 @@
 // On a GPU all pointers are of its memory, and what the host cannot see is not checked: an id, position or token out of range gives NaN, or nothing.
 // A row's result depends on itself among calls of up to rows_alike() rows; above, products are cuBLASLt's, whose sums depend on how many rows there
 // are. The workspace is aligned to 256
-// bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured after
-// it.
+// bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured
+// after it.
 #pragma once
 
 #include <cstddef>
@@ -199,7 +199,8 @@ extern template class Plan<CrossEntropy>;
 extern template class Plan<Sampling>;
 
 // A weight (out, in), or with `in_by_out` (in, out), as the device's plans of Linear and CrossEntropy read it. Depends on in, out and dtype of the
-// problem. Rows (of `out`) up to `given` are in `weight`; the rest become 0. Both are memory of the host, for a GPU too, where `packed` is then copied.
+// problem. Rows (of `out`) up to `given` are in `weight`; the rest become 0. Both are memory of the host, for a GPU too, where `packed` is then
+// copied.
 size_t packed_bytes(const Linear& problem, const Device& device);
 void pack(const Linear& problem, const Device& device, const void* weight, bool in_by_out, int64_t given, void* packed);
 

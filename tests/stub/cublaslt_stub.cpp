@@ -48,7 +48,8 @@ constexpr uint64_t kMark = 0x5374756242;  // what an algorithm of this library b
 
 struct State {
   std::mutex mutex;
-  // "workspace": what algorithms ask for; "needs": the least alignment that they ask for; "gelu" 0: none with GELU; NAME: the status that the function NAME returns.
+  // "workspace": what algorithms ask for; "needs": the least alignment that they ask for; "gelu" 0: none with GELU; NAME: the status that the
+  // function NAME returns.
   std::map<std::string, int64_t> settings{{"workspace", 0}, {"needs", 1}, {"gelu", 1}};
   std::map<std::string, int64_t> counts;
 };

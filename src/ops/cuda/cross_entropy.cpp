@@ -69,6 +69,8 @@ class CudaCrossEntropy final : public Kernel<CrossEntropy> {
 
 }  // namespace
 
-std::unique_ptr<const Kernel<CrossEntropy>> make(const CrossEntropy& p, const Device& device) { return std::make_unique<CudaCrossEntropy>(p, device); }
+std::unique_ptr<const Kernel<CrossEntropy>> make(const CrossEntropy& p, const Device& device) {
+  return std::make_unique<CudaCrossEntropy>(p, device);
+}
 
 }  // namespace fattn::ops::cuda

@@ -14,16 +14,15 @@ namespace {
 using core::text;
 
 constexpr int kArchitectures[] = {80, 86, 87, 89, 90, 100, 120};  // a cubin runs on later minor versions of its major one
-constexpr int kDependent = 90;  // from here on a kernel comes up while the one before it ends
+constexpr int kDependent = 90;                                    // from here on a kernel comes up while the one before it ends
 
 int arch_of(const core::CudaDeviceInfo& info) {
   int found = 0;
   for (const int arch : kArchitectures)
     if (arch / 10 == info.major && arch <= info.capability()) found = arch;
   if (found == 0)
-    throw Error(ErrorCode::kUnsupported,
-                text("cuda:", info.index, " (", info.name, ") has compute capability ", info.major, ".", info.minor,
-                     "; operations have kernels for 8.0 to 9.0, 10.x and 12.x: use the CPU"));
+    throw Error(ErrorCode::kUnsupported, text("cuda:", info.index, " (", info.name, ") has compute capability ", info.major, ".", info.minor,
+                                              "; operations have kernels for 8.0 to 9.0, 10.x and 12.x: use the CPU"));
   return found;
 }
 
@@ -126,8 +125,8 @@ core::jit::Request request_of(const KernelKey& key) {
   const bool plain = key.kind == KernelKind::kLoss;
   std::string source = text(comment_of(key), "#include \"kernels/ops/", s.header, ".h\"\n");
   if (!plain) source += text("struct Spec {\n", spec_of(key), "};\n");
-  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, ", ", ctas_of(key), ") ", s.name, "(const __grid_constant__ fattn::", s.params,
-                 " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
+  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, ", ", ctas_of(key), ") ", s.name,
+                 "(const __grid_constant__ fattn::", s.params, " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
   return {.entry = s.name, .source = source, .arch = key.arch, .arch_specific = false, .sources = embedded_sources};
 }
 

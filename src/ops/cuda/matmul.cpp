@@ -9,9 +9,9 @@
 namespace fattn::ops::cuda {
 namespace {
 
+using core::cublas_check;
 using core::CublasDescAttribute;
 using core::CublasEpilogue;
-using core::cublas_check;
 using core::cublaslt;
 using core::CublasType;
 using core::text;
@@ -90,8 +90,8 @@ bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
   prefer(core::CublasPreference::kAlignmentC, of_y);
   prefer(core::CublasPreference::kAlignmentD, of_y);
   int count = 0;
-  const core::cublasStatus status = cublaslt().matmulAlgoGetHeuristic(handle_, desc_.get(), weight_.get(), x_.get(), y_.get(), y_.get(), made, 1,
-                                                                      &found_, &count);
+  const core::cublasStatus status =
+      cublaslt().matmulAlgoGetHeuristic(handle_, desc_.get(), weight_.get(), x_.get(), y_.get(), y_.get(), made, 1, &found_, &count);
   if (status != core::kCublasSuccess && epilogue != CublasEpilogue::kNone) return false;
   if (status == core::kCublasNotSupported) return false;
   cublas_check(status, "asking for the algorithm of a product");

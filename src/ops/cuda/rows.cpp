@@ -18,7 +18,9 @@ KernelKey key_of(KernelKind kind, const Gpu& gpu, DType dtype) {
 
 class CudaEmbedding final : public Kernel<Embedding> {
  public:
-  CudaEmbedding(const Embedding& p, const Device& device) : p_(p), gpu_(device), key_(key_of(KernelKind::kEmbedding, gpu_, p.dtype)) { gpu_.load(key_); }
+  CudaEmbedding(const Embedding& p, const Device& device) : p_(p), gpu_(device), key_(key_of(KernelKind::kEmbedding, gpu_, p.dtype)) {
+    gpu_.load(key_);
+  }
   void execute(const Embedding::Buffers& b, void*, void* stream) const override {
     const EmbeddingParams params{b.ids,
                                  b.position,

@@ -14,9 +14,9 @@ namespace {
 constexpr int64_t kMostVocab = (int64_t{1} << 18) - 1;
 
 static_assert(sizeof(DrawChoice) == sizeof(Choice) && offsetof(DrawChoice, top_k) == offsetof(Choice, top_k) &&
-              offsetof(DrawChoice, repetition_penalty) == offsetof(Choice, repetition_penalty) && offsetof(DrawChoice, seed) == offsetof(Choice, seed) &&
-              offsetof(DrawChoice, position) == offsetof(Choice, position) && offsetof(DrawChoice, seen) == offsetof(Choice, seen) &&
-              offsetof(DrawChoice, seen_count) == offsetof(Choice, seen_count));
+              offsetof(DrawChoice, repetition_penalty) == offsetof(Choice, repetition_penalty) &&
+              offsetof(DrawChoice, seed) == offsetof(Choice, seed) && offsetof(DrawChoice, position) == offsetof(Choice, position) &&
+              offsetof(DrawChoice, seen) == offsetof(Choice, seen) && offsetof(DrawChoice, seen_count) == offsetof(Choice, seen_count));
 
 class CudaSampling final : public Kernel<Sampling> {
  public:
