@@ -232,6 +232,39 @@ TEST_F(SessionCuda, ATokenIsALaunchAndACopy) {
   EXPECT_EQ(stub().calls("cuGraphInstantiateWithFlags"), graphs + 2) << "one a turn";
 }
 
+// Where more is to come the next step is there before it is asked for; each is launched once, and a guess that was wrong changes nothing.
+TEST_F(SessionCuda, GoesAhead) {
+  gpt2::Session session(model_, {.batch = 1, .context = 40});
+  const std::vector<gpt2::Token> prompt = gpt2::text(5, 1);
+  session.step({{0, prompt}});
+  std::vector<gpt2::Token> token{3};
+  ops::Choice choice{.temperature = 1, .seed = 9, .position = 5};
+  const auto step = [&](bool more) {
+    const std::vector<gpt2::Token> last = token;
+    const std::vector<gpt2::NewTokens> part{{0, std::span(last)}};
+    session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), more);
+    EXPECT_EQ(token[0], static_cast<gpt2::Token>((9 + 7 * choice.position) % kVocab));
+    ++choice.position;
+  };
+  step(true);
+  const int64_t before = stub().calls("cuGraphLaunch");
+  for (int i = 0; i < 10; ++i) step(true);
+  EXPECT_EQ(stub().calls("cuGraphLaunch"), before + 11) << "one is ahead";
+  step(false);
+  EXPECT_EQ(stub().calls("cuGraphLaunch"), before + 11);
+  step(true);
+  step(true);
+  session.truncate(0, 8);
+  choice.position = 8;
+  step(true);
+  step(true);
+  EXPECT_EQ(session.length(0), 10);
+  // To the end of the cache, and not beyond.
+  while (session.length(0) < 40) step(true);
+  const std::vector<gpt2::NewTokens> part{{0, std::span(token)}};
+  expect_contains(said([&] { session.step_and_draw(part, std::vector<ops::Choice>{choice}, token.data(), true); }), "the cache holds 40");
+}
+
 TEST_F(SessionCuda, TakesItsMemoryOnceAndGivesItBack) {
   const int64_t before = stub().alive("bytes"), graphs = stub().alive("graphs"), streams = stub().alive("streams");
   {

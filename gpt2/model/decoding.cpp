@@ -112,9 +112,11 @@ bool Decoding::bring_up(std::span<const NewTokens> parts, std::span<const ops::C
     const ops::Choice wanted = active ? choices[part] : ops::Choice{};
     const ops::Choice& has = host_.choice[row];
     const bool penalty = wanted.repetition_penalty != 1;
+    const bool drawn = active && wanted.temperature > 0;  // by a number that depends on these
     const bool alike = same && wanted.temperature == has.temperature && wanted.top_k == has.top_k && wanted.top_p == has.top_p &&
-                       wanted.repetition_penalty == has.repetition_penalty && wanted.seed == has.seed && wanted.request == has.request &&
-                       (!active || wanted.position == has.position) && (!penalty || wanted.seen_count == has.seen_count) &&
+                       wanted.repetition_penalty == has.repetition_penalty &&
+                       (!drawn || (wanted.seed == has.seed && wanted.request == has.request && wanted.position == has.position)) &&
+                       (!penalty || wanted.seen_count == has.seen_count) &&
                        (!penalty || std::equal(wanted.seen, wanted.seen + wanted.seen_count, host_.seen + row * seen_stride_));
     if (!alike) {
       same = false;
@@ -180,7 +182,7 @@ void Decoding::step(std::span<const NewTokens> parts, std::span<const ops::Choic
   }
   const int turn = turn_;
   turn_ = 1 - turn_;
-  const bool goes_on = more && fits_once_more(parts);
+  const bool goes_on = more && same && fits_once_more(parts);
   if (goes_on) {
     launch(graphs);
     done_[static_cast<size_t>(turn)].seconds_to(done_[static_cast<size_t>(turn)]);  // waits for this step alone

@@ -1,6 +1,7 @@
 // Steps of one token on a GPU, captured once and replayed: ids, positions, places and choices are in the device's memory, and the graph goes on with
 // the tokens that it has drawn, so that a token costs one launch and one small copy. The host keeps what the device has, and sends what differs.
-// Where more is to come, the next step is on its way while the host reads a token; if it turns out to be another, its work is forgotten.
+// Where more is to come, and this step was what the one before had made ready, the next one is on its way while the host reads a token; if another is
+// asked for, its work is forgotten.
 #pragma once
 
 #include <cstdint>

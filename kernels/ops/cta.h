@@ -33,7 +33,8 @@ __device__ __forceinline__ T joined(T x, T* shared, const Join& join) {
 __device__ __forceinline__ Count sum_before(Count x, Count* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const auto up = [&](Count v, int by) {
-    const unsigned high = __shfl_up_sync(0xffffffffu, static_cast<unsigned>(v >> 32), by), low = __shfl_up_sync(0xffffffffu, static_cast<unsigned>(v), by);
+    const unsigned high = __shfl_up_sync(0xffffffffu, static_cast<unsigned>(v >> 32), by),
+                   low = __shfl_up_sync(0xffffffffu, static_cast<unsigned>(v), by);
     return lane >= by ? static_cast<Count>(high) << 32 | low : 0;
   };
   Count to_here = x;

@@ -52,7 +52,7 @@ class Draw {
   unsigned* const seen_;
   const int thread_ = static_cast<int>(threadIdx.x);
   const bool penalised_;
-  Count counts_before_ = 0, shares_before_ = 0;   // of this thread's buckets
+  Count counts_before_ = 0, shares_before_ = 0;  // of this thread's buckets
 
   // The buckets of a thread.
   static constexpr int kOwn = kBuckets / kDrawThreads;
@@ -124,8 +124,11 @@ class Draw {
     for (int i = in_fours + thread_; i < p_.vocab; i += kDrawThreads) look(i, logits_[i]);
     const double greatest = joined<kDrawThreads>(most, s_.warps_double, [](double a, double b) { return fmax(a, b); });
     least = joined<kDrawThreads>(low, s_.warps_double, [](double a, double b) { return fmin(a, b); });
-    const Count found = joined<kDrawThreads>(static_cast<Count>(nan ? -1 : most == greatest ? first : p_.vocab), s_.warps,
-                                             [](Count a, Count b) { return static_cast<long long>(a) < static_cast<long long>(b) ? a : b; });
+    const Count found =
+        joined<kDrawThreads>(static_cast<Count>(nan                ? -1
+                                                : most == greatest ? first
+                                                                   : p_.vocab),
+                             s_.warps, [](Count a, Count b) { return static_cast<long long>(a) < static_cast<long long>(b) ? a : b; });
     if (thread_ == 0) s_.greatest = greatest;
     return static_cast<int>(found);
   }

@@ -16,13 +16,12 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Numbers of a row that a lane has: fours of neighbours, or single ones where rows are not made of fours. Rows of more than kMost are read again, and
-// where registers are wanted for something else (kHold false).
-template <int kIn, bool kHold = true>
+// Numbers of a row that a lane has: fours of neighbours, or single ones where rows are not made of fours. Rows of more than kMost are read again.
+template <int kIn>
 struct RowOfWarp {
   static constexpr int kStep = kIn % 4 == 0 ? 4 : 1;
   static constexpr int kMost = 4096;
-  static constexpr bool kHeld = kHold && kIn <= (kStep == 4 ? kMost : kMost / 4);
+  static constexpr bool kHeld = kIn <= (kStep == 4 ? kMost : kMost / 4);
   static constexpr int kSteps = (kIn + 32 * kStep - 1) / (32 * kStep);
 
   // body(step, place of its first number), of this lane.
@@ -41,11 +40,11 @@ struct RowOfWarp {
   }
 };
 
-// Weight and bias of a lane's numbers, which may be read before the row is there; where rows are not held, nothing.
-template <class Element, int kIn, bool kHold>
+// Weight and bias of a lane's numbers; kEarly: read before the row is there, where registers hold them.
+template <class Element, int kIn, bool kEarly>
 struct NormWeights {
-  using Row = RowOfWarp<kIn, kHold>;
-  static constexpr bool kAhead = Row::kStep == 4 && Row::kHeld && Row::kSteps <= 13;
+  using Row = RowOfWarp<kIn>;
+  static constexpr bool kAhead = kEarly && Row::kStep == 4 && Row::kHeld && Row::kSteps <= 13;
   Four<Element> weight[kAhead ? Row::kSteps : 1], bias[kAhead ? Row::kSteps : 1];
   const void *from_weight, *from_bias;
 
@@ -70,7 +69,7 @@ struct NormWeights {
 // take(place, normalised number) of every number of row x, which is read by read_x(place) in fours (float4) or single ones (float).
 template <class Element, int kIn, class Norm, class Read, class Take>
 __device__ __forceinline__ void normalise_row(int lane, float epsilon, const Norm& norm, const Read& read_x, const Take& take) {
-  using Row = typename Norm::Row;
+  using Row = RowOfWarp<kIn>;
   constexpr float kShare = 1.0f / kIn;
   if constexpr (Row::kStep == 4) {
     float4 held[Row::kHeld ? Row::kSteps : 1];
@@ -111,7 +110,9 @@ __device__ __forceinline__ void normalise_row(int lane, float epsilon, const Nor
       squares = fmaf(x, x, squares);
     });
     const float scale = 1.0f / sqrtf(fmaf(warp_sum(squares), kShare, epsilon));
-    Row::each(lane, [&](int i, int at) { take(at, fmaf((number(i, at) - mean) * scale, read<Element>(norm.from_weight, at), read<Element>(norm.from_bias, at))); });
+    Row::each(lane, [&](int i, int at) {
+      take(at, fmaf((number(i, at) - mean) * scale, read<Element>(norm.from_weight, at), read<Element>(norm.from_bias, at)));
+    });
   }
 }
 
@@ -158,7 +159,7 @@ __device__ __forceinline__ void norm(const NormParams& p) {
       }
     });
   }
-  normalise_row<Element, Spec::kIn>(lane, p.epsilon, NormWeights<Element, Spec::kIn, true>(lane, p.weight, p.bias), reader_of<Spec::kIn>(x),
+  normalise_row<Element, Spec::kIn>(lane, p.epsilon, NormWeights<Element, Spec::kIn, false>(lane, p.weight, p.bias), reader_of<Spec::kIn>(x),
                                     [&](int at, auto y) { put<Element>(p.y, static_cast<long long>(row) * Spec::kIn + at, y); });
 }
 

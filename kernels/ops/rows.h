@@ -76,7 +76,8 @@ __device__ __forceinline__ void keys_values(const KeysValuesParams& p) {
 template <class Spec>
 __device__ __forceinline__ void add_bias(const BiasParams& p) {
   using Y = typename Spec::Y;
-  for (long long i = static_cast<long long>(blockIdx.x) * kOpsThreads + threadIdx.x; i < p.count; i += static_cast<long long>(gridDim.x) * kOpsThreads) {
+  for (long long i = static_cast<long long>(blockIdx.x) * kOpsThreads + threadIdx.x; i < p.count;
+       i += static_cast<long long>(gridDim.x) * kOpsThreads) {
     float x = read<Y>(p.y, i);
     if (p.bias) x += read<typename Spec::Element>(p.bias, i % p.width);
     write<Y>(p.y, i, activated<Spec::kActivation>(x));

@@ -3,7 +3,7 @@
 
 namespace fattn {
 
-inline constexpr int kOpsThreads = 256;   // of a CTA
+inline constexpr int kOpsThreads = 256;    // of a CTA
 inline constexpr int kDrawThreads = 1024;  // of a CTA that draws a token
 
 struct EmbeddingParams {
@@ -15,8 +15,8 @@ struct EmbeddingParams {
 
 struct NormParams {
   float* x;
-  const void* delta;   // null: nothing is added to x
-  const int* select;   // null: row r of y is of row r of x
+  const void* delta;  // null: nothing is added to x
+  const int* select;  // null: row r of y is of row r of x
   const void *weight, *bias;
   void* y;
   int rows;
@@ -76,19 +76,19 @@ struct DrawChoice {
 
 // What goes on with the token that was drawn: the next step's inputs, so that it needs nothing of the host.
 struct DrawAdvance {
-  int* ids;       // null: nothing goes on
+  int* ids;  // null: nothing goes on
   int* position;
-  int* used;      // keys that attention will see
+  int* used;  // keys that attention will see
   long long* slot;
-  int* seen;      // (rows, seen_stride): tokens that were there
+  int* seen;  // (rows, seen_stride): tokens that were there
   long long seen_stride;
 };
 
 struct DrawParams {
   const float* logits;
   long long stride;
-  DrawChoice* choice;  // position and seen_count grow with `advance`
-  int* token;          // -1: a logit is NaN
+  DrawChoice* choice;   // position and seen_count grow with `advance`
+  int* token;           // -1: a logit is NaN
   unsigned* seen_bits;  // (rows, words of vocab), 0 before and after
   int rows, vocab;
   DrawAdvance advance;

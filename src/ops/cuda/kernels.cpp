@@ -94,14 +94,6 @@ std::string spec_of(const KernelKey& key) {
   return spec;
 }
 
-// CTAs that a multiprocessor holds: of many outputs two work and leave room for one of the next kernel, which asks for its weights meanwhile. In fp32
-// many rows need all registers.
-int ctas_of(const KernelKey& key) {
-  if (key.several == 0) return 1;
-  if (static_cast<DType>(key.dtype) != DType::kF32) return key.rows <= 8 && key.arch >= kDependent ? 3 : 2;
-  return key.rows <= 4 ? 2 : 1;
-}
-
 // What `fattn cache list` shows.
 std::string comment_of(const KernelKey& key) {
   std::string line = text("// ", key.kind == KernelKind::kDraw || key.kind == KernelKind::kLoss ? "fp32" : name_of(static_cast<DType>(key.dtype)));
@@ -125,8 +117,8 @@ core::jit::Request request_of(const KernelKey& key) {
   const bool plain = key.kind == KernelKind::kLoss;
   std::string source = text(comment_of(key), "#include \"kernels/ops/", s.header, ".h\"\n");
   if (!plain) source += text("struct Spec {\n", spec_of(key), "};\n");
-  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, ", ", ctas_of(key), ") ", s.name,
-                 "(const __grid_constant__ fattn::", s.params, " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
+  source += text("extern \"C\" __global__ void __launch_bounds__(", s.threads, ") ", s.name, "(const __grid_constant__ fattn::", s.params,
+                 " p) {\n  fattn::ops::", s.function, plain ? "" : "<Spec>", "(p);\n}\n");
   return {.entry = s.name, .source = source, .arch = key.arch, .arch_specific = false, .sources = embedded_sources};
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kMostMatmuls = 256;
 constexpr int64_t kBiasCtas = 1024;
+constexpr int64_t kWhole = 8;  // elements of 16 bits in 16 bytes
 
 // LayerNorm, product, keys and values in one kernel, for few rows.
 class CudaNormLinear final : public Kernel<NormLinear> {
@@ -62,7 +63,8 @@ void pack_rows(const Linear& p, const T* weight, bool in_by_out, int64_t given, 
 
 }  // namespace
 
-CudaLinear::CudaLinear(const Linear& p, const Device& device) : problem_(p), gpu_(device), few_(gpu_, p, {}) {
+CudaLinear::CudaLinear(const Linear& p, const Device& device)
+    : problem_(p), gpu_(device), few_(gpu_, p, {}), odd_(few_.most_rows() > 0 && p.y != DType::kF32 && (p.in % kWhole != 0 || p.out % kWhole != 0)) {
   bias_.kind = KernelKind::kBias;
   bias_.arch = gpu_.arch();
   bias_.dtype = static_cast<int32_t>(p.dtype);
@@ -70,7 +72,7 @@ CudaLinear::CudaLinear(const Linear& p, const Device& device) : problem_(p), gpu
   bias_.activation = static_cast<int32_t>(p.activation);
   if (p.accumulate && p.activation != Activation::kNone)
     throw Error(ErrorCode::kUnsupported, "a product with an activation does not add to its output on a GPU");
-  if (p.rows <= few_.most_rows()) return;
+  if (p.rows <= few_.most_rows() || odd_) return;
   gpu_.load(bias_);
   matmul_of(p.rows, true);  // what there is not is said now
 }
@@ -99,6 +101,7 @@ void CudaLinear::execute(const Linear::Buffers& b, void* workspace, void* stream
     return few_.launch({b.x, nullptr, nullptr, nullptr, b.weight, b.bias, b.y, nullptr, nullptr, nullptr, static_cast<int>(b.rows),
                         static_cast<int>(problem_.out), static_cast<int>(problem_.out), 1, 0},
                        stream);
+  if (odd_) return by_few(b, stream);
   // The library's bias is in the dtype of y.
   const void* bias = problem_.y == problem_.dtype ? b.bias : b.bias_single;
   const std::shared_ptr<const Matmul> matmul = matmul_of(b.rows, bias != nullptr);

@@ -35,7 +35,7 @@ std::vector<ProductVariant> product_variants(const Linear& p, const ProductOptio
   if (p.in > kMostIn || p.out >= int64_t{1} << 31) return variants;
   const int shares = shares_of(p, target.multiprocessors);
   const int64_t ctas = ctas_of(p, shares), together = 2 * target.multiprocessors;
-  const bool several = ctas > together;
+  const bool several = ctas > 2 * together;
   int before = 0;
   for (const int rows : rows_of(p.dtype)) {
     const int64_t parts = int64_t{4} * kWarps * 8 * rows, shared = row_bytes(p) * rows;
