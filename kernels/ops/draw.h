@@ -14,6 +14,11 @@
 namespace fattn::ops {
 
 inline constexpr int kShareBits = 42, kPartBits = 14, kParts = kShareBits / kPartBits;
+#if __CUDA_ARCH__ >= 900
+inline constexpr int kAtOnce = 2;  // looked at by a thread
+#else
+inline constexpr int kAtOnce = 1;  // ptxas has no registers for more
+#endif
 inline constexpr int kBuckets = 2 * kDrawThreads, kGathered = 512;
 
 struct DrawShared {
@@ -77,7 +82,7 @@ class Draw {
   }
   template <class Body>
   __device__ void each(const Body& body) const {
-#pragma unroll 2
+#pragma unroll(kAtOnce)
     for (int i = thread_; i < p_.vocab; i += kDrawThreads) body(i);
   }
   __device__ Count sum(Count x) const {
@@ -113,7 +118,7 @@ class Draw {
     // In fours where rows begin at their multiples: one multiprocessor reads a row, and has much under way.
     const bool fours = p_.stride % 4 == 0 && reinterpret_cast<unsigned long long>(p_.logits) % 16 == 0;
     const int in_fours = fours ? p_.vocab / 4 * 4 : 0;
-#pragma unroll 4
+#pragma unroll(kAtOnce)
     for (int i = thread_ * 4; i < in_fours; i += kDrawThreads * 4) {
       const float4 x = *reinterpret_cast<const float4*>(logits_ + i);
       look(i, x.x);

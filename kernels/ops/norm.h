@@ -20,7 +20,11 @@ __device__ __forceinline__ float warp_sum(float x) {
 template <int kIn>
 struct RowOfWarp {
   static constexpr int kStep = kIn % 4 == 0 ? 4 : 1;
+#if __CUDA_ARCH__ >= 900
   static constexpr int kMost = 4096;
+#else
+  static constexpr int kMost = 1024;  // where ptxas gives a thread half of its registers
+#endif
   static constexpr bool kHeld = kIn <= (kStep == 4 ? kMost : kMost / 4);
   static constexpr int kSteps = (kIn + 32 * kStep - 1) / (32 * kStep);
 
