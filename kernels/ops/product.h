@@ -25,10 +25,11 @@ struct ProductShape {
   static constexpr int kLoads = (kChunks + Spec::kShares - 1) / Spec::kShares;  // of a lane, for one tile
   // In stages of as many as registers hold, twice where the next ones are under way meanwhile.
 #if __CUDA_ARCH__ >= 900
-  static constexpr int kMost = 12;
+  static constexpr int kWide = 12;
 #else
-  static constexpr int kMost = 6;
+  static constexpr int kWide = 0;  // ptxas gives a thread half of its registers
 #endif
+  static constexpr int kMost = !kSingle && kWide > 0 ? kWide : kLoads <= 8 ? 8 : 6;
   static constexpr int kStages = (kLoads + kMost - 1) / kMost, kHeld = (kLoads + kStages - 1) / kStages;
   static constexpr int kRowBytes = kStride * kBytes + (kSingle ? 0 : 64);  // rows of x in shared memory; not on the same banks
   static constexpr int kPart = 8 * Spec::kRows;                            // sums of a warp
