@@ -15,6 +15,7 @@
 #include "cli/progress.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
+#include "fattn/device.hpp"
 #include "fattn/fattn.hpp"
 #include "gpt2/error.h"
 #include "gpt2/memory.h"
@@ -41,6 +42,8 @@ struct Gpt2Limits {
   double flops = 0;
 };
 
+constexpr int64_t kDecodeSteps = 32;  // that are timed together, one token behind the other
+
 struct Gpt2Timing {
   bool decode = false;
   int64_t batch = 0, context = 0;
@@ -49,10 +52,11 @@ struct Gpt2Timing {
   int64_t tokens() const { return decode ? batch : batch * context; }
 };
 
-// The call again and again: 3 times at least, then until its seconds are over.
+// The call again and again: 3 times at least, then until its seconds are over; the time of one of its steps.
 template <class Call>
-measure::Statistics time_of(double seconds, const Call& call) {
+measure::Statistics time_of(double seconds, const Call& call, double steps = 1) {
   call();
+  call();  // on a GPU the first one makes a graph
   std::vector<double> all;
   double sum = 0;
   while (all.size() < 3 || (sum < seconds && all.size() < 500)) {
@@ -60,13 +64,14 @@ measure::Statistics time_of(double seconds, const Call& call) {
     call();
     all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     sum += all.back();
+    all.back() /= steps;
   }
   return measure::summarize(all);
 }
 
 // Weights are read once a step, and the cache of each sequence.
-double decode_limit(const gpt2::Model& model, int64_t batch, int64_t context, const Gpt2Limits& limits) {
-  const auto cache = static_cast<double>(gpt2::kv_bytes_per_token(model.config(), model.dtype())) * static_cast<double>(batch * context);
+double decode_limit(const gpt2::Model& model, int64_t batch, double context, const Gpt2Limits& limits) {
+  const double cache = static_cast<double>(gpt2::kv_bytes_per_token(model.config(), model.dtype())) * static_cast<double>(batch) * context;
   return (static_cast<double>(model.bytes_read()) + cache) / limits.read;
 }
 // Products with the weights of the layers for each token, and the visible pairs of attention; logits are of the last tokens alone.
@@ -92,6 +97,7 @@ Gpt2Timing prefill(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_
   const auto call = [&] {
     for (int64_t i = 0; i < batch; ++i) session.truncate(i, 0);
     session.prefill(parts);
+    session.wait();
   };
   return {false, batch, context, time_of(flags.seconds, call), prefill_limit(model, batch, context, limits)};
 }
@@ -102,17 +108,21 @@ Gpt2Timing decode(const Gpt2BenchFlags& flags, const gpt2::Model& model, int64_t
   options.context = context;
   options.algorithm = flags.model.attention();
   gpt2::Session session(model, options);
-  const std::vector<Token> ids(static_cast<size_t>(batch), 1);
+  std::vector<Token> ids(static_cast<size_t>(batch), 1);
+  const std::vector<ops::Choice> choices(ids.size());  // the most likely token
   std::vector<gpt2::NewTokens> parts;
   for (int64_t i = 0; i < batch; ++i) {
     session.pretend(i, context - 1);
     parts.push_back({i, std::span(ids).subspan(static_cast<size_t>(i), 1)});
   }
+  // The last steps before the context is full; what they see is as long on average.
+  const int64_t steps = std::min(kDecodeSteps, context), first = context - steps;
   const auto call = [&] {
-    for (int64_t i = 0; i < batch; ++i) session.truncate(i, context - 1);
-    session.step(parts);
+    for (int64_t i = 0; i < batch; ++i) session.truncate(i, first);
+    for (int64_t step = 0; step < steps; ++step) session.step_and_draw(parts, choices, ids.data(), step + 1 < steps);
   };
-  return {true, batch, context, time_of(flags.seconds, call), decode_limit(model, batch, context, limits)};
+  const double seen = static_cast<double>(context) - static_cast<double>(steps - 1) / 2;
+  return {true, batch, context, time_of(flags.seconds, call, static_cast<double>(steps)), decode_limit(model, batch, seen, limits)};
 }
 
 Json record_of(const Gpt2BenchFlags& flags, const gpt2::Model& model, const Gpt2Limits& limits, const std::vector<Gpt2Timing>& timings) {
@@ -145,8 +155,13 @@ int bench_gpt2(const Gpt2BenchFlags& flags) {
   Output out(flags.output, flags.json);
   const int threads = flags.model.threads > 0 ? flags.model.threads : cpu_info().usable_threads;
   Gpt2Limits limits;
-  limits.read = measure::measure_read_bandwidth(threads);
-  limits.flops = measure::measure_peaks(Isa::kAuto, threads).of(model.dtype()).rate;
+  if (const auto& gpu = model.compute().gpu) {
+    limits.read = cuda::peak(*gpu, FATTN_PEAK_COPY);
+    limits.flops = measure::measure_cuda_peaks(*gpu).of(model.dtype()).rate;
+  } else {
+    limits.read = measure::measure_read_bandwidth(threads);
+    limits.flops = measure::measure_peaks(Isa::kAuto, threads).of(model.dtype()).rate;
+  }
   std::vector<Gpt2Timing> timings;
   {
     Progress progress("prefill and decode", static_cast<int64_t>(2 * flags.batches.size() * flags.contexts.size()));
@@ -168,9 +183,10 @@ int bench_gpt2(const Gpt2BenchFlags& flags) {
                percent_cell(t.time.spread()), fmt::format("{:.1f}", static_cast<double>(t.tokens()) / t.time.median), seconds_cell(t.limit),
                percent_cell(t.limit / t.time.median)});
   out.print(table);
-  out.say(
+  out.say(fmt::format(
       "\nThe limit of prefill is its arithmetic at the peak of the dtype, that of decode the weights and the cache read once at the rate measured "
-      "just now.");
+      "just now{}.",
+      model.compute().gpu ? " (of a copy on the device)" : ""));
   if (!flags.json.empty()) write_json(record_of(flags, model, limits, timings), flags.json);
   return kExitFine;
 }

@@ -18,6 +18,7 @@
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "cli/whole_file.h"
+#include "fattn/device.hpp"
 #include "gpt2/compare/output_error.h"
 #include "gpt2/error.h"
 #include "gpt2/weights/convert.h"
@@ -34,7 +35,7 @@ using Json = nlohmann::ordered_json;
 
 struct Gpt2CompareFlags {
   Gpt2ModelFlags model;
-  std::vector<std::string> dtypes, algorithms{"standard", "v1", "v2", "auto"};
+  std::vector<std::string> dtypes, algorithms;
   std::vector<int64_t> seqlens{512};
   int64_t batch = 4, repeats = 5;
   uint64_t seed = 1;
@@ -47,7 +48,7 @@ struct Contender {
   std::string algorithm;
   std::string refused;  // why it is not there
   measure::Statistics time;
-  int64_t memory = 0;  // what the resident set grew by at most
+  int64_t memory = 0;  // what the resident set grew by at most; on a GPU what its session holds
   gpt2::OutputError error;
 };
 
@@ -69,6 +70,7 @@ class Forward {
     for (const gpt2::NewTokens& part : parts_) session_.truncate(part.sequence, 0);
     const auto begin = std::chrono::steady_clock::now();
     session_.step(parts_);
+    session_.wait();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   std::vector<float> output() const {
@@ -112,9 +114,11 @@ CompareCase compare_case(const Gpt2CompareFlags& flags, const gpt2::Model& model
     c.algorithm = algorithm;
     try {
       const measure::ResidentPeak peak;
+      const std::optional<int> gpu = model.compute().gpu;
+      const size_t free_before = gpu ? cuda::memory(*gpu).free_bytes : 0;
       Forward forward(model, algorithm, flags.batch, seqlen, ids);
       forward.run();
-      c.memory = peak.bytes_added();
+      c.memory = gpu ? static_cast<int64_t>(free_before) - static_cast<int64_t>(cuda::memory(*gpu).free_bytes) : peak.bytes_added();
       std::vector<float> output = forward.output();
       if (first.empty()) first = output;
       c.error = gpt2::compare_outputs(first, output, deviation);
@@ -152,6 +156,8 @@ Json compare_record(const Gpt2CompareFlags& flags, const std::vector<CompareCase
   record["batch"] = flags.batch;
   record["seed"] = flags.seed;
   record["threads"] = flags.model.threads;
+  const std::optional<int> gpu = gpt2_gpu(flags.model.device);
+  record["device"] = gpu ? fmt::format("cuda:{}", *gpu) : "cpu";
   record["environment"] = measure::environment();
   record["cases"] = Json::array();
   bool all = true;
@@ -253,6 +259,10 @@ int compare_gpt2(Gpt2CompareFlags flags) {
   require_writable(flags.json);
   if (!flags.figure.empty()) require_writable(flags.figure);
   Kept kept(flags.json);
+  if (flags.algorithms.empty()) {
+    flags.algorithms = {"standard", "v1", "v2", "auto"};
+    if (gpt2_gpu(flags.model.device)) flags.algorithms.insert(flags.algorithms.end() - 1, "v3");
+  }
   if (flags.sweep) flags.seqlens = {128, 256, 512, 1024};
   const gpt2::Config config = gpt2::read_config(flags.model.model);
   for (const int64_t seqlen : flags.seqlens)
@@ -307,11 +317,10 @@ void add_gpt2_compare(CLI::App& gpt2, int& exit_code) {
       ->transform(one_dtype_of({"fp32", "fp16", "bf16"}))
       ->delimiter(',')
       ->type_name("NAME,...");
-  command->add_option("--algorithm", flags->algorithms, "Of attention; the first is what the others are compared with")
-      ->transform(one_of({"standard", "v1", "v2", "auto"}))
+  command->add_option("--algorithm", flags->algorithms, "Of attention; the first is what the others are compared with [all of the device]")
+      ->transform(one_of({"standard", "v1", "v2", "v3", "auto"}))
       ->delimiter(',')
-      ->type_name("NAME,...")
-      ->capture_default_str();
+      ->type_name("NAME,...");
   command->add_option("--seed", flags->seed, "Of the random tokens")->type_name("N")->capture_default_str();
   command->option_defaults()->group("How");
   command->add_option("--repeats", flags->repeats, "Timed passes of each, in turns")

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/gpt2.h"
+#include "cli/gpt2_model.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/sanitize.h"
@@ -24,7 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Gpt2InfoFlags {
-  std::string model, dtype, json;
+  std::string model, dtype, json, device = "auto";
   bool memory = false, all = false;
   int64_t batch = 1, seqlen = 0;
   OutputFlags output;
@@ -105,9 +106,11 @@ std::string bytes_words(int64_t bytes) {
   return bytes < 1 << 20 ? fmt::format("{} bytes", grouped_number(bytes)) : bytes_text(static_cast<double>(bytes));
 }
 
-void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::MemoryUse>& uses, DType dtype, int64_t batch, int64_t seqlen) {
-  Table table({Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
-              fmt::format("Memory in {}, batch {}, seqlen {}", gpt2_dtype_name(dtype), batch, seqlen));
+void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::MemoryUse>& uses, DType dtype, int64_t batch, int64_t seqlen,
+                  std::optional<int> gpu) {
+  Table table(
+      {Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
+      fmt::format("Memory in {}, batch {}, seqlen {}{}", gpt2_dtype_name(dtype), batch, seqlen, gpu ? fmt::format(", on cuda:{}", *gpu) : ""));
   int64_t total = 0;
   for (const gpt2::MemoryUse& use : uses) {
     table.add({use.kind, use.what, use.shape, Cell(bytes_words(use.bytes), std::to_string(use.bytes))});
@@ -115,10 +118,9 @@ void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::M
       throw CLI::ValidationError("--batch", "the sum of bytes does not fit 64 bits; use a smaller batch or seqlen");
   }
   out.print(table);
-  out.say(fmt::format(
-      "\n{} in all, known before anything runs; {} of KV cache for each token. Prompts are computed in chunks of 256 tokens. An embedding "
-      "in the files' own dtype stays in the files.",
-      bytes_words(total), bytes_words(gpt2::kv_bytes_per_token(model.config, dtype))));
+  out.say(fmt::format("\n{} in all, known before anything runs; {} of KV cache for each token. Prompts are computed in chunks of {} tokens.{}",
+                      bytes_words(total), bytes_words(gpt2::kv_bytes_per_token(model.config, dtype)), gpu ? 8192 : 256,
+                      gpu ? "" : " An embedding in the files' own dtype stays in the files."));
 }
 
 std::string config_words(const gpt2::Config& c) {
@@ -148,7 +150,9 @@ Json record_of(const Gpt2InfoFlags& flags, const Gpt2Model& model, const std::ve
   record["tensors"] = tensors;
   record["memory"] = nullptr;
   if (!flags.memory) return record;
-  Json memory = {{"dtype", gpt2_dtype_name(dtype)}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
+  const std::optional<int> gpu = gpt2_gpu(flags.device);
+  Json memory = {
+      {"dtype", gpt2_dtype_name(dtype)}, {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
   memory["kv_bytes_per_token"] = gpt2::kv_bytes_per_token(model.config, dtype);
   for (const gpt2::MemoryUse& use : uses) memory["uses"].push_back({{"use", use.kind}, {"what", use.what}, {"bytes", use.bytes}});
   record["memory"] = memory;
@@ -165,7 +169,9 @@ int info(Gpt2InfoFlags flags) {
   gpt2::SessionOptions session;
   session.batch = flags.batch;
   session.context = flags.seqlen;
-  const std::vector<gpt2::MemoryUse> uses = flags.memory ? gpt2::memory_of(model.config, dtype, {}, session) : std::vector<gpt2::MemoryUse>();
+  gpt2::Compute compute;
+  if (flags.memory) compute.gpu = gpt2_gpu(flags.device);
+  const std::vector<gpt2::MemoryUse> uses = flags.memory ? gpt2::memory_of(model.config, dtype, compute, session) : std::vector<gpt2::MemoryUse>();
   Output out(flags.output, flags.json);
   int64_t parameters = 0;
   for (const gpt2::Weight& weight : model.weights) parameters += weight.size();
@@ -176,7 +182,7 @@ int info(Gpt2InfoFlags flags) {
   else
     out.say("A preset: there are no files. `fattn gpt2 init` makes some with random weights.");
   print_tensors(out, model, flags.all);
-  if (flags.memory) print_memory(out, model, uses, dtype, flags.batch, flags.seqlen);
+  if (flags.memory) print_memory(out, model, uses, dtype, flags.batch, flags.seqlen, compute.gpu);
   if (!flags.json.empty()) write_json(record_of(flags, model, uses, dtype), flags.json);
   return kExitFine;
 }
@@ -194,6 +200,7 @@ void add_gpt2_info(CLI::App& gpt2, int& exit_code) {
   command->add_flag("--memory", flags->memory, "Memory by use: weights, KV cache, activations, workspace");
   command->add_option("--batch", flags->batch, "Sequences at once")->check(whole_number(1))->type_name("N")->capture_default_str();
   command->add_option("--seqlen", flags->seqlen, "Tokens of each [the model's positions]")->check(whole_number(1))->type_name("N");
+  add_gpt2_device(*command, flags->device);
   command->add_option("--dtype", flags->dtype, "What weights, cache and activations are in [the weights' own]")
       ->transform(one_dtype_of({"fp32", "fp16", "bf16"}))
       ->type_name("NAME");

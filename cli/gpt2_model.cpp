@@ -16,6 +16,7 @@
 #include "cli/sanitize.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
+#include "fattn/device.hpp"
 #include "fattn/fattn.hpp"
 #include "gpt2/error.h"
 
@@ -29,17 +30,42 @@ void Gpt2ModelFlags::add_to(CLI::App& command, bool with_algorithm) {
       ->type_name("NAME");
   if (with_algorithm)
     command.add_option("--algorithm", algorithm, "Of attention")
-        ->transform(one_of({"auto", "standard", "v1", "v2"}))
+        ->transform(one_of({"auto", "standard", "v1", "v2", "v3"}))
         ->type_name("NAME")
         ->capture_default_str();
   add_threads_to(command);
   command.option_defaults()->group("Options");
 }
 void Gpt2ModelFlags::add_threads_to(CLI::App& command) {
+  add_gpt2_device(command, device);
   command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
       ->check(whole_number(0, 4096))
       ->type_name("N")
       ->capture_default_str();
+}
+
+void add_gpt2_device(CLI::App& command, std::string& device) {
+  const auto not_a_device = [](const std::string& text) {
+    const std::string digits = text.rfind("cuda:", 0) == 0 ? text.substr(5) : "";
+    const bool numbered = !digits.empty() && digits.size() <= 3 && digits.find_first_not_of("0123456789") == std::string::npos;
+    if (text == "auto" || text == "cpu" || text == "cuda" || numbered) return std::string();
+    return "'" + printable(text, 40) + "' is no device; allowed: auto, cpu, cuda, cuda:0, cuda:1, ...";
+  };
+  command.add_option("--device", device, "cpu, cuda or cuda:INDEX; auto: a GPU where there is one")
+      ->check(CLI::Validator(not_a_device, ""))
+      ->type_name("DEVICE")
+      ->capture_default_str();
+}
+
+std::optional<int> gpt2_gpu(const std::string& device) {
+  if (device == "cpu") return std::nullopt;
+  std::string reason;
+  const int count = cuda::count(&reason);
+  if (device == "auto") return count > 0 && cuda::info(0).capability_major >= 8 ? std::optional<int>(0) : std::nullopt;
+  if (count == 0) throw gpt2::Error("--device " + device + ": " + reason);
+  const int index = device.size() > 5 ? std::stoi(device.substr(5)) : 0;
+  if (index >= count) throw gpt2::Error(fmt::format("--device {}: there are {} CUDA devices; allowed: cuda:0 to cuda:{}", device, count, count - 1));
+  return index;
 }
 
 Algorithm gpt2_algorithm(const std::string& name) { return algorithm_named(name).value_or(Algorithm::kAuto); }
@@ -49,6 +75,7 @@ gpt2::Compute Gpt2ModelFlags::compute() const {
   gpt2::Compute compute;
   if (!dtype.empty()) compute.dtype = gpt2_dtype(dtype);
   compute.threads = threads;
+  compute.gpu = gpt2_gpu(device);
   return compute;
 }
 gpt2::Model Gpt2ModelFlags::load() const { return gpt2::Model::load(model, compute()); }
@@ -146,12 +173,20 @@ int threads_of(const gpt2::Model& model) { return model.compute().threads > 0 ? 
 }  // namespace
 
 std::string gpt2_compute_words(const gpt2::Model& model) {
+  if (const auto& gpu = model.compute().gpu)
+    return fmt::format("{}, cuda:{}, {}", gpt2_dtype_name(model.dtype()), *gpu, printable(cuda::info(*gpu).name));
   const int threads = threads_of(model);
   return fmt::format("{}, {} thread{}, {}", gpt2_dtype_name(model.dtype()), threads, threads == 1 ? "" : "s", name_of(isa_of(model)));
 }
 
 nlohmann::ordered_json gpt2_compute_json(const gpt2::Model& model, const std::string& name) {
-  return {{"model", printable(name)}, {"dtype", gpt2_dtype_name(model.dtype())}, {"threads", threads_of(model)}, {"isa", name_of(isa_of(model))}};
+  const std::optional<int> gpu = model.compute().gpu;
+  return {{"model", printable(name)},
+          {"dtype", gpt2_dtype_name(model.dtype())},
+          {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"},
+          {"device_name", gpu ? nlohmann::ordered_json(printable(cuda::info(*gpu).name)) : nlohmann::ordered_json()},
+          {"threads", threads_of(model)},
+          {"isa", name_of(isa_of(model))}};
 }
 
 }  // namespace fattn::cli

@@ -17,11 +17,11 @@
 namespace fattn::cli {
 
 struct Gpt2ModelFlags {
-  std::string model, dtype, algorithm = "auto";
+  std::string model, dtype, algorithm = "auto", device = "auto";
   int threads = 0;
 
   void add_to(CLI::App& command, bool with_algorithm = true);
-  void add_threads_to(CLI::App& command);
+  void add_threads_to(CLI::App& command);  // and the device
   gpt2::Compute compute() const;
   Algorithm attention() const;
   gpt2::Model load() const;
@@ -29,6 +29,9 @@ struct Gpt2ModelFlags {
 };
 
 Algorithm gpt2_algorithm(const std::string& name);
+// --device of all of them, and the CUDA device that it means; none: the CPU.
+void add_gpt2_device(CLI::App& command, std::string& device);
+std::optional<int> gpt2_gpu(const std::string& device);
 
 // The tokenizer of `given`, or of the model's folder; none if that has none and `given` is empty.
 std::optional<gpt2::Tokenizer> gpt2_tokenizer(const std::string& given, const std::string& model);
@@ -51,7 +54,7 @@ void gpt2_write(std::FILE* stream, std::string_view text);
 // As it is, but that a terminal is shown what would move its cursor instead of obeying it.
 void gpt2_show(std::FILE* stream, std::string_view text);
 
-// "fp32, 2 threads, avx512": how a model computes.
+// "fp32, 2 threads, avx512", "bf16, cuda:0, NVIDIA H200": how a model computes.
 std::string gpt2_compute_words(const gpt2::Model& model);
 nlohmann::ordered_json gpt2_compute_json(const gpt2::Model& model, const std::string& name);
 

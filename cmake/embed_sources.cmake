@@ -1,9 +1,21 @@
-# Writes a C++ file with the device code as strings: cmake -DROOT=... -DOUTPUT=... -P embed_sources.cmake
+# Writes a C++ file with the device code as strings: cmake -DROOT=... -DOUTPUT=... [-DOPERATIONS=ON] -P embed_sources.cmake
 # What is embedded: kernels/**/*.h and *.cuh, and the headers of src/shared that include nothing that is not embedded with
-# them (no <...>), so that NVRTC can read them; and the common lines of kernels/planned.txt.
+# them (no <...>), so that NVRTC can read them; and the common lines of kernels/planned.txt. The operations beside attention
+# have a table of their own: kernels/ops with its list, and what it stands on.
 cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE paths RELATIVE ${ROOT} ${ROOT}/kernels/*.h ${ROOT}/kernels/*.cuh)
 file(GLOB shared RELATIVE ${ROOT} ${ROOT}/src/shared/*.h)
+if(OPERATIONS)
+  list(FILTER paths INCLUDE REGEX "^kernels/(ops|ptx)/|^kernels/constants.h$")
+  list(FILTER shared INCLUDE REGEX "/ops_params.h$")
+  set(planned kernels/ops/planned.txt)
+  set(space fattn::ops::cuda)
+else()
+  list(FILTER paths EXCLUDE REGEX "^kernels/ops/")
+  list(FILTER shared EXCLUDE REGEX "/ops_params.h$")
+  set(planned kernels/planned.txt)
+  set(space fattn::core::jit)
+endif()
 foreach(path IN LISTS shared)
   file(STRINGS ${ROOT}/${path} includes REGEX "^[ \t]*#[ \t]*include")
   if(NOT includes)
@@ -14,7 +26,7 @@ endforeach()
 # A raw string literal, in pieces that every compiler takes.
 function(literal path result)
   file(READ ${ROOT}/${path} content)
-  if(path STREQUAL kernels/planned.txt)
+  if(path STREQUAL ${planned})
     string(REGEX REPLACE "(quick|full) [^\n]*\n" "" content "${content}")
   endif()
   string(FIND "${content}" ")fattn\"" end)
@@ -43,7 +55,11 @@ foreach(path IN LISTS paths)
 endforeach()
 list(SORT names)
 
-set(code "// Made by cmake/embed_sources.cmake; do not edit.\n#include \"jit/sources.h\"\n\nnamespace fattn::core::jit {\nnamespace {\n\n")
+set(code "// Made by cmake/embed_sources.cmake; do not edit.\n#include \"jit/sources.h\"\n")
+if(OPERATIONS)
+  string(APPEND code "#include \"ops/cuda/kernels.h\"\n")
+endif()
+string(APPEND code "\nnamespace ${space} {\nnamespace {\n\nusing core::jit::Source;\n\n")
 set(table "")
 foreach(name IN LISTS names)
   set(path ${name})
@@ -55,9 +71,9 @@ foreach(name IN LISTS names)
   string(APPEND code "constexpr char kText${index}[] =\n${text};\n\n")
   list(APPEND table "    {\"${name}\", std::string_view(kText${index}, sizeof kText${index} - 1)},\n")
 endforeach()
-literal(kernels/planned.txt text)
+literal(${planned} text)
 list(JOIN table "" table)
 string(APPEND code "constexpr char kPlanned[] =\n${text};\n\nconstexpr Source kSources[] = {\n${table}};\n\n}  // namespace\n\n"
-               "Sources embedded_sources() { return kSources; }\n"
-               "std::string_view embedded_planned() { return {kPlanned, sizeof kPlanned - 1}; }\n\n}  // namespace fattn::core::jit\n")
+               "core::jit::Sources embedded_sources() { return kSources; }\n"
+               "std::string_view embedded_planned() { return {kPlanned, sizeof kPlanned - 1}; }\n\n}  // namespace ${space}\n")
 file(WRITE ${OUTPUT} "${code}")

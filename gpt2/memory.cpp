@@ -1,10 +1,12 @@
 // What a session and its model say of themselves.
 #include "gpt2/memory.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 
 #include "gpt2/error.h"
+#include "gpt2/model/decoding.h"
 #include "gpt2/weights/tensors.h"
 
 namespace fattn::gpt2 {
@@ -41,6 +43,9 @@ std::vector<MemoryUse> memory_of(const Config& c, DType dtype, const Compute& co
   for (const SessionMemory::Use& use : memory.activations)
     if (use.bytes > 0) uses.push_back({"activations", use.what, words({use.rows, use.width}), static_cast<int64_t>(use.bytes)});
   uses.push_back({"workspace", "kernels' own, the largest", "", static_cast<int64_t>(memory.workspace)});
+  if (compute.gpu)
+    uses.push_back(
+        {"activations", "steps of one token, choices", "", static_cast<int64_t>(Decoding::bytes(std::max(o.batch, o.logit_rows), o.context))});
   return uses;
 }
 

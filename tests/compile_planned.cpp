@@ -1,7 +1,7 @@
 // Compiles the planned kernels (kernels/planned.txt) for every architecture that the NVRTC at hand knows, without a GPU, and judges what
 // ptxas says: spills, local memory, serialised wgmma and more registers than the budget are failures. Kernels whose key has not
-// changed come from the disk cache. Ends with the line `N passed, N failed`.
-//   compile_planned [-j N] [--full] [--list FILE] [--filter TEXT] [--verbose]
+// changed come from the disk cache; --operations: those of kernels/ops/planned.txt, too. Ends with the line `N passed, N failed`.
+//   compile_planned [-j N] [--full] [--list FILE] [--operations] [--filter TEXT] [--verbose]
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +19,7 @@
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "jit/planned.h"
+#include "ops/cuda/kernels.h"
 
 namespace {
 
@@ -26,7 +27,7 @@ using namespace fattn::core::jit;
 
 struct Arguments {
   int jobs = 1;
-  bool full = false, verbose = false;
+  bool full = false, verbose = false, operations = false;
   std::string list, filter;
 };
 
@@ -45,6 +46,8 @@ bool parse(int argc, char** argv, Arguments& to) {
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
     if (flag == "--full") {
       to.full = true;
+    } else if (flag == "--operations") {
+      to.operations = true;
     } else if (flag == "--verbose") {
       to.verbose = true;
     } else if (flag == "-j" && value) {
@@ -54,7 +57,7 @@ bool parse(int argc, char** argv, Arguments& to) {
     } else if (flag == "--filter" && value) {
       to.filter = value, ++i;
     } else {
-      std::fprintf(stderr, "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --filter TEXT, --verbose\n",
+      std::fprintf(stderr, "compile_planned: '%s' is no flag or has no value; allowed: -j N, --full, --list FILE, --operations, --filter TEXT, --verbose\n",
                    argv[i]);
       return false;
     }
@@ -107,15 +110,22 @@ Counts work(const std::vector<Job>& jobs, size_t worker, size_t workers, bool ve
 }
 
 std::vector<Job> jobs_of(const Arguments& arguments, const Nvrtc& compiler) {
-  std::string text(embedded_planned());
+  std::vector<Planned> all;
   if (!arguments.list.empty()) {
     std::ifstream file(arguments.list, std::ios::binary);
     if (!file) throw fattn::Error(fattn::ErrorCode::kInvalidArgument, "'" + arguments.list + "' cannot be read");
-    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    all = parse_planned(std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+  } else {
+    all = parse_planned(embedded_planned());
   }
+  if (arguments.operations)
+    for (Planned& one : parse_planned(fattn::ops::cuda::embedded_planned())) {
+      one.request.sources = fattn::ops::cuda::embedded_sources;
+      all.push_back(std::move(one));
+    }
   std::vector<Job> jobs;
   std::vector<std::string> unknown;
-  for (const Planned& planned : parse_planned(text)) {
+  for (const Planned& planned : all) {
     if ((!planned.quick() && !arguments.full) || planned.request.entry.find(arguments.filter) == std::string::npos) continue;
     for (const Target& target : planned.targets) {
       const std::string name = target_name(target.arch, target.arch_specific);

@@ -106,7 +106,7 @@ def main() -> int:
         passed, failed = self_test(program, environment)
         print(f"{passed} passed, {failed} failed")
         return 1 if failed else 0
-    command = [program, "--list", ROOT / "kernels/planned.txt", "-j", str(arguments.jobs)] + ["--full"] * arguments.full + ["--verbose"] * arguments.verbose
+    command = [program, "--list", ROOT / "kernels/planned.txt", "--operations", "-j", str(arguments.jobs)] + ["--full"] * arguments.full + ["--verbose"] * arguments.verbose
     return subprocess.run(command, env={**environment, "FATTN_CACHE_DIR": str(build / "kernel-cache")}).returncode
 
 

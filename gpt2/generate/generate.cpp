@@ -40,8 +40,7 @@ class Run {
     }
     // A token that only the model's padding has is none.
     const int64_t known = tokenizer ? std::min<int64_t>(c.vocab_size, tokenizer->vocabulary().size()) : c.vocab_size;
-    sampling_ = {ops::Sampling{session.options().batch, known, c.padded_vocab()}, model.device()};
-    workspace_ = Block(sampling_.workspace_bytes(), "sampling");
+    session.draw_from(known);
     choices_.resize(static_cast<size_t>(session.options().batch));
     drawn_.resize(choices_.size());
     for (int64_t s = session.options().batch; s-- > 0;) free_.push_back(s);
@@ -78,8 +77,11 @@ class Run {
     }
     const auto begin = Clock::now();
     session_.prefill(parts);
+    session_.wait();
     times_.prefill_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
-    draw(fresh);
+    choose(fresh);
+    session_.draw(std::span(choices_).first(fresh.size()), drawn_.data());
+    take(fresh);
     for (Request& r : fresh) active_.push_back(std::move(r));
     std::sort(active_.begin(), active_.end(), [](const Request& a, const Request& b) { return a.sequence < b.sequence; });
   }
@@ -88,14 +90,14 @@ class Run {
     parts_.clear();
     for (const Request& r : active_) parts_.push_back({r.sequence, std::span(r.all).last(1)});
     const auto begin = Clock::now();
-    session_.step(parts_);
+    choose(active_);
+    session_.step_and_draw(parts_, std::span(choices_).first(active_.size()), drawn_.data(), true);
     times_.decode_tokens += static_cast<int64_t>(parts_.size());
-    draw(active_);
+    take(active_);
     times_.decode_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   }
 
-  // The next token of each; those that end give back their sequence.
-  void draw(std::vector<Request>& requests) {
+  void choose(const std::vector<Request>& requests) {
     for (size_t i = 0; i < requests.size(); ++i) {
       const Request& r = requests[i];
       choices_[i] = {options_.temperature,
@@ -108,7 +110,10 @@ class Run {
                      r.all.data(),
                      static_cast<int64_t>(r.all.size())};
     }
-    sampling_.execute({static_cast<int64_t>(requests.size()), session_.logits(0), choices_.data(), drawn_.data()}, workspace_.at(0));
+  }
+
+  // The next token of each; those that end give back their sequence.
+  void take(std::vector<Request>& requests) {
     for (size_t i = 0; i < requests.size(); ++i) take(requests[i], drawn_[i]);
     std::erase_if(requests, [](const Request& r) { return r.sequence < 0; });
   }
@@ -162,8 +167,6 @@ class Run {
   const GenerateCalls& calls_;
   GenerateTimes& times_;
   std::vector<Generated> results_;
-  ops::Plan<ops::Sampling> sampling_;
-  Block workspace_;
   std::vector<ops::Choice> choices_;
   std::vector<int32_t> drawn_;
   std::vector<int64_t> free_;

@@ -10,8 +10,8 @@ constexpr size_t kMostPlans = 64;
 }
 
 Attention::Attention(const Config& config, DType dtype, const Compute& compute, const Options& options)
-    : config_(config), dtype_(dtype), options_(options), used_(static_cast<size_t>(options.batch), 1) {
-  attention_.backend = compute.reference ? Backend::kReference : Backend::kCpu;
+    : config_(config), dtype_(dtype), options_(options), gpu_(compute.gpu) {
+  attention_.backend = compute.gpu ? Backend::kCuda : compute.reference ? Backend::kReference : Backend::kCpu;
   attention_.algorithm = compute.reference ? Algorithm::kAuto : options.algorithm;
   attention_.cpu_isa = compute.reference ? Isa::kAuto : compute.isa;
   attention_.num_threads = compute.threads;
@@ -20,7 +20,7 @@ Attention::Attention(const Config& config, DType dtype, const Compute& compute, 
   const double scale = scale_of(0);
   const int64_t together = options.alone ? 1 : options.batch;
   attention_.softmax_scale = scale;
-  takes_lengths_ = supported(describe(tensors({1, 1, 0, scale}, nullptr, nullptr, nullptr, nullptr), attention_)).ok;
+  takes_lengths_ = supported(describe(tensors({1, 1, 0, scale}, nullptr, nullptr, nullptr, nullptr, nullptr), attention_)).ok;
   // The largest of the shapes that steps will have.
   const auto reserve = [&](const Shape& shape) { workspace_bytes_ = std::max(workspace_bytes_, plan(shape).workspace_bytes()); };
   if (takes_lengths_) reserve({together, 1, 0, scale});
@@ -34,7 +34,7 @@ double Attention::scale_of(int64_t layer) const {
   return config_.scale_attn_by_inverse_layer_idx ? scale / static_cast<double>(layer + 1) : scale;
 }
 
-ForwardTensors Attention::tensors(const Shape& s, const void* qkv, const void* k, const void* v, void* o) const {
+ForwardTensors Attention::tensors(const Shape& s, const int32_t* used, const void* qkv, const void* k, const void* v, void* o) const {
   const int64_t width = config_.qkv_width(), heads = config_.n_head, kv_heads = config_.n_kv_head, d = config_.headdim();
   const int64_t keys = s.keys == 0 ? options_.context : s.keys;
   ForwardTensors t;
@@ -42,7 +42,10 @@ ForwardTensors Attention::tensors(const Shape& s, const void* qkv, const void* k
   t.k = Tensor(k, dtype_, {s.sequences, keys, kv_heads, d}, {options_.context * kv_heads * d, kv_heads * d, d, 1});
   t.v = Tensor(v, dtype_, {s.sequences, keys, kv_heads, d}, {options_.context * kv_heads * d, kv_heads * d, d, 1});
   t.o = Tensor(o, dtype_, {s.sequences, s.queries, heads, d});
-  if (s.keys == 0) t.scores.seqused_k = Tensor(used_.data(), DType::kI32, {s.sequences});
+  if (s.keys == 0) t.scores.seqused_k = Tensor(used, DType::kI32, {s.sequences});
+  if (!gpu_) return t;
+  for (Tensor* tensor : {&t.q, &t.k, &t.v, &t.o}) *tensor = tensor->on(Device::kCuda, *gpu_, tensor->data());
+  if (s.keys == 0) t.scores.seqused_k = t.scores.seqused_k.on(Device::kCuda, *gpu_, used);
   return t;
 }
 
@@ -52,10 +55,11 @@ const Plan& Attention::plan(const Shape& shape) {
   if (plans_.size() >= kMostPlans) plans_.clear();
   fattn::Options options = attention_;
   options.softmax_scale = shape.scale;
-  return plans_.try_emplace(shape.key(), tensors(shape, nullptr, nullptr, nullptr, nullptr), options).first->second;
+  return plans_.try_emplace(shape.key(), tensors(shape, nullptr, nullptr, nullptr, nullptr, nullptr), options).first->second;
 }
 
-void Attention::execute(int64_t layer, const std::vector<Span>& spans, const void* qkv, const void* k, const void* v, void* o, std::byte* workspace) {
+void Attention::execute(int64_t layer, const std::vector<Span>& spans, const int32_t* used, const void* qkv, const void* k, const void* v, void* o,
+                        std::byte* workspace, const MemorySpace& space) {
   const auto size = static_cast<int64_t>(size_of(dtype_));
   const auto at = [&](const void* base, int64_t element) { return static_cast<const std::byte*>(base) + element * size; };
   const double scale = scale_of(layer);
@@ -70,16 +74,14 @@ void Attention::execute(int64_t layer, const std::vector<Span>& spans, const voi
       ++end;
     const auto sequences = static_cast<int64_t>(end - i);
     const Shape shape{sequences, first.count, list ? 0 : first.past + first.count, scale};
-    if (list)
-      for (size_t s = i; s < end; ++s) used_[s - i] = static_cast<int32_t>(spans[s].past + 1);
     const Plan& made = plan(shape);
     const size_t needed = made.workspace_bytes();
-    if (needed > workspace_bytes_ && more_.size() < needed + 64) more_.resize(needed + 64);
-    std::byte* room = workspace;
-    if (needed > workspace_bytes_) room = more_.data() + (64 - reinterpret_cast<uintptr_t>(more_.data()) % 64) % 64;
+    if (needed > workspace_bytes_ && more_.size() < needed) more_ = Block(needed, "attention's workspace", space);
+    std::byte* room = needed > workspace_bytes_ ? more_.at(0) : workspace;
     const int64_t cache = first.sequence * options_.context * config_.kv_width();
-    made.execute(tensors(shape, at(qkv, row * config_.qkv_width()), at(k, cache), at(v, cache), const_cast<std::byte*>(at(o, row * config_.n_embd))),
-                 room, needed);
+    made.execute(tensors(shape, used + first.sequence, at(qkv, row * config_.qkv_width()), at(k, cache), at(v, cache),
+                         const_cast<std::byte*>(at(o, row * config_.n_embd))),
+                 room, needed, space.stream());
     row += sequences * first.count;
     i = end;
   }

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "fattn/fattn.hpp"
+#include "gpt2/model/block.h"
 #include "gpt2/model/model.h"
 
 namespace fattn::gpt2 {
@@ -30,7 +32,11 @@ class Attention {
   size_t workspace_bytes() const { return workspace_bytes_; }
 
   // q is in qkv, the projection's rows; k and v are a layer's cache, (batch, context, n_kv_head, headdim). The cache holds the new rows already.
-  void execute(int64_t layer, const std::vector<Span>& spans, const void* qkv, const void* k, const void* v, void* o, std::byte* workspace);
+  // `used` says how many tokens each sequence of the batch has with the new one, for steps of one token.
+  void execute(int64_t layer, const std::vector<Span>& spans, const int32_t* used, const void* qkv, const void* k, const void* v, void* o,
+               std::byte* workspace, const MemorySpace& space);
+  // Steps of one token take lengths from a list, so that one plan serves them all.
+  bool takes_lengths() const { return takes_lengths_; }
 
  private:
   // Sequences side by side in the cache and in the rows, with the same number of rows; `keys` 0: their lengths are on a list.
@@ -39,7 +45,7 @@ class Attention {
     double scale = 1;
     auto key() const { return std::tuple(sequences, queries, keys, scale); }
   };
-  ForwardTensors tensors(const Shape& shape, const void* qkv, const void* k, const void* v, void* o) const;
+  ForwardTensors tensors(const Shape& shape, const int32_t* used, const void* qkv, const void* k, const void* v, void* o) const;
   const Plan& plan(const Shape& shape);
   double scale_of(int64_t layer) const;
 
@@ -48,10 +54,10 @@ class Attention {
   const Options options_;
   fattn::Options attention_;
   bool takes_lengths_ = false;
-  std::vector<int32_t> used_;
   std::map<std::tuple<int64_t, int64_t, int64_t, double>, Plan> plans_;
   size_t workspace_bytes_ = 0;
-  std::vector<std::byte> more_;
+  std::optional<int> gpu_;
+  Block more_;
 };
 
 }  // namespace fattn::gpt2

@@ -21,15 +21,18 @@ struct Compute {
   Isa isa = Isa::kAuto;
   int threads = 0;                           // 0: all that affinity and the control group allow
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
+  std::optional<int> gpu = {};               // a CUDA device instead, by its index
 };
 
 ops::Device device_of(const Compute& compute);
+MemorySpace space_of(const Compute& compute);  // each its own stream
 
 struct NormWeights {
   const void *weight = nullptr, *bias = nullptr;
 };
 struct LinearWeights {
   const void *weight = nullptr, *bias = nullptr;  // packed
+  const void* bias_single = nullptr;              // in fp32, of what adds to the residual stream on a GPU
 };
 struct LayerWeights {
   NormWeights ln_1, ln_2;
@@ -40,7 +43,7 @@ class Model {
  public:
   // Reads a folder. Throws Error, or fattn::Error of the operations.
   static Model load(const std::string& folder, const Compute& compute = {});
-  // Converts and packs; embeddings that are in the dtype already stay in the files, which this keeps mapped.
+  // Converts and packs; on the host embeddings that are in the dtype already stay in the files, which this keeps mapped.
   Model(const Config& config, Weights weights, const Compute& compute);
 
   const Config& config() const { return config_; }

@@ -7,14 +7,14 @@
 namespace fattn::gpt2 {
 namespace {
 
-SessionOptions filled(SessionOptions o, const Config& c) {
+SessionOptions filled(SessionOptions o, const Config& c, int64_t chunk) {
   if (o.context == 0) o.context = c.n_positions;
   if (o.batch < 1) throw Error("batch is " + std::to_string(o.batch) + "; allowed: 1 and above");
   if (o.context < 1 || o.context > c.n_positions)
     throw Error("context is " + std::to_string(o.context) + "; the model has positions for 1 to " + std::to_string(c.n_positions) + " tokens");
   constexpr int64_t kMost = int64_t{1} << 31;
   if (o.batch >= kMost / o.context) throw Error("batch times context exceeds 2^31 - 1 tokens; use smaller ones");
-  if (o.rows == 0) o.rows = std::max(std::min<int64_t>(256, o.batch * o.context), o.batch);
+  if (o.rows == 0) o.rows = std::max(std::min<int64_t>(chunk, o.batch * o.context), o.batch);
   if (o.logit_rows == 0) o.logit_rows = o.batch;
   if (o.rows < o.batch)
     throw Error("a step of " + std::to_string(o.rows) + " tokens is less than one for each of " + std::to_string(o.batch) + " sequences");
@@ -25,26 +25,28 @@ Attention::Options attention_options(const SessionOptions& o) { return {o.batch,
 
 }  // namespace
 
+int64_t default_chunk(const ops::Device& device) { return device.place == ops::Place::kCuda ? 8192 : 256; }
+
 SessionPlans::SessionPlans(const Config& c, DType dtype, const Compute& compute, const ops::Device& device, const SessionOptions& options)
-    : options_(filled(options, c)), config_(c), dtype_(dtype), attention_(c, dtype, compute, attention_options(options_)) {
+    : options_(filled(options, c, default_chunk(device))), config_(c), dtype_(dtype), attention_(c, dtype, compute, attention_options(options_)) {
   const int64_t rows = options_.rows, logit_rows = options_.logit_rows;
   const bool rotary = c.positions == Positions::kRotary;
   const auto note = [&](const auto& plan) { workspace_ = std::max(workspace_, plan.workspace_bytes()); };
   embedding_ = {ops::Embedding{rows, c.n_embd, c.vocab_size, rotary ? 0 : c.n_positions, dtype}, device};
   norm_ = {ops::LayerNorm{rows, c.n_embd, c.layer_norm_epsilon, dtype}, device};
-  norm_picked_ = {ops::LayerNorm{logit_rows, c.n_embd, c.layer_norm_epsilon, dtype}, device};
-  keys_values_ = {ops::KeysValues{rows, c.n_head, c.n_kv_head, c.headdim(), dtype, rotary, c.rope_theta}, device};
   const Products p = products_of(c, dtype, rows, logit_rows);
-  qkv_ = {p.qkv, device};
+  qkv_ = {ops::NormLinear{p.qkv, c.layer_norm_epsilon, c.n_head, c.n_kv_head, c.headdim(), rotary, c.rope_theta}, device};
   attn_proj_ = {p.attn_proj, device};
-  fc_ = {p.fc, device};
+  fc_ = {ops::NormLinear{p.fc, c.layer_norm_epsilon}, device};
   mlp_proj_ = {p.mlp_proj, device};
-  head_ = {p.head, device};
-  for (const auto* plan : {&qkv_, &attn_proj_, &fc_, &mlp_proj_, &head_}) note(*plan);
+  head_ = {ops::NormLinear{p.head, c.layer_norm_epsilon}, device};
+  for (const auto* plan : {&qkv_, &fc_, &head_}) note(*plan);
+  for (const auto* plan : {&attn_proj_, &mlp_proj_}) note(*plan);
+  alike_ = rows;
+  if (options_.batch_invariant)
+    for (const ops::Linear* linear : {&p.qkv, &p.attn_proj, &p.fc, &p.mlp_proj, &p.head}) alike_ = std::min(alike_, ops::rows_alike(*linear, device));
   note(embedding_);
   note(norm_);
-  note(norm_picked_);
-  note(keys_values_);
   if (options_.hidden) {
     // Of the vocabulary, not of its padding: its rows of 0 have no share.
     cross_entropy_ = {ops::CrossEntropy{rows, c.n_embd, c.vocab_size, dtype}, device};
@@ -57,11 +59,11 @@ SessionMemory SessionPlans::memory() const {
   const Config& c = config_;
   const size_t size = size_of(dtype_);
   SessionMemory m;
-  const auto add = [&](const char* what, int64_t rows, int64_t width, size_t element) {
+  const auto add = [&](const char* what, int64_t rows, int64_t width, size_t element, bool input = false) {
     size_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(rows), static_cast<size_t>(width), &bytes) || __builtin_mul_overflow(bytes, element, &bytes))
       throw Error("batch times context needs more bytes than 64-bit numbers count; use smaller ones");
-    m.activations.push_back({what, rows, width, element, bytes});
+    m.activations.push_back({what, rows, width, element, bytes, input});
   };
   const int64_t rows = options_.rows, logit_rows = options_.logit_rows;
   add("residual stream (fp32)", rows, c.n_embd, 4);
@@ -71,11 +73,13 @@ SessionMemory SessionPlans::memory() const {
   add("inside the MLP", rows, c.n_inner, size);
   add("rows of logits, normalised", logit_rows, c.n_embd, size);
   add("logits (fp32)", logit_rows, c.padded_vocab(), 4);
-  add("ids", rows, 1, 4);
-  add("positions", rows, 1, 4);
-  add("which rows have logits", logit_rows, 1, 4);
-  add("places in the cache", rows, 1, 8);
-  add("lse of losses (fp32)", options_.hidden ? rows : 0, 1, 4);
+  add("lse and losses (fp32)", options_.hidden ? rows : 0, 2, 4);
+  add("ids", rows, 1, 4, true);
+  add("positions", rows, 1, 4, true);
+  add("which rows have logits", logit_rows, 1, 4, true);
+  add("places in the cache", rows, 1, 8, true);
+  add("lengths", options_.batch, 1, 4, true);
+  add("targets", options_.hidden ? rows : 0, 1, 4, true);
   m.workspace = workspace_;
   BlockLayout cache;
   for (int64_t i = 0; i < 2 * c.n_layer; ++i) {
@@ -90,8 +94,16 @@ SessionMemory SessionPlans::memory() const {
 
 size_t SessionMemory::arena() const {
   BlockLayout layout;
-  for (const Use& use : activations) layout.add(use.bytes);
-  layout.add(workspace);
+  for (const Use& use : activations)
+    if (!use.input) layout.add(use.bytes);
+  layout.add(workspace, BlockLayout::kWorkspace);
+  return layout.total();
+}
+
+size_t SessionMemory::inputs() const {
+  BlockLayout layout;
+  for (const Use& use : activations)
+    if (use.input) layout.add(use.bytes);
   return layout.total();
 }
 

@@ -26,7 +26,9 @@ using cublasLtMatmulPreference = struct CublasLtMatmulPreferenceBody*;
 enum class CublasType : int { kF32 = 0, kF16 = 2, kBF16 = 14 };
 enum class CublasCompute : int { kF32 = 68 };  // sums in fp32, of fp32 products where the inputs are fp32: no TF32
 enum class CublasOp : int32_t { kPlain = 0, kTransposed = 1 };
-enum class CublasDescAttribute : int { kTransA = 3, kTransB = 4 };
+enum class CublasDescAttribute : int { kTransA = 3, kTransB = 4, kEpilogue = 7, kBias = 8, kBiasType = 26 };
+// What is done with a product before it is written; the bias is along the rows of d, GELU in its tanh form.
+enum class CublasEpilogue : uint32_t { kNone = 1, kBias = 4, kGelu = 32, kGeluBias = 36 };
 enum class CublasLayoutAttribute : int { kBatchCount = 5, kBatchStride = 6 };
 enum class CublasPreference : int { kMaxWorkspaceBytes = 1, kReductionMask = 3, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 inline constexpr uint32_t kCublasReduceInComputeType = 2;  // parts of a sum are added in fp32

@@ -97,7 +97,7 @@ const char* name_of(Origin origin) {
 }
 
 Built build_entry(const Request& request, Origin first) {
-  const Digest key = key_of(request, embedded_sources());
+  const Digest key = key_of(request, request.sources());
   const DiskCache cache = default_disk_cache();
   const std::lock_guard lock(locks().of[key[0] % 64]);
   const auto from_disk = [&] { return first == Origin::kDisk ? cache.load(key, nvrtc_version(cache)) : std::nullopt; };
@@ -107,7 +107,7 @@ Built build_entry(const Request& request, Origin first) {
   // Another process may be at it: its result is worth waiting for.
   const Descriptor others = cache.lock(key, kWaitForOthersSeconds);
   if (auto entry = from_disk()) return {std::move(*entry), Origin::kDisk};
-  Entry made = compile_or_throw(cache, request, key, reachable(request.source, embedded_sources()));
+  Entry made = compile_or_throw(cache, request, key, reachable(request.source, request.sources()));
   std::string ignored;  // a cache that cannot be written costs time, nothing else; `fattn cache path` says why
   cache.store(made, ignored);
   return {std::move(made), Origin::kNvrtc};
@@ -118,6 +118,6 @@ Cubin build(const Request& request, Origin first) {
   return {std::move(entry.image), std::move(entry.log), entry.resources, origin, entry.seconds};
 }
 
-void forget(const Request& request) { default_disk_cache().remove(key_of(request, embedded_sources())); }
+void forget(const Request& request) { default_disk_cache().remove(key_of(request, request.sources())); }
 
 }  // namespace fattn::core::jit

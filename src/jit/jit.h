@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "jit/sources.h"
+
 namespace fattn::core::jit {
 
 // One translation unit = one kernel. What is not said here (-std=c++20, everything is device code by default) is the same
@@ -15,8 +17,9 @@ struct Request {
   // A few lines: a comment that says what is special about this one, constexpr values, the entry. Includes embedded headers by their path
   // from the root of the project, src/ left out: "kernels/v2/forward.h", "shared/attention_params.h"; <...> is refused.
   std::string source;
-  int arch = 0;                // 75, 80, 86, 89, 90, 100, 120, ...
-  bool arch_specific = false;  // the suffix `a`: 90 -> sm_90a
+  int arch = 0;                            // 75, 80, 86, 89, 90, 100, 120, ...
+  bool arch_specific = false;              // the suffix `a`: 90 -> sm_90a
+  SourceTable sources = embedded_sources;  // where the headers are
 };
 
 std::string target_name(int arch, bool arch_specific);  // "sm_90a"

@@ -94,9 +94,19 @@ std::string planned_line(const Planned& planned) {
 
 std::vector<Request> planned_requests(int arch) {
   std::vector<Request> requests;
-  for (const Planned& planned : parse_planned(embedded_planned()))
-    for (const Target& target : planned.targets)
-      if (target.arch == arch) requests.push_back(planned.on(target));
+  const auto add = [&](std::string_view text, SourceTable sources) {
+    for (const Planned& planned : parse_planned(text))
+      for (const Target& target : planned.targets)
+        if (target.arch == arch) {
+          requests.push_back(planned.on(target));
+          requests.back().sources = sources;
+        }
+  };
+  add(embedded_planned(), embedded_sources);
+  if (further_planned) {
+    const PlannedList further = further_planned();
+    add(further.text(), further.sources);
+  }
   return requests;
 }
 

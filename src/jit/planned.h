@@ -11,6 +11,7 @@
 
 #include <string>
 #include <string_view>
+#include <string_view>
 #include <vector>
 
 #include "jit/jit.h"
@@ -38,7 +39,15 @@ struct Planned {
 std::vector<Planned> parse_planned(std::string_view text);
 std::string planned_line(const Planned& planned);  // and back, without the end of the line
 
-// The common and packed kernels, which are embedded, as requests for one architecture.
+// A list beside the embedded one, of kernels from another table of sources: operations define it (src/ops/cuda), where they are linked; libfattn.so
+// has none.
+struct PlannedList {
+  std::string_view (*text)();
+  SourceTable sources;
+};
+[[gnu::weak, gnu::visibility("hidden")]] PlannedList further_planned();
+
+// The common and packed kernels, which are embedded, as requests for one architecture; those of the further list behind them.
 std::vector<Request> planned_requests(int arch);
 
 }  // namespace fattn::core::jit

@@ -1,4 +1,4 @@
-// The device code that is embedded in the library: headers of kernels/ and the include-free ones of src/shared/.
+// Device code that is embedded: headers of kernels/ and the include-free ones of src/shared/, in tables.
 #pragma once
 
 #include <span>
@@ -14,7 +14,9 @@ struct Source {
 
 using Sources = std::span<const Source>;
 
-// Every file, sorted by path. Made by cmake/embed_sources.cmake.
+using SourceTable = Sources (*)();
+
+// What attention's kernels are made of, sorted by path. Made by cmake/embed_sources.cmake. Other kernels have a table of their own.
 Sources embedded_sources();
 // kernels/planned.txt with the lines of the list `common` alone (planned.h reads it).
 std::string_view embedded_planned();

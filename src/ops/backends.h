@@ -12,6 +12,7 @@ namespace fattn::ops {
   std::unique_ptr<const Kernel<LayerNorm>> make(const LayerNorm&, const Device&);       \
   std::unique_ptr<const Kernel<Linear>> make(const Linear&, const Device&);             \
   std::unique_ptr<const Kernel<KeysValues>> make(const KeysValues&, const Device&);     \
+  std::unique_ptr<const Kernel<NormLinear>> make(const NormLinear&, const Device&);     \
   std::unique_ptr<const Kernel<CrossEntropy>> make(const CrossEntropy&, const Device&); \
   std::unique_ptr<const Kernel<Sampling>> make(const Sampling&, const Device&);         \
   size_t packed_bytes(const Linear&, const Device&);                                    \
@@ -23,6 +24,10 @@ FATTN_OPS_BACKEND
 namespace cpu {
 FATTN_OPS_BACKEND
 }
+namespace cuda {
+FATTN_OPS_BACKEND
+int64_t rows_alike(const Linear&, const Device&);
+}  // namespace cuda
 #undef FATTN_OPS_BACKEND
 
 // Error if an id or position of a row is out of range.

@@ -6,6 +6,12 @@
 // Matrices are row-major and contiguous. `rows` of a problem is the most that a call may have. Activations and weights are in the problem's dtype
 // (fp32, fp16, bf16), the residual stream in fp32; sums are in fp32, in float64 by the reference. A row's result depends on that row alone: not on
 // how many others there are, nor on the number of threads. A backward pass is a problem of its own.
+//
+// On a GPU all pointers are of its memory, and what the host cannot see is not checked: an id, position or token out of range gives NaN, or nothing.
+// A row's result depends on itself among calls of up to rows_alike() rows; above, products are cuBLASLt's, whose sums depend on how many rows there
+// are. The workspace is aligned to 256
+// bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured
+// after it.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +23,14 @@
 namespace fattn::ops {
 
 // Where a plan runs. Every backend makes its own plans of the same problems; `stream` of execute() is a device's.
-enum class Place { kReference, kCpu };
+enum class Place { kReference, kCpu, kCuda };
 
 struct Device {
   Place place = Place::kCpu;
   Isa isa = Isa::kAuto;                      // of a CPU
   int threads = 0;                           // 0: all that affinity and the control group allow
   const fattn_executor* executor = nullptr;  // the host's own threads; null: the library's pool
+  int gpu = 0;                               // index of the CUDA device
 };
 
 // out = token_table[id] + position_table[position]
@@ -67,6 +74,7 @@ struct Linear {
     int64_t rows = 0;
     const void *x = nullptr, *weight = nullptr, *bias = nullptr;  // no bias: null
     void* y = nullptr;
+    const float* bias_single = nullptr;  // the same in fp32; a GPU adds it at once to sums in fp32, where it is given
   };
 };
 
@@ -83,6 +91,27 @@ struct KeysValues {
     const int32_t* position = nullptr;  // of each row
     const int64_t* slot = nullptr;      // row of the cache; null: r
     void *k = nullptr, *v = nullptr;    // (slots, nheads_k, headdim)
+  };
+};
+
+// LayerNorm, and the product behind it. With nheads: the projection to q, k and v, whose k and v go to the cache (KeysValues).
+struct NormLinear {
+  Linear linear;  // does not accumulate
+  double epsilon = 1e-5;
+  int64_t nheads = 0, nheads_k = 0, headdim = 0;
+  bool rotary = false;
+  double theta = 10000;
+  struct Buffers {
+    int64_t rows = 0;
+    const float* x = nullptr;
+    const int32_t* select = nullptr;  // as of LayerNorm
+    const void *norm_weight = nullptr, *norm_bias = nullptr;
+    void* normed = nullptr;  // room for (rows, in); holds the normalised rows afterwards, or not
+    const void *weight = nullptr, *bias = nullptr;
+    void* y = nullptr;  // of k and v there may be nothing in it
+    const int32_t* position = nullptr;
+    const int64_t* slot = nullptr;  // on a GPU a negative one: nowhere
+    void *k = nullptr, *v = nullptr;
   };
 };
 
@@ -111,15 +140,27 @@ struct Choice {
   int64_t seen_count = 0;
 };
 
+// What each row's next step takes, brought up to date with the token that was drawn: it becomes the id, the others grow by 1, `seen` and position of
+// the choice with them. So a captured step goes on by itself. On a GPU; rows whose slot is negative stay as they are.
+struct Advance {
+  int32_t *ids = nullptr, *position = nullptr, *used = nullptr;  // used: tokens that attention sees
+  int64_t* slot = nullptr;
+  int32_t* seen = nullptr;  // (rows, seen_stride)
+  int64_t seen_stride = 0;
+};
+
 struct Sampling {
   int64_t rows = 0, vocab = 0, stride = 0;  // elements between rows of logits
   struct Buffers {
     int64_t rows = 0;
-    const float* logits = nullptr;  // NaN: Error
+    const float* logits = nullptr;  // NaN: Error; on a GPU the token is -1
     const Choice* choice = nullptr;
     int32_t* token = nullptr;
+    Advance advance = {};
   };
 };
+// Error if it cannot be.
+void check_choice(const Choice& choice);
 
 // In [0, 1), the same everywhere.
 double uniform_number(uint64_t seed, uint64_t request, uint64_t position);
@@ -153,12 +194,17 @@ extern template class Plan<Embedding>;
 extern template class Plan<LayerNorm>;
 extern template class Plan<Linear>;
 extern template class Plan<KeysValues>;
+extern template class Plan<NormLinear>;
 extern template class Plan<CrossEntropy>;
 extern template class Plan<Sampling>;
 
 // A weight (out, in), or with `in_by_out` (in, out), as the device's plans of Linear and CrossEntropy read it. Depends on in, out and dtype of the
-// problem. Rows (of `out`) up to `given` are in `weight`; the rest become 0.
+// problem. Rows (of `out`) up to `given` are in `weight`; the rest become 0. Both are memory of the host, for a GPU too, where `packed` is then
+// copied.
 size_t packed_bytes(const Linear& problem, const Device& device);
 void pack(const Linear& problem, const Device& device, const void* weight, bool in_by_out, int64_t given, void* packed);
+
+// Up to how many rows a call may have so that none changes another's result by a bit.
+int64_t rows_alike(const Linear& problem, const Device& device);
 
 }  // namespace fattn::ops

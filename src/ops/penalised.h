@@ -1,4 +1,4 @@
-// What every backend's sampling does alike: checks, the repetition penalty, a token's share.
+// What every backend's sampling does alike: the repetition penalty, a token's share.
 #pragma once
 
 #include <cmath>
@@ -11,15 +11,6 @@ namespace fattn::ops {
 
 [[noreturn]] inline void refuse_nan(int64_t token) {
   throw Error(ErrorCode::kInvalidArgument, core::text("the logit of token ", token, " is NaN, so no token can be drawn; look at the weights"));
-}
-
-inline void check_choice(const Choice& c) {
-  if (!(c.temperature >= 0) || !std::isfinite(c.temperature))
-    throw Error(ErrorCode::kInvalidArgument, core::text("temperature is ", c.temperature, "; allowed: 0 (the most likely token) and above"));
-  if (c.top_k < 0) throw Error(ErrorCode::kInvalidArgument, core::text("top_k is ", c.top_k, "; allowed: 0 (all) and above"));
-  if (!(c.top_p > 0 && c.top_p <= 1)) throw Error(ErrorCode::kInvalidArgument, core::text("top_p is ", c.top_p, "; allowed: above 0 to 1"));
-  if (!(c.repetition_penalty > 0) || !std::isfinite(c.repetition_penalty))
-    throw Error(ErrorCode::kInvalidArgument, core::text("the repetition penalty is ", c.repetition_penalty, "; allowed: above 0; 1 is none"));
 }
 
 // at(token) holds its logit. A token that was there several times counts once: what is computed is of the logit as it was.

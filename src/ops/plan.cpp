@@ -1,8 +1,10 @@
 // Checks a problem, and hands it to its backend.
+#include <cmath>
 #include <type_traits>
 
 #include "fattn/error.hpp"
 #include "ops/backends.h"
+#include "ops/norm_linear.h"
 #include "shared/text.h"
 
 namespace fattn::ops {
@@ -59,6 +61,17 @@ void check(const KeysValues& p) {
   if (p.rotary && p.headdim % 2 != 0) throw Error(ErrorCode::kInvalidArgument, text("headdim is ", p.headdim, "; rotary positions need an even one"));
   if (p.rotary && !(p.theta > 0)) throw Error(ErrorCode::kInvalidArgument, text("theta is ", p.theta, "; allowed: above 0"));
 }
+void check(const NormLinear& p) {
+  check(p.linear);
+  if (!(p.epsilon > 0)) throw Error(ErrorCode::kInvalidArgument, text("epsilon is ", p.epsilon, "; allowed: above 0"));
+  if (p.linear.accumulate) throw Error(ErrorCode::kUnsupported, "a product behind LayerNorm does not add to its output");
+  if (p.nheads == 0) return;
+  check(keys_values_of(p));
+  if (p.linear.out != (p.nheads + 2 * p.nheads_k) * p.headdim)
+    throw Error(ErrorCode::kInvalidArgument,
+                text("q, k and v have ", (p.nheads + 2 * p.nheads_k) * p.headdim, " columns, the product ", p.linear.out, "; they must be as many"));
+  if (p.linear.y != p.linear.dtype) throw Error(ErrorCode::kUnsupported, "q, k and v are in the dtype of the weights");
+}
 void check(const CrossEntropy& p) {
   check_size("width", p.width);
   check_size("vocab", p.vocab);
@@ -73,10 +86,21 @@ void check(const Sampling& p) {
 }
 
 template <class Problem>
+int64_t rows_of(const Problem& problem) {
+  return problem.rows;
+}
+int64_t rows_of(const NormLinear& problem) { return problem.linear.rows; }
+
+template <class Problem>
 std::unique_ptr<const Kernel<Problem>> made(const Problem& problem, const Device& device) {
-  check_size("rows", problem.rows);
+  check_size("rows", rows_of(problem));
   check(problem);
-  return device.place == Place::kReference ? reference::make(problem, device) : cpu::make(problem, device);
+  switch (device.place) {
+    case Place::kReference: return reference::make(problem, device);
+    case Place::kCuda: return cuda::make(problem, device);
+    case Place::kCpu: break;
+  }
+  return cpu::make(problem, device);
 }
 
 }  // namespace
@@ -86,8 +110,8 @@ Plan<Problem>::Plan(const Problem& problem, const Device& device) : problem_(pro
 
 template <class Problem>
 void Plan<Problem>::execute(const typename Problem::Buffers& buffers, void* workspace, void* stream) const {
-  if (buffers.rows < 0 || buffers.rows > problem_.rows)
-    throw Error(ErrorCode::kInvalidArgument, text("a call has ", buffers.rows, " rows; this plan is for at most ", problem_.rows));
+  if (buffers.rows < 0 || buffers.rows > rows_of(problem_))
+    throw Error(ErrorCode::kInvalidArgument, text("a call has ", buffers.rows, " rows; this plan is for at most ", rows_of(problem_)));
   if (buffers.rows > 0) kernel_->execute(buffers, workspace, stream);
 }
 
@@ -95,19 +119,33 @@ template class Plan<Embedding>;
 template class Plan<LayerNorm>;
 template class Plan<Linear>;
 template class Plan<KeysValues>;
+template class Plan<NormLinear>;
 template class Plan<CrossEntropy>;
 template class Plan<Sampling>;
 
 size_t packed_bytes(const Linear& problem, const Device& device) {
   check(problem);
-  return device.place == Place::kReference ? reference::packed_bytes(problem, device) : cpu::packed_bytes(problem, device);
+  switch (device.place) {
+    case Place::kReference: return reference::packed_bytes(problem, device);
+    case Place::kCuda: return cuda::packed_bytes(problem, device);
+    case Place::kCpu: break;
+  }
+  return cpu::packed_bytes(problem, device);
 }
 void pack(const Linear& problem, const Device& device, const void* weight, bool in_by_out, int64_t given, void* packed) {
   check(problem);
   if (given < 1 || given > problem.out)
     throw Error(ErrorCode::kInvalidArgument, text("a weight of ", given, " rows; allowed: 1 to the ", problem.out, " that are packed"));
-  device.place == Place::kReference ? reference::pack(problem, device, weight, in_by_out, given, packed)
-                                    : cpu::pack(problem, device, weight, in_by_out, given, packed);
+  switch (device.place) {
+    case Place::kReference: return reference::pack(problem, device, weight, in_by_out, given, packed);
+    case Place::kCuda: return cuda::pack(problem, device, weight, in_by_out, given, packed);
+    case Place::kCpu: break;
+  }
+  cpu::pack(problem, device, weight, in_by_out, given, packed);
+}
+int64_t rows_alike(const Linear& problem, const Device& device) {
+  check(problem);
+  return device.place == Place::kCuda ? cuda::rows_alike(problem, device) : problem.rows;
 }
 
 void check_rows(const Embedding& p, const Embedding::Buffers& b) {
@@ -123,6 +161,15 @@ void check_targets(const CrossEntropy& p, const CrossEntropy::Buffers& b) {
   for (int64_t r = 0; r < b.rows; ++r)
     if (b.target[r] < -1 || b.target[r] >= p.vocab)
       throw Error(ErrorCode::kInvalidArgument, text("target ", b.target[r], " of row ", r, " is not in the vocabulary; allowed: 0 to ", p.vocab - 1));
+}
+
+void check_choice(const Choice& c) {
+  if (!(c.temperature >= 0) || !std::isfinite(c.temperature))
+    throw Error(ErrorCode::kInvalidArgument, text("temperature is ", c.temperature, "; allowed: 0 (the most likely token) and above"));
+  if (c.top_k < 0) throw Error(ErrorCode::kInvalidArgument, text("top_k is ", c.top_k, "; allowed: 0 (all) and above"));
+  if (!(c.top_p > 0 && c.top_p <= 1)) throw Error(ErrorCode::kInvalidArgument, text("top_p is ", c.top_p, "; allowed: above 0 to 1"));
+  if (!(c.repetition_penalty > 0) || !std::isfinite(c.repetition_penalty))
+    throw Error(ErrorCode::kInvalidArgument, text("the repetition penalty is ", c.repetition_penalty, "; allowed: above 0; 1 is none"));
 }
 
 // splitmix64's finaliser (Steele, Lea, Flood 2014) over the three numbers, one after the other.

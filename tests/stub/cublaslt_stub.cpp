@@ -2,6 +2,7 @@
 // other; of 16-bit ones only the call counts. It stands for the real one because it has its name (soname) and is loaded before the library looks.
 // One variant lacks a function (STUB_INCOMPLETE).
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,10 +15,14 @@
 namespace {
 
 constexpr int kInvalidValue = 7, kNotSupported = 15;
+constexpr uint32_t kBias = 4, kGelu = 32;
 constexpr int kF32 = 0, kF16 = 2, kBF16 = 14, kCompute32F = 68;
 
 struct Desc {
   int32_t transposed[2] = {};
+  uint32_t epilogue = 1;
+  const void* bias = nullptr;
+  int bias_type = -1;
 };
 struct Layout {
   int type = 0;
@@ -43,8 +48,9 @@ constexpr uint64_t kMark = 0x5374756242;  // what an algorithm of this library b
 
 struct State {
   std::mutex mutex;
-  // "workspace": what algorithms ask for; "needs": the least alignment that they ask for; NAME: the status that the function NAME returns.
-  std::map<std::string, int64_t> settings{{"workspace", 0}, {"needs", 1}};
+  // "workspace": what algorithms ask for; "needs": the least alignment that they ask for; "gelu" 0: none with GELU; NAME: the status that the
+  // function NAME returns.
+  std::map<std::string, int64_t> settings{{"workspace", 0}, {"needs", 1}, {"gelu", 1}};
   std::map<std::string, int64_t> counts;
 };
 State& state() {
@@ -87,6 +93,8 @@ void multiply(const Desc& desc, float alpha, const float* a, const Layout& la, c
         sum += a[across ? l + i * la.ld : i + l * la.ld] * b[desc.transposed[1] != 0 ? j + l * lb.ld : l + j * lb.ld];
       float& to = d[i + j * ld.ld];
       to = alpha * sum + (beta != 0 ? beta * to : 0.0f);
+      if ((desc.epilogue & kBias) != 0) to += static_cast<const float*>(desc.bias)[i];
+      if ((desc.epilogue & kGelu) != 0) to = to / 2 * (1 + std::tanh(0.7978845608f * (to + 0.044715f * to * to * to)));
     }
 }
 
@@ -122,8 +130,18 @@ STUB_EXPORT int cublasLtMatmulDescDestroy(Desc* desc) {
 #endif
 STUB_EXPORT int cublasLtMatmulDescSetAttribute(Desc* desc, int what, const void* value, size_t bytes) {
   ENTER();
-  if ((what != 3 && what != 4) || bytes != 4) return kInvalidValue;
-  std::memcpy(&desc->transposed[what - 3], value, 4);
+  if (what == 3 || what == 4) {
+    if (bytes != 4) return kInvalidValue;
+    std::memcpy(&desc->transposed[what - 3], value, 4);
+  } else if (what == 7 && bytes == 4) {
+    std::memcpy(&desc->epilogue, value, 4);
+  } else if (what == 8 && bytes == 8) {
+    std::memcpy(&desc->bias, value, 8);
+  } else if (what == 26 && bytes == 4) {
+    std::memcpy(&desc->bias_type, value, 4);
+  } else {
+    return kInvalidValue;
+  }
   return 0;
 }
 STUB_EXPORT int cublasLtMatrixLayoutCreate(Layout** layout, int type, uint64_t rows, uint64_t columns, int64_t ld) {
@@ -167,6 +185,8 @@ STUB_EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, Desc* desc, Layout* a, Lay
                                                Heuristic* found, int* count) {
   ENTER();
   if (wanted < 1 || !fits(*desc, *a, *b, *d) || c != d) return kInvalidValue;
+  if (desc->bias_type >= 0 && desc->bias_type != d->type) return kInvalidValue;
+  if ((desc->epilogue & kGelu) != 0 && setting("gelu") == 0) return kNotSupported;
   uint64_t least = UINT64_MAX;
   for (const int which : {5, 6, 7, 8}) least = std::min(least, preference->values[which]);
   *count = 0;

@@ -5,6 +5,7 @@
 
 #include "ops/backends.h"
 #include "ops/cpu/host.h"
+#include "ops/norm_linear.h"
 #include "shared/half.h"
 
 namespace fattn::ops::cpu {
@@ -113,5 +114,8 @@ class CpuKeysValues final : public Kernel<KeysValues> {
 std::unique_ptr<const Kernel<Embedding>> make(const Embedding& p, const Device& device) { return std::make_unique<CpuEmbedding>(p, device); }
 std::unique_ptr<const Kernel<LayerNorm>> make(const LayerNorm& p, const Device& device) { return std::make_unique<CpuLayerNorm>(p, device); }
 std::unique_ptr<const Kernel<KeysValues>> make(const KeysValues& p, const Device& device) { return std::make_unique<CpuKeysValues>(p, device); }
+std::unique_ptr<const Kernel<NormLinear>> make(const NormLinear& p, const Device& device) {
+  return std::make_unique<NormThenLinear>(make(norm_of(p), device), make(p.linear, device), p.nheads > 0 ? make(keys_values_of(p), device) : nullptr);
+}
 
 }  // namespace fattn::ops::cpu

@@ -5,6 +5,7 @@
 
 #include "fattn/error.hpp"
 #include "ops/backends.h"
+#include "ops/norm_linear.h"
 #include "ops/penalised.h"
 #include "shared/half.h"
 
@@ -173,6 +174,9 @@ std::unique_ptr<const Kernel<CrossEntropy>> make(const CrossEntropy& p, const De
   return std::make_unique<Computed<CrossEntropy, cross_entropy>>(p);
 }
 std::unique_ptr<const Kernel<Sampling>> make(const Sampling& p, const Device&) { return std::make_unique<Computed<Sampling, sampling>>(p); }
+std::unique_ptr<const Kernel<NormLinear>> make(const NormLinear& p, const Device& device) {
+  return std::make_unique<NormThenLinear>(make(norm_of(p), device), make(p.linear, device), p.nheads > 0 ? make(keys_values_of(p), device) : nullptr);
+}
 
 // (out, in), in its dtype.
 size_t packed_bytes(const Linear& p, const Device&) { return static_cast<size_t>(p.out * p.in) * size_of(p.dtype); }

@@ -1,0 +1,65 @@
+// The kernels of operations on a GPU: what tells one from another, their source, how they are launched.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "device/cuda_device.h"
+#include "jit/jit.h"
+#include "ops/ops.h"
+
+namespace fattn::ops::cuda {
+
+// Made by cmake/embed_sources.cmake: kernels/ops and what it stands on, kernels/ops/planned.txt.
+core::jit::Sources embedded_sources();
+std::string_view embedded_planned();
+
+// Attention's kinds (backend/cuda/kernel_kind.h) are below.
+enum class KernelKind : uint32_t { kEmbedding = 1000, kNorm, kKeysValues, kProduct, kBias, kLoss, kDraw };
+
+// What a product writes: in the dtype of x, fp32, added to fp32.
+enum class ProductY : int32_t { kElement, kSingle, kAdded };
+
+// 64 bytes without padding. What a kind does not have is 0.
+struct KernelKey {
+  KernelKind kind{};
+  int32_t arch = 0;
+  int32_t dtype = 0;
+  int32_t in = 0;  // width
+  int32_t rows = 0, shares = 0;
+  ProductY y{};
+  int32_t activation = 0;
+  int32_t norm = 0, keys_values = 0, several = 0;
+  int32_t add = 0, rotary = 0, wide = 0;
+  std::array<int32_t, 2> reserved{};
+  bool operator==(const KernelKey&) const = default;
+};
+static_assert(sizeof(KernelKey) == 64);
+
+core::jit::Request request_of(const KernelKey& key);
+
+// A device, as plans keep it.
+class Gpu {
+ public:
+  // Throws Error(kUnsupported) if it is older than compute capability 8.0.
+  explicit Gpu(const Device& device);
+
+  core::CudaDevice& device() const { return device_; }
+  int arch() const { return arch_; }
+  int multiprocessors() const { return device_.info().multiprocessors; }
+  int shared_bytes() const { return device_.info().shared_per_block_optin; }
+
+  // Compiles and loads, so that launches need not.
+  void load(const KernelKey& key) const;
+  // `params` is the kernel's one argument.
+  void launch(const KernelKey& key, int64_t grid, int threads, int shared_bytes, const void* params, void* stream) const;
+
+ private:
+  core::CudaDevice& device_;
+  int arch_;
+};
+
+inline core::CUstream stream_of(void* stream) { return static_cast<core::CUstream>(stream); }
+
+}  // namespace fattn::ops::cuda

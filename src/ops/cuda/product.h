@@ -1,0 +1,45 @@
+// Products of up to 16 rows by a kernel of our own, which reads the weight once (kernels/ops/product.h).
+#pragma once
+
+#include <vector>
+
+#include "ops/cuda/kernels.h"
+#include "shared/ops_params.h"
+
+namespace fattn::ops::cuda {
+
+inline constexpr int64_t kStrideUnit = 32, kOutputsUnit = 8;  // what rows of a packed weight, and their number, are filled up to
+inline int64_t packed_stride(const Linear& p) { return (p.in + kStrideUnit - 1) / kStrideUnit * kStrideUnit; }
+inline int64_t packed_rows(const Linear& p) { return (p.out + kOutputsUnit - 1) / kOutputsUnit * kOutputsUnit; }
+
+// What a product has besides: LayerNorm before it, a cache that takes k and v.
+struct ProductOptions {
+  bool norm = false, keys_values = false;
+};
+// The kernel for calls of up to key.rows rows.
+struct ProductVariant {
+  KernelKey key;
+  int64_t grid = 0;
+  int shared_bytes = 0;  // of a row
+};
+struct ProductTarget {
+  int arch = 0, multiprocessors = 0, shared_bytes = 0;
+};
+// By rows, ascending; for up to `rows` of the problem, or as far as shared memory holds them.
+std::vector<ProductVariant> product_variants(const Linear& problem, const ProductOptions& options, const ProductTarget& target);
+
+class Product {
+ public:
+  // For calls of up to most_rows(), or of none: then all are somebody else's.
+  Product(const Gpu& gpu, const Linear& problem, const ProductOptions& options);
+
+  int64_t most_rows() const { return variants_.empty() ? 0 : variants_.back().key.rows; }
+  void launch(const ProductParams& params, void* stream) const;
+
+ private:
+  const Gpu& gpu_;
+  const Linear problem_;
+  std::vector<ProductVariant> variants_;
+};
+
+}  // namespace fattn::ops::cuda
