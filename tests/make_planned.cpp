@@ -276,7 +276,7 @@ void add_sinks(List& list, int arch, Which which) {
       for (const bool causal : {false, true}) {
         Problem problem = contiguous(dtype, headdim, headdim, causal);
         problem.has_sinks = true;
-        const bool one = headdim == 128 && causal && dtype != DType::kF16;
+        const bool one = headdim == 128 && causal && dtype == DType::kBF16;
         add_forward(list, arch, problem, true, one ? which : Which::kFull);
         for (const bool window : {false, true})
           if (headdim >= 128) add_forward(list, arch, with_pairs(with_features(problem, window, dtype != DType::kF32), true), true, Which::kFull);
@@ -284,7 +284,8 @@ void add_sinks(List& list, int arch, Which which) {
       }
   for (const int headdim : {64, 128, 256}) add_decode(list, arch, DType::kBF16, headdim, headdim == 64 ? 64 : 16, 3, Which::kFull, true);
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32})
-    if (dtype == DType::kF16 || arch >= 80) list.add(cuda::sinks_gradient_request({.arch = arch, .dtype = static_cast<int32_t>(dtype)}), 255, which);
+    if (dtype == DType::kF16 || arch >= 80)
+      list.add(cuda::sinks_gradient_request({.arch = arch, .dtype = static_cast<int32_t>(dtype)}), 255, dtype == DType::kBF16 ? which : Which::kFull);
   list.add(cuda::sinks_gradient_request({.kind = cuda::KernelKind::kSinksGradientSum, .arch = arch, .dtype = static_cast<int32_t>(DType::kF32)}), 255,
            which);
 }
@@ -301,8 +302,8 @@ void add_v3_sinks(List& list) {
     for (const int width : {64, 96, 128, 192, 256})
       for (const V3Mask mask : {V3Mask::kFull, V3Mask::kCausal, V3Mask::kWindow}) {
         const auto add = [&](const fattn::PairFeatures& pair, V3Score score = V3Score::kPlain) {
-          const bool quick =
-              dtype == DType::kBF16 && width == 64 && mask == V3Mask::kWindow && cuda::pair_bits(pair) == cuda::pair_bits({.sinks = true});
+          const bool quick = dtype == DType::kBF16 && width == 64 && mask == V3Mask::kWindow && score == V3Score::kPlain &&
+                             cuda::pair_bits(pair) == cuda::pair_bits({.sinks = true});
           add_v3_forward(list, dtype, width, width, mask, score, quick ? Which::kQuick : Which::kFull, pair);
         };
         add({.sinks = true});
@@ -396,7 +397,7 @@ int main() {
             for (const int headdim : {32, 64, 96, 128, 192, 256}) {
               if (!(window && softcap) && headdim != 64 && headdim != 128) continue;
               const Problem problem = with_features(contiguous(dtype, headdim, headdim, causal), window, softcap);
-              const Which which = quick(headdim == 128 && window && softcap && !is_twin(a.capability));
+              const Which which = quick(headdim == 128 && window && softcap && !is_twin(a.capability) && a.capability != 86);
               add_forward(list, a.capability, problem, true, which);
               add_backward(list, a.capability, problem, true, false, which);
               if (headdim != 128) continue;
@@ -430,7 +431,7 @@ int main() {
           for (const int headdim : {64, 128})
             for (const Alone alone : {Alone::kBias, Alone::kMask, Alone::kAlibi, Alone::kDropout}) {
               const Problem problem = with_one(contiguous(dtype, headdim, headdim, causal), alone);
-              const Which which = quick(a.capability == 90 && headdim == 128 && causal && (alone == Alone::kBias || alone == Alone::kAlibi));
+              const Which which = quick(a.capability == 90 && headdim == 128 && causal && alone == Alone::kBias);
               add_forward(list, a.capability, problem, true, which);
               add_backward(list, a.capability, problem, true, false, which);
               if (causal) continue;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "shared/dropout.h"
 #include "shared/lowest.h"
 #include "shared/mask.h"
+#include "shared/sinks_gradient_params.h"
 #include "shared/standard_params.h"
 #include "stub/cuda_stub.h"
 #include "testing/cases.h"
@@ -94,6 +96,7 @@ struct Head {
 };
 
 int softmax_launches = 0;
+int64_t heads_of_sinks = 0;  // of the case at hand: kernels know it by their grid alone
 
 template <class Body>
 void for_rows(const StandardRowsParams& p, const Body& body) {
@@ -123,9 +126,12 @@ void softmax(const void* argument) {
     const float reference = greatest == -kInf ? 0 : greatest;
     for (int j = 0; j < p.mask.seqlen_k; ++j) sum += row[j] = row[j] == -kInf ? 0 : std::exp(row[j] - reference);
     if (pairs.lost()) sum = std::numeric_limits<float>::quiet_NaN();
-    const float factor = sum == 0 ? -0.0f : 1 / sum;  // -0: an empty row, to finish()
+    const float sink = p.pairs.sinks ? p.pairs.sinks[head * p.pairs.sinks_stride] : -kInf;
+    const bool all = sum == 0 || (sink - reference > 80 && sum == sum);  // that counts
+    const float total = sum == 0 ? 0 : sum + std::exp(std::fmin(sink - reference, 80.0f));
+    const float factor = sum == 0 ? -0.0f : 1 / total;  // -0: an empty row, to finish()
     for (int j = 0; j < p.mask.seqlen_k; ++j) row[j] *= factor * pairs.kept(query, j);
-    if (p.lse) p.lse[place(p.lse_strides, batch, query, head)] = sum == 0 ? -kInf : reference + std::log(sum);
+    if (p.lse) p.lse[place(p.lse_strides, batch, query, head)] = all ? sink : reference + std::log(total);
   });
 }
 
@@ -157,6 +163,36 @@ void gradient(const void* argument) {
       weights[j] = kept == 0 ? 0 : weight * kept;
     }
   });
+}
+
+void sinks_gradient(const void* argument) {
+  SinksGradientParams p;
+  std::memcpy(&p, argument, sizeof p);
+  const auto at = [](const SinksStrides& s, int64_t batch, int64_t head, int64_t row) { return batch * s.batch + head * s.head + row * s.row; };
+  const int64_t parts = (p.all_rows + kSinksRows - 1) / kSinksRows;
+  for (int64_t head = 0; head < heads_of_sinks; ++head)
+    for (int64_t part = 0; part < parts; ++part) {
+      double sum = 0;
+      for (int64_t i = part * kSinksRows; i < std::min<int64_t>((part + 1) * kSinksRows, p.all_rows); ++i) {
+        const int64_t batch = i / p.rows, row = i % p.rows;
+        const float lse = p.lse[at(p.lse_strides, batch, head, row)];
+        if (lse < kLowestLse) continue;
+        const float *o = static_cast<const float*>(p.o) + at(p.o_strides, batch, head, row),
+                    *dout = static_cast<const float*>(p.dout) + at(p.dout_strides, batch, head, row);
+        float delta = p.dlse ? -p.dlse[at(p.dlse_strides, batch, head, row)] : 0;
+        for (int d = 0; d < p.headdim_v; ++d) delta += o[d] * dout[d];
+        sum -= std::exp(p.sinks[head * p.sinks_stride] - lse) * delta;
+      }
+      p.parts[head * parts + part] = static_cast<float>(sum);
+    }
+}
+void sinks_gradient_sum(const void* argument) {
+  SinksGradientParams p;
+  std::memcpy(&p, argument, sizeof p);
+  const int64_t parts = (p.all_rows + kSinksRows - 1) / kSinksRows;
+  for (int64_t head = 0; head < heads_of_sinks; ++head)
+    p.dsinks[head * p.dsinks_stride] =
+        p.sinks[head * p.sinks_stride] == -kInf ? 0 : std::accumulate(p.parts + head * parts, p.parts + (head + 1) * parts, 0.0f);
 }
 
 void dbias_zero(const void* argument) {
@@ -249,6 +285,8 @@ class CudaStandard : public ::testing::Test {
     ASSERT_NE(cublaslt_stub, nullptr) << dlerror();
     stub().kernel("fattn_std_softmax", softmax, sizeof(StandardRowsParams));
     stub().kernel("fattn_std_gradient", gradient, sizeof(StandardRowsParams));
+    stub().kernel("fattn_sinks_gradient", sinks_gradient, sizeof(SinksGradientParams));
+    stub().kernel("fattn_sinks_gradient_sum", sinks_gradient_sum, sizeof(SinksGradientParams));
     stub().kernel("fattn_v2_dbias_zero", dbias_zero, sizeof(PairParams));
     stub().kernel("fattn_std_clean", clean, sizeof(StandardCleanParams));
     stub().kernel("fattn_std_finish_queries", finish<true>, sizeof(StandardFinishParams));
@@ -309,6 +347,7 @@ TEST_F(CudaStandard, TableOfCases) {
   int passed = 0;
   for (const testing::Case& c : testing::all_cases()) {
     if (c.dtype != DType::kF32 || c.flops() > 4e7 || !testing::is_to_compute(target(), c)) continue;
+    heads_of_sinks = c.nheads;
     const testing::CaseResult result = testing::run_case(c, target());
     EXPECT_TRUE(result.passed()) << c.name << ": " << result.summary();
     if (result.passed()) ++passed;
