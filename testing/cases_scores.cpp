@@ -398,29 +398,20 @@ void add_dropout(Table& table) {
   table.add(c);
 }
 
-// A gradient of lse: with rows that see nothing, in every layout, with everything else that a score depends on, and with NaN and Inf.
-void add_lse_gradients(Table& table) {
-  const auto add = [&](Case c) {
-    c.dlse = true;
-    table.add_both_masks(c);
-  };
-  add(shape(2, 70, 150, 4, 2, 64));
-  add(shape(2, 150, 97, 2, 2, 40));
-  add(shape(1, 3, 700, 4, 1, 32));
-  add(shape(1, 65, 1300, 2, 1, 128));
-  add(shape(2, 5, 0, 2, 1, 16));
+namespace {
+
+template <class Add>
+void add_layouts(const Add& add) {
   for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
     Case c = shape(3, 65, 65, 4, 2, 32);
     c.layout = layout;
     add(c);
   }
-  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
-    // Of huge scores so many rows that some have a key near the sink: the errors of two rows say little.
-    Case c = shape(1, inputs == Inputs::kHugeLogits ? 600 : 100, 130, 2, 1, 64);
-    c.inputs = inputs;
-    add(c);
-  }
-  Case c = shape(3, 90, 130, 4, 2, 64);
+}
+
+// Adds `c` with a window, and with capped scores; the result has all else that a score depends on, too.
+template <class Add>
+Case with_all_else(const Add& add, Case c) {
   c.window_left = 40;
   c.window_right = 9;
   add(c);
@@ -432,7 +423,29 @@ void add_lse_gradients(Table& table) {
   c.alibi = Alibi::kHeads;
   c.bias = Pairs::kHeads;
   c.mask = Pairs::kOne;
-  add(c);
+  return c;
+}
+
+}  // namespace
+
+// A gradient of lse: with rows that see nothing, in every layout, with everything else that a score depends on, and with NaN and Inf.
+void add_lse_gradients(Table& table) {
+  const auto add = [&](Case c) {
+    c.dlse = true;
+    table.add_both_masks(c);
+  };
+  add(shape(2, 70, 150, 4, 2, 64));
+  add(shape(2, 150, 97, 2, 2, 40));
+  add(shape(1, 3, 700, 4, 1, 32));
+  add(shape(1, 65, 1300, 2, 1, 128));
+  add(shape(2, 5, 0, 2, 1, 16));
+  add_layouts(add);
+  for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
+    Case c = shape(1, 100, 130, 2, 1, 64);
+    c.inputs = inputs;
+    add(c);
+  }
+  add(with_all_else(add, shape(3, 90, 130, 4, 2, 64)));
 }
 
 // Sinks: in every layout, with rows that see nothing, with all else that a score depends on, with scores that are far above them, and with NaN.
@@ -452,11 +465,7 @@ void add_sinks(Table& table) {
     c.key_lengths = true;
     add(c);
   }
-  for (Layout layout : {Layout::kBhsd, Layout::kPacked, Layout::kExpanded, Layout::kPadded}) {
-    Case c = shape(3, 65, 65, 4, 2, 32);
-    c.layout = layout;
-    add(c);
-  }
+  add_layouts(add);
   for (Inputs inputs : {Inputs::kHugeLogits, Inputs::kTiny, Inputs::kNanQuery, Inputs::kInfKey, Inputs::kNanGradient, Inputs::kMinusInfKeys}) {
     // Of huge scores so many rows that some have a key near the sink: the errors of two rows say little.
     Case c = shape(1, inputs == Inputs::kHugeLogits ? 600 : 100, 130, 2, 1, 64);
@@ -468,17 +477,7 @@ void add_sinks(Table& table) {
   add(c);
   c.varlen = false;
   c.dlse = true;
-  c.window_left = 40;
-  c.window_right = 9;
-  add(c);
-  c.softcap = 4;
-  c.softmax_scale = -0.2;
-  add(c);
-  c.key_lengths = true;
-  c.p_dropout = 0.2;
-  c.alibi = Alibi::kHeads;
-  c.bias = Pairs::kHeads;
-  c.mask = Pairs::kOne;
+  c = with_all_else(add, c);
   c.documents = Documents::kSorted;
   add(c);
 }

@@ -28,6 +28,7 @@
 #include "shared/mask.h"
 #include "shared/sinks_gradient_params.h"
 #include "shared/standard_params.h"
+#include "stub/cublaslt_stub.h"
 #include "stub/cuda_stub.h"
 #include "testing/cases.h"
 #include "testing/check.h"
@@ -40,21 +41,17 @@ using core::cuda::batch_dimensions;
 using core::cuda::BatchDimension;
 using core::cuda::MatmulShape;
 using core::cuda::MatrixBatch;
+using test::blas_calls;
 using test::CudaStub;
 using test::expect_contains;
+using test::set_blas;
 
-// Loaded before the library looks for it by its name, which finds what is loaded.
-void* const cublaslt_stub = dlopen(FATTN_STUB_CUBLASLT_PATH, RTLD_NOW | RTLD_LOCAL);
 const bool stubs_are_set = test::use_stubs(FATTN_STUB_CUDA_PATH);
 
 const CudaStub& stub() {
   static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
   return loaded;
 }
-void set_blas(const char* name, int64_t value) {
-  reinterpret_cast<void (*)(const char*, int64_t)>(dlsym(cublaslt_stub, "stub_cublaslt_set"))(name, value);
-}
-int64_t blas_calls(const char* function) { return reinterpret_cast<int64_t (*)(const char*)>(dlsym(cublaslt_stub, "stub_cublaslt_calls"))(function); }
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -282,7 +279,7 @@ void finish(const void* argument) {
 class CudaStandard : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(cublaslt_stub, nullptr) << dlerror();
+    ASSERT_NE(test::cublaslt_stub, nullptr) << dlerror();
     stub().kernel("fattn_std_softmax", softmax, sizeof(StandardRowsParams));
     stub().kernel("fattn_std_gradient", gradient, sizeof(StandardRowsParams));
     stub().kernel("fattn_sinks_gradient", sinks_gradient, sizeof(SinksGradientParams));

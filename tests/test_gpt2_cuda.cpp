@@ -1,6 +1,5 @@
 // Operations and sessions on a GPU without one: stubs of the driver, of NVRTC and of cuBLASLt, whose products are computed. Plans, caches, graphs and
 // errors; what the kernels compute is for a real GPU (test_ops_gpu, test_gpt2_gpu).
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,26 +13,23 @@
 #include "ops/cuda/planned.h"
 #include "ops/ops.h"
 #include "shared/ops_params.h"
+#include "stub/cublaslt_stub.h"
 #include "stub/cuda_stub.h"
 
 namespace fattn {
 namespace {
 
+using test::blas_calls;
 using test::CudaStub;
 using test::expect_contains;
+using test::set_blas;
 
-// Loaded before the library looks for it by its name, which finds what is loaded.
-void* const cublaslt_stub = dlopen(FATTN_STUB_CUBLASLT_PATH, RTLD_NOW | RTLD_LOCAL);
 const bool stubs_are_set = test::use_stubs(FATTN_STUB_CUDA_PATH);
 
 const CudaStub& stub() {
   static const CudaStub loaded(FATTN_STUB_CUDA_PATH);
   return loaded;
 }
-void set_blas(const char* name, int64_t value) {
-  reinterpret_cast<void (*)(const char*, int64_t)>(dlsym(cublaslt_stub, "stub_cublaslt_set"))(name, value);
-}
-int64_t blas_calls(const char* function) { return reinterpret_cast<int64_t (*)(const char*)>(dlsym(cublaslt_stub, "stub_cublaslt_calls"))(function); }
 
 const ops::Device kGpu{ops::Place::kCuda};
 
