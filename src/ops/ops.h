@@ -9,9 +9,8 @@
 //
 // On a GPU all pointers are of its memory, and what the host cannot see is not checked: an id, position or token out of range gives NaN, or nothing.
 // A row's result depends on itself among calls of up to rows_alike() rows; above, products are cuBLASLt's, whose sums depend on how many rows there
-// are. The workspace is aligned to 256
-// bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call, so that a graph may be captured
-// after it.
+// are. The workspace is aligned to 256 bytes. A plan loads its kernels when it is made; what a number of rows needs besides is made at its first call,
+// so that a graph may be captured after it.
 #pragma once
 
 #include <cstddef>
