@@ -21,7 +21,7 @@
   /* 1: the whole matrix. */ \
   X(kMatrixTitle, "the whole matrix", "整個矩陣") \
   X(kMatrixText, \
-    "Standard attention makes S = q k^T, P = softmax(S), o = P v. S and P have seqlen x seqlen numbers for every head. Here are {0} head(s) of headdim {1} in {2}: standard " \
+    "Standard attention makes S = q k^T, P = softmax(S), o = P v. S and P have seqlen x seqlen numbers for every head. Here are {0} heads of headdim {1} in {2}: standard " \
     "attention, and FlashAttention (v2), which computes the same without storing either.", \
     "標準注意力依序計算 S = q k^T、P = softmax(S)、o = P v。每個 head 的 S 與 P 都有 seqlen x seqlen 個數字。以下是 {0} 個 headdim {1} 的 head（{2}）：標準注意力，以及結果相同、卻不儲存這兩個矩陣的 " \
     "FlashAttention（v2）。") \
@@ -70,7 +70,7 @@
   X(kBackwardTitle, "the backward pass computes again", "反向計算重新算一次") \
   X(kBackwardText, \
     "Gradients need the weights P again. Standard attention has stored them. FlashAttention has kept lse, one number a row, and makes every tile again: P = exp(S - lse). That is a fifth product " \
-    "beside the four of the gradients. Forward and backward, {0}:", \
+    "beside the four of the gradients. Its backward pass, {0}:", \
     "梯度會再用到權重 P。標準注意力把它存了下來；FlashAttention 每列只留一個數 lse，反向時重新算出每一塊：P = exp(S - lse)。除了梯度的四個矩陣乘法，多了第五個。{0} 的反向計算：") \
   X(kBackwardPlot, "memory of the backward pass beside the inputs", "反向計算在輸入以外的記憶體") \
   X(kBackwardQuestion, "FlashAttention computes five products where four would do. What does it save for that?", "FlashAttention 做五次矩陣乘法，本來四次就夠。它換到了什麼？") \

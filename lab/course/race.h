@@ -19,8 +19,8 @@ struct RaceEntry {
   bool ok() const { return reason.empty(); }
 };
 
-// `pass`: forward or backward. Two results may differ by the limits of the course, 1e-5 in fp32, 1e-3 in fp16 and 8e-3 in bf16, times the largest number
-// where that is above 1; one that differs by more, or by NaN, is not timed.
+// `pass`: forward or backward. Two results may differ by the limits of the course, 1e-5 in fp32, 1e-3 in fp16 and 8e-3 in bf16, times the largest
+// number where that is above 1; one that differs by more, or by NaN, is not timed.
 std::vector<RaceEntry> race(const measure::ProblemSpec& spec, measure::Pass pass, const std::vector<std::string>& algorithms,
                             const measure::Placement& place);
 
