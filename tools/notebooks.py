@@ -9,6 +9,7 @@
 `pip install '.[course]'` in the root installs fattn and what this needs. Cells take small sizes on a CPU and full ones on a GPU."""
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -57,8 +58,8 @@ def sync() -> int:
     return 0
 
 
-def notebook(path: Path):
-    """The chapter as a notebook, whose links to other chapters lead to notebooks."""
+def notebook(path: Path, folder: Path):
+    """The chapter as a notebook for a folder: links to other chapters lead to notebooks, those to documents to the documents."""
     import jupytext
 
     made = jupytext.read(path, fmt="py:percent")
@@ -66,6 +67,7 @@ def notebook(path: Path):
     for cell in made.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"\]\((\w[\w.-]*)\.py\)", r"](\1.ipynb)", cell.source)
+            cell.source = cell.source.replace("](../", f"]({os.path.relpath(FOLDER.parent, folder.resolve())}/")
     return made
 
 
@@ -110,7 +112,7 @@ def main() -> int:
     failed = 0
     for name in arguments.chapters or chapters():
         for language in languages:
-            made, target = notebook(FOLDER / f"{name}{language}.py"), arguments.out / f"{name}{language}.ipynb"
+            made, target = notebook(FOLDER / f"{name}{language}.py", arguments.out), arguments.out / f"{name}{language}.ipynb"
             took = ""
             if arguments.run:
                 try:

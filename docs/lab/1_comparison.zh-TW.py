@@ -24,7 +24,7 @@ print("\nsizes:", "full, for a GPU" if GPU else "small, for a CPU")
 def command(*arguments):
     """Runs `fattn ...` as in a terminal and prints what it says."""
     done = subprocess.run([sys.executable, "-m", "fattn", *map(str, arguments)], capture_output=True, text=True)
-    print("$ fattn", *arguments, "\n" + done.stdout + done.stderr)
+    print("$ fattn " + " ".join(map(str, arguments)) + "\n" + done.stdout + done.stderr)
     assert done.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,14 @@ def test_every_cell_of_text_is_translated(name):
             assert any("\u4e00" <= letter <= "\u9fff" for letter in chinese), chinese
 
 
+@pytest.mark.parametrize("language", ["", notebooks.CHINESE])
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_links_lead_somewhere(name, language):
+    links = re.findall(r"\]\(([^)#\s]+)", text_of(name, language))
+    missing = [link for link in links if not (notebooks.FOLDER / link).exists()]
+    assert not missing and all(language in link for link in links if link.endswith(".py"))
+
+
 def test_other_cells_are_refused():
     english, chinese = text_of(CHAPTERS[0]), text_of(CHAPTERS[0], notebooks.CHINESE)
     with pytest.raises(ValueError, match="same kind"):
@@ -64,7 +73,7 @@ def test_a_chapter_runs(name, tmp_path, calibrated, monkeypatch):
     """All of its assertions, too. It shows figures, each made by its own code."""
     monkeypatch.setenv("FATTN_CACHE_DIR", str(calibrated))
     monkeypatch.setenv("COLUMNS", "80")
-    made = notebooks.notebook(notebooks.FOLDER / f"{name}.py")
+    made = notebooks.notebook(notebooks.FOLDER / f"{name}.py", tmp_path)
     notebooks.execute(made, tmp_path)
     outputs = [output for cell in made.cells if cell.cell_type == "code" for output in cell.outputs]
     figures = sum("image/png" in output.get("data", {}) for output in outputs)
@@ -73,7 +82,7 @@ def test_a_chapter_runs(name, tmp_path, calibrated, monkeypatch):
 
 
 def test_a_failing_cell_fails(tmp_path):
-    made = notebooks.notebook(notebooks.FOLDER / f"{CHAPTERS[0]}.py")
+    made = notebooks.notebook(notebooks.FOLDER / f"{CHAPTERS[0]}.py", tmp_path)
     made.cells = [cell for cell in made.cells if cell.cell_type == "code"][:1]
     made.cells[0].source = "assert 1 + 1 == 3"
     with pytest.raises(Exception, match="AssertionError"):
