@@ -73,6 +73,7 @@ def test_a_chapter_runs(name, tmp_path, calibrated, monkeypatch):
     """All of its assertions, too. It shows figures, each made by its own code."""
     monkeypatch.setenv("FATTN_CACHE_DIR", str(calibrated))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of torch: tests run side by side, and its threads would wait for each other
     made = notebooks.notebook(notebooks.FOLDER / f"{name}.py", tmp_path)
     notebooks.execute(made, tmp_path)
     outputs = [output for cell in made.cells if cell.cell_type == "code" for output in cell.outputs]
