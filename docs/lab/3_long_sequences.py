@@ -56,8 +56,8 @@ def command(*arguments):
 # In training, standard attention keeps the weights of every layer until the backward pass: batch x heads x N^2 numbers a
 # layer. FlashAttention keeps o and one number a row (lse). Everything else of a model grows with N. `fattn advise` adds it
 # up for a model and a memory: which batch, whether activations must be computed again (checkpointing), what fattn takes, and
-what standard attention would take for the same batch. Without `--json` it prints the arithmetic behind each line, and
-settings to paste.
+# what standard attention would take for the same batch. Without `--json` it prints the arithmetic behind each line, and
+# settings to paste.
 
 # %%
 def record(*arguments):

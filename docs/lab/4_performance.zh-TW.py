@@ -144,7 +144,6 @@ command("regress", "--baseline", f"{folder}/first.json", "--current", f"{folder}
 
 # %%
 if TORCH:
-    import torch.nn.functional as F
     from torch.profiler import ProfilerActivity, profile, record_function
 
     device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)

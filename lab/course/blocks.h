@@ -1,6 +1,7 @@
 // Which blocks of the matrix of scores a mask leaves to be computed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
