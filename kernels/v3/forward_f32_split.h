@@ -1,12 +1,12 @@
 // Before v3's forward pass in fp32: k and v are split into two fp16, once for all tiles of queries. A CTA takes a block of 64 keys of k or of v;
-// shared/v3_f32_parts.h has the layout.
+// device_abi/v3_f32_parts.h has the layout.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/v3_f32_parts.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/tile/split_rows.h"
 #include "kernels/v3/operand_tile.h"
-#include "shared/attention_params.h"
-#include "shared/v3_f32_parts.h"
 
 namespace fattn::v3 {
 

@@ -14,12 +14,12 @@
 #include "device/cpu_info.h"
 #include "device/cuda_device.h"
 #include "device/libraries.h"
+#include "device_abi/dropout.h"
 #include "fattn/tensors.hpp"
 #include "jit/nvrtc.h"
 #include "plan/architectures.h"
 #include "plan/features.h"
 #include "problem/problem.h"
-#include "shared/dropout.h"
 #include "shared/env.h"
 #include "shared/text.h"
 

@@ -8,7 +8,7 @@
 namespace fattn::core::jit {
 
 struct Source {
-  std::string_view path;  // "kernels/v2/forward.h", "shared/mask.h"
+  std::string_view path;  // "kernels/v2/forward.h", "device_abi/mask.h"
   std::string_view text;  // ends with a null byte that is not counted
 };
 

@@ -12,7 +12,7 @@
 #include "backend/cpu/id_range.h"
 #include "backend/cpu/tasks.h"
 #include "cpu/thread_pool.h"
-#include "shared/lowest.h"
+#include "device_abi/lowest.h"
 
 namespace fattn::core {
 namespace {

@@ -9,11 +9,11 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/v3_common.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/v3_f32_parts.h"
+#include "device_abi/v3_forward_work.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/v3_f32_parts.h"
-#include "shared/v3_forward_work.h"
 
 namespace fattn::core::cuda {
 

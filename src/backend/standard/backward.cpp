@@ -1,7 +1,7 @@
 // Backward pass of algorithm standard (Dao 2022, appendix B, with the matrices in memory).
 #include "backend/standard/matrices.h"
 #include "backend/standard/passes.h"
-#include "shared/lowest.h"
+#include "device_abi/lowest.h"
 
 namespace fattn::core {
 namespace {
