@@ -200,6 +200,38 @@ def test_a_profile_may_be_written_anew(fattn, tmp_path):
         fattn("profile", "--out", tmp_path / "out", "--", "true")
 
 
+NSIGHT = """#!/bin/sh
+case "$1" in stats|--csv) echo "Name,Time"; exit 0;; esac
+while [ $# -gt 0 ]; do case "$1" in -o) base=$2; shift 2; break;; *) shift;; esac; done
+{fails}
+echo report > "$base.{report}"
+exec "$@"
+"""
+
+
+def test_nsight_runs_where_it_is(fattn, tmp_path):
+    for name, report, fails in (("nsys", "nsys-rep", ""), ("ncu", "ncu-rep", "echo no permission >&2; exit 9")):
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(NSIGHT.format(report=report, fails=fails))
+        tool.chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    record = fattn.json("profile", *TINY, "--no-grad", "--nsight", "--out", tmp_path / "out", env=path)
+    schemas()["profile"].validate(record)
+    nsys, ncu = record["tools"]
+    assert nsys["status"] == "ran" and set(nsys["files"]) == {"nsys.log", "nsys.nsys-rep", "nsys_kernels.csv", "nsys_memory.csv"}
+    assert (tmp_path / "out/nsys_kernels.csv").read_text() == "Name,Time\n"
+    assert ncu["status"] == "failed" and "exit code 9" in ncu["words"] and (tmp_path / "out/ncu.log").read_text() == "no permission\n"
+    assert set(record["files"]) == {p.name for p in (tmp_path / "out").iterdir() if p.is_file()}
+
+
+def test_nsight_that_is_not_here_is_a_line(fattn, tmp_path):
+    fattn("profile", "--nsight", "--out", tmp_path / "out", "--", "true", env={"PATH": "/bin:/usr/bin"})
+    record = load(tmp_path / "out")
+    assert [(t["name"], t["status"]) for t in record["tools"]] == [("nsys", "absent"), ("ncu", "absent")]
+    assert all("CUDA toolkit" in t["words"] for t in record["tools"])
+
+
 @pytest.mark.parametrize("arguments, words", [
     (["--", "/nonexistent/program"], "cannot be started"),
     (["--seqlen", "64", "--", "true"], "leave the flags of a problem out"),

@@ -2,15 +2,18 @@
 // library and the GPU do into trace.PID in the folder that it was loaded from, until the program ends.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <pthread.h>
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "lab/profile/gpu_trace.h"
 #include "lab/profile/recorder.h"
 #include "lab/profile/trace_file.h"
 
@@ -32,6 +35,18 @@ bool write_all(int to, const void* data, size_t bytes) {
     bytes -= static_cast<size_t>(written);
   }
   return true;
+}
+
+// What the header says that could not be watched.
+void note(const std::string& text) {
+  TraceHeader header;
+  copy_text(header.notes, sizeof header.notes, text.c_str());
+  char path[640];
+  std::snprintf(path, sizeof path, "%s/trace.%d", folder, getpid());
+  const int opened = open(path, O_WRONLY | O_CLOEXEC);  // the other descriptor appends
+  if (opened < 0) return;
+  [[maybe_unused]] const ssize_t written = pwrite(opened, header.notes, sizeof header.notes, offsetof(TraceHeader, notes));
+  close(opened);
 }
 
 void write_events(const TraceEvent* events, size_t count, void*) {
@@ -81,7 +96,26 @@ bool start(const char* to) {
   return true;
 }
 
+// Once the program has a GPU: then the libraries that it brings are loaded, and its own CUPTI is the one to take. In the folder is a link to the one
+// that `fattn profile` found.
+std::string watch_gpu() {
+  if (file.load() < 0) return "nothing records";
+  static Cupti cupti;  // CUPTI's threads may look at it until the process ends
+  static std::mutex once;
+  static bool done = false;
+  const std::lock_guard lock(once);
+  if (done) return "";
+  done = true;
+  std::vector<std::string> candidates = {std::string(folder) + "/libcupti.so"};
+  for (const std::string& name : cupti_candidates({})) candidates.push_back(name);
+  cupti = open_cupti(candidates);
+  std::string refused = start_gpu_trace(cupti, {true, true});
+  if (!refused.empty()) note(refused);
+  return refused;
+}
+
 void stop() {
+  stop_gpu_trace();
   record_to(nullptr, nullptr);
   if (const int opened = file.exchange(-1); opened >= 0) close(opened);
 }
@@ -108,8 +142,23 @@ __attribute__((destructor)) void unloaded() { stop(); }
 FATTN_PROFILE_API const fattn_trace fattn_trace_preloaded;
 const fattn_trace fattn_trace_preloaded = fattn::lab::profile::kRecordingTrace;
 
+// The driver calls it as soon as a program initialises CUDA (CUDA_INJECTION64_PATH). It is no error where nothing can be watched.
+FATTN_PROFILE_API int InitializeInjection() {
+  fattn::lab::profile::watch_gpu();
+  return 1;
+}
+
 // For the Python package. 0: it records.
-FATTN_PROFILE_API int fattn_profile_start(const char* folder) { return fattn::lab::profile::start(folder) ? 0 : -1; }
+FATTN_PROFILE_API int fattn_profile_start(const char* folder) {
+  fattn::lab::profile::copy_text(fattn::lab::profile::folder, sizeof fattn::lab::profile::folder, folder);
+  return fattn::lab::profile::start(folder) ? 0 : -1;
+}
+// GPUs too, where the process has one. Null: they are watched; else why not.
+FATTN_PROFILE_API const char* fattn_profile_watch_gpu() {
+  static std::string refused;
+  refused = fattn::lab::profile::watch_gpu();
+  return refused.empty() ? nullptr : refused.c_str();
+}
 FATTN_PROFILE_API void fattn_profile_stop() { fattn::lab::profile::stop(); }
 FATTN_PROFILE_API const fattn_trace* fattn_profile_trace() { return &fattn_trace_preloaded; }
 // An operator of torch and the like: seconds of CLOCK_MONOTONIC.
