@@ -241,11 +241,12 @@ int show_recording(const ProfileFlags& flags) {
   const ProfileFolder folder(flags.out);
   Profile profile;
   profile.device = "program";
-  profile.program = lab::profile::ProgramRun{{"recorded by fattn.lab.profile"}};
+  profile.program = lab::profile::ProgramRun{{"a recording"}};
   profile.flags = {"--from", printable(flags.from), "--out", printable(flags.out)};
   profile.sort = kSorts.at(flags.sort);
   profile.top = static_cast<size_t>(flags.top);
   take_traces(profile, flags.from, true);
+  if (!profile.lanes.empty()) profile.program->command = {profile.lanes.front().name};
   profile.environment = environment();
   finish_recording(profile);
   profile.verdict = verdict_of(profile);

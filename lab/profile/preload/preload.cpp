@@ -24,6 +24,7 @@ namespace {
 
 std::atomic<int> file{-1};
 char folder[512];
+std::atomic<bool> gpu_watched{false};
 
 bool write_all(int to, const void* data, size_t bytes) {
   const auto* at = static_cast<const char*>(data);
@@ -100,22 +101,21 @@ bool start(const char* to) {
 // that `fattn profile` found.
 std::string watch_gpu() {
   if (file.load() < 0) return "nothing records";
-  static Cupti cupti;  // CUPTI's threads may look at it until the process ends
-  static std::mutex once;
-  static bool done = false;
-  const std::lock_guard lock(once);
-  if (done) return "";
-  done = true;
-  std::vector<std::string> candidates = {std::string(folder) + "/libcupti.so"};
-  for (const std::string& name : cupti_candidates({})) candidates.push_back(name);
-  cupti = open_cupti(candidates);
-  std::string refused = start_gpu_trace(cupti, {true, true});
+  static const Cupti cupti = [] {  // CUPTI's threads may look at it until the process ends
+    std::vector<std::string> candidates = {std::string(folder) + "/libcupti.so"};
+    for (const std::string& name : cupti_candidates({})) candidates.push_back(name);
+    return open_cupti(candidates);
+  }();
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (gpu_watched.exchange(true)) return "";
+  const std::string refused = start_gpu_trace(cupti, {true, true});
   if (!refused.empty()) note(refused);
   return refused;
 }
 
 void stop() {
-  stop_gpu_trace();
+  if (gpu_watched.exchange(false)) stop_gpu_trace();
   record_to(nullptr, nullptr);
   if (const int opened = file.exchange(-1); opened >= 0) close(opened);
 }
@@ -148,8 +148,9 @@ FATTN_PROFILE_API int InitializeInjection() {
   return 1;
 }
 
-// For the Python package. 0: it records.
+// For the Python package. 0: it records; 1: it did before; -1: the folder cannot be written.
 FATTN_PROFILE_API int fattn_profile_start(const char* folder) {
+  if (fattn::lab::profile::file.load() >= 0) return 1;
   fattn::lab::profile::copy_text(fattn::lab::profile::folder, sizeof fattn::lab::profile::folder, folder);
   return fattn::lab::profile::start(folder) ? 0 : -1;
 }
@@ -161,6 +162,7 @@ FATTN_PROFILE_API const char* fattn_profile_watch_gpu() {
 }
 FATTN_PROFILE_API void fattn_profile_stop() { fattn::lab::profile::stop(); }
 FATTN_PROFILE_API const fattn_trace* fattn_profile_trace() { return &fattn_trace_preloaded; }
+FATTN_PROFILE_API double fattn_profile_now() { return static_cast<double>(fattn::lab::profile::now_ns()) * 1e-9; }
 // An operator of torch and the like: seconds of CLOCK_MONOTONIC.
 FATTN_PROFILE_API void fattn_profile_event(const char* name, const char* detail, double begin, double end, int thread, double flops) {
   fattn::lab::profile::TraceEvent event;
