@@ -31,11 +31,11 @@ def main() -> int:
             if counter["value"] is None:
                 refused += 1
                 print(f"refused  {name}: {counter['reason']}")
-            elif counter["difference"] is None:
+            elif counter["difference_fraction"] is None:
                 print(f"no model {name}: {counter['value']:.4g} B")
             else:
                 held += 1
-                good = abs(counter["difference"]) <= arguments.within
+                good = abs(counter["difference_fraction"]) <= arguments.within
                 failed += not good
                 print(f"{'ok' if good else 'FAILED':8} {name}: counted {counter['value']:.4g} B, model {counter['model']:.4g} B, {counter['difference']:+.1%}")
     print(f"{held} held, {failed} failed, {refused} refused")

@@ -73,10 +73,10 @@ def test_operations_are_those_of_the_calls(folder):
     for (side, which), operations in by.items():
         call = operations["attention forward" if which == "fwd" else "attention backward"]
         assert call["times"] == 2 and "B1 S128 H2 D32 fp32 causal" in call["detail"]
-        assert sum(o["share"] for o in operations.values()) == pytest.approx(1)
-        assert all(o["self_seconds"] <= o["seconds"] * (1 + 1e-9) for o in operations.values())
+        assert sum(o["self_fraction"] for o in operations.values()) == pytest.approx(1)
+        assert all(o["self_s"] <= o["time_s"] * (1 + 1e-9) for o in operations.values())
         # Nothing of a call is longer than all calls together, but for what other threads do of it.
-        assert all(o["wall_seconds"] <= call["wall_seconds"] * 1.5 for o in operations.values())
+        assert all(o["wall_s"] <= call["wall_s"] * 1.5 for o in operations.values())
     # Two products of 128 x 128 x 32 in two heads, for each of the two calls.
     assert by["standard", "fwd"]["s = q k^T"]["flops"] == 2 * (2 * 2 * 128 * 128 * 32)
     # FLOPs of a call: the visible half.
