@@ -15,6 +15,7 @@
 #include "cli/problem_flags.h"
 #include "cli/profile_folder.h"
 #include "cli/profile_program.h"
+#include "cli/profile_tools.h"
 #include "cli/progress.h"
 #include "cli/race.h"
 #include "cli/report.h"
@@ -22,7 +23,9 @@
 #include "cli/status_file.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
+#include "fattn/device.hpp"
 #include "lab/profile/attention.h"
+#include "lab/profile/cupti_here.h"
 #include "lab/profile/program.h"
 #include "lab/profile/recorder.h"
 #include "measure/environment.h"
@@ -45,6 +48,7 @@ struct ProfileFlags {
   std::string out = "fattn-profile", sort = "time", status, from;
   int calls = 3;
   int64_t top = 20;
+  bool nsight = false, no_nsight = false;
 };
 
 std::vector<std::string> repeating_flags(const ProfileFlags& flags) {
@@ -85,6 +89,21 @@ NamedRecords records_of(const ProfileFlags& flags, const RaceResult& race, bool 
   return records;
 }
 
+nlohmann::ordered_json gpu_json(int device) {
+  const fattn_cuda_info gpu = cuda::info(device);
+  return {{"name", gpu.name},
+          {"index", gpu.index},
+          {"capability", fmt::format("{}.{}", gpu.capability_major, gpu.capability_minor)},
+          {"multiprocessors", gpu.multiprocessors},
+          {"clock_khz", gpu.clock_khz},
+          {"memory_clock_khz", gpu.memory_clock_khz},
+          {"memory_bus_bits", gpu.memory_bus_bits},
+          {"memory_bytes", gpu.memory_bytes},
+          {"l2_bytes", gpu.l2_bytes},
+          {"shared_per_block", gpu.shared_per_block},
+          {"driver_version", gpu.driver_version}};
+}
+
 // All that was measured so far, for who interrupts and for the end.
 struct SoFar {
   Profile profile;
@@ -117,6 +136,7 @@ int run_on_attention(const ProfileFlags& flags) {
   profile.sort = kSorts.at(flags.sort);
   profile.top = static_cast<size_t>(flags.top);
   profile.environment = environment();
+  if (profile.cuda) profile.gpu = gpu_json(place.index);
   if (!machine.lacks.empty()) profile.notes.push_back(machine.lacks);
 
   const std::vector<Pass> passes = problem.grad() ? std::vector{Pass::kForward, Pass::kBackward} : std::vector{Pass::kForward};
@@ -173,11 +193,20 @@ int run_on_attention(const ProfileFlags& flags) {
       run.calls = flags.calls;
       run.memory_limit = problem.memory_limit();
       run.perf = profile.cuda ? nullptr : &perf;
+      run.cupti = profile.cuda ? &lab::profile::cupti_here() : nullptr;
       lab::profile::Lane lane;
-      lab::profile::Side side = profile_attention(run, inputs, passes, lane, [&] { status->step(0); });
+      lab::profile::Side side = profile_attention(run, inputs, passes, lane, profile.notes, [&] { status->step(0); });
       profile.sides.push_back(std::move(side));
       profile.lanes.push_back(std::move(lane));
       keep(std::string("times, and what was recorded of ") + (profile.sides.size() == 1 ? "standard" : "standard and fattn"));
+    }
+    if (flags.nsight || (profile.cuda && !flags.no_nsight)) {
+      status->now("nsys and ncu");
+      std::vector<std::string> quick = problem.repeating_flags();
+      quick.insert(quick.end(), {"--repeats", "6", "--warmup", "1", "--min-time", "0", "--max-time", "0.1"});
+      profile.tools = run_nsight(bench_command(quick), folder.path());
+    } else {
+      profile.tools = no_nsight(profile.cuda ? "left out by --no-nsight" : "not asked for on a CPU; --nsight runs it");
     }
     status->end("done");
   }
@@ -198,6 +227,7 @@ int run_on_program(const ProfileFlags& flags) {
   profile.flags = repeating_flags(flags);
   profile.sort = kSorts.at(flags.sort);
   profile.top = static_cast<size_t>(flags.top);
+  profile.tools = flags.nsight ? run_nsight(flags.program, folder.path()) : no_nsight("not asked for; --nsight runs the program again under it");
   profile.verdict = verdict_of(profile);
   const nlohmann::ordered_json json = folder.write(profile, {});
   if (!flags.problem.json().empty()) write_json(json, flags.problem.json());
@@ -211,11 +241,12 @@ int show_recording(const ProfileFlags& flags) {
   const ProfileFolder folder(flags.out);
   Profile profile;
   profile.device = "program";
-  profile.program = lab::profile::ProgramRun{{"recorded by fattn.lab.profile"}};
+  profile.program = lab::profile::ProgramRun{{"a recording"}};
   profile.flags = {"--from", printable(flags.from), "--out", printable(flags.out)};
   profile.sort = kSorts.at(flags.sort);
   profile.top = static_cast<size_t>(flags.top);
   take_traces(profile, flags.from, true);
+  if (!profile.lanes.empty()) profile.program->command = {profile.lanes.front().name};
   profile.environment = environment();
   finish_recording(profile);
   profile.verdict = verdict_of(profile);
@@ -243,6 +274,9 @@ void add_profile(CLI::App& app, int& exit_code) {
   std::vector<std::string> sorts;
   for (const auto& [name, by] : kSorts) sorts.push_back(name);
   command->add_option("--sort", flags->sort, "Order of operations")->transform(one_of(sorts))->type_name("NAME")->capture_default_str();
+  command->add_flag(
+      "--nsight,!--no-nsight", [flags](int64_t given) { (given > 0 ? flags->nsight : flags->no_nsight) = true; },
+      "Run it once more under Nsight Systems and Nsight Compute, where they are installed; not given: of a problem on a GPU");
   command->add_option("--status", flags->status, "A file that says what is being done while it runs (docs/RECORD.md)")->type_name("FILE");
   command->add_option("--from", flags->from, "Instead of measuring: the folder of traces that fattn.lab.profile of the Python package recorded")
       ->type_name("DIR");

@@ -23,7 +23,7 @@ using lab::profile::Side;
 using Json = nlohmann::ordered_json;
 
 std::string counters_csv(const Profile& profile) {
-  std::string out = "side,pass,counter,unit,value,model,difference,source,reason\n";
+  std::string out = "side,pass,counter,unit,value,model,difference_fraction,source,reason\n";
   for (const Side& side : profile.sides)
     for (const PassProfile& pass : side.passes)
       for (const Counter& c : pass.counters) {
@@ -35,7 +35,7 @@ std::string counters_csv(const Profile& profile) {
 }
 
 std::string memory_csv(const Profile& profile) {
-  std::string out = "side,seconds,what,on,bytes,total_bytes\n";
+  std::string out = "side,at_s,what,on,bytes,total_bytes\n";
   for (const Side& side : profile.sides) {
     const auto at = [&](int64_t ns) { return fmt::format("{:.9f}", static_cast<double>(ns - profile.begin_ns) * 1e-9); };
     for (const lab::profile::MemoryChange& c : side.memory.changes)

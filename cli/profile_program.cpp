@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "cli/sanitize.h"
+#include "lab/profile/cupti_here.h"
 #include "lab/profile/program.h"
 #include "lab/profile/recorder.h"
 #include "lab/profile/trace_file.h"
@@ -58,29 +59,44 @@ class TraceFolder {
   std::string path_;
 };
 
-void add_to_list(const char* variable, const std::string& value, char separator) {
-  const char* const before = std::getenv(variable);
-  setenv(variable, before && *before ? (value + separator + before).c_str() : value.c_str(), 1);
-}
+// The program's environment: this one's, with what is loaded into the program. Made before the fork, where memory may be allocated.
+class ProgramEnvironment {
+ public:
+  explicit ProgramEnvironment(const std::string& library) {
+    std::string preload = library;
+    bool injected = false;
+    for (char** one = environ; *one; ++one) {
+      const std::string_view variable = *one;
+      injected = injected || variable.starts_with("CUDA_INJECTION64_PATH=");
+      if (!library.empty() && variable.starts_with("LD_PRELOAD="))
+        preload += ":" + std::string(variable.substr(variable.find('=') + 1));
+      else
+        all_.emplace_back(variable);
+    }
+    if (!library.empty()) all_.push_back("LD_PRELOAD=" + preload);
+    if (!library.empty() && !injected) all_.push_back("CUDA_INJECTION64_PATH=" + library);
+    for (std::string& variable : all_) pointers_.push_back(variable.data());
+    pointers_.push_back(nullptr);
+  }
+  ProgramEnvironment(const ProgramEnvironment&) = delete;
+  ProgramEnvironment& operator=(const ProgramEnvironment&) = delete;
+  char* const* get() const { return pointers_.data(); }
 
-// In the child: waits until it is counted, then becomes the program. Only async-signal-safe functions but setenv, before which there is one thread
-// alone.
-[[noreturn]] void become(const std::vector<std::string>& command, const std::string& library, int go, int failed) {
+ private:
+  std::vector<std::string> all_;
+  std::vector<char*> pointers_;
+};
+
+// In the child: waits until it is counted, then becomes the program. Async-signal-safe functions alone: the driver may have threads here.
+[[noreturn]] void become(char* const* arguments, char* const* environment, int go, int failed) {
   char byte;
   while (read(go, &byte, 1) < 0 && errno == EINTR) {
   }
-  if (!library.empty()) {
-    add_to_list("LD_PRELOAD", library, ':');
-    if (!std::getenv("CUDA_INJECTION64_PATH")) setenv("CUDA_INJECTION64_PATH", library.c_str(), 1);
-  }
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  signal(SIGPIPE, SIG_DFL);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  execvp(arguments[0], arguments.data());
+  execvpe(arguments[0], arguments, environment);
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(failed, &error, sizeof error);
   _exit(127);
@@ -162,15 +178,19 @@ Profile profile_program(const std::vector<std::string>& command) {
   const std::string link = traces.path() + "/" + kPreloaded;
   if (!library.empty() && symlink(library.c_str(), link.c_str()) != 0)
     throw std::runtime_error(fmt::format("no link can be made in '{}': {}", traces.path(), std::strerror(errno)));
+  const auto& cupti = cupti_candidates(toolkit_libraries());  // a program without one of its own takes this
+  if (!cupti.empty() && cupti.front()[0] == '/' && symlink(cupti.front().c_str(), (traces.path() + "/libcupti.so").c_str()) != 0)
+    profile.notes.push_back(fmt::format("no link to CUPTI can be made in '{}': {}", traces.path(), std::strerror(errno)));
   Pipe go, failed;
+  const ProgramEnvironment environment(library.empty() ? "" : link);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
   const InterruptsIgnored interrupts;
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error(fmt::format("no process can be started: {}", std::strerror(errno)));
-  if (child == 0) {
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_DFL);
-    become(command, library.empty() ? "" : link, go.ends[0], failed.ends[1]);
-  }
+  if (child == 0) become(arguments.data(), environment.get(), go.ends[0], failed.ends[1]);
   failed.close_end(1);
   PerfCounters perf(child, true);
   profile.begin_ns = now_ns();
@@ -191,7 +211,7 @@ Profile profile_program(const std::vector<std::string>& command) {
   if (InterruptsIgnored::seen() > 0) profile.interrupted = "what the program left until it was interrupted";
   take_traces(profile, traces.path(), false);
 
-  profile.environment = measure::environment();  // not before the fork: a driver may start threads
+  profile.environment = measure::environment();
   Side& side = profile.sides.emplace_back();
   side.name = printable(fs::path(command[0]).filename().string(), 60);
   side.memory.samples = memory.stop();

@@ -8,6 +8,9 @@
 #include <list>
 
 #include "fattn/device.hpp"
+#include "lab/profile/cupti_here.h"
+#include "lab/profile/gpu_counters.h"
+#include "lab/profile/gpu_trace.h"
 #include "lab/profile/recorder.h"
 #include "measure/library_plans.h"
 
@@ -172,17 +175,22 @@ std::vector<TraceEvent> between(const std::vector<TraceEvent>& events, int64_t b
 
 // What the model says beside a counter of the same bytes.
 void add_models(std::vector<Counter>& counters, const Traffic& traffic) {
-  for (Counter& counter : counters)
-    if (counter.name == "memory_bytes") {
+  for (Counter& counter : counters) {
+    if (counter.name == "memory_bytes" || counter.name == "dram_bytes") {
       counter.model = traffic.dram_bytes;
       counter.model_words = "between the last cache and DRAM, by the model of `fattn memory`";
     }
+    if (counter.name == "l2_bytes") {
+      counter.model = traffic.moved_bytes;
+      counter.model_words = "between multiprocessors and L2, by the model of `fattn memory`";
+    }
+  }
 }
 
 }  // namespace
 
 Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, const std::vector<Pass>& passes, Lane& lane,
-                       const std::function<void()>& done) {
+                       std::vector<std::string>& notes, const std::function<void()>& done) {
   Side side;
   side.name = run.side;
   lane.name = "fattn profile";
@@ -201,6 +209,9 @@ Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, c
       profile.calls = run.calls;
       profile.threads = calls.identity().threads;
       calls.prepare(pass, inputs);
+      // Allocations are in the trace already, by their names.
+      const std::string gpu_refused = run.cupti ? start_gpu_trace(*run.cupti, {true, false}) : "";
+      if (!gpu_refused.empty() && std::find(notes.begin(), notes.end(), gpu_refused) == notes.end()) notes.push_back(gpu_refused);
       const int64_t begin = now_ns();
       {
         const Listening listening;
@@ -209,6 +220,7 @@ Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, c
         calls.wait();
       }
       const int64_t end = now_ns();
+      if (run.cupti) stop_gpu_trace();
       profile.seconds = static_cast<double>(end - begin) * 1e-9;
       flush_events();
       profile.operations = operations_of(between(lane.events, begin, end));
@@ -221,6 +233,12 @@ Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, c
         for (int i = 0; i < static_cast<int>(counted); ++i) calls.run_once(pass);
         run.perf->stop();
         profile.counters = run.perf->read(counted);
+      }
+      if (run.cupti) {
+        profile.counters = count_on_gpu(*run.cupti, run.place.index, driver_library(), [&] {
+          calls.run_once(pass);
+          calls.wait();
+        });
       }
       if (!run.spec.windowed() && !run.spec.has_terms() && run.spec.softcap == 0 && run.spec.dtype != DType::kF64) {
         profile.traffic = traffic_of(algorithm, run.spec, pass, memory_machine(run.place.name()));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lab/profile/counters.h"
+#include "lab/profile/cupti.h"
 #include "lab/profile/profile.h"
 #include "lab/profile/trace_file.h"
 #include "measure/contestant.h"
@@ -24,12 +25,14 @@ struct AttentionRun {
   int calls = 3;     // that are recorded
   int64_t memory_limit = 0;
   PerfCounters* perf = nullptr;  // of the CPU
+  const Cupti* cupti = nullptr;  // of a GPU
 };
 
 // Of one side and its passes: operations, counters, memory; its events are a lane. What fails is the reason of its passes.
 // `done` after each step, of which there are steps_of(passes).
+// `notes` gets why a GPU's side is not whole.
 Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, const std::vector<measure::Pass>& passes, Lane& lane,
-                       const std::function<void()>& done);
+                       std::vector<std::string>& notes, const std::function<void()>& done);
 inline int steps_of(const std::vector<measure::Pass>& passes) { return 2 * static_cast<int>(passes.size()); }
 
 }  // namespace fattn::lab::profile

@@ -23,7 +23,7 @@ void summarise(const Profile& profile, PassProfile& pass) {
 void finish_recording(Profile& profile) {
   const std::vector<TraceEvent> events = all_events(profile);
   Side& side = profile.sides.emplace_back();
-  side.name = profile.lanes.size() == 1 ? profile.lanes.front().name : "all processes";
+  side.name = "recording";
   side.memory.changes = memory_changes(events);
   side.memory.samples_reason = "nobody looked from outside";
   PassProfile& pass = side.passes.emplace_back();

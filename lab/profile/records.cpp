@@ -15,9 +15,9 @@ Json known(double value) { return value > 0 ? Json(value) : Json(nullptr); }
 Json maybe(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
 Json as_json(const Operation& o) {
-  return {{"name", o.name},       {"kind", name_of(o.kind)},        {"detail", text_or_null(o.detail)}, {"times", o.times},
-          {"seconds", o.seconds}, {"self_seconds", o.self_seconds}, {"wall_seconds", o.wall_seconds},   {"on", o.on_gpu() ? "gpu" : "host"},
-          {"share", o.share},     {"flops", known(o.flops)},        {"bytes", known(o.bytes)},          {"memory_bytes", known(o.memory_bytes)}};
+  return {{"name", o.name},           {"kind", name_of(o.kind)},  {"detail", text_or_null(o.detail)}, {"times", o.times},
+          {"time_s", o.seconds},      {"self_s", o.self_seconds}, {"wall_s", o.wall_seconds},         {"on", o.on_gpu() ? "gpu" : "host"},
+          {"self_fraction", o.share}, {"flops", known(o.flops)},  {"bytes", known(o.bytes)},          {"memory_bytes", known(o.memory_bytes)}};
 }
 
 Json as_json(const Counter& c) {
@@ -29,7 +29,7 @@ Json as_json(const Counter& c) {
           {"reason", text_or_null(c.reason)},
           {"model", maybe(c.model)},
           {"model_words", text_or_null(c.model_words)},
-          {"difference", maybe(c.difference())}};
+          {"difference_fraction", maybe(c.difference())}};
 }
 
 // For each side and pass what `part` makes of it.
@@ -38,7 +38,8 @@ Json for_passes(const Profile& profile, const Part& part) {
   Json all = Json::array();
   for (const Side& side : profile.sides)
     for (const PassProfile& pass : side.passes) {
-      Json json = {{"side", side.name}, {"pass", pass.pass}, {"calls", pass.calls}, {"seconds", pass.seconds}, {"reason", text_or_null(pass.reason)}};
+      Json json = {
+          {"side", side.name}, {"pass", pass.pass}, {"calls", pass.calls}, {"elapsed_s", pass.seconds}, {"reason", text_or_null(pass.reason)}};
       part(json, pass);
       all.push_back(std::move(json));
     }
@@ -88,7 +89,7 @@ Json operations_json(const Profile& profile) {
 }
 
 std::string operations_csv(const Profile& profile) {
-  std::string out = "side,pass,kind,name,detail,times,seconds,self_seconds,wall_seconds,on,share,flops,bytes,memory_bytes\n";
+  std::string out = "side,pass,kind,name,detail,times,time_s,self_s,wall_s,on,self_fraction,flops,bytes,memory_bytes\n";
   const auto number = [](double value) { return fmt::format("{:.9g}", value); };
   for (const Side& side : profile.sides)
     for (const PassProfile& pass : side.passes) {
@@ -107,13 +108,13 @@ Json memory_json(const Profile& profile) {
   for (const Side& side : profile.sides) {
     Json changes = Json::array(), samples = Json::array();
     for (const MemoryChange& c : side.memory.changes)
-      changes.push_back({{"seconds", static_cast<double>(c.ns - profile.begin_ns) * 1e-9},
+      changes.push_back({{"at_s", static_cast<double>(c.ns - profile.begin_ns) * 1e-9},
                          {"what", c.what},
                          {"bytes", c.bytes},
                          {"total_bytes", c.total},
                          {"on", c.device >= 0 ? fmt::format("cuda:{}", c.device) : "host"}});
     for (const MemorySample& s : side.memory.samples)
-      samples.push_back({{"seconds", static_cast<double>(s.ns - profile.begin_ns) * 1e-9}, {"bytes", s.bytes}});
+      samples.push_back({{"at_s", static_cast<double>(s.ns - profile.begin_ns) * 1e-9}, {"bytes", s.bytes}});
     all.push_back({{"side", side.name},
                    {"peak_allocated_bytes", known(side.memory.peak_changes())},
                    {"peak_resident_bytes", known(side.memory.peak_samples())},

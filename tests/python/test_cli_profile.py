@@ -73,10 +73,10 @@ def test_operations_are_those_of_the_calls(folder):
     for (side, which), operations in by.items():
         call = operations["attention forward" if which == "fwd" else "attention backward"]
         assert call["times"] == 2 and "B1 S128 H2 D32 fp32 causal" in call["detail"]
-        assert sum(o["share"] for o in operations.values()) == pytest.approx(1)
-        assert all(o["self_seconds"] <= o["seconds"] * (1 + 1e-9) for o in operations.values())
+        assert sum(o["self_fraction"] for o in operations.values()) == pytest.approx(1)
+        assert all(o["self_s"] <= o["time_s"] * (1 + 1e-9) for o in operations.values())
         # Nothing of a call is longer than all calls together, but for what other threads do of it.
-        assert all(o["wall_seconds"] <= call["wall_seconds"] * 1.5 for o in operations.values())
+        assert all(o["wall_s"] <= call["wall_s"] * 1.5 for o in operations.values())
     # Two products of 128 x 128 x 32 in two heads, for each of the two calls.
     assert by["standard", "fwd"]["s = q k^T"]["flops"] == 2 * (2 * 2 * 128 * 128 * 32)
     # FLOPs of a call: the visible half.
@@ -198,6 +198,38 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(fattn, 
 def test_a_profile_may_be_written_anew(fattn, tmp_path):
     for _ in range(2):
         fattn("profile", "--out", tmp_path / "out", "--", "true")
+
+
+NSIGHT = """#!/bin/sh
+case "$1" in stats|--csv) echo "Name,Time"; exit 0;; esac
+while [ $# -gt 0 ]; do case "$1" in -o) base=$2; shift 2; break;; *) shift;; esac; done
+{fails}
+echo report > "$base.{report}"
+exec "$@"
+"""
+
+
+def test_nsight_runs_where_it_is(fattn, tmp_path):
+    for name, report, fails in (("nsys", "nsys-rep", ""), ("ncu", "ncu-rep", "echo no permission >&2; exit 9")):
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(NSIGHT.format(report=report, fails=fails))
+        tool.chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    record = fattn.json("profile", *TINY, "--no-grad", "--nsight", "--out", tmp_path / "out", env=path)
+    schemas()["profile"].validate(record)
+    nsys, ncu = record["tools"]
+    assert nsys["status"] == "ran" and set(nsys["files"]) == {"nsys.log", "nsys.nsys-rep", "nsys_kernels.csv", "nsys_memory.csv"}
+    assert (tmp_path / "out/nsys_kernels.csv").read_text() == "Name,Time\n"
+    assert ncu["status"] == "failed" and "exit code 9" in ncu["words"] and (tmp_path / "out/ncu.log").read_text() == "no permission\n"
+    assert set(record["files"]) == {p.name for p in (tmp_path / "out").iterdir() if p.is_file()}
+
+
+def test_nsight_that_is_not_here_is_a_line(fattn, tmp_path):
+    fattn("profile", "--nsight", "--out", tmp_path / "out", "--", "true", env={"PATH": "/bin:/usr/bin"})
+    record = load(tmp_path / "out")
+    assert [(t["name"], t["status"]) for t in record["tools"]] == [("nsys", "absent"), ("ncu", "absent")]
+    assert all("CUDA toolkit" in t["words"] for t in record["tools"])
 
 
 @pytest.mark.parametrize("arguments, words", [

@@ -2,15 +2,18 @@
 // library and the GPU do into trace.PID in the folder that it was loaded from, until the program ends.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <pthread.h>
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "lab/profile/gpu_trace.h"
 #include "lab/profile/recorder.h"
 #include "lab/profile/trace_file.h"
 
@@ -21,6 +24,7 @@ namespace {
 
 std::atomic<int> file{-1};
 char folder[512];
+std::atomic<bool> gpu_watched{false};
 
 bool write_all(int to, const void* data, size_t bytes) {
   const auto* at = static_cast<const char*>(data);
@@ -32,6 +36,18 @@ bool write_all(int to, const void* data, size_t bytes) {
     bytes -= static_cast<size_t>(written);
   }
   return true;
+}
+
+// What the header says that could not be watched.
+void note(const std::string& text) {
+  TraceHeader header;
+  copy_text(header.notes, sizeof header.notes, text.c_str());
+  char path[640];
+  std::snprintf(path, sizeof path, "%s/trace.%d", folder, getpid());
+  const int opened = open(path, O_WRONLY | O_CLOEXEC);  // the other descriptor appends
+  if (opened < 0) return;
+  [[maybe_unused]] const ssize_t written = pwrite(opened, header.notes, sizeof header.notes, offsetof(TraceHeader, notes));
+  close(opened);
 }
 
 void write_events(const TraceEvent* events, size_t count, void*) {
@@ -81,7 +97,25 @@ bool start(const char* to) {
   return true;
 }
 
+// Once the program has a GPU: then the libraries that it brings are loaded, and its own CUPTI is the one to take. In the folder is a link to the one
+// that `fattn profile` found.
+std::string watch_gpu() {
+  if (file.load() < 0) return "nothing records";
+  static const Cupti cupti = [] {  // CUPTI's threads may look at it until the process ends
+    std::vector<std::string> candidates = {std::string(folder) + "/libcupti.so"};
+    for (const std::string& name : cupti_candidates({})) candidates.push_back(name);
+    return open_cupti(candidates);
+  }();
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (gpu_watched.exchange(true)) return "";
+  const std::string refused = start_gpu_trace(cupti, {true, true});
+  if (!refused.empty()) note(refused);
+  return refused;
+}
+
 void stop() {
+  if (gpu_watched.exchange(false)) stop_gpu_trace();
   record_to(nullptr, nullptr);
   if (const int opened = file.exchange(-1); opened >= 0) close(opened);
 }
@@ -108,10 +142,27 @@ __attribute__((destructor)) void unloaded() { stop(); }
 FATTN_PROFILE_API const fattn_trace fattn_trace_preloaded;
 const fattn_trace fattn_trace_preloaded = fattn::lab::profile::kRecordingTrace;
 
-// For the Python package. 0: it records.
-FATTN_PROFILE_API int fattn_profile_start(const char* folder) { return fattn::lab::profile::start(folder) ? 0 : -1; }
+// The driver calls it as soon as a program initialises CUDA (CUDA_INJECTION64_PATH). It is no error where nothing can be watched.
+FATTN_PROFILE_API int InitializeInjection() {
+  fattn::lab::profile::watch_gpu();
+  return 1;
+}
+
+// For the Python package. 0: it records; 1: it did before; -1: the folder cannot be written.
+FATTN_PROFILE_API int fattn_profile_start(const char* folder) {
+  if (fattn::lab::profile::file.load() >= 0) return 1;
+  fattn::lab::profile::copy_text(fattn::lab::profile::folder, sizeof fattn::lab::profile::folder, folder);
+  return fattn::lab::profile::start(folder) ? 0 : -1;
+}
+// GPUs too, where the process has one. Null: they are watched; else why not.
+FATTN_PROFILE_API const char* fattn_profile_watch_gpu() {
+  static std::string refused;
+  refused = fattn::lab::profile::watch_gpu();
+  return refused.empty() ? nullptr : refused.c_str();
+}
 FATTN_PROFILE_API void fattn_profile_stop() { fattn::lab::profile::stop(); }
 FATTN_PROFILE_API const fattn_trace* fattn_profile_trace() { return &fattn_trace_preloaded; }
+FATTN_PROFILE_API double fattn_profile_now() { return static_cast<double>(fattn::lab::profile::now_ns()) * 1e-9; }
 // An operator of torch and the like: seconds of CLOCK_MONOTONIC.
 FATTN_PROFILE_API void fattn_profile_event(const char* name, const char* detail, double begin, double end, int thread, double flops) {
   fattn::lab::profile::TraceEvent event;
