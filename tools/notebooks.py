@@ -3,12 +3,13 @@
 
     notebooks.py                          build/notebooks/*.ipynb, of all chapters in both languages; needs jupytext
     notebooks.py --run 1_comparison       executes that chapter; its outputs are in the notebook (nbclient, ipykernel)
-    notebooks.py --run --html FOLDER      all English chapters, and a page of each in FOLDER (nbconvert)
+    notebooks.py --run --html FOLDER      all English chapters, and a page of each in FOLDER (nbconvert, latex2mathml)
     notebooks.py --sync                   copies the code cells of the English chapters into the Chinese ones
 
 `pip install '.[course]'` in the root installs fattn and what this needs. Cells take small sizes on a CPU and full ones on a GPU."""
 
 import argparse
+import copy
 import os
 import re
 import sys
@@ -58,17 +59,23 @@ def sync() -> int:
     return 0
 
 
-def notebook(path: Path, folder: Path):
-    """The chapter as a notebook for a folder: links to other chapters lead to notebooks, those to documents to the documents."""
+def notebook(path: Path):
+    """The chapter as a notebook, with the links of its file."""
     import jupytext
 
     made = jupytext.read(path, fmt="py:percent")
     made.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}, "language_info": {"name": "python"}}
-    for cell in made.cells:
-        if cell.cell_type == "markdown":
-            cell.source = re.sub(r"\]\((\w[\w.-]*)\.py\)", r"](\1.ipynb)", cell.source)
-            cell.source = cell.source.replace("](../", f"]({os.path.relpath(FOLDER.parent, folder.resolve())}/")
     return made
+
+
+def placed(made, folder: Path, suffix: str):
+    """A copy for a folder: links to other chapters lead to their files with this suffix, those to documents to the documents."""
+    copied = copy.deepcopy(made)
+    for cell in copied.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\((\w[\w.-]*)\.py\)", rf"](\1.{suffix})", cell.source)
+            cell.source = cell.source.replace("](../", f"]({os.path.relpath(FOLDER.parent, folder.resolve())}/")
+    return copied
 
 
 def execute(made, folder: Path) -> float:
@@ -81,9 +88,16 @@ def execute(made, folder: Path) -> float:
 
 
 def page(made, title: str) -> str:
+    """The notebook as one file that loads nothing: formulas are MathML."""
+    from latex2mathml.converter import convert
     from nbconvert import HTMLExporter
 
-    return HTMLExporter(embed_images=True).from_notebook_node(made, resources={"metadata": {"name": title}})[0]
+    for cell in made.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\$\$(.+?)\$\$", lambda match: convert(match.group(1).strip(), display="block"), cell.source, flags=re.DOTALL)
+            cell.source = re.sub(r"\$([^$\n]+)\$", lambda match: convert(match.group(1)), cell.source)
+    text = HTMLExporter(embed_images=True).from_notebook_node(made, resources={"metadata": {"name": title}})[0]
+    return re.sub(r"<script\b[^>]*>.*?</script>\s*", "", text, flags=re.DOTALL)
 
 
 def main() -> int:
@@ -112,7 +126,7 @@ def main() -> int:
     failed = 0
     for name in arguments.chapters or chapters():
         for language in languages:
-            made, target = notebook(FOLDER / f"{name}{language}.py", arguments.out), arguments.out / f"{name}{language}.ipynb"
+            made, target = notebook(FOLDER / f"{name}{language}.py"), arguments.out / f"{name}{language}.ipynb"
             took = ""
             if arguments.run:
                 try:
@@ -120,11 +134,11 @@ def main() -> int:
                 except Exception as error:  # a cell's own; the notebook is written with what there is
                     failed += 1
                     took = f", FAILED: {str(error)[-1500:]}"
-            nbformat.write(made, target)
+            nbformat.write(placed(made, arguments.out, "ipynb"), target)
             print(f"{target}{took}", flush=True)
             if arguments.html:
                 arguments.html.mkdir(parents=True, exist_ok=True)
-                (arguments.html / f"{name}{language}.html").write_text(page(made, name), encoding="utf-8")
+                (arguments.html / f"{name}{language}.html").write_text(page(placed(made, arguments.html, "html"), name), encoding="utf-8")
     return 1 if failed else 0
 
 

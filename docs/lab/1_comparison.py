@@ -11,6 +11,7 @@
 import math
 import subprocess
 import sys
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,6 +20,7 @@ import fattn
 import fattn.lab
 
 GPU = bool(fattn.info()["cuda"]["devices"])
+warnings.showwarning = lambda message, *_: print("warning:", message)
 print(fattn.info())
 print("\nsizes:", "full, for a GPU" if GPU else "small, for a CPU")
 

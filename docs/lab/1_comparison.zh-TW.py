@@ -9,6 +9,7 @@
 import math
 import subprocess
 import sys
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,6 +18,7 @@ import fattn
 import fattn.lab
 
 GPU = bool(fattn.info()["cuda"]["devices"])
+warnings.showwarning = lambda message, *_: print("warning:", message)
 print(fattn.info())
 print("\nsizes:", "full, for a GPU" if GPU else "small, for a CPU")
 

@@ -183,7 +183,7 @@ if TORCH:
         parts = {part: training.median(part) for part in training.seconds}
         print(f"{name:>10} " + " ".join(f"{x:7.1f} ms" for x in parts.values()) + f" {tokens.numel() / sum(parts.values()) * 1e3:10.0f} "
               f"{f'{training.peak:9.0f}' if GPU else '        -'}   " + " ".join(f"{x:.3f}" for x in training.losses))
-    assert np.allclose(found["fattn"].losses, found["eager"].losses, rtol=2e-2 if GPU else 1e-4)
+    assert np.allclose(found["fattn"].losses, found["eager"].losses, rtol=5e-2 if GPU else 1e-4)
     figure, ax = plt.subplots(figsize=(6, 3))
     bottom = np.zeros(3)
     for part in ("forward", "backward", "step"):

@@ -25,6 +25,7 @@ import fattn
 import fattn.lab
 
 GPU = bool(fattn.info()["cuda"]["devices"])
+warnings.showwarning = lambda message, *_: print("warning:", message)
 print("sizes:", "full, for a GPU" if GPU else "small, for a CPU")
 warnings.filterwarnings("ignore", message="IProgress not found")
 try:

@@ -73,7 +73,8 @@ def test_a_chapter_runs(name, tmp_path, calibrated, monkeypatch):
     """All of its assertions, too. It shows figures, each made by its own code."""
     monkeypatch.setenv("FATTN_CACHE_DIR", str(calibrated))
     monkeypatch.setenv("COLUMNS", "80")
-    made = notebooks.notebook(notebooks.FOLDER / f"{name}.py", tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of torch: tests run side by side, and its threads would wait for each other
+    made = notebooks.notebook(notebooks.FOLDER / f"{name}.py")
     notebooks.execute(made, tmp_path)
     outputs = [output for cell in made.cells if cell.cell_type == "code" for output in cell.outputs]
     figures = sum("image/png" in output.get("data", {}) for output in outputs)
@@ -81,8 +82,16 @@ def test_a_chapter_runs(name, tmp_path, calibrated, monkeypatch):
     assert not any(output.output_type == "error" for output in outputs)
 
 
+def test_a_page_loads_nothing(tmp_path):
+    """Formulas, code and links to the other pages are in it; no script, no style and no font comes from elsewhere."""
+    made = notebooks.notebook(notebooks.FOLDER / f"{CHAPTERS[0]}.py")
+    text = notebooks.page(notebooks.placed(made, tmp_path, "html"), "1")
+    assert "<script" not in text and not re.search(r"""(src|href)\s*=\s*["']https?:|@import|url\(\s*["']?https?:""", text)
+    assert text.count("<math") >= 2 and "&lt;math" not in text and f'href="{CHAPTERS[1]}.html"' in text
+
+
 def test_a_failing_cell_fails(tmp_path):
-    made = notebooks.notebook(notebooks.FOLDER / f"{CHAPTERS[0]}.py", tmp_path)
+    made = notebooks.notebook(notebooks.FOLDER / f"{CHAPTERS[0]}.py")
     made.cells = [cell for cell in made.cells if cell.cell_type == "code"][:1]
     made.cells[0].source = "assert 1 + 1 == 3"
     with pytest.raises(Exception, match="AssertionError"):
