@@ -202,6 +202,7 @@ int run_on_attention(const ProfileFlags& flags) {
     }
     if (flags.nsight || (profile.cuda && !flags.no_nsight)) {
       status->now("nsys and ncu");
+      progress.say("once more under Nsight Systems and Nsight Compute, where they are installed");
       std::vector<std::string> quick = problem.repeating_flags();
       quick.insert(quick.end(), {"--repeats", "6", "--warmup", "1", "--min-time", "0", "--max-time", "0.1"});
       profile.tools = run_nsight(bench_command(quick), folder.path());

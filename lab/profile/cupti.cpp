@@ -28,6 +28,7 @@ void bind(void* library, Cupti& to) {
   needed(to.activityGetNextRecord, "cuptiActivityGetNextRecord", missing);
   needed(to.activityFlushAll, "cuptiActivityFlushAll", missing);
   needed(to.getTimestamp, "cuptiGetTimestamp", missing);
+  optional(to.activityFlushPeriod, "cuptiActivityFlushPeriod");
   optional(to.getCallbackName, "cuptiGetCallbackName");
   optional(to.setThreadIdType, "cuptiSetThreadIdType");
   needed(to.profilerInitialize, "cuptiProfilerInitialize", missing_counters);

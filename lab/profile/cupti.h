@@ -192,6 +192,7 @@ struct Cupti {
   int (*activityFlushAll)(uint32_t flag) = nullptr;
   int (*getTimestamp)(uint64_t* ns) = nullptr;
   // Not in every version.
+  int (*activityFlushPeriod)(uint32_t milliseconds) = nullptr;
   int (*getCallbackName)(int domain, uint32_t function, const char** name) = nullptr;
   int (*setThreadIdType)(int type) = nullptr;
   int (*profilerInitialize)(cupti::Initialize*) = nullptr;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr int kDriverDomain = 1, kSystemThreads = 1, kAllocated = 1, kReleased = 2, kDevice = 3, kManaged = 5;
-constexpr uint32_t kForced = 1;
+constexpr uint32_t kForced = 1, kFlushEvery_ms = 500;
 
 std::atomic<const Cupti*> active{nullptr};
 std::atomic<int64_t> offset_ns{0};  // CLOCK_MONOTONIC less CUPTI's clock
@@ -144,6 +144,7 @@ std::string start_gpu_trace(const Cupti& cupti, const GpuTraceOptions& options) 
     }
     refused = cupti.words("cuptiActivityEnable", result);
   }
+  if (cupti.activityFlushPeriod) cupti.activityFlushPeriod(kFlushEvery_ms);  // of a program that is ended there is something, then
   compare_clocks(cupti);
   return refused;
 }

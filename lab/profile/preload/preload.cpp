@@ -97,6 +97,10 @@ bool start(const char* to) {
   return true;
 }
 
+void stop_gpu() {
+  if (gpu_watched.exchange(false)) stop_gpu_trace();
+}
+
 // Once the program has a GPU: then the libraries that it brings are loaded, and its own CUPTI is the one to take. In the folder is a link to the one
 // that `fattn profile` found.
 std::string watch_gpu() {
@@ -109,13 +113,15 @@ std::string watch_gpu() {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (gpu_watched.exchange(true)) return "";
+  static const int at_exit = std::atexit(stop_gpu);  // before the driver ends; this library's destructor may come after it
+  static_cast<void>(at_exit);
   const std::string refused = start_gpu_trace(cupti, {true, true});
   if (!refused.empty()) note(refused);
   return refused;
 }
 
 void stop() {
-  if (gpu_watched.exchange(false)) stop_gpu_trace();
+  stop_gpu();
   record_to(nullptr, nullptr);
   if (const int opened = file.exchange(-1); opened >= 0) close(opened);
 }
