@@ -22,6 +22,7 @@
 #include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/predict.h"
+#include "cli/profile.h"
 #include "cli/regress.h"
 #include "cli/report_page.h"
 #include "cli/run.h"
@@ -62,6 +63,7 @@ int run_command_line(int argc, char** argv) {
   add_calibrate(app, exit_code);
   add_predict(app, exit_code);
   add_advise(app, exit_code);
+  add_profile(app, exit_code);
   add_regress(app, exit_code);
   add_report(app, exit_code);
   add_cache(app, exit_code);

@@ -1,27 +1,21 @@
 # Writes a C++ file with the device code as strings: cmake -DROOT=... -DOUTPUT=... [-DOPERATIONS=ON] -P embed_sources.cmake
-# What is embedded: kernels/**/*.h and *.cuh, and the headers of src/shared that include nothing that is not embedded with
-# them (no <...>), so that NVRTC can read them; and the common lines of kernels/planned.txt. The operations beside attention
-# have a table of their own: kernels/ops with its list, and what it stands on.
+# What is embedded: kernels/**/*.h and *.cuh, the headers of src/device_abi, and the common lines of kernels/planned.txt. The
+# operations beside attention have a table of their own: kernels/ops with its list, and what it stands on.
 cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE paths RELATIVE ${ROOT} ${ROOT}/kernels/*.h ${ROOT}/kernels/*.cuh)
-file(GLOB shared RELATIVE ${ROOT} ${ROOT}/src/shared/*.h)
+file(GLOB abi RELATIVE ${ROOT} ${ROOT}/src/device_abi/*.h)
 if(OPERATIONS)
   list(FILTER paths INCLUDE REGEX "^kernels/(ops|ptx)/|^kernels/constants.h$")
-  list(FILTER shared INCLUDE REGEX "/ops_params.h$")
+  list(FILTER abi INCLUDE REGEX "/ops_params.h$")
   set(planned kernels/ops/planned.txt)
   set(space fattn::ops::cuda)
 else()
   list(FILTER paths EXCLUDE REGEX "^kernels/ops/")
-  list(FILTER shared EXCLUDE REGEX "/ops_params.h$")
+  list(FILTER abi EXCLUDE REGEX "/ops_params.h$")
   set(planned kernels/planned.txt)
   set(space fattn::core::jit)
 endif()
-foreach(path IN LISTS shared)
-  file(STRINGS ${ROOT}/${path} includes REGEX "^[ \t]*#[ \t]*include")
-  if(NOT includes)
-    list(APPEND paths ${path})
-  endif()
-endforeach()
+list(APPEND paths ${abi})
 
 # A raw string literal, in pieces that every compiler takes.
 function(literal path result)
@@ -63,7 +57,7 @@ string(APPEND code "\nnamespace ${space} {\nnamespace {\n\nusing core::jit::Sour
 set(table "")
 foreach(name IN LISTS names)
   set(path ${name})
-  if(name MATCHES "^shared/")
+  if(name MATCHES "^device_abi/")
     set(path src/${name})
   endif()
   literal(${path} text)

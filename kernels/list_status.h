@@ -2,8 +2,8 @@
 // and its first sequence or batch entry that is. The pass itself asks again: a bad entry's outputs are NaN, whatever this says.
 #pragma once
 
+#include "device_abi/list_status_params.h"
 #include "kernels/sequence.h"
-#include "shared/list_status_params.h"
 
 namespace fattn {
 

@@ -1,8 +1,8 @@
-// Masks as the loop bodies take them: functions of a lane's position in a tile of scores. Geometry: shared/mask.h.
+// Masks as the loop bodies take them: functions of a lane's position in a tile of scores. Geometry: device_abi/mask.h.
 #pragma once
 
-#include "shared/attention_params.h"
-#include "shared/mask.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/mask.h"
 
 namespace fattn {
 

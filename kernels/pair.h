@@ -2,6 +2,9 @@
 // is in a specialisation without it. Functions of a lane's own pairs: what a thread holds of a tile of scores is the business of who calls them.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/dropout.h"
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/ptx/convert.h"
@@ -9,9 +12,6 @@
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
-#include "shared/attention_params.h"
-#include "shared/dropout.h"
-#include "shared/lowest.h"
 
 namespace fattn {
 

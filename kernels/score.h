@@ -2,10 +2,10 @@
 // with the exponential.
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
-#include "shared/attention_params.h"
 
 namespace fattn {
 

@@ -2,8 +2,8 @@
 // PairFeatures::packed have none of this.
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/pair.h"
-#include "shared/attention_params.h"
 
 namespace fattn {
 

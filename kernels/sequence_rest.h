@@ -3,11 +3,11 @@
 // of range are NaN too; the gradients of keys that no sequence uses are 0, or NaN if some sequence is out of range, whose keys nobody knows.
 #pragma once
 
+#include "device_abi/sequence_rest_params.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/sequence.h"
-#include "shared/sequence_rest_params.h"
 
 namespace fattn {
 

@@ -4,12 +4,12 @@
 // The first kernel sums kSinksRows rows a CTA, the second those sums, a CTA a head; always in the same order. Spec: Element; it may be float.
 #pragma once
 
+#include "device_abi/lowest.h"
+#include "device_abi/sinks_gradient_params.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
-#include "shared/lowest.h"
-#include "shared/sinks_gradient_params.h"
 
 namespace fattn {
 

@@ -1,4 +1,5 @@
-// Which weights dropout keeps, from docs/NUMERICS.md: written apart from the library's own (src/shared/dropout.h), so that each can check the other.
+// Which weights dropout keeps, from docs/NUMERICS.md: written apart from the library's own (src/device_abi/dropout.h), so that each can check the
+// other.
 #pragma once
 
 #include <array>

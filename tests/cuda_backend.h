@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "device_abi/attention_params.h"
+#include "device_abi/sequence_rest_params.h"
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "jit_test.h"
-#include "shared/attention_params.h"
-#include "shared/sequence_rest_params.h"
 #include "stub/cuda_stub.h"
 
 namespace fattn::test::launches {

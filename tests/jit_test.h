@@ -89,8 +89,9 @@ class CacheFolder {
 };
 
 inline core::jit::Request request(const std::string& body = "", const std::string& entry = "fattn_test") {
-  return {entry, "#include \"shared/mask.h\"\n// " + body + "\nextern \"C\" __global__ void " + entry + "(float* x) { x[threadIdx.x] *= 2.0f; }\n",
-          90, true};
+  return {entry,
+          "#include \"device_abi/mask.h\"\n// " + body + "\nextern \"C\" __global__ void " + entry + "(float* x) { x[threadIdx.x] *= 2.0f; }\n", 90,
+          true};
 }
 
 inline core::jit::Entry some_entry(uint8_t number, size_t bytes = 1000) {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cuda_backend.h"
+#include "device_abi/sinks_gradient_params.h"
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"
-#include "shared/sinks_gradient_params.h"
 #include "stub/cuda_stub.h"
 
 namespace fattn {

@@ -3,9 +3,9 @@
 
 #include "backend/cuda/requests.h"
 #include "cuda_backend.h"
+#include "device_abi/list_status_params.h"
 #include "fattn/plan.hpp"
 #include "problem/problem.h"
-#include "shared/list_status_params.h"
 
 namespace fattn {
 namespace {

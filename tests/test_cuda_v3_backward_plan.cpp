@@ -8,7 +8,7 @@
 
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_mask_words.h"
-#include "shared/v3_packed_tiles.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "v3_problem.h"
 
 namespace fattn::core::cuda {

@@ -9,9 +9,9 @@
 
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_sections.h"
-#include "shared/v3_documents.h"
-#include "shared/v3_forward_work.h"
-#include "shared/v3_packed_tiles.h"
+#include "device_abi/v3_documents.h"
+#include "device_abi/v3_forward_work.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "v3_problem.h"
 
 namespace fattn::core::cuda {

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <vector>
 
+#include "device_abi/dropout.h"
 #include "fattn/fattn.hpp"
 #include "prepared_cases.h"
-#include "shared/dropout.h"
 #include "testing/dropout.h"
 #include "testing/random.h"
 #include "testing/random_case.h"

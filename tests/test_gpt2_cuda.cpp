@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "device_abi/ops_params.h"
 #include "gpt2/error.h"
 #include "gpt2_files.h"
 #include "jit_test.h"
 #include "ops/cuda/planned.h"
 #include "ops/ops.h"
-#include "shared/ops_params.h"
 #include "stub/cublaslt_stub.h"
 #include "stub/cuda_stub.h"
 

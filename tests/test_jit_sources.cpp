@@ -42,14 +42,14 @@ TEST(JitSmallSources, EmbeddedAreSortedAndIncludeOnlyEachOther) {
     EXPECT_EQ(source.text.data()[source.text.size()], '\0') << source.path;
     EXPECT_NO_THROW(reachable(source.text, all)) << source.path;
   }
-  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Source& s) { return s.path == "shared/mask.h"; }));
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Source& s) { return s.path == "device_abi/mask.h"; }));
   EXPECT_FALSE(std::any_of(all.begin(), all.end(), [](const Source& s) { return s.path == "shared/env.h"; })) << "it includes <string>";
 }
 
 TEST(JitSmallSources, EmbeddedBytesAreTheFiles) {
   for (const Source& source : embedded_sources()) {
     const std::string path(source.path);
-    const std::string file = std::string(FATTN_SOURCE_ROOT) + (path.rfind("shared/", 0) == 0 ? "/src/" : "/") + path;
+    const std::string file = std::string(FATTN_SOURCE_ROOT) + (path.rfind("device_abi/", 0) == 0 ? "/src/" : "/") + path;
     EXPECT_TRUE(read_file(file) == source.text) << path << " is not what is embedded; build again";
   }
   std::string common;
@@ -158,7 +158,8 @@ TEST(JitSmallResources, ReadFromTheLog) {
 
 TEST(JitSmallPlanned, LinesRoundTrip) {
   const auto all = parse_planned(
-      "# comment\n\ncommon 128 75,80,90a fattn_a #include \"shared/mask.h\"\\nint x; // \\\\\nfull 255 120 fattn_b int y;\npacked 9 80 c z\nquick 9 "
+      "# comment\n\ncommon 128 75,80,90a fattn_a #include \"device_abi/mask.h\"\\nint x; // \\\\\nfull 255 120 fattn_b int y;\npacked 9 80 c "
+      "z\nquick 9 "
       "80 c z\n");
   ASSERT_EQ(all.size(), 4u);
   EXPECT_EQ(all[0].list, Planned::List::kCommon);
@@ -167,7 +168,7 @@ TEST(JitSmallPlanned, LinesRoundTrip) {
   EXPECT_EQ(all[0].targets[2].arch, 90);
   EXPECT_TRUE(all[0].targets[2].arch_specific);
   EXPECT_FALSE(all[0].targets[1].arch_specific);
-  EXPECT_EQ(all[0].request.source, "#include \"shared/mask.h\"\nint x; // \\");
+  EXPECT_EQ(all[0].request.source, "#include \"device_abi/mask.h\"\nint x; // \\");
   EXPECT_EQ(all[1].list, Planned::List::kFull);
   EXPECT_EQ(all[2].list, Planned::List::kPacked);
   EXPECT_EQ(all[3].list, Planned::List::kQuick);

@@ -6,10 +6,10 @@
 #include <set>
 #include <string>
 
+#include "device_abi/mask.h"
 #include "fattn/problem.hpp"
 #include "problem/overlap.h"
 #include "problem/problem.h"
-#include "shared/mask.h"
 #include "testing/random.h"
 
 namespace fattn::core {

@@ -10,12 +10,12 @@ from pathlib import Path
 SOURCES = ("*.h", "*.hpp", "*.cuh", "*.c", "*.cpp", "*.inc")
 
 # The layers of src/, lowest first: a file sees its own layer's folder and everything below, nothing above.
-LAYERS = ["src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
+LAYERS = ["src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit", "src/problem", "src/plan", "src/backend", "src/attention", "src/api"]
 # Run-time compilation and the layer of CPUs know no attention, and what describes and plans attention compiles nothing.
 NOT_SEEN = {"src/jit": ["src/cpu"], "src/problem": ["src/jit"], "src/plan": ["src/jit"]}
 
 # Beside the attention: operations that see what both are made of.
-OPERATIONS = {"src/ops": ["include/fattn", "src/shared", "src/device", "src/cpu", "src/jit"]}
+OPERATIONS = {"src/ops": ["include/fattn", "src/device_abi", "src/shared", "src/device", "src/cpu", "src/jit"]}
 
 # Folders above the API, and what they see besides themselves.
 ABOVE = {
@@ -29,7 +29,7 @@ ABOVE = {
     "examples": ["include/fattn", "gpt2"],
     "torch": ["include/fattn"],
     "tests": ["include/fattn", "src", "testing", "measure", "files", "lab", "gpt2", "cli"],
-    "kernels": ["src/shared"],  # and of that only what includes nothing: NVRTC has no other headers
+    "kernels": ["src/device_abi"],
 }
 
 # Other people's libraries, by the first part of the name, and the folders that may use them.
@@ -171,15 +171,15 @@ def check(root):
 GOOD_TREE = {
     "include/fattn/fattn.h": "#include <stdint.h>\n",
     "include/fattn/types.hpp": '#include <cstdint>\n#include "fattn/fattn.h"\n',
-    "src/shared/mask.h": "",
+    "src/device_abi/mask.h": "",
     "src/shared/text.h": "#include <string>\n",
     "src/device/cuda_device.h": '#include "shared/text.h"\n',
     "src/jit/jit.h": '#include "device/cuda_device.h"\n',
     "src/backend/cuda/v2.cpp": '#include "jit/jit.h"\n#include "plan/plan.h"\n',
     "kernels/ptx/element.h": "",
     "kernels/ptx/mma.h": '#include "kernels/ptx/element.h"\n',
-    "kernels/v2/forward.h": '#include "kernels/ptx/mma.h"\n#include "shared/mask.h"\n',
-    "src/problem/problem.h": '#include "fattn/types.hpp"\n#include "shared/mask.h"\n',
+    "kernels/v2/forward.h": '#include "kernels/ptx/mma.h"\n#include "device_abi/mask.h"\n',
+    "src/problem/problem.h": '#include "fattn/types.hpp"\n#include "device_abi/mask.h"\n',
     "src/plan/plan.h": '#include "problem/problem.h"\n',
     "src/plan/plan.cpp": '#include "plan/plan.h"\n',
     "src/backend/cpu/kernels.h": "#include <stdint.h>\n",
@@ -198,15 +198,15 @@ GOOD_TREE = {
 }
 # (file, what is added to it, what the message must say)
 BAD_CHANGES = [
-    ("include/fattn/types.hpp", '#include "shared/mask.h"\n', "include/fattn may not see src/shared/mask.h"),
+    ("include/fattn/types.hpp", '#include "device_abi/mask.h"\n', "include/fattn may not see src/device_abi/mask.h"),
     ("src/problem/problem.h", '#include "plan/plan.h"\n', "src/problem may not see src/plan/plan.h"),
     ("src/plan/plan.h", '#include "backend/cpu/cpu.h"\n', "src/plan may not see src/backend/cpu/cpu.h"),
     ("src/plan/plan.cpp", '#include "backend/cpu/kernels.h"\n', "src/plan may not see src/backend/cpu/kernels.h"),
-    ("src/shared/mask.h", '#include "attention.cpp"\n', "src/shared may not see src/attention.cpp"),
+    ("src/device_abi/mask.h", '#include "attention.cpp"\n', "src/device_abi may not see src/attention.cpp"),
     ("cli/check.cpp", '#include "plan/plan.h"\n', "cli may not see src/plan/plan.h"),
     ("torch/operators.cpp", '#include "problem/problem.h"\n', "torch may not see src/problem/problem.h"),
     ("torch/operators.cpp", "#include <torch/library.h>\n", "<torch/library.h> may be used in no part of this only"),
-    ("testing/check.h", '#include "shared/mask.h"\n', "testing may not see src/shared/mask.h"),
+    ("testing/check.h", '#include "device_abi/mask.h"\n', "testing may not see src/device_abi/mask.h"),
     ("gpt2/model.h", '#include "cli/check.cpp"\n', "gpt2 may not see cli/check.cpp"),
     ("gpt2/model.h", '#include "ops/host.h"\n', "gpt2 may not see src/ops/host.h"),
     ("src/ops/host.h", '#include "problem/problem.h"\n', "src/ops may not see src/problem/problem.h"),
@@ -221,10 +221,11 @@ BAD_CHANGES = [
     ("src/plan/plan.h", '#include "jit/jit.h"\n', "src/plan may not see src/jit/jit.h"),
     ("src/backend/cuda/v2.cpp", '#include "kernels/v2/forward.h"\n', "src/backend may not see kernels/v2/forward.h"),
     ("kernels/v2/forward.h", '#include "plan/plan.h"\n', "kernels may not see src/plan/plan.h"),
-    ("kernels/v2/forward.h", '#include "shared/text.h"\n', "src/shared/text.h includes other headers"),
+    ("kernels/v2/forward.h", '#include "shared/text.h"\n', "kernels may not see src/shared/text.h"),
+    ("src/device_abi/mask.h", "#include <stdint.h>\n", "src/device_abi/mask.h includes other headers"),
     ("kernels/v2/forward.h", "#include <cuda_fp16.h>\n", "device code includes no system headers"),
     ("kernels/ptx/mma.h", '#include "element.h"\n', "device code includes by the path from the root"),
-    ("src/odd.h", '#include "shared/mask.h"\n', "src/odd.h is in no layer"),
+    ("src/odd.h", '#include "device_abi/mask.h"\n', "src/odd.h is in no layer"),
 ]
 
 

@@ -3,11 +3,11 @@
 // A specialisation is a struct with Element, kHeaddimV and kDependent (shape.h).
 #pragma once
 
+#include "device_abi/decode_work.h"
 #include "kernels/decode/merge.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
-#include "shared/decode_work.h"
 
 namespace fattn::decode {
 

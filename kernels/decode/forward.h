@@ -2,6 +2,8 @@
 // memory gives them. Shares of one sequence are put together by combine.h. shape.h says how the work is divided in a CTA. Level 80.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/decode_work.h"
 #include "kernels/decode/merge.h"
 #include "kernels/decode/place.h"
 #include "kernels/decode/shape.h"
@@ -13,8 +15,6 @@
 #include "kernels/ptx/special_registers.h"
 #include "kernels/v2/nonfinite.h"
 #include "kernels/v2/seen_nonfinite.h"
-#include "shared/attention_params.h"
-#include "shared/decode_work.h"
 
 namespace fattn::decode {
 

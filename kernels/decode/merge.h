@@ -1,12 +1,12 @@
 // Sums of softmax parts that have references of their own, and what becomes of them.
 #pragma once
 
+#include "device_abi/decode_work.h"
 #include "kernels/constants.h"
 #include "kernels/decode/place.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/math.h"
-#include "shared/decode_work.h"
 
 namespace fattn::decode {
 

@@ -1,9 +1,9 @@
 // Which rows and which share of the keys a CTA has.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/decode_work.h"
 #include "kernels/decode/shape.h"
-#include "shared/attention_params.h"
-#include "shared/decode_work.h"
 
 namespace fattn::decode {
 

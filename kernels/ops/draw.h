@@ -5,11 +5,11 @@
 // reaches a threshold is then looked for in one bucket. That is how top_k (each counts 1), top_p and the random number (shares) find their ends.
 #pragma once
 
+#include "device_abi/ops_params.h"
 #include "kernels/constants.h"
 #include "kernels/ops/cta.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/math.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops {
 

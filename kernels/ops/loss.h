@@ -1,9 +1,9 @@
 // The loss of rows whose logits come chunk by chunk: each row keeps its greatest logit, the sum of exponentials and the target's logit.
 #pragma once
 
+#include "device_abi/ops_params.h"
 #include "kernels/constants.h"
 #include "kernels/ops/cta.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops {
 

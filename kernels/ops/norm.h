@@ -3,10 +3,10 @@
 // Spec: Element (of weight, bias, delta and y), kIn (width), kAdd, kDependent.
 #pragma once
 
+#include "device_abi/ops_params.h"
 #include "kernels/ops/element.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops {
 

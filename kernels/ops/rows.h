@@ -1,10 +1,10 @@
 // Operations that are a pass over rows: embedding, keys and values to the cache with rotary positions, a bias.
 #pragma once
 
+#include "device_abi/ops_params.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/element.h"
 #include "kernels/ptx/dependent_launch.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops {
 

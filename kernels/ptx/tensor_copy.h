@@ -2,7 +2,7 @@
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.async.bulk.commit_group, .wait_group". sm_90 and later.
 #pragma once
 
-#include "shared/tensor_map.h"
+#include "device_abi/tensor_map.h"
 
 namespace fattn::ptx {
 

@@ -7,10 +7,10 @@
 // Spec: Element, kAligned, kThreads. A CTA takes kStandardCleanRows rows of one head.
 #pragma once
 
+#include "device_abi/standard_params.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/standard/element_unit.h"
-#include "shared/standard_params.h"
 
 namespace fattn::standard {
 

@@ -5,10 +5,10 @@
 // Spec: Element, kAligned, kQueries (a row is a query: o, dq; else a key: dk, dv), kThreads, and kPair with features that hide pairs.
 #pragma once
 
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/standard/row.h"
-#include "shared/lowest.h"
 
 namespace fattn::standard {
 

@@ -4,10 +4,10 @@
 // Spec: Element, kAligned, kCapped, kRowThreads, kThreads and kPair as in softmax.h.
 #pragma once
 
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/reduce.h"
 #include "kernels/standard/row.h"
-#include "shared/lowest.h"
 
 namespace fattn::standard {
 

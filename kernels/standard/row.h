@@ -1,13 +1,13 @@
 // Which row of the matrices a thread works on, with which others, and what they sum up together.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/mask.h"
+#include "device_abi/standard_params.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/math.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/standard/element_unit.h"
-#include "shared/attention_params.h"
-#include "shared/mask.h"
-#include "shared/standard_params.h"
 
 namespace fattn::standard {
 

@@ -6,6 +6,8 @@
 // 16 bytes, headdims of 8), kBlockN (keys of a block), kWarps. A warp takes tiles of 16 queries; it meets the others at new blocks of keys only.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/v1_state.h"
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/ptx/barrier.h"
@@ -17,8 +19,6 @@
 #include "kernels/tile/global_load.h"
 #include "kernels/v2/careful.h"
 #include "kernels/v2/nonfinite.h"
-#include "shared/attention_params.h"
-#include "shared/v1_state.h"
 
 namespace fattn::v1 {
 

@@ -23,6 +23,9 @@
 // The parts: v2/backward_place.h (tile, shared memory, loads), backward_scores.h (P^T and dS^T) and here the products and their order.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_layout.h"
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
@@ -42,9 +45,6 @@
 #include "kernels/v2/fragment_store.h"
 #include "kernels/v2/swizzled_tile.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_layout.h"
-#include "shared/lowest.h"
 
 namespace fattn::v2 {
 

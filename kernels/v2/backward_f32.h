@@ -17,6 +17,9 @@
 // The parts: v2/backward_f32_place.h (tile, shared memory, loads, splitting), backward_f32_scores.h (P^T) and here the products and their order.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
+#include "device_abi/backward_layout.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
@@ -35,9 +38,6 @@
 #include "kernels/v2/fragment_store.h"
 #include "kernels/v2/swizzled_tile.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
-#include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 

@@ -1,10 +1,15 @@
 // Backward in fp32, last kernel: dq = softmax_scale * dq_accum, with the strides of dq.
 //
-// A warp takes 16 queries x 32 columns. A row without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf,
-// is NaN. Other rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kWindow, kCapped, kAligned, kTile, kPair, as in
-// backward_f32.h.
+// A warp takes 16 queries x 32 columns. A row without a gradient (device_abi/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds
+// -inf, is NaN. Other rows that are not finite are computed again. Spec: kHeaddim, kHeaddimV, kCausal, kWindow, kCapped, kAligned, kTile, kPair, as
+// in backward_f32.h.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
+#include "device_abi/backward_layout.h"
+#include "device_abi/lowest.h"
+#include "device_abi/mask.h"
 #include "kernels/constants.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
@@ -13,11 +18,6 @@
 #include "kernels/v2/backward_f32_again.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
-#include "shared/backward_layout.h"
-#include "shared/lowest.h"
-#include "shared/mask.h"
 
 namespace fattn::v2 {
 

@@ -2,6 +2,9 @@
 // memory, the loads, and what is loaded, split. Spec: see there.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
+#include "device_abi/mask.h"
 #include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
@@ -15,9 +18,6 @@
 #include "kernels/v2/greatest.h"
 #include "kernels/v2/split_rows_tile.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
-#include "shared/mask.h"
 
 namespace fattn::v2 {
 

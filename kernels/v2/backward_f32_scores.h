@@ -1,6 +1,8 @@
 // P^T of kernels/v2/backward_f32.h, of a chunk of queries, in the registers of a warp, from S^T; and dbias, which is dS. Spec: see there.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/math.h"
@@ -10,8 +12,6 @@
 #include "kernels/score.h"
 #include "kernels/v2/backward_f32_again.h"
 #include "kernels/v2/backward_f32_place.h"
-#include "shared/attention_params.h"
-#include "shared/lowest.h"
 
 namespace fattn::v2 {
 

@@ -2,12 +2,12 @@
 // A CTA takes a block of q or of dout; BackwardF32Parts has the layout. Spec: kHeaddim, kHeaddimV, kAligned, kTile, as in backward_f32.h.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
 #include "kernels/pair.h"
 #include "kernels/sequence.h"
 #include "kernels/tile/split_rows.h"
 #include "kernels/v2/split_rows_tile.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
 
 namespace fattn::v2 {
 

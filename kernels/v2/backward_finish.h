@@ -1,18 +1,18 @@
 // Backward, algorithm v2, last kernel: dq = softmax_scale * dq_accum, in the tensors' dtype and with their strides.
 //
-// A warp takes 16 queries x 32 columns. A row without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf,
-// is NaN. Spec: as in backward.h.
+// A warp takes 16 queries x 32 columns. A row without a gradient (device_abi/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds
+// -inf, is NaN. Spec: as in backward.h.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_layout.h"
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/dq_accum.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_layout.h"
-#include "shared/lowest.h"
 
 namespace fattn::v2 {
 

@@ -2,6 +2,8 @@
 // and the loads. Spec: see there.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_layout.h"
 #include "kernels/documents.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
@@ -15,8 +17,6 @@
 #include "kernels/v2/row_loader.h"
 #include "kernels/v2/term_tile.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 

@@ -4,14 +4,14 @@
 // A CTA takes kPrepareRows queries of one head. Spec: as in backward.h or backward_f32.h; Element may be float.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
+#include "device_abi/backward_layout.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v2/workspace.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
-#include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 

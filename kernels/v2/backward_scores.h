@@ -2,6 +2,8 @@
 // there.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
@@ -12,8 +14,6 @@
 #include "kernels/tile/for_each.h"
 #include "kernels/v2/backward_place.h"
 #include "kernels/v2/term_tile.h"
-#include "shared/attention_params.h"
-#include "shared/lowest.h"
 
 namespace fattn::v2 {
 

@@ -3,8 +3,8 @@
 // A CTA takes one row of keys. Spec: Element, of dbias.
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/ptx/convert.h"
-#include "shared/attention_params.h"
 
 namespace fattn::v2 {
 

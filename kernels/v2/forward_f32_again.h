@@ -2,6 +2,7 @@
 // what they can take, or an Inf met a weight of 0 or a part of a number.
 #pragma once
 
+#include "device_abi/mask.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/math.h"
@@ -9,7 +10,6 @@
 #include "kernels/score.h"
 #include "kernels/v2/rows_again.h"
 #include "kernels/v2/schedule.h"
-#include "shared/mask.h"
 
 namespace fattn::v2 {
 

@@ -1,7 +1,7 @@
 // Rows of fp32 in global memory, read element by element: for what is computed again.
 #pragma once
 
-#include "shared/attention_params.h"
+#include "device_abi/attention_params.h"
 
 namespace fattn::v2 {
 

@@ -1,8 +1,8 @@
 // Which tile of queries a CTA computes, and which blocks of keys that tile meets.
 #pragma once
 
-#include "shared/attention_params.h"
-#include "shared/mask.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/mask.h"
 
 namespace fattn::v2 {
 

@@ -2,6 +2,8 @@
 // of accumulators. Element by element from global memory each pair would wait for its own.
 #pragma once
 
+#include "device_abi/lowest.h"
+#include "device_abi/term_tile.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/async_copy.h"
@@ -11,8 +13,6 @@
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/shared_pair.h"
 #include "kernels/ptx/warp.h"
-#include "shared/lowest.h"
-#include "shared/term_tile.h"
 
 namespace fattn::v2 {
 

@@ -4,10 +4,10 @@
 // sequence may have one more than its rows fill: its first is the one in which its first row would be, plus one for each sequence before it.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_layout.h"
 #include "kernels/pair.h"
 #include "kernels/sequence.h"
-#include "shared/attention_params.h"
-#include "shared/backward_layout.h"
 
 namespace fattn::v2 {
 

@@ -2,10 +2,11 @@
 // not converted itself (v3/backward_ring.h).
 //
 // A CTA takes one block of queries of one head; if the main kernel met Inf or NaN, it looks through some of what that has converted, too. A row
-// without a gradient (shared/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
+// without a gradient (device_abi/lowest.h) gets 0 whatever was added up for it: 0 * -inf, where k holds -inf, is NaN.
 // Spec: Element, Mask, Score, kHeaddim as in v3/backward_shape.h; kBlockN of the main kernel.
 #pragma once
 
+#include "device_abi/lowest.h"
 #include "kernels/constants.h"
 #include "kernels/ptx/convert.h"
 #include "kernels/ptx/dependent_launch.h"
@@ -14,7 +15,6 @@
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_store.h"
 #include "kernels/v3/operand_tile.h"
-#include "shared/lowest.h"
 
 namespace fattn::v3 {
 

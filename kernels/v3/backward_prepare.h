@@ -4,6 +4,9 @@
 // A CTA takes one block of queries of one head. Spec: Element; kHeaddim, kHeaddimV, kDeterministic as in v3/backward_shape.h.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/lowest.h"
+#include "device_abi/v3_backward_work.h"
 #include "kernels/constants.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/convert.h"
@@ -11,9 +14,6 @@
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/backward_schedule.h"
 #include "kernels/v3/backward_watch.h"
-#include "shared/attention_params.h"
-#include "shared/lowest.h"
-#include "shared/v3_backward_work.h"
 
 namespace fattn::v3 {
 

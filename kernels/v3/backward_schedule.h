@@ -1,13 +1,13 @@
 // Which tile of keys a CTA computes, and which blocks of queries it meets. All roles of a CTA ask here; and the kernels before and after.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/tensor_map.h"
+#include "device_abi/v3_backward_work.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "kernels/ptx/shared_memory.h"
 #include "kernels/sequence.h"
 #include "kernels/v3/mask.h"
-#include "shared/attention_params.h"
-#include "shared/tensor_map.h"
-#include "shared/v3_backward_work.h"
-#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 

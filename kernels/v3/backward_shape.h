@@ -15,10 +15,10 @@
 //   kPair                       kernels/pair.h; none if it is left out
 #pragma once
 
+#include "device_abi/v3_backward_work.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
-#include "shared/v3_backward_work.h"
 
 namespace fattn::v3 {
 

@@ -5,15 +5,15 @@
 // Ids of any order are taken. Of sorted ones the ranges are as short as they can be.
 #pragma once
 
+#include "device_abi/v3_backward_work.h"
+#include "device_abi/v3_documents.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/sequence.h"
 #include "kernels/v3/mask.h"
-#include "shared/v3_backward_work.h"
-#include "shared/v3_documents.h"
-#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 

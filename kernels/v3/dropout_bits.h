@@ -1,5 +1,5 @@
-// Dropout in v3's forward pass. Which weights stay follows from their place alone (shared/dropout.h), so consumers need not wait for scores to draw
-// the random numbers: they do so while the tensor cores multiply, each lane for its own pairs.
+// Dropout in v3's forward pass. Which weights stay follows from their place alone (device_abi/dropout.h), so consumers need not wait for scores to
+// draw the random numbers: they do so while the tensor cores multiply, each lane for its own pairs.
 #pragma once
 
 #include "kernels/pair.h"

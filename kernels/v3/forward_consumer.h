@@ -2,6 +2,7 @@
 // while the weights of one block are computed, the tensor cores multiply those of the block before with v.
 #pragma once
 
+#include "device_abi/lowest.h"
 #include "kernels/ptx/async_proxy.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/special_registers.h"
@@ -20,7 +21,6 @@
 #include "kernels/v3/softmax.h"
 #include "kernels/v3/store_row.h"
 #include "kernels/v3/tiles_of_cta.h"
-#include "shared/lowest.h"
 
 namespace fattn::v3 {
 
@@ -96,7 +96,7 @@ struct Consumer {
   DropoutBits bits;   // of the block whose weights are computed
   Terms terms;        // likewise
   Visible visible;    // likewise
-  bool seen = false;  // with kStaged: each of the warp's rows has seen a key whose score is not that of a bias meant to hide (shared/lowest.h)
+  bool seen = false;  // with kStaged: each of the warp's rows has seen a key whose score is not that of a bias meant to hide (device_abi/lowest.h)
 
   // The scale in a register of its own: an operand of every exponential, it would be a uniform register, which costs issue slots. Three warpgroups
   // with blocks of 128 keys have none left beside a mask.

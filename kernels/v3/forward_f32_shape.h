@@ -11,11 +11,11 @@
 //   kWindow, kCapped      false: v2/forward_f32_again.h asks
 #pragma once
 
+#include "device_abi/v3_f32_parts.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "kernels/v3/ring.h"
 #include "kernels/v3/schedule.h"
-#include "shared/v3_f32_parts.h"
 
 namespace fattn::v3 {
 

@@ -18,12 +18,12 @@
 //   kStagesTerms                           with bias: blocks of it in shared memory at once
 #pragma once
 
+#include "device_abi/term_tile.h"
+#include "device_abi/v3_forward_work.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/v3/operand_tile.h"
 #include "kernels/v3/ring.h"
-#include "shared/term_tile.h"
-#include "shared/v3_forward_work.h"
 
 namespace fattn::v3 {
 

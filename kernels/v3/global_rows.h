@@ -1,8 +1,8 @@
 // Rows of one head in global memory, element by element: for what is seldom used.
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/ptx/convert.h"
-#include "shared/attention_params.h"
 
 namespace fattn::v3 {
 

@@ -2,10 +2,10 @@
 // from row to row, or from key to key.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/mask.h"
 #include "kernels/mask.h"
 #include "kernels/pair.h"
-#include "shared/attention_params.h"
-#include "shared/mask.h"
 
 namespace fattn::v3 {
 

@@ -6,11 +6,11 @@
 // the blocks begin and end that show anything (v3/masked_keys.h), and backward which blocks do (v3/backward_masked.h).
 #pragma once
 
+#include "device_abi/v3_mask_words.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/barrier.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/warp.h"
-#include "shared/v3_mask_words.h"
 
 namespace fattn::v3 {
 

@@ -3,10 +3,10 @@
 // everything between two others is computed.
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/pair.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/v3/mask_words.h"
-#include "shared/attention_params.h"
 
 namespace fattn::v3 {
 

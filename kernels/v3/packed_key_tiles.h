@@ -5,13 +5,13 @@
 // One CTA. The order of sequences as long is any, and no result depends on it.
 #pragma once
 
+#include "device_abi/v3_backward_work.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/ptx/special_registers.h"
 #include "kernels/ptx/warp.h"
 #include "kernels/sequence.h"
 #include "kernels/v3/bucket_sums.h"
-#include "shared/v3_backward_work.h"
-#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 

@@ -1,8 +1,8 @@
 // The random numbers of dropout, of one query head at a time.
 #pragma once
 
+#include "device_abi/dropout.h"
 #include "kernels/ptx/half_words.h"
-#include "shared/dropout.h"
 
 namespace fattn::v3 {
 

@@ -2,14 +2,14 @@
 // sequences v3/tiles_of_cta.h.
 #pragma once
 
+#include "device_abi/attention_params.h"
+#include "device_abi/tensor_map.h"
+#include "device_abi/v3_forward_work.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "kernels/pair.h"
 #include "kernels/v3/documents.h"
 #include "kernels/v3/mask.h"
 #include "kernels/v3/masked_keys.h"
-#include "shared/attention_params.h"
-#include "shared/tensor_map.h"
-#include "shared/v3_forward_work.h"
-#include "shared/v3_packed_tiles.h"
 
 namespace fattn::v3 {
 

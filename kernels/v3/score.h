@@ -2,9 +2,9 @@
 // backward exponent_scale().
 #pragma once
 
+#include "device_abi/attention_params.h"
 #include "kernels/constants.h"
 #include "kernels/score.h"
-#include "shared/attention_params.h"
 
 namespace fattn::v3 {
 

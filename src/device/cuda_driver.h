@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "shared/tensor_map.h"
+#include "device_abi/tensor_map.h"
 
 namespace fattn::core {
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "device/cuda_device.h"
+#include "device_abi/tensor_map.h"
 #include "fattn/types.hpp"
-#include "shared/tensor_map.h"
 
 namespace fattn::core {
 

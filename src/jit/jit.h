@@ -15,7 +15,7 @@ namespace fattn::core::jit {
 struct Request {
   std::string entry;  // the extern "C" name; letters, digits and _; also the name that `fattn cache list` shows
   // A few lines: a comment that says what is special about this one, constexpr values, the entry. Includes embedded headers by their path
-  // from the root of the project, src/ left out: "kernels/v2/forward.h", "shared/attention_params.h"; <...> is refused.
+  // from the root of the project, src/ left out: "kernels/v2/forward.h", "device_abi/attention_params.h"; <...> is refused.
   std::string source;
   int arch = 0;                            // 75, 80, 86, 89, 90, 100, 120, ...
   bool arch_specific = false;              // the suffix `a`: 90 -> sm_90a

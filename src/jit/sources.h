@@ -1,4 +1,4 @@
-// Device code that is embedded: headers of kernels/ and the include-free ones of src/shared/, in tables.
+// Device code that is embedded: headers of kernels/ and those of src/device_abi/, in tables.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 namespace fattn::core::jit {
 
 struct Source {
-  std::string_view path;  // "kernels/v2/forward.h", "shared/mask.h"
+  std::string_view path;  // "kernels/v2/forward.h", "device_abi/mask.h"
   std::string_view text;  // ends with a null byte that is not counted
 };
 

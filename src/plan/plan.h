@@ -10,8 +10,8 @@
 
 #include "device/cpu_info.h"
 #include "device/cuda_device.h"
+#include "device_abi/dropout.h"
 #include "problem/problem.h"
-#include "shared/dropout.h"
 
 namespace fattn::core {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "device_abi/mask.h"
 #include "fattn/tensors.hpp"
 #include "problem/overlap.h"
-#include "shared/mask.h"
 
 namespace fattn::core {
 

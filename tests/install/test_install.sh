@@ -31,7 +31,7 @@ if [ "$failed" -gt 0 ]; then
 fi
 mv "$scratch/first" "$scratch/moved"
 prefix=$scratch/moved
-for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn.so.0 lib/libfattn.a lib/cmake/fattn/fattnConfig.cmake \
+for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn_profile.so lib/libfattn.so.0 lib/libfattn.a lib/cmake/fattn/fattnConfig.cmake \
   lib/cmake/fattn/fattnConfigVersion.cmake lib/pkgconfig/fattn.pc share/fattn/providers/README.md share/doc/fattn/README.md share/doc/fattn/LICENSE; do
   expect "installs $file" test -e "$prefix/$file"
 done

@@ -36,6 +36,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
     failed = folder / "failed.json"
     status = folder / "status.json"
     tiny = ["--nheads", "1", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
+    profile = fattn.json("profile", *tiny, "--seqlen", "16", "--no-grad", "--out", folder / "profile")
     sweep = fattn.json("sweep", "--over", "seqlen", "--values", "16,32", "--pass", "fwd", *tiny, "--status", status)
     fattn(*run, "--device", "cuda", "--json", failed, status=2, env={"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"})
     return {
@@ -56,6 +57,8 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "memory": fattn.json("memory", "--seqlen", "64", env=cache),
         "sweep": sweep,
         "status": json.loads(status.read_text()),
+        "profile": profile,
+        "timeline": json.loads((folder / "profile/timeline.json").read_text()),
         "predict": fattn.json("predict", "--seqlen", "64", env=cache),
         "advice": fattn.json("advise", "--preset", "8gb"),
         "lab": fattn.json("lab"),

@@ -15,8 +15,8 @@
 #include "backend/cpu/amx_nonfinite.h"
 #include "backend/cpu/amx_options.h"
 #include "backend/cpu/dq_order.h"
+#include "device_abi/lowest.h"
 #include "shared/half.h"
-#include "shared/lowest.h"
 
 namespace fattn::core::amx {
 

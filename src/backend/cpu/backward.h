@@ -5,7 +5,7 @@
 
 #include "backend/cpu/dq_order.h"
 #include "backend/cpu/dq_sums.h"
-#include "shared/lowest.h"
+#include "device_abi/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
 

@@ -34,7 +34,7 @@ struct ScoreInputs {
   int64_t alibi_head_stride, bias_stride, bias_head_stride, mask_stride, mask_head_stride;
   bool bias_fp32;
   int64_t shift;          // seqlen_k - seqlen_q: query i is aligned with key i + shift
-  uint64_t seed, stream;  // of the dropout; the stream is the first head's, the next head has the next (shared/dropout.h)
+  uint64_t seed, stream;  // of the dropout; the stream is the first head's, the next head has the next (device_abi/dropout.h)
   int dropout_below;      // 0: no dropout
   float dropout_scale;    // of the weights that stay; 1 without dropout
   const float* sink;      // forward: the first query head's logit without a key; null: none

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
-#include "shared/dropout.h"
+#include "device_abi/dropout.h"
 
 namespace fattn::core::FATTN_ISA {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/cpu/v1_forward.h"
-#include "shared/lowest.h"
+#include "device_abi/lowest.h"
 
 namespace fattn::core::FATTN_ISA {
 

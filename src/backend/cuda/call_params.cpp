@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "shared/dropout.h"
+#include "device_abi/dropout.h"
 
 namespace fattn::core::cuda {
 namespace {

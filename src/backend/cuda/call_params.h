@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "device_abi/attention_params.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
 
 namespace fattn::core::cuda {
 

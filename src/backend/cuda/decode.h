@@ -9,10 +9,10 @@
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
 #include "device/cuda_device.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/decode_work.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/decode_work.h"
 
 namespace fattn::core::cuda {
 

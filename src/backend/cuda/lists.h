@@ -7,9 +7,9 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "device/cuda_device.h"
+#include "device_abi/list_status_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/list_status_params.h"
 
 namespace fattn::core::cuda {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "device_abi/attention_params.h"
+#include "device_abi/term_tile.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/term_tile.h"
 
 namespace fattn::core::cuda {
 

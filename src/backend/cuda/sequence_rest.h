@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "backend/cuda/kernel_kind.h"
+#include "device_abi/sequence_rest_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/sequence_rest_params.h"
 
 namespace fattn::core::cuda {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "backend/cuda/kernel_kind.h"
+#include "device_abi/sinks_gradient_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/sinks_gradient_params.h"
 
 namespace fattn::core::cuda {
 

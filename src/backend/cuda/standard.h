@@ -11,10 +11,10 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/matmul.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/standard_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/standard_params.h"
 
 namespace fattn::core::cuda {
 

@@ -7,10 +7,10 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/v1_state.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/v1_state.h"
 
 namespace fattn::core::cuda {
 

@@ -9,11 +9,11 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/backward_f32_layout.h"
+#include "device_abi/backward_layout.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/backward_f32_layout.h"
-#include "shared/backward_layout.h"
 
 namespace fattn::core::cuda {
 

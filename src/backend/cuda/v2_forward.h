@@ -9,9 +9,9 @@
 
 #include "backend/cuda/kernel_kind.h"
 #include "backend/cuda/target.h"
+#include "device_abi/attention_params.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
 
 namespace fattn::core::cuda {
 

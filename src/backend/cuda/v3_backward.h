@@ -11,11 +11,11 @@
 #include "backend/cuda/v3_common.h"
 #include "backend/cuda/v3_forward.h"
 #include "device/cuda_device.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/tensor_map.h"
+#include "device_abi/v3_backward_work.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/tensor_map.h"
-#include "shared/v3_backward_work.h"
 
 namespace fattn::core::cuda {
 
@@ -90,8 +90,9 @@ struct V3BackwardPlan {
   V3BackwardKey dbias;
   int64_t dbias_tiles = 0, dbias_ctas = 0, dbias_grid = 0, dbias_offset = 0;
   int dbias_parts = 1, dbias_shared_bytes = 0;
-  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (shared/v3_documents.h) or words of a mask
-  // of pairs (shared/v3_mask_words.h) and, if deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte aligned.
+  // Workspace: dq in fp32, lse in other units, row sums, tiles of packed sequences or what documents leave (device_abi/v3_documents.h) or words of a
+  // mask of pairs (device_abi/v3_mask_words.h) and, if deterministic, whose turn it is for each block of queries, or the ring's counts. 16-byte
+  // aligned.
   int64_t lse_log2_offset = 0, row_sum_offset = 0, nonfinite_offset = 0, tiles_offset = 0, semaphore_offset = 0, workspace_bytes = 0;
 };
 // Of a plan for packed sequences.

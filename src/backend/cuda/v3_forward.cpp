@@ -10,10 +10,10 @@
 #include "backend/cuda/v3_mask_words.h"
 #include "backend/cuda/v3_sections.h"
 #include "device/tensor_map.h"
+#include "device_abi/v3_documents.h"
+#include "device_abi/v3_packed_tiles.h"
 #include "fattn/error.hpp"
 #include "shared/text.h"
-#include "shared/v3_documents.h"
-#include "shared/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
 namespace {

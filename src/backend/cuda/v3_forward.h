@@ -11,11 +11,11 @@
 #include "backend/cuda/target.h"
 #include "backend/cuda/v3_common.h"
 #include "device/cuda_device.h"
+#include "device_abi/attention_params.h"
+#include "device_abi/tensor_map.h"
+#include "device_abi/v3_forward_work.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/attention_params.h"
-#include "shared/tensor_map.h"
-#include "shared/v3_forward_work.h"
 
 namespace fattn::core::cuda {
 

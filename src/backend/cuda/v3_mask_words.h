@@ -6,9 +6,9 @@
 #include <string>
 
 #include "backend/cuda/kernel_kind.h"
+#include "device_abi/v3_mask_words.h"
 #include "jit/jit.h"
 #include "problem/problem.h"
-#include "shared/v3_mask_words.h"
 
 namespace fattn::core::cuda {
 

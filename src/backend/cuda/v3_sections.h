@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "shared/mask.h"
+#include "device_abi/mask.h"
 
 namespace fattn::core::cuda {
 

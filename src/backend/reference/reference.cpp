@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "shared/dropout.h"
+#include "device_abi/dropout.h"
+#include "device_abi/lowest.h"
 #include "shared/half.h"
-#include "shared/lowest.h"
 
 namespace fattn::core {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "shared/lowest.h"
+#include "device_abi/lowest.h"
 
 #define FATTN_INLINE __attribute__((always_inline)) inline
 

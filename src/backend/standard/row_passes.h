@@ -22,7 +22,7 @@ struct RowPasses {
   // visible (then the weights are 0), NaN if there is a NaN. Overwrites row; with E = float, weights is row.
   float (*softmax)(float* row, E* weights, int64_t visible, int64_t n);
   // weights = round(exp(round(score) - lse)) and dscore = round(weights (round(dweight) - delta) factor) in [0, visible);
-  // 0 in [visible, n) and everywhere if lse is below kLowestLse (shared/lowest.h). Also writes dscore over dweight, as
+  // 0 in [visible, n) and everywhere if lse is below kLowestLse (device_abi/lowest.h). Also writes dscore over dweight, as
   // float. With E = float, weights is score and dscore is dweight.
   void (*gradient)(float* score, float* dweight, E* weights, E* dscore, int64_t visible, int64_t n, float lse, float delta, float factor);
   // to += factor line

@@ -15,7 +15,7 @@
 //              dq = round(softmax_scale ds k), dk = round(softmax_scale ds^T q)    as dv
 // Masked scores are computed and not looked at; masked weights are 0, and a NaN or Inf at a masked position reaches no
 // result. A row without visible keys gives o = 0, lse = -inf and no gradient, which one whose lse is below kLowestLse
-// (shared/lowest.h) does not have either.
+// (device_abi/lowest.h) does not have either.
 #pragma once
 
 #include <string>

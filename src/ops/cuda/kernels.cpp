@@ -2,10 +2,10 @@
 
 #include <string>
 
+#include "device_abi/ops_params.h"
 #include "fattn/error.hpp"
 #include "jit/kernel_table.h"
 #include "jit/planned.h"
-#include "shared/ops_params.h"
 #include "shared/text.h"
 
 namespace fattn::ops::cuda {

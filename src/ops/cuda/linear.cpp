@@ -74,10 +74,10 @@ CudaLinear::CudaLinear(const Linear& p, const Device& device)
     throw Error(ErrorCode::kUnsupported, "a product with an activation does not add to its output on a GPU");
   if (p.rows <= few_.most_rows() || odd_) return;
   gpu_.load(bias_);
-  matmul_of(p.rows, true);  // what there is not is said now
+  matmul_of(p.rows, BiasOf::kProduct);  // what there is not is said now
 }
 
-std::shared_ptr<const Matmul> CudaLinear::matmul_of(int64_t rows, bool bias) const {
+std::shared_ptr<const Matmul> CudaLinear::matmul_of(int64_t rows, BiasOf bias) const {
   const std::lock_guard lock(mutex_);
   auto& made = matmuls_[{rows, bias}];
   if (!made) {
@@ -104,7 +104,7 @@ void CudaLinear::execute(const Linear::Buffers& b, void* workspace, void* stream
   if (odd_) return by_few(b, stream);
   // The library's bias is in the dtype of y.
   const void* bias = problem_.y == problem_.dtype ? b.bias : b.bias_single;
-  const std::shared_ptr<const Matmul> matmul = matmul_of(b.rows, bias != nullptr);
+  const std::shared_ptr<const Matmul> matmul = matmul_of(b.rows, bias ? BiasOf::kProduct : b.bias ? BiasOf::kWhoAsks : BiasOf::kNobody);
   const bool bias_is_left = b.bias && !(bias && matmul->adds_bias());
   // A sum that is rounded before its bias is added is rounded twice.
   if (bias_is_left && problem_.y != DType::kF32 && few_.most_rows() > 0) return by_few(b, stream);

@@ -18,7 +18,7 @@ class CudaLinear final : public Kernel<Linear> {
   int64_t few_rows() const { return few_.most_rows(); }
 
  private:
-  std::shared_ptr<const Matmul> matmul_of(int64_t rows, bool bias) const;
+  std::shared_ptr<const Matmul> matmul_of(int64_t rows, BiasOf bias) const;
   void by_few(const Linear::Buffers& buffers, void* stream) const;  // y is in the dtype of x
 
   const Linear problem_;
@@ -26,8 +26,7 @@ class CudaLinear final : public Kernel<Linear> {
   const Product few_;
   const bool odd_;  // rows of 16 bits at such addresses the library rounds before it adds the bias
   KernelKey bias_;
-  // By rows; and whether there is a bias.
-  mutable std::map<std::pair<int64_t, bool>, std::shared_ptr<const Matmul>> matmuls_;
+  mutable std::map<std::pair<int64_t, BiasOf>, std::shared_ptr<const Matmul>> matmuls_;
   mutable std::mutex mutex_;
 };
 

@@ -37,13 +37,14 @@ uint32_t alignment_of(int64_t row_bytes) {
 }  // namespace
 
 // The library's matrices are column-major: y^T (out, rows) = weight (out, in) x^T (in, rows).
-Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, bool bias)
+Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, BiasOf whose)
     : problem_(p),
       handle_(core::cublaslt_handle(device)),
       weight_(layout_of(p.dtype, p.in, p.out, packed_stride(p))),
       x_(layout_of(p.dtype, p.in, rows, p.in)),
       y_(layout_of(p.y, p.out, rows, p.out)) {
-  const bool gelu = p.activation == Activation::kGeluTanh;  // the library's has this form
+  const bool bias = whose == BiasOf::kProduct;
+  const bool gelu = p.activation == Activation::kGeluTanh && whose != BiasOf::kWhoAsks;  // the library's has this form
   if (bias && gelu && choose(device, CublasEpilogue::kGeluBias)) {
     bias_ = activates_ = true;
   } else if (!bias && gelu && choose(device, CublasEpilogue::kGelu)) {

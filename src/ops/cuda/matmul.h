@@ -9,11 +9,14 @@
 
 namespace fattn::ops::cuda {
 
+// Whose the bias is. What comes after a bias that is added behind the product, the activation, comes behind it, too.
+enum class BiasOf { kNobody, kProduct, kWhoAsks };
+
 // y (rows, out) = activation(x (rows, in) weight^T + bias), of a number of rows. What it does not do itself is left to whoever asks.
 class Matmul {
  public:
   // Asks the library for its algorithm. Throws Error(kUnsupported) if it has none.
-  Matmul(core::CudaDevice& device, const Linear& problem, int64_t rows, bool bias);
+  Matmul(core::CudaDevice& device, const Linear& problem, int64_t rows, BiasOf bias);
 
   static constexpr size_t kMostWorkspace = size_t{32} << 20;
   bool adds_bias() const { return bias_; }

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "device_abi/ops_params.h"
 #include "ops/cuda/kernels.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops::cuda {
 

@@ -1,9 +1,9 @@
 // What is a pass over rows: embedding, LayerNorm, keys and values into their cache.
 #include <cmath>
 
+#include "device_abi/ops_params.h"
 #include "ops/backends.h"
 #include "ops/cuda/kernels.h"
-#include "shared/ops_params.h"
 
 namespace fattn::ops::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // The next token of each row, drawn on the device with the numbers that the host would draw it with.
 #include <cstddef>
 
+#include "device_abi/ops_params.h"
 #include "fattn/error.hpp"
 #include "ops/backends.h"
 #include "ops/cuda/kernels.h"
-#include "shared/ops_params.h"
 #include "shared/text.h"
 
 namespace fattn::ops::cuda {

@@ -6,8 +6,8 @@
 #include "backend/cuda/v3_backward.h"
 #include "backend/cuda/v3_forward.h"
 #include "backend/cuda/v3_mask_words.h"
-#include "shared/v3_documents.h"
-#include "shared/v3_packed_tiles.h"
+#include "device_abi/v3_documents.h"
+#include "device_abi/v3_packed_tiles.h"
 
 namespace fattn::core::cuda {
 namespace {

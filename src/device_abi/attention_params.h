@@ -85,7 +85,7 @@ struct PairParams : FeatureParams {
   int dbias_alone;  // every element of dbias is of one pair
 
   const unsigned long long* dropout_state;  // seed, offset
-  unsigned dropout_below;                   // shared/dropout.h
+  unsigned dropout_below;                   // device_abi/dropout.h
   float dropout_scale;                      // of the weights that stay
   unsigned dropout_thresholds[16];          // dropout_threshold() of each bit: operands, from where they are
 
@@ -93,9 +93,9 @@ struct PairParams : FeatureParams {
   const int *cu_seqlens_q, *cu_seqlens_k;
   long long cu_seqlens_q_stride, cu_seqlens_k_stride;
   long long total_q, total_k;  // rows of the tensors
-  void* tiles;                 // of algorithm v3: tiles of packed sequences (shared/v3_packed_tiles.h), what documents leave, words of a mask, which
-                               // follow what says which blocks it shows
-  int tile_groups;             // of sequences, in that list
+  void* tiles;      // of algorithm v3: tiles of packed sequences (device_abi/v3_packed_tiles.h), what documents leave, words of a mask, which
+                    // follow what says which blocks it shows
+  int tile_groups;  // of sequences, in that list
 
   const int *document_q, *document_k;              // ids
   long long document_q_stride, document_k_stride;  // between batch entries; rows lie side by side

@@ -9,9 +9,9 @@ inline constexpr int kV3PrepareThreads = 256, kV3FinishThreads = 128;  // of a C
 
 struct V3BackwardWork {
   // Workspace, with AttentionParams::row_sum and dq_accum: (batch, nheads, row_blocks * 64), lse in units of log2; +inf where there is no row, or it
-  // has no gradient (shared/lowest.h), so that its weights are 0. row_sum has the same shape. dq_accum: (batch * nheads or ring_heads, row_blocks,
-  // columns / 8, 128 threads, 4), as the threads of a warpgroup hold a block of 64 rows. Packed sequences have no batch there: a head has the blocks
-  // of all, packed_block_of() says where.
+  // has no gradient (device_abi/lowest.h), so that its weights are 0. row_sum has the same shape. dq_accum: (batch * nheads or ring_heads,
+  // row_blocks, columns / 8, 128 threads, 4), as the threads of a warpgroup hold a block of 64 rows. Packed sequences have no batch there: a head has
+  // the blocks of all, packed_block_of() says where.
   float* lse_log2;
   int* nonfinite;          // flags of each block of queries: what of it is Inf or NaN (kernels/v3/backward_watch.h)
   int looks_at_q;          // whether lse does not tell: with softcap an Inf in q leaves it finite

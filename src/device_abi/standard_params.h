@@ -3,14 +3,14 @@
 
 namespace fattn {
 
-struct PairParams;  // shared/attention_params.h, which comes with these
+struct PairParams;  // device_abi/attention_params.h, which comes with these
 
 // Elements between neighbours; those of a row are neighbours.
 struct StandardStrides {
   long long batch, row, head;
 };
 
-// What makes a core::Mask32 (shared/mask.h).
+// What makes a core::Mask32 (device_abi/mask.h).
 struct StandardMask {
   int seqlen_q, seqlen_k, causal, window_left, window_right;
 };
@@ -64,7 +64,7 @@ struct StandardFinishParamsWith {
   StandardStrides out_strides;
   const float* sums;  // (batch, rows, heads, width); null: out is there already
   PairMatrix matrix;  // forward: the weights, which say of a row whether it is empty
-  const float* lse;   // backward: rows without a gradient (shared/lowest.h) take no part; forward: null
+  const float* lse;   // backward: rows without a gradient (device_abi/lowest.h) take no part; forward: null
   StandardStrides lse_strides;
   const unsigned long long* spoilt;  // as above, of what was multiplied; null: no pair is hidden
   const unsigned* marks;

@@ -45,9 +45,9 @@ struct BackwardF32Tile {
   constexpr int p_offset() const { return ds_offset() + ds_bytes(); }
   constexpr int lse_offset() const { return p_offset() + p_bytes(); }
   constexpr int row_sum_offset() const { return lse_offset() + query_stages * row_bytes(); }
-  constexpr int greatest_offset() const { return row_sum_offset() + query_stages * row_bytes(); }  // two numbers a warp
-  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                 // two numbers
-  constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                      // with two stages: two numbers of each
+  constexpr int greatest_offset() const { return row_sum_offset() + query_stages * row_bytes(); }          // two numbers a warp
+  constexpr int inverse_offset() const { return greatest_offset() + 8 * warps(); }                         // two numbers
+  constexpr int query_inverse_offset() const { return inverse_offset() + 8; }                              // with two stages: two numbers of each
   constexpr int infinite_offset() const { return query_inverse_offset() + (query_stages == 2 ? 16 : 0); }  // a word a group of keys: one bit a key
   constexpr int shared_bytes() const { return infinite_offset() + 4 * key_groups; }
   // Of packed sequences behind all that: where the CTA's own begins and ends, four numbers.
