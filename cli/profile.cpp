@@ -173,6 +173,7 @@ int run_on_attention(const ProfileFlags& flags) {
     status->now("times: fattn, standard");
     if (place.device == Device::kCpu) options.read_bytes_per_s = measure_read_bandwidth(planned_threads(spec, options.library));
     so_far->race = race(spec, contestants, options);
+    if (const std::string warning = warning_of(so_far->race.disturbance, so_far->race.rows); !warning.empty()) profile.notes.push_back(warning);
     profile.rows = so_far->race.rows;
     for (Contestant* contestant : contestants) contestant->release();
     status->step(0);
@@ -273,6 +274,7 @@ void add_profile(CLI::App& app, int& exit_code) {
       ->check(whole_number(1, 100000))
       ->capture_default_str();
   std::vector<std::string> sorts;
+  sorts.reserve(kSorts.size());
   for (const auto& [name, by] : kSorts) sorts.push_back(name);
   command->add_option("--sort", flags->sort, "Order of operations")->transform(one_of(sorts))->type_name("NAME")->capture_default_str();
   command->add_flag(

@@ -95,6 +95,7 @@ Json ProfileFolder::write(Profile profile, const NamedRecords& records) const {
     for (const lab::report::Block& block : section.blocks)
       if (block.kind == lab::report::Block::Kind::kFigure) contents.emplace_back("figures/" + block.figure.name + ".svg", to_svg(block.figure.chart));
   std::vector<std::string> names;
+  names.reserve(files.size());
   for (const auto& [name, words] : files) names.push_back(name);
   Json json = to_json(profile, names);
   contents.emplace_back("profile.json", text_of(json));

@@ -184,6 +184,7 @@ Profile profile_program(const std::vector<std::string>& command) {
   Pipe go, failed;
   const ProgramEnvironment environment(library.empty() ? "" : link);
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   const InterruptsIgnored interrupts;

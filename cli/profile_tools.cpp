@@ -25,7 +25,7 @@ std::string in_path(const std::string& name) {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(path ? path : "");
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (const std::string file = folder + "/" + name; !folder.empty() && access(file.c_str(), X_OK) == 0) return file;
+    if (std::string file = folder + "/" + name; !folder.empty() && access(file.c_str(), X_OK) == 0) return file;
   return "";
 }
 

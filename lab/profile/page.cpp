@@ -130,6 +130,7 @@ Section counters(const Profile& p) {
       }
       if (!table.rows.empty()) section.blocks.push_back(Block::of(std::move(table)));
       std::vector<std::string> refused;
+      refused.reserve(reasons.size());
       for (const auto& [reason, names] : reasons) refused.push_back(clean(side.name + ", " + pass.pass + ": no number for " + names + ": " + reason));
       if (!refused.empty()) section.blocks.push_back(Block::bullets(std::move(refused)));
     }
@@ -192,6 +193,7 @@ Section memory(const Profile& p) {
 Section rest(const Profile& p, const std::vector<std::pair<std::string, std::string>>& files) {
   Section section{"folder", "This folder", {}};
   std::vector<std::string> items;
+  items.reserve(files.size());
   for (const auto& [file, words] : files) items.push_back(code(file) + ": " + clean(words));
   section.blocks.push_back(Block::bullets(std::move(items)));
   std::vector<std::string> tools;

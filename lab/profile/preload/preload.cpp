@@ -115,7 +115,7 @@ std::string watch_gpu() {
   if (gpu_watched.exchange(true)) return "";
   static const int at_exit = std::atexit(stop_gpu);  // before the driver ends; this library's destructor may come after it
   static_cast<void>(at_exit);
-  const std::string refused = start_gpu_trace(cupti, {true, true});
+  std::string refused = start_gpu_trace(cupti, {true, true});
   if (!refused.empty()) note(refused);
   return refused;
 }
