@@ -31,7 +31,7 @@ if [ "$failed" -gt 0 ]; then
 fi
 mv "$scratch/first" "$scratch/moved"
 prefix=$scratch/moved
-for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn.so.0 lib/libfattn.a lib/cmake/fattn/fattnConfig.cmake \
+for file in include/fattn/fattn.h include/fattn/fattn.hpp bin/fattn lib/libfattn.so lib/libfattn_profile.so lib/libfattn.so.0 lib/libfattn.a lib/cmake/fattn/fattnConfig.cmake \
   lib/cmake/fattn/fattnConfigVersion.cmake lib/pkgconfig/fattn.pc share/fattn/providers/README.md share/doc/fattn/README.md share/doc/fattn/LICENSE; do
   expect "installs $file" test -e "$prefix/$file"
 done
@@ -72,7 +72,7 @@ expect "bin/fattn info" "$prefix/bin/fattn" info
 
 expect "find_package: configure" cmake -S "$source_dir/examples" -B "$scratch/examples" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
 expect "find_package: build" cmake --build "$scratch/examples"
-for example in "$source_dir"/examples/c/*.c "$source_dir"/examples/cpp/*.cpp; do
+for example in "$source_dir"/examples/c/*.c "$source_dir"/examples/cpp/*.cpp "$source_dir"/examples/lab/*.cpp; do
   relative=${example#"$source_dir/examples/"}
   expect "find_package: $relative runs" "$scratch/examples/$(echo "$relative" | tr '/.' '__')"
 done

@@ -29,7 +29,7 @@ def test_is_the_installed_one_and_whole():
     assert ROOT not in PACKAGE.parents or "build" in PACKAGE.relative_to(ROOT).parts, "the source tree is imported"
     assert fattn.__version__ == importlib.metadata.version("fattn")
     assert {"numpy.py", "py.typed"} <= {path.name for path in PACKAGE.iterdir()}
-    for name in ("lib/libfattn.so", "lib/fattn_torch.so", "bin/fattn", "include/fattn/fattn.h", "include/fattn/fattn.hpp",
+    for name in ("lib/libfattn.so", "lib/libfattn_profile.so", "lib/fattn_torch.so", "bin/fattn", "include/fattn/fattn.h", "include/fattn/fattn.hpp",
                  "share/fattn/providers/torch_sdpa.py", "share/fattn/providers/_provider.py", "lib/cmake/fattn/fattnConfig.cmake"):
         assert (PACKAGE / name).is_file(), name
 
@@ -50,7 +50,7 @@ def versions_of(path: pathlib.Path) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.skipif(not shutil.which("objdump"), reason="no objdump")
-@pytest.mark.parametrize("name", ["lib/libfattn.so", "lib/fattn_torch.so", "bin/fattn"])
+@pytest.mark.parametrize("name", ["lib/libfattn.so", "lib/libfattn_profile.so", "lib/fattn_torch.so", "bin/fattn"])
 def test_runs_with_old_systems(name):
     """Beside what auditwheel says: glibc 2.17, no C++ library, and of GCC's what came with GCC 4.8."""
     newest = versions_of(PACKAGE / name)
