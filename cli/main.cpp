@@ -28,6 +28,7 @@
 #include "cli/support.h"
 #include "cli/sweep.h"
 #include "cli/usage_error.h"
+#include "cli/watch.h"
 #include "fattn/system.hpp"
 
 namespace fattn::cli {
@@ -63,6 +64,7 @@ int run_command_line(int argc, char** argv) {
   add_advise(app, exit_code);
   add_regress(app, exit_code);
   add_report(app, exit_code);
+  add_watch(app, exit_code);
   add_cache(app, exit_code);
   add_gpt2(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
