@@ -56,6 +56,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "memory": fattn.json("memory", "--seqlen", "64", env=cache),
         "sweep": sweep,
         "status": json.loads(status.read_text()),
+        "watch": fattn.json("watch", status, "--once"),
         "predict": fattn.json("predict", "--seqlen", "64", env=cache),
         "advice": fattn.json("advise", "--preset", "8gb"),
         "gpt2_info": fattn.json("gpt2", "info", "gpt2", "--memory"),
