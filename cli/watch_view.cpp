@@ -42,6 +42,9 @@ std::string silence_words(const WatchReading& reading) {
   return "nothing was heard of it for " + measure::duration_in_words(reading.silent_seconds);
 }
 
+// Of one that said how it ended nothing is left to say.
+bool shows_process(const WatchReading& reading) { return reading.pid > 0 && (reading.process || reading.end.empty() || reading.end == "vanished"); }
+
 std::string process_words(const WatchReading& reading) {
   if (!reading.process) return "not on this machine, or gone";
   const measure::ProcessState& process = *reading.process;
@@ -130,11 +133,11 @@ std::string watch_screen(const WatchReading& reading, const Output& out, size_t 
     screen.say("", silence_words(reading));
     screen.say("not read", reading.status_problem);
   }
-  if (reading.pid > 0) {
+  if (shows_process(reading)) {
     screen.say("process", fmt::format("{}{}", reading.pid, reading.process ? " " + printable(reading.process->name, 60) : ""));
     screen.say("", process_words(reading));
   }
-  if (reading.status || reading.pid > 0) screen.leave_out();
+  if (reading.status || shows_process(reading)) screen.leave_out();
   screen.say("CPU", machine_words(reading));
   if (reading.gpus.empty()) screen.say("GPU", no_gpu_words(reading));
   size_t nth = 0;
@@ -165,7 +168,7 @@ std::string watch_line(const WatchReading& reading) {
     if (const std::string silence = silence_words(reading); !silence.empty()) parts.push_back(silence);
     if (!reading.status_problem.empty()) parts.push_back("not read: " + reading.status_problem);
   }
-  if (reading.pid > 0) parts.push_back(fmt::format("process {}: {}", reading.pid, process_words(reading)));
+  if (shows_process(reading)) parts.push_back(fmt::format("process {}: {}", reading.pid, process_words(reading)));
   parts.push_back("CPU: " + machine_words(reading));
   if (reading.gpus.empty()) parts.push_back("GPU: " + no_gpu_words(reading));
   for (const measure::GpuState& gpu : reading.gpus)

@@ -37,6 +37,7 @@ std::optional<std::vector<GpuProcess>> processes_of(const Nvml& nvml, Nvml::Devi
   if (!nvml.deviceGetComputeRunningProcesses || nvml.deviceGetComputeRunningProcesses(device, &count, found.data()) != 0) return std::nullopt;
   found.resize(std::min(count, kMost));
   std::vector<GpuProcess> processes;
+  processes.reserve(found.size());
   for (const NvmlProcess& one : found) processes.push_back({one.pid, one.memory == kNotTold ? std::nullopt : std::optional<uint64_t>(one.memory)});
   std::stable_sort(processes.begin(), processes.end(),
                    [](const GpuProcess& a, const GpuProcess& b) { return a.memory_bytes.value_or(0) > b.memory_bytes.value_or(0); });

@@ -174,6 +174,22 @@ def test_a_process(fattn, tmp_path):
     assert f"there is no process {watched.pid}" in fattn.refuses("watch", watched.pid)
 
 
+def test_a_suite(fattn, tmp_path):
+    path = tmp_path / "status.json"
+    suite = subprocess.Popen([fattn.path, "bench", "--suite", "cpu", "--quick", "--no-grad", "--only", "Speed, fp32", "--python", "/nonexistent/python", "--patience", "30d",
+                              "--status", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert re.search(r"Z  bench running: \d+ of \d+ steps done, .* left, now Speed, fp32: B\d+ S\d+ .*; process \d+: ", fattn("watch", suite.pid, "--once").stdout)
+    finally:
+        suite.terminate()
+        suite.wait()
+    assert fattn("watch", path, status=1).stdout.endswith("bench was interrupted\n")
+    assert "--status" in fattn.refuses("bench", "--status", path)
+
+
 @pytest.mark.parametrize("target", [True, False])
 def test_ctrl_c_is_how_it_ends(fattn, tmp_path, target):
     arguments = [status_file(tmp_path / "status.json")] if target else []
