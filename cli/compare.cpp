@@ -66,13 +66,6 @@ std::string names_of(const std::vector<Row>& rows, const Winner& winner) {
   return winner.undecided_with.empty() ? text : "undecided between " + text;
 }
 
-nlohmann::ordered_json winner_json(const std::vector<Row>& rows, const Winner& winner) {
-  nlohmann::ordered_json json = {{"name", nullptr}, {"undecided_with", nlohmann::ordered_json::array()}};
-  if (winner.index >= 0) json["name"] = label_of(rows[static_cast<size_t>(winner.index)]);
-  for (int other : winner.undecided_with) json["undecided_with"].push_back(label_of(rows[static_cast<size_t>(other)]));
-  return json;
-}
-
 // `told` holds the reasons that an earlier table has given already.
 void print_pass(Output& out, const std::vector<Row>& rows, std::set<std::string>& told) {
   const Pass pass = rows.front().pass;
@@ -166,8 +159,7 @@ int compare(const CompareFlags& flags) {
     // Who was not asked for by name has no row of its own where it is not here, but a part of one line below.
     if (flags.names.empty()) std::erase_if(rows, [](const Row& row) { return !row.absent.empty(); });
     print_pass(out, rows, told);
-    summary.push_back(
-        {{"pass", name_of(options.passes[p])}, {"fastest", winner_json(rows, fastest(rows))}, {"leanest", winner_json(rows, leanest(rows))}});
+    summary.push_back(winners_json(rows));
   }
   out.say("\n");
   print_ceiling(out, result.ceilings, result.rows);

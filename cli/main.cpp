@@ -18,9 +18,11 @@
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
+#include "cli/lab.h"
 #include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/predict.h"
+#include "cli/profile.h"
 #include "cli/regress.h"
 #include "cli/report_page.h"
 #include "cli/run.h"
@@ -62,11 +64,13 @@ int run_command_line(int argc, char** argv) {
   add_calibrate(app, exit_code);
   add_predict(app, exit_code);
   add_advise(app, exit_code);
+  add_profile(app, exit_code);
   add_regress(app, exit_code);
   add_report(app, exit_code);
   add_watch(app, exit_code);
   add_cache(app, exit_code);
   add_gpt2(app, exit_code);
+  add_lab(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {
     app.parse(argc, argv);

@@ -92,4 +92,14 @@ std::string absent_line(const std::vector<Row>& rows) {
   return line;
 }
 
+nlohmann::ordered_json winners_json(const std::vector<measure::Row>& rows) {
+  const auto as_json = [&](const measure::Winner& winner) {
+    nlohmann::ordered_json json = {{"name", nullptr}, {"undecided_with", nlohmann::ordered_json::array()}};
+    if (winner.index >= 0) json["name"] = label_of(rows[static_cast<size_t>(winner.index)]);
+    for (int other : winner.undecided_with) json["undecided_with"].push_back(label_of(rows[static_cast<size_t>(other)]));
+    return json;
+  };
+  return {{"pass", name_of(rows.front().pass)}, {"fastest", as_json(fastest(rows))}, {"leanest", as_json(leanest(rows))}};
+}
+
 }  // namespace fattn::cli

@@ -1,6 +1,7 @@
 // What bench, compare and the suite print of their rows beside tables.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ std::string status_text(const measure::Row& row);     // "out_of_memory: standar
 Cell interval_cell(const measure::Statistics& time);  // "12.1 ms - 12.5 ms"
 // The error nearest to (or farthest beyond) its bound: "o 1.2e-07 of 4.5e-07".
 std::string worst_check(const measure::Row& row);
+// The fastest and the leanest of rows of one pass, as a record's summary has them.
+nlohmann::ordered_json winners_json(const std::vector<measure::Row>& rows);
 Cell rating_cell(const std::string& rating);  // "good": how near a time is to what this machine allows
 // What that means, and where its limits come from.
 void print_ceiling(const Output& out, const lab::CeilingRates& rates, const std::vector<measure::Row>& rows);

@@ -3,7 +3,7 @@
 add_library(fattn_old_glibc OBJECT ${CMAKE_CURRENT_LIST_DIR}/old_glibc.c)
 add_library(fattn_old_glibc_start OBJECT ${CMAKE_CURRENT_LIST_DIR}/old_glibc_start.c)
 
-foreach(target fattn fattn_cli fattn_torch)
+foreach(target fattn fattn_cli fattn_profile fattn_torch)
   if(TARGET ${target})
     # libdl and libpthread are parts of libc since 2.34, and must be named for what is older.
     target_link_options(${target} PRIVATE -static-libstdc++ LINKER:--exclude-libs,ALL

@@ -9,6 +9,7 @@
 #include "backend/reference/reference.h"
 #include "backend/standard/standard.h"
 #include "shared/text.h"
+#include "shared/trace.h"
 
 namespace fattn::core {
 
@@ -42,6 +43,32 @@ const Engine& engine_of(const Plan& plan) {
   throw Error(ErrorCode::kInternal, text("nothing computes algorithm ", name_of(plan.algorithm), " on backend ", name_of(plan.backend)));
 }
 
+// For a profiler.
+fattn_trace_call traced_call(const Plan& plan) {
+  const Problem& p = plan.problem;
+  fattn_trace_call call{};
+  call.struct_size = sizeof call;
+  call.backward = p.backward ? 1 : 0;
+  call.backend = static_cast<int32_t>(plan.backend);
+  call.algorithm = static_cast<int32_t>(plan.algorithm);
+  call.dtype = static_cast<int32_t>(p.dtype);
+  call.device = static_cast<int32_t>(p.device);
+  call.causal = p.causal ? 1 : 0;
+  call.num_threads = plan.backend == Backend::kCpu ? plan.cpu.threads : 1;
+  call.batch = p.batch;
+  call.seqlen_q = p.seqlen_q;
+  call.seqlen_k = p.seqlen_k;
+  call.nheads = p.nheads;
+  call.nheads_k = p.nheads_k;
+  call.headdim = p.headdim;
+  call.headdim_v = p.headdim_v;
+  call.flops = plan.cost.flops;
+  call.bytes = plan.cost.bytes;
+  call.workspace_bytes = plan.workspace_bytes;
+  call.kernel = plan.kernel.c_str();
+  return call;
+}
+
 }  // namespace
 
 Plan prepare(const fattn_problem& problem) {
@@ -63,6 +90,9 @@ void execute(const Plan& plan, const fattn_buffers& buffers) {
     validate_host_values(plan.problem, buffers);
     if (plan.problem.want_status) std::fill_n(static_cast<int32_t*>(buffers.status), 2, 0);  // lists that are not good are errors
   }
+  if (!trace_listener.load(std::memory_order_acquire)) return engine.execute(plan, buffers);
+  const fattn_trace_call call = traced_call(plan);
+  const Traced traced(plan.problem.backward ? "attention backward" : "attention forward", &call);
   engine.execute(plan, buffers);
 }
 

@@ -300,6 +300,27 @@ typedef struct fattn_feature_info {
   char way[64];         /* "algorithm v2 of backend cpu" */
 } fattn_feature_info;
 
+/* What a profiler is told of a call. All text lives as long as the plan. */
+typedef struct fattn_trace_call {
+  uint32_t struct_size; /* sizeof(fattn_trace_call) of the library */
+  int32_t backward;     /* 0 or 1 */
+  int32_t backend, algorithm, dtype, device, causal;
+  int32_t num_threads; /* of the CPU's plan */
+  int64_t batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, headdim_v;
+  double flops, bytes; /* as in fattn_plan_info */
+  size_t workspace_bytes;
+  const char* kernel;
+} fattn_trace_call;
+
+/* A profiler: `begin` is called where a call (then `call` is not null) or a part of one begins, `end` where what began last on this thread ends.
+ * Both are called by several threads at once; they must not throw, and a call is as slow as they are. Names are literals of the library. */
+typedef struct fattn_trace {
+  uint32_t struct_size; /* sizeof(fattn_trace) */
+  uint32_t reserved;
+  void (*begin)(const char* name, const fattn_trace_call* call);
+  void (*end)(void);
+} fattn_trace;
+
 typedef struct fattn_plan fattn_plan;
 
 FATTN_API const char* fattn_version(void);                    /* "0.1.0" */
@@ -314,6 +335,11 @@ FATTN_API fattn_status fattn_dropout_mask(int64_t seed, int64_t offset, double p
 
 /* FATTN_CHECK_NONE or FATTN_CHECK_SYNC: what FATTN_CHECK_AUTO means from now on in this process, also in plans that there are already. */
 FATTN_API fattn_status fattn_set_check(int32_t check);
+
+/* Who is told of calls from now on in this process; null: nobody, as in the beginning, and then it costs nothing. `trace` and its functions must stay
+ * there for good: a call that is under way tells whom it told of its beginning. A library that is preloaded (LD_PRELOAD) and defines
+ * `const fattn_trace fattn_trace_preloaded` is told from the beginning. */
+FATTN_API fattn_status fattn_set_trace(const fattn_trace* trace);
 
 /* FATTN_OK if the problem can run here, FATTN_ERROR_UNSUPPORTED with the reason if not; other codes for bad input.
  * `reason` (may be null) receives a terminated, possibly shortened text. */

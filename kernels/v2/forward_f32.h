@@ -356,7 +356,7 @@ class ForwardF32 {
     const auto [warp, lane] = ptx::thread_place();
     const int row = place.row + warp * Shape::kWarpRows + lane / 4;
     const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
-    add_spoilt_values<true, kRowTiles, Spec::kHeaddimV>(
+    add_spoilt_values<kRowTiles, Spec::kHeaddimV>(
         HeadRows(p.v, p.v_strides, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
         [&](int i, int n, int half, int e) -> float& { return o[i][n][2 * half + e]; },
         [&](int i, int half) { return row + 16 * i + 8 * half < p.seqlen_q; },

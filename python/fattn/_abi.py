@@ -46,6 +46,7 @@ def _load() -> ctypes.CDLL:
         ("query_library", _i32, ctypes.POINTER(LibraryInfo)),
         ("query_environment", _i32, ctypes.POINTER(EnvInfo)),
         ("set_check", _i32),
+        ("set_trace", ctypes.c_void_p),
         ("dropout_mask", _i64, _i64, ctypes.c_double, _i64, _i64, _i64, _i64, ctypes.c_void_p),
         ("cuda_count", ctypes.POINTER(_i32), ctypes.c_char_p, ctypes.c_size_t),
         ("cuda_query", _i32, ctypes.POINTER(CudaInfo)),

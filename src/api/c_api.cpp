@@ -22,6 +22,7 @@
 #include "problem/problem.h"
 #include "shared/env.h"
 #include "shared/text.h"
+#include "shared/trace.h"
 
 struct fattn_plan {
   fattn::core::Plan plan;
@@ -152,6 +153,14 @@ fattn_status fattn_dropout_mask(int64_t seed, int64_t offset, double p_dropout, 
 
 fattn_status fattn_set_check(int32_t check) {
   return guarded([&] { fattn::core::set_default_check(check); });
+}
+
+fattn_status fattn_set_trace(const fattn_trace* trace) {
+  return guarded([&] {
+    if (trace && (!sized(trace, "trace").begin || !trace->end))
+      throw Error(ErrorCode::kInvalidArgument, "begin and end of a trace must both be functions; pass null for no trace");
+    fattn::core::trace_listener.store(trace, std::memory_order_release);
+  });
 }
 
 fattn_status fattn_supported(const fattn_problem* problem, char* reason, size_t reason_size) {

@@ -36,6 +36,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
     failed = folder / "failed.json"
     status = folder / "status.json"
     tiny = ["--nheads", "1", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
+    profile = fattn.json("profile", *tiny, "--seqlen", "16", "--no-grad", "--out", folder / "profile")
     sweep = fattn.json("sweep", "--over", "seqlen", "--values", "16,32", "--pass", "fwd", *tiny, "--status", status)
     fattn(*run, "--device", "cuda", "--json", failed, status=2, env={"FATTN_CUDA_DRIVER": "/nonexistent/libcuda.so.1"})
     return {
@@ -57,8 +58,11 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "sweep": sweep,
         "status": json.loads(status.read_text()),
         "watch": fattn.json("watch", status, "--once"),
+        "profile": profile,
+        "timeline": json.loads((folder / "profile/timeline.json").read_text()),
         "predict": fattn.json("predict", "--seqlen", "64", env=cache),
         "advice": fattn.json("advise", "--preset", "8gb"),
+        "lab": fattn.json("lab"),
         "gpt2_info": fattn.json("gpt2", "info", "gpt2", "--memory"),
         "gpt2_init": fattn.json("gpt2", "init", "--config", gpt2_config(folder), folder / "gpt2"),
         "gpt2_export": fattn.json("gpt2", "export", folder / "gpt2", folder / "gpt2-bf16", "--dtype", "bf16"),
@@ -148,6 +152,10 @@ def test_with_devices(fattn, cuda_stub):
         ("status", lambda r: r.update(state="asleep")),
         ("status", lambda r: r.pop("pid")),
         ("predict", lambda r: r["rows"][0].update(extra_bytes=None)),
+        ("lab", lambda r: r["steps"][0]["rows"][0].update(time_median_s=0)),
+        ("lab", lambda r: r["steps"][3]["rows"][0].update(status="failed")),
+        ("lab", lambda r: r["steps"][2].update(name="tiles")),
+        ("lab", lambda r: r["steps"][4].pop("answer")),
         ("predict", lambda r: r["rows"][0].update(error_fraction=0.1)),
         ("predict", lambda r: r.update(what="held_out")),
         ("predict", lambda r: r["scores"].pop("bwd")),

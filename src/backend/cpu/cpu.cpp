@@ -162,7 +162,7 @@ struct Call {
 void finish_packed_rows(const Call& call) {
   const Problem& p = call.p;
   const int64_t begin = end_of_queries(p, call.b);
-  run_tasks(call.plan, (p.total_q - begin) * p.nheads, [&](int64_t i, int) {
+  run_tasks(call.plan, "rows of no sequence", (p.total_q - begin) * p.nheads, [&](int64_t i, int) {
     const int64_t row = begin + i / p.nheads, h = i % p.nheads;
     std::memset(at(call.b.o, place(p.o, 0, row, h), call.element), 0, static_cast<size_t>(p.headdim_v) * call.element);
     if (p.want_lse) static_cast<float*>(call.b.lse)[place(p.lse, 0, row, h)] = -std::numeric_limits<float>::infinity();
@@ -173,7 +173,7 @@ void forward(const Call& call) {
   const Problem& p = call.p;
   const auto blocks_of = [&](const Sequence& s) { return (s.seqlen_q + call.c.rows - 1) / call.c.rows; };
   const Entries entries = call.entries([&](const Sequence& s) { return p.nheads * blocks_of(s); }, [](const Sequence& s) { return s.keys; });
-  run_tasks(call.plan, entries.tasks(), [&](int64_t i, int worker) {
+  run_tasks(call.plan, "tiles of queries", entries.tasks(), [&](int64_t i, int worker) {
     const auto [n, index] = entries.task(i);
     const Sequence s = sequence_of(p, call.b, n);
     const int64_t blocks = blocks_of(s), block = blocks - 1 - index % blocks;  // a causal mask makes the last rows the longest: first
@@ -257,7 +257,7 @@ void decode(const Call& call) {
   const auto part_of = [&](int64_t n, int64_t hk, int64_t chunk, int64_t rows) {
     return n * p.nheads_k * chunks * call.c.rows + (hk * chunks + chunk) * rows;
   };
-  run_tasks(call.plan, p.batch * sets * chunks, [&](int64_t i, int worker) {
+  run_tasks(call.plan, "chunks of keys", p.batch * sets * chunks, [&](int64_t i, int worker) {
     const int64_t chunk = i % chunks, n = i / chunks / sets, hk = i / chunks % sets * call.c.heads;
     const Sequence s = sequence_of(p, call.b, n);
     if (s.seqlen_q == 0) return;
@@ -292,7 +292,7 @@ void decode(const Call& call) {
     t.scratch = call.scratch(worker);
     call.kernels.decode(call.dtype, t);
   });
-  run_tasks(call.plan, p.batch * p.nheads_k, [&](int64_t i, int) {
+  run_tasks(call.plan, "merge chunks", p.batch * p.nheads_k, [&](int64_t i, int) {
     const int64_t n = i / p.nheads_k, hk = i % p.nheads_k;
     const Sequence s = sequence_of(p, call.b, n);
     const int64_t rows = p.group() * s.seqlen_q;
@@ -381,14 +381,14 @@ void backward(const Call& call) {
   };
   const int64_t dbias_rows = pairs.batch * pairs.heads * pairs.rows;
   const bool walks_all = walks_all_of_dbias(p);  // else zeros are there before, and the tensor is written afterwards
-  run_tasks(call.plan, walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
+  run_tasks(call.plan, "zero dbias", walks_all ? 0 : dbias_rows, [&](int64_t i, int) { std::fill_n(dbias_row(i), p.seqlen_k, 0.0f); });
 
   auto* const walked = call.c.splits > 1 ? call.numbers(call.w.walked) : nullptr;
   if (walked) std::fill_n(walked, p.batch * p.nheads_k * call.c.splits, 0);
 
   const int64_t blocks = (all_rows + kRowsOfDelta - 1) / kRowsOfDelta;
   // delta = rowsum(o * dout) - dlse, and zeros where dq accumulates. (dS = P (dP - rowsum(o dout) + dlse).)
-  run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
+  run_tasks(call.plan, "delta = rowsum(o dout)", batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
     call.kernels.row_dots(call.dtype, at(static_cast<const void*>(call.b.o), place(p.o, n, begin, h), call.element), p.o.row,
@@ -401,12 +401,12 @@ void backward(const Call& call) {
   });
 
   if (p.want_dsinks)
-    run_tasks(call.plan, p.nheads, [&](int64_t h, int) {
+    run_tasks(call.plan, "gradient of sinks", p.nheads, [&](int64_t h, int) {
       static_cast<float*>(call.b.dsinks)[h * p.dsinks_stride] =
           gradient_of_sink(call, h, [&](int64_t n) { return delta + place(of_delta, n, 0, h); });
     });
 
-  run_tasks(call.plan, p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
+  run_tasks(call.plan, "keys of no sequence", p.packed ? (p.total_k - end_of_keys(p, call.b)) * p.nheads_k : 0,
             [&](int64_t i, int) {  // keys of no sequence, or with seqused_k all
               const int64_t key = end_of_keys(p, call.b) + i / p.nheads_k, hk = i % p.nheads_k;
               std::memset(at(call.b.dk, place(p.dk, 0, key, hk), call.element), 0, static_cast<size_t>(p.headdim) * call.element);
@@ -487,7 +487,7 @@ void backward(const Call& call) {
   const int64_t head_units = p.nheads_k / heads;
   const Entries order = call.entries([&](const Sequence&) { return head_units * (p.packed ? call.c.splits : 1); },
                                      [](const Sequence& s) { return static_cast<double>(s.seqlen_q) * static_cast<double>(s.keys); });
-  run_tasks(call.plan, p.backward_units() * call.c.splits, [&](int64_t i, int worker) {
+  run_tasks(call.plan, "super-blocks of keys", p.backward_units() * call.c.splits, [&](int64_t i, int worker) {
     // The splits of a key head lie as far apart as they can, so that few tasks wait for one another; of a sequence at a time, the longest first.
     const auto [entry, index] = order.task(p.packed ? i : i % p.backward_units());  // the first, if all entries are one unit
     const int64_t split = p.packed ? index / head_units : i / p.backward_units(), unit = index % head_units;
@@ -497,7 +497,7 @@ void backward(const Call& call) {
   });
 
   if (pairs.given && !call.w.dbias_in_output && !walks_all)
-    run_tasks(call.plan, dbias_rows, [&](int64_t i, int) {
+    run_tasks(call.plan, "round dbias", dbias_rows, [&](int64_t i, int) {
       void* out = at(
           call.b.dbias,
           i / pairs.rows / pairs.heads * pairs.strides.batch + i / pairs.rows % pairs.heads * pairs.strides.head + i % pairs.rows * pairs.strides.row,
@@ -506,7 +506,7 @@ void backward(const Call& call) {
     });
 
   if (!dq_in_halves) return;
-  run_tasks(call.plan, batch * p.nheads * blocks, [&](int64_t i, int) {
+  run_tasks(call.plan, "round dq", batch * p.nheads * blocks, [&](int64_t i, int) {
     const int64_t n = i / blocks / p.nheads, h = i / blocks % p.nheads;
     const int64_t begin = i % blocks * kRowsOfDelta, end = std::min(all_rows, begin + kRowsOfDelta);
     for (int64_t row = begin; row < end; ++row)

@@ -10,6 +10,7 @@
 #include "cpu/workspace_layout.h"
 #include "plan/plan.h"
 #include "shared/text.h"
+#include "shared/trace.h"
 
 namespace fattn::core {
 
@@ -48,12 +49,13 @@ inline int64_t place(const Strides& s, int64_t n, int64_t row, int64_t h) { retu
 
 inline int workers_of(const Plan& plan, int64_t tasks) { return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(plan.cpu.threads, tasks))); }
 
-// Runs task(index, worker) for every index in [0, tasks), each taken by the next free worker.
+// Runs task(index, worker) for every index in [0, tasks), each taken by the next free worker. `name` is for profilers: what a worker does of it.
 template <class Task>
-void run_tasks(const Plan& plan, int64_t tasks, const Task& task) {
+void run_tasks(const Plan& plan, const char* name, int64_t tasks, const Task& task) {
   if (tasks <= 0) return;
   std::atomic<int64_t> next{0};
   run_workers(plan.problem.executor, workers_of(plan, tasks), [&](int worker) {
+    const Traced traced(name);
     for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) task(i, worker);
   });
 }

@@ -57,7 +57,7 @@ void forward(const Plan& plan, const fattn_buffers& b, const Workspace& w) {
   const Problem& p = plan.problem;
   const size_t element = size_of(p.dtype);
   auto* const workspace = static_cast<char*>(b.workspace);
-  run_tasks(plan, heads_of(p), [&](int64_t i, int worker) {
+  run_tasks(plan, "heads forward", heads_of(p), [&](int64_t i, int worker) {
     const int64_t n = i / p.nheads, h = i % p.nheads, hk = h / p.group();
     V1ForwardTask t{};
     t.q = at(b.q, place(p.q, n, 0, h), element);
@@ -90,7 +90,7 @@ void backward(const Plan& plan, const fattn_buffers& b, const Workspace& w) {
   const Problem& p = plan.problem;
   const size_t element = size_of(p.dtype);
   auto* const workspace = static_cast<char*>(b.workspace);
-  run_tasks(plan, heads_of(p), [&](int64_t i, int worker) {
+  run_tasks(plan, "heads backward", heads_of(p), [&](int64_t i, int worker) {
     const int64_t n = i / p.nheads_k, hk = i % p.nheads_k, h = hk * p.group();
     V1BackwardTask t{};
     t.q = at(b.q, place(p.q, n, 0, h), element);

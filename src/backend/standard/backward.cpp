@@ -2,6 +2,7 @@
 #include "backend/standard/matrices.h"
 #include "backend/standard/passes.h"
 #include "device_abi/lowest.h"
+#include "shared/trace.h"
 
 namespace fattn::core {
 namespace {
@@ -9,6 +10,7 @@ namespace {
 // delta = rowsum(o dout) - dlse; of a row without a gradient dlse (null: absent) is not looked at.
 template <class E>
 void delta_rows(const Problem& p, const E* o, Matrix dout, const float* lse, const float* dlse, int64_t rows, float* line, float* delta) {
+  const Traced traced("delta = rowsum(o dout)");
   for (int64_t r = 0; r < rows; ++r) {
     row_passes<E>().load(o + r * p.o.row, line, p.headdim_v);
     const float* dout_row = dout.data + r * dout.ld;
@@ -59,15 +61,24 @@ void standard_backward_rows(const StandardCall& call, int64_t task, float* scrat
     // s = scale q k^T; dp = dout v^T. The softmax's gradient turns them into p and ds.
     OutputRows<E> s(weights + key, p.seqlen_k, rows, keys, scratch + at.scores[0]);
     OutputRows<E> dp(dscores + key, p.seqlen_k, rows, keys, scratch + at.scores[1]);
-    multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim, scale.product, q_rows, k_rows, 0.0f, s.data, s.ld);
-    scale.finish(s.data, s.ld, rows, keys);
-    multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim_v, 1.0f, dout_rows, v_rows, 0.0f, dp.data, dp.ld);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t visible = std::clamp<int64_t>(p.mask().visible_end(row + r) - key, 0, keys);
-      row_passes<E>().gradient(s.row(r), dp.row(r), weights + r * p.seqlen_k + key, dscores + r * p.seqlen_k + key, visible, keys, lse[r * p.lse.row],
-                               delta[r], scale.after);
+    {
+      const Traced traced("s = q k^T");
+      multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim, scale.product, q_rows, k_rows, 0.0f, s.data, s.ld);
+      scale.finish(s.data, s.ld, rows, keys);
     }
-    // dq = scale ds k
+    {
+      const Traced traced("dp = dout v^T");
+      multiply(call.blas, Side::kPlain, Side::kTransposed, rows, keys, p.headdim_v, 1.0f, dout_rows, v_rows, 0.0f, dp.data, dp.ld);
+    }
+    {
+      const Traced traced("gradient of softmax");
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t visible = std::clamp<int64_t>(p.mask().visible_end(row + r) - key, 0, keys);
+        row_passes<E>().gradient(s.row(r), dp.row(r), weights + r * p.seqlen_k + key, dscores + r * p.seqlen_k + key, visible, keys,
+                                 lse[r * p.lse.row], delta[r], scale.after);
+      }
+    }
+    const Traced traced("dq = ds k");
     const auto all_see = [&](int64_t j) { return key + j < seen_by_all; };
     const bool taken = take_out_nonfinite(k_rows, keys, p.headdim, scratch + at.tile[0], all_see);
     multiply(call.blas, Side::kPlain, Side::kPlain, rows, p.headdim, keys, scale.product, {dp.data, dp.ld}, k_rows, key == 0 ? 0.0f : 1.0f, out.data,
@@ -120,9 +131,14 @@ void standard_backward_keys(const StandardCall& call, int64_t task, float* scrat
       const auto sees = [&](int64_t i, int64_t j) { return j < seen_by(i); };
       const bool taken_q = take_out_nonfinite(q_rows, rows, p.headdim, scratch + at.tile[0], sees_all);
       const bool taken_dout = take_out_nonfinite(dout_rows, rows, p.headdim_v, scratch + at.tile[1], sees_all);
-      // dv = p^T dout; dk = scale ds^T q
-      multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim_v, rows, 1.0f, weights, dout_rows, beta, dv.data, dv.ld);
-      multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim, rows, scale.product, dscores, q_rows, beta, dk.data, dk.ld);
+      {
+        const Traced traced("dv = p^T dout");
+        multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim_v, rows, 1.0f, weights, dout_rows, beta, dv.data, dv.ld);
+      }
+      {
+        const Traced traced("dk = ds^T q");
+        multiply(call.blas, Side::kTransposed, Side::kPlain, keys, p.headdim, rows, scale.product, dscores, q_rows, beta, dk.data, dk.ld);
+      }
       beta = 1.0f;
       if (taken_dout)
         add_nonfinite(dout, p.dout.row, rows, p.headdim_v, line, dv, keys, sees_all, sees,

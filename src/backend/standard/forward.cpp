@@ -3,6 +3,7 @@
 
 #include "backend/standard/matrices.h"
 #include "backend/standard/passes.h"
+#include "shared/trace.h"
 
 namespace fattn::core {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 // s = scale q k^T, stored in the matrix.
 template <class E>
 void score_rows(const StandardCall& call, const E* q, const E* k, int64_t rows, E* matrix, float* scratch) {
+  const Traced traced("s = q k^T");
   const Problem& p = call.p;
   const Layout& at = call.at;
   const Scale scale(p.softmax_scale);
@@ -27,6 +29,7 @@ void score_rows(const StandardCall& call, const E* q, const E* k, int64_t rows, 
 // p = softmax(s) in place, for the rows from `first_row` on.
 template <class E>
 void softmax_rows(const StandardCall& call, int64_t first_row, int64_t rows, E* matrix, float* lse, float* scratch) {
+  const Traced traced("p = softmax(s)");
   const Problem& p = call.p;
   for (int64_t r = 0; r < rows; ++r) {
     E* weights = matrix + r * p.seqlen_k;
@@ -45,6 +48,7 @@ void softmax_rows(const StandardCall& call, int64_t first_row, int64_t rows, E* 
 // o = p v
 template <class E>
 void output_rows(const StandardCall& call, int64_t first_row, int64_t rows, const E* matrix, const E* v, const float* lse, E* o, float* scratch) {
+  const Traced traced("o = p v");
   const Problem& p = call.p;
   const Layout& at = call.at;
   OutputRows<E> out(o, p.o.row, rows, p.headdim_v, scratch + at.output[0]);

@@ -9,16 +9,18 @@
 #include "cpu/executor.h"
 #include "cpu/openblas.h"
 #include "shared/text.h"
+#include "shared/trace.h"
 
 namespace fattn::core {
 namespace {
 
-// Runs body(task, scratch) for every task in [0, count) on the workers.
+// Runs body(task, scratch) for every task in [0, count) on the workers. `name` is for profilers.
 template <class Body>
-void for_each_task(const StandardCall& call, int64_t count, const Body& body) {
+void for_each_task(const StandardCall& call, const char* name, int64_t count, const Body& body) {
   if (count == 0) return;
   std::atomic<int64_t> next{0};
   run_workers(call.p.executor, call.at.workers, [&](int worker) {
+    const Traced traced(name);
     const OneBlasThread one_thread(call.blas);
     for (int64_t task = next++; task < count; task = next++) body(task, call.scratch(worker));
   });
@@ -27,11 +29,11 @@ void for_each_task(const StandardCall& call, int64_t count, const Body& body) {
 template <class E>
 void execute_as(const StandardCall& call) {
   if (!call.p.backward) {
-    for_each_task(call, call.at.row_tasks, [&](int64_t task, float* scratch) { standard_forward_rows<E>(call, task, scratch); });
+    for_each_task(call, "blocks of rows", call.at.row_tasks, [&](int64_t task, float* scratch) { standard_forward_rows<E>(call, task, scratch); });
     return;
   }
-  for_each_task(call, call.at.row_tasks, [&](int64_t task, float* scratch) { standard_backward_rows<E>(call, task, scratch); });
-  for_each_task(call, call.at.key_tasks, [&](int64_t task, float* scratch) { standard_backward_keys<E>(call, task, scratch); });
+  for_each_task(call, "blocks of rows", call.at.row_tasks, [&](int64_t task, float* scratch) { standard_backward_rows<E>(call, task, scratch); });
+  for_each_task(call, "blocks of keys", call.at.key_tasks, [&](int64_t task, float* scratch) { standard_backward_keys<E>(call, task, scratch); });
 }
 
 }  // namespace
