@@ -32,7 +32,7 @@ struct BenchFlags {
   ProblemFlags problem;
   ProviderFlags providers;
   OutputFlags output;
-  std::string suite, only;
+  std::string suite, only, status;
   bool quick = false, explain = false;
 };
 
@@ -162,6 +162,9 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->needs("--suite")
       ->check([](const std::string& text) { return std::string(text.empty() ? "is empty; leave it out for all parts" : ""); })
       ->type_name("TEXT");
+  command->add_option("--status", flags->status, "Suite: a file that says what is being done while it runs (docs/RECORD.md); `fattn watch` shows it")
+      ->needs("--suite")
+      ->type_name("FILE");
   command->add_flag("--explain", flags->explain, "Print the plan of every pass and why it was chosen");
   flags->providers.add_to(*command);
   flags->output.add_to(*command);
@@ -190,7 +193,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       throw CLI::ValidationError("--suite", "the cpu suite runs on --device cpu; ask for --suite cuda");
     const ProblemFlags& problem = flags->problem;
     const SuiteOptions suite{flags->suite,   flags->quick,           problem.grad(),     flags->only,           problem.options(), problem.place(),
-                             problem.json(), problem.memory_limit(), problem.patience(), problem.place_flags(), flags->output};
+                             problem.json(), problem.memory_limit(), problem.patience(), problem.place_flags(), flags->output,     flags->status};
     exit_code = flags->suite == "prices" ? run_prices(suite) : run_suite(suite, flags->providers);
   });
 }

@@ -30,6 +30,7 @@
 #include "cli/support.h"
 #include "cli/sweep.h"
 #include "cli/usage_error.h"
+#include "cli/watch.h"
 #include "fattn/system.hpp"
 
 namespace fattn::cli {
@@ -66,6 +67,7 @@ int run_command_line(int argc, char** argv) {
   add_profile(app, exit_code);
   add_regress(app, exit_code);
   add_report(app, exit_code);
+  add_watch(app, exit_code);
   add_cache(app, exit_code);
   add_gpt2(app, exit_code);
   add_lab(app, exit_code);

@@ -10,6 +10,7 @@
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
+#include "cli/status_file.h"
 #include "cli/suite.h"
 #include "cli/suite_schedule.h"
 #include "cli/table.h"
@@ -158,6 +159,8 @@ int run_prices(const SuiteOptions& suite) {
   Kept kept(suite.json);
   Progress progress("prices");
   announce(races, progress);
+  const auto status = std::make_shared<StatusFile>(suite.status, "bench", static_cast<int64_t>(races.size()), seconds_of(races));
+  kept.before_end([status] { status->end("interrupted"); });
   auto planned = races.begin();
   for (const PriceList& list : lists) {
     Table table({Column::text("option").as_key(), Column::text("pass").as_key(), Column::number("plain", "s"), Column::number("with it", "s"),
@@ -165,12 +168,14 @@ int run_prices(const SuiteOptions& suite) {
                  Column::text("worst error and its bound").ranked(3)},
                 list.title);
     for (const Pair& pair : list.pairs) {
+      status->now(list.title + ": " + describe(pair.with));
       const RaceResult result = race({{plain.get(), pair.plain}, {option.get(), pair.with}}, options);
       if (record.peaks_before.fma.rate == 0) record.peaks_before = result.before;
       record.peaks_after = result.after;
       disturbance.add(result.disturbance);
       add_rows(table, result.rows, record.summary);
       record.rows.insert(record.rows.end(), result.rows.begin(), result.rows.end());
+      status->step(planned->seconds);
       progress.step(planned++->seconds);
       record.disturbance = to_json(disturbance, record.rows);
       kept.keep(record, fmt::format("{} of {} problems", planned - races.begin(), races.size()));
@@ -188,6 +193,7 @@ int run_prices(const SuiteOptions& suite) {
   print_disturbance(out, disturbance, record.rows);
   record.complete = true;
   if (!suite.json.empty()) write_json(to_json(record), suite.json);
+  status->end("done");
   return exit_code_of(record.rows);
 }
 

@@ -17,6 +17,7 @@
 #include "cli/race.h"
 #include "cli/report.h"
 #include "cli/sanitize.h"
+#include "cli/status_file.h"
 #include "cli/suite_schedule.h"
 #include "cli/table.h"
 #include "fattn/system.hpp"
@@ -243,6 +244,8 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   Kept kept(suite.json);
   Progress progress("suite");
   announce(races, progress);
+  const auto status = std::make_shared<StatusFile>(suite.status, "bench", static_cast<int64_t>(races.size()), seconds_of(races));
+  kept.before_end([status] { status->end("interrupted"); });
   auto planned = races.begin();
   for (const Section& section : sections) {
     std::vector<Contestant*> contestants = {library.get()};
@@ -265,12 +268,14 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
       options.grad = planned->grad;
       options.passes = planned->passes;
       options.sampling = planned->sampling;
+      status->now(section.title + ": " + describe(item.spec));
       const RaceResult result = race(item.spec, contestants, options);
       if (first.fma.rate == 0) first = result.before;
       if (result.after.fma.rate > 0 || last.fma.rate == 0) last = result.after;
       disturbance.add(result.disturbance);
       add_rows(table, section, result.rows, contestants.size(), ratios, told);
       all.insert(all.end(), result.rows.begin(), result.rows.end());
+      status->step(planned->seconds);
       progress.step(planned++->seconds);
       kept.keep(record_of(false), fmt::format("{} of {} problems", planned - races.begin(), races.size()));
     }
@@ -290,6 +295,7 @@ int run_suite(const SuiteOptions& suite, const ProviderFlags& providers) {
   print_warnings(out, all);
   print_disturbance(out, disturbance, all);
   if (!suite.json.empty()) write_json(to_json(record_of(true)), suite.json);
+  status->end("done");
   return exit_code_of(all);
 }
 

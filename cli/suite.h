@@ -23,6 +23,7 @@ struct SuiteOptions {
   double patience = 0;             // seconds: a suite that would take longer is refused before it starts
   std::vector<std::string> flags;  // for the record: those that repeat what is said above
   OutputFlags output;
+  std::string status;  // a file that says what is being done; empty: none
 };
 
 // What all suites race with, but for what depends on the problem; and the flags that repeat one.

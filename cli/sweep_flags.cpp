@@ -276,7 +276,7 @@ void SweepFlags::add_to(CLI::App& app) {
   app.add_option("--resume", resume, "Take what is ok in an earlier record of this sweep, without FILE that of --json, and measure the rest")
       ->expected(0, 1)
       ->type_name("FILE");
-  app.add_option("--status", status, "A file that says what is being done while it runs (docs/RECORD.md)")->type_name("FILE");
+  app.add_option("--status", status, "A file that says what is being done while it runs (docs/RECORD.md); `fattn watch` shows it")->type_name("FILE");
   app.option_defaults()->group("Options");
 }
 

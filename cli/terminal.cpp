@@ -32,6 +32,11 @@ size_t width_of(std::FILE* stream) {
   return kDefaultWidth;
 }
 
+size_t height_of(std::FILE* stream) {
+  winsize size{};
+  return ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_row > 1 ? size.ws_row : kDefaultHeight;
+}
+
 bool takes_escapes(std::FILE* stream) {
   const std::string_view term = variable("TERM");
   return is_terminal(stream) && !term.empty() && term != "dumb";

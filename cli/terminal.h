@@ -14,6 +14,10 @@ bool is_terminal(std::FILE* stream);
 // COLUMNS where it is set to a number, else what the terminal says, else kDefaultWidth; never less than kLeastWidth.
 size_t width_of(std::FILE* stream);
 
+// Lines of the terminal; kDefaultHeight where it does not say.
+inline constexpr size_t kDefaultHeight = 24;
+size_t height_of(std::FILE* stream);
+
 // Of a terminal, unless TERM is empty or "dumb": colours, and lines that are written anew.
 bool takes_escapes(std::FILE* stream);
 

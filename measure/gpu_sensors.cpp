@@ -57,6 +57,14 @@ void bind(void* library, Nvml& to) {
   optional(to.deviceGetEnforcedPowerLimit, "nvmlDeviceGetEnforcedPowerLimit");
   optional(to.deviceGetFieldValues, "nvmlDeviceGetFieldValues");
   optional(to.deviceGetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons");
+  optional(to.deviceGetCount, "nvmlDeviceGetCount_v2");
+  optional(to.deviceGetHandleByIndex, "nvmlDeviceGetHandleByIndex_v2");
+  optional(to.deviceGetName, "nvmlDeviceGetName");
+  optional(to.deviceGetUtilizationRates, "nvmlDeviceGetUtilizationRates");
+  optional(to.deviceGetMemoryInfo, "nvmlDeviceGetMemoryInfo");
+  optional(to.deviceGetTemperature, "nvmlDeviceGetTemperature");
+  optional(to.deviceGetMaxClockInfo, "nvmlDeviceGetMaxClockInfo");
+  optional(to.deviceGetComputeRunningProcesses, "nvmlDeviceGetComputeRunningProcesses_v3");
   if (!to.deviceGetCurrentClocksEventReasons) optional(to.deviceGetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
   if (!missing.empty()) {
     to.reason = "it has no function " + missing;
@@ -114,6 +122,12 @@ GpuSensors::GpuSensors(const fattn_cuda_info& gpu, const Nvml& library) : nvml_(
     problem_ = std::string("NVML finds no device ") + gpu.pci_bus_id + ": " + nvml_.errorString(status);
     return;
   }
+  look();
+}
+
+GpuSensors::GpuSensors(Nvml::Device device, const Nvml& library) : nvml_(library), device_(device) { look(); }
+
+void GpuSensors::look() {
   instant_ = true;
   instant_ = power().has_value();
   unsigned mhz = 0;

@@ -14,6 +14,9 @@
 namespace fattn::measure {
 
 struct NvmlFieldValue;
+struct NvmlUtilization;
+struct NvmlMemory;
+struct NvmlProcess;
 
 // NVML's functions, named as in its reference without `nvml`, and as far as they are used here. 0 is success.
 struct Nvml {
@@ -27,6 +30,15 @@ struct Nvml {
   int (*deviceGetEnforcedPowerLimit)(Device device, unsigned* milliwatts) = nullptr;
   int (*deviceGetFieldValues)(Device device, int count, NvmlFieldValue* values) = nullptr;
   int (*deviceGetCurrentClocksEventReasons)(Device device, unsigned long long* reasons) = nullptr;  // of older drivers: ...ThrottleReasons
+  // For gpu_state.h alone.
+  int (*deviceGetCount)(unsigned* count) = nullptr;
+  int (*deviceGetHandleByIndex)(unsigned index, Device* device) = nullptr;
+  int (*deviceGetName)(Device device, char* name, unsigned length) = nullptr;
+  int (*deviceGetUtilizationRates)(Device device, NvmlUtilization* rates) = nullptr;
+  int (*deviceGetMemoryInfo)(Device device, NvmlMemory* memory) = nullptr;
+  int (*deviceGetTemperature)(Device device, int sensor, unsigned* celsius) = nullptr;
+  int (*deviceGetMaxClockInfo)(Device device, int which, unsigned* mhz) = nullptr;
+  int (*deviceGetComputeRunningProcesses)(Device device, unsigned* count, NvmlProcess* processes) = nullptr;
 
   std::string reason = "it was not opened";  // why it cannot be used; empty if it can
   explicit operator bool() const { return reason.empty(); }
@@ -62,6 +74,8 @@ class GpuSensors {
  public:
   // The device is found by its PCI address: CUDA_VISIBLE_DEVICES renumbers, and NVML does not know that.
   explicit GpuSensors(const fattn_cuda_info& gpu, const Nvml& library = nvml());
+  // Of a device that NVML named.
+  GpuSensors(Nvml::Device device, const Nvml& library);
 
   // Why there will be no readings; empty if there will.
   const std::string& problem() const { return problem_; }
@@ -71,6 +85,7 @@ class GpuSensors {
   std::optional<double> power_limit_w() const;
 
  private:
+  void look();
   std::optional<double> power() const;
 
   const Nvml& nvml_;

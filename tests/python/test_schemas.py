@@ -57,6 +57,7 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "memory": fattn.json("memory", "--seqlen", "64", env=cache),
         "sweep": sweep,
         "status": json.loads(status.read_text()),
+        "watch": fattn.json("watch", status, "--once"),
         "profile": profile,
         "timeline": json.loads((folder / "profile/timeline.json").read_text()),
         "predict": fattn.json("predict", "--seqlen", "64", env=cache),
