@@ -8,7 +8,6 @@
 # %%
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -184,15 +183,12 @@ if TORCH:
 
 # %% [markdown]
 # `fattn profile` goes deeper: one folder with operations, hardware counters beside the counts of section 2, memory over time
-# and a timeline. `fattn watch` shows what a GPU and a running benchmark do, live.
+# and a timeline ([docs/PROFILING.md](../PROFILING.md) explains each number). `fattn watch` shows what a GPU and a running
+# benchmark do, live.
 
 # %%
-commands = subprocess.run([sys.executable, "-m", "fattn", "--help"], capture_output=True, text=True).stdout
-if re.search(r"^  profile ", commands, re.MULTILINE):
-    command("profile", *WHERE, "--seqlen", 512, "--out", f"{folder}/profile")
-    print(sorted(os.listdir(f"{folder}/profile")))
-else:
-    print("skipped: this fattn has no command `profile`")
+command("profile", *WHERE, *sizes[:6], "--seqlen", 4096 if GPU else 256, "--out", f"{folder}/profile")
+print(sorted(os.listdir(f"{folder}/profile")))
 
 # %% [markdown]
 # ## 7. When to use which
