@@ -83,6 +83,14 @@ def test_operations_are_those_of_the_calls(folder):
     assert by["fattn", "fwd"]["attention forward"]["flops"] == 2 * (4 * 2 * 32 * 128 * 129 / 2)
 
 
+def test_totals_are_those_of_the_operations(folder):
+    for part in load(folder)["operations"]:
+        host = sum(o["self_s"] for o in part["operations"] if o["on"] == "host")
+        assert part["totals"]["host_s"] == pytest.approx(host) and part["totals"]["gpu_s"] == 0
+        assert part["totals"]["flops"] == sum(o["flops"] for o in part["operations"] if o["kind"] == "call")
+    assert "All operations together, a call" in (folder / "SUMMARY.md").read_text()
+
+
 def test_counters_are_numbers_or_reasons(folder):
     passes = load(folder)["counters"]
     assert len(passes) == 4
