@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache)
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-all test-gpu bench bench-gpu report lint format setup clean
+.PHONY: help run build test test-all test-gpu bench bench-gpu report notebooks lint format setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,6 +38,10 @@ bench-gpu: build ## the speed table of the GPU against torch's backends; its rec
 
 report: build ## docs/report: a page of the records in docs/results, in English and Chinese
 	@python3 tools/make_report.py
+
+notebooks: ## the course in docs/lab as notebooks for Jupyter, in English and Chinese, in build/notebooks
+	@tools/python_venv.sh
+	@$(BUILD)/venv/bin/python tools/notebooks.py
 
 lint: ## check the format (clang-format), C++ (clang-tidy), Python (pyflakes) and shell scripts (shellcheck)
 	@tools/setup.sh build lint

@@ -18,6 +18,7 @@
 #include "cli/help_format.h"
 #include "cli/info.h"
 #include "cli/interrupt.h"
+#include "cli/lab.h"
 #include "cli/memory.h"
 #include "cli/output.h"
 #include "cli/predict.h"
@@ -67,6 +68,7 @@ int run_command_line(int argc, char** argv) {
   add_report(app, exit_code);
   add_cache(app, exit_code);
   add_gpt2(app, exit_code);
+  add_lab(app, exit_code);
   app.footer(kFooter);  // last, so that the commands do not have it, too
   try {
     app.parse(argc, argv);

@@ -41,6 +41,29 @@ size_t character(std::string_view text, size_t& columns) {
   return bytes;
 }
 
+// Punctuation that begins no line, and that ends none.
+constexpr std::string_view kNotFirst[] = {"，", "。", "、", "；", "：", "！", "？", "）", "」", "』", "》"}, kNotLast[] = {"（", "「", "『", "《"};
+
+template <size_t N>
+bool is_one_of(const std::string_view (&marks)[N], std::string_view character) {
+  return std::find(std::begin(marks), std::end(marks), character) != std::end(marks);
+}
+
+// Where the word that begins at `at` ends: at a space, or where a line may end without one, beside a character of two columns.
+size_t end_of_word(std::string_view text, size_t at) {
+  bool wide = false;
+  std::string_view before;
+  while (at < text.size() && text[at] != ' ') {
+    size_t columns = 0;
+    const std::string_view now = text.substr(at, character(text.substr(at), columns));
+    if (!before.empty() && (wide || columns == 2) && columns > 0 && !is_one_of(kNotFirst, now) && !is_one_of(kNotLast, before)) break;
+    if (columns > 0) wide = columns == 2;
+    before = now;
+    at += now.size();
+  }
+  return at;
+}
+
 // How many bytes of a word that is wider than a line go on this line.
 size_t piece_of(std::string_view word, size_t width) {
   size_t used = 0, end = 0, good = 0;
@@ -75,7 +98,7 @@ std::vector<std::string> wrapped(std::string_view text, size_t first_width, size
   };
   for (size_t at = 0; at < text.size();) {
     const size_t spaces = std::min(text.find_first_not_of(' ', at), text.size()) - at;
-    const size_t end = std::min(text.find(' ', at + spaces), text.size());
+    const size_t end = end_of_word(text, at + spaces);
     std::string_view word = text.substr(at + spaces, end - at - spaces);
     at = end;
     if (word.empty()) break;

@@ -10,7 +10,8 @@ namespace fattn::cli {
 // Columns that UTF-8 takes: 2 for Chinese, Japanese and Korean characters, 0 for marks that combine with the one before.
 size_t display_width(std::string_view text);
 
-// Lines of at most `width` columns, broken at spaces; only a word that is wider than a line is broken inside, behind a '/' or ',' if it has one.
+// Lines of at most `width` columns, broken at spaces and beside Chinese, Japanese and Korean characters, but not before their closing punctuation.
+// Only a word that is wider than a line is broken inside, behind a '/' or ',' if it has one.
 std::vector<std::string> wrapped(std::string_view text, size_t width);
 std::vector<std::string> wrapped(std::string_view text, size_t first_width, size_t other_width);
 // With spaces at which no line ends; `wrapped` makes spaces of them again.

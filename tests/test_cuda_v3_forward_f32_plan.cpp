@@ -55,7 +55,8 @@ TEST(V3ForwardF32PlanSmall, TheWorkspaceHasBothPartsOfAllKeysAndValues) {
   EXPECT_EQ(plan.split_grid, 2 * blocks);
   EXPECT_EQ(plan.values_offset, blocks * 64 * 128 * 4);
   EXPECT_EQ(plan.factors_offset, plan.values_offset + blocks * 64 * 64 * 4);
-  EXPECT_EQ(plan.workspace_bytes, plan.factors_offset + 2 * blocks * 16);
+  EXPECT_EQ(plan.spoilt_offset, plan.factors_offset + 2 * blocks * 16);
+  EXPECT_EQ(plan.workspace_bytes, plan.spoilt_offset + blocks * (2 * 16 + 2 * 128));
   alignas(16) static char workspace[16];
   fattn_buffers buffers{};
   buffers.workspace = workspace;
@@ -64,6 +65,7 @@ TEST(V3ForwardF32PlanSmall, TheWorkspaceHasBothPartsOfAllKeysAndValues) {
   EXPECT_EQ(params.parts.v - params.parts.k, plan.values_offset);
   EXPECT_EQ(reinterpret_cast<unsigned char*>(params.parts.k_factors) - params.parts.k, plan.factors_offset);
   EXPECT_EQ(params.parts.v_factors - params.parts.k_factors, blocks);
+  EXPECT_EQ(reinterpret_cast<unsigned char*>(params.parts.v_spoilt) - params.parts.k, plan.spoilt_offset);
   EXPECT_EQ(params.parts.blocks, 9);
   EXPECT_EQ(params.work.tiles, plan.tiles);
   EXPECT_FLOAT_EQ(params.call.softmax_scale_log2, 0.125f * 1.442695041f);

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""GPT-2 of `fattn gpt2` beside that of transformers (sdpa; sdpa with torch.compile and a static cache) on one GPU, the same random weights, in one run:
+"""GPT-2 of `fattn gpt2` beside that of transformers (sdpa; on a GPU sdpa with torch.compile and a static cache, too), the same random weights, in one run:
 a token of decode at the end of a context, and prefill of whole prompts, whose last tokens have logits. `fattn gpt2 bench` gives fattn's times and the limit:
 decode the weights and the cache read once at the rate of a copy, prefill its arithmetic at the peak. Times are medians; what is timed by the host ends with
 a token there, as in a program that generates text.
 
-    tools/bench_gpt2_inference.py --fattn build/cli/fattn --json out.json"""
+    tools/bench_gpt2_inference.py --fattn build/cli/fattn --json out.json
+    tools/bench_gpt2_inference.py --device cpu --threads 2 --dtype fp32 --presets gpt2 --decode 1x512 --prefill 1x512"""
 
 import argparse
 import json
@@ -39,12 +40,12 @@ class Decode:
     """Steps of one token each, the most likely one every time; the prompt before them is not timed."""
 
     def __init__(self, model, batch: int, context: int, compiled: bool) -> None:
-        self.model, self.batch = model, batch
+        self.model, self.batch, device = model, batch, model.device
         self.step = torch.compile(self.one, mode="reduce-overhead", dynamic=False) if compiled else self.one
         self.cache = StaticCache(config=model.config, max_cache_len=context)
         first = context - STEPS
-        self.prompt, self.prompt_places = torch.ones((batch, first), dtype=torch.long, device="cuda"), torch.arange(first, device="cuda")
-        self.places = [torch.tensor([first + i], device="cuda") for i in range(STEPS)]
+        self.prompt, self.prompt_places = torch.ones((batch, first), dtype=torch.long, device=device), torch.arange(first, device=device)
+        self.places = [torch.tensor([first + i], device=device) for i in range(STEPS)]
 
     def one(self, token, place):
         logits = self.model(token, past_key_values=self.cache, cache_position=place, position_ids=place[None].expand(self.batch, 1), use_cache=True).logits
@@ -54,10 +55,11 @@ class Decode:
         with torch.no_grad():
             self.cache.reset()
             self.model(self.prompt, past_key_values=self.cache, cache_position=self.prompt_places, use_cache=True, logits_to_keep=1)
-        torch.cuda.synchronize()
+        if self.prompt.is_cuda:
+            torch.cuda.synchronize()
 
     def run(self) -> None:
-        token = torch.ones((self.batch, 1), dtype=torch.long, device="cuda")
+        token = torch.ones((self.batch, 1), dtype=torch.long, device=self.prompt.device)
         with torch.no_grad():
             for place in self.places:
                 torch.compiler.cudagraph_mark_step_begin()
@@ -74,7 +76,7 @@ def decode(model, batch: int, context: int, compiled: bool, seconds: float) -> f
 
 
 def prefill(model, batch: int, context: int, compiled: bool, seconds: float) -> float:
-    tokens = torch.randint(0, model.config.vocab_size, (batch, context), device="cuda")
+    tokens = torch.randint(0, model.config.vocab_size, (batch, context), device=model.device)
     call = torch.compile(model, mode="reduce-overhead", dynamic=False) if compiled else model
 
     def run() -> None:
@@ -90,21 +92,37 @@ def prefill(model, batch: int, context: int, compiled: bool, seconds: float) -> 
 def theirs(arguments) -> None:
     """One case of transformers, in a process of its own: an error on the device ends what is left of one."""
     folder, dtype, what, batch, context, compiled, seconds = json.loads(arguments.one)
-    model = GPT2LMHeadModel.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="sdpa").cuda().eval()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="sdpa").to(arguments.device).eval()
     print(json.dumps((decode if what == "decode" else prefill)(model, batch, context, compiled, seconds)))
 
 
-def ours(fattn: str, folder: Path, dtype: str, batch: int, context: int, seconds: float) -> dict:
-    command = [fattn, "gpt2", "bench", str(folder), "--device", "cuda", "--dtype", dtype, "--batch", str(batch), "--context", str(context), "--seconds",
-               str(seconds), "--json", "-"]
+def ours(arguments, folder: Path, batch: int, context: int) -> dict:
+    command = [arguments.fattn, "gpt2", "bench", str(folder), "--device", arguments.device, "--dtype", arguments.dtype, "--batch", str(batch), "--context",
+               str(context), "--threads", str(arguments.threads), "--seconds", str(arguments.seconds), "--json", "-"]
     record = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {timing["pass"]: timing for timing in record["timings"]} | {"read_bytes_per_s": record["read_bytes_per_s"]}
+
+
+def write(record: dict, path: Path) -> None:
+    """After every row, whole: what was measured stays where the rest is interrupted."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(path)
+
+
+def processor() -> str:
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return models[0] if models else "an unknown processor"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fattn", default="build/cli/fattn")
     parser.add_argument("--presets", default="gpt2,gpt2-xl")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU, of both; 0: as many as each takes by itself")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--decode", default="1x512,64x512", help="batch x context, several by commas")
     parser.add_argument("--prefill", default="8x1024")
@@ -115,7 +133,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     if arguments.one:
         return theirs(arguments)
-    rows = []
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads or 'all'} threads of {processor()}"
+    rows: list[dict] = []
+    record = {"device": device, "torch": torch.__version__, "transformers": transformers.__version__, "dtype": arguments.dtype, "rows": rows}
     for preset in arguments.presets.split(","):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / preset
@@ -124,21 +144,22 @@ def main() -> None:
             for what, cases in (("decode", arguments.decode), ("prefill", arguments.prefill)):
                 for case in filter(None, cases.split(",")):
                     batch, context = map(int, case.split("x"))
-                    found = ours(arguments.fattn, folder, arguments.dtype, batch, context, arguments.seconds)
+                    found = ours(arguments, folder, batch, context)
                     row = {"model": preset, "pass": what, "batch": batch, "context": context, "fattn": found[what]["seconds"]["median"],
                            "limit": found[what]["limit_seconds"], "read_bytes_per_s": found["read_bytes_per_s"]}
-                    for name, compiled in (("sdpa", False), ("sdpa+compile", True)):
+                    contestants = {"sdpa": False, "sdpa+compile": True} if arguments.device == "cuda" else {"sdpa": False}
+                    for name, compiled in contestants.items():
                         case_of = json.dumps([str(folder), arguments.dtype, what, batch, context, compiled, arguments.seconds])
-                        done = subprocess.run([sys.executable, __file__, "--one", case_of], capture_output=True, text=True)
+                        one = [sys.executable, __file__, "--device", arguments.device, "--threads", str(arguments.threads), "--one", case_of]
+                        done = subprocess.run(one, capture_output=True, text=True)
                         row[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
                         if done.returncode != 0:
                             print(f"{preset} {what} {case} {name}: {(done.stderr.strip() or 'no message').splitlines()[-1][:300]}", file=sys.stderr)
                     rows.append(row)
-                    times = ", ".join(f"{name} {row[name] * 1e6:.0f} us ({row[name] / row['fattn']:.2f}x)" for name in ("sdpa", "sdpa+compile") if row[name])
+                    if arguments.json:
+                        write(record, Path(arguments.json))
+                    times = ", ".join(f"{name} {row[name] * 1e6:.0f} us ({row[name] / row['fattn']:.2f}x)" for name in contestants if row[name])
                     print(f"{preset} {what} {case}: fattn {row['fattn'] * 1e6:.0f} us, {row['fattn'] / row['limit']:.2f}x of the limit; {times}", flush=True)
-    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__, "dtype": arguments.dtype, "rows": rows}
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -352,9 +352,11 @@ class BackwardF32 : BackwardF32Scores<Spec> {
         }
         again.note(2 * i + half, ptx::ballot(!good && key < p.seqlen_k));
       }
-    if (kPair.lengths && given_length(p, batch) < 0) return;  // NaN it shall be
-    again.for_each<kRowsAgain>(
-        [&](int row, unsigned wanted) { key_rows_again<Spec, kIsDk>(p, mask(), batch, head_k, first_key + key_group * kKeys + row, wanted, lane); });
+    if (kPair.lengths && given_length(p, batch) < 0) return;                            // NaN it shall be
+    constexpr int kRows = kAll > 128 && kPair.alibi && kPair.dropout ? 4 : kRowsAgain;  // for which there are registers
+    again.for_each<kRows>([&](int row, unsigned wanted) {
+      key_rows_again<Spec, kIsDk, kRows>(p, mask(), batch, head_k, first_key + key_group * kKeys + row, wanted, lane);
+    });
   }
 
   // The block behind `now`; kSplitBefore: to the other stage, which nobody reads any more.

@@ -123,7 +123,7 @@ __device__ __forceinline__ void dq_rows_again(const AttentionParams& p, const co
     if ((wanted >> i & 1) != 0 && first_column + lane < Spec::kHeaddim) dq[(first + i) * p.dq_strides.row] = sum[i][0] * p.softmax_scale;
 }
 
-// Which of the eight keys from `first` on, to `last_seen`, some row sees whose gradients are not finite: then theirs are not.
+// Which of the keys from `first` on, to `last_seen`, some row sees whose gradients are not finite: then theirs are not.
 // It ends when all in `wanted` are among them.
 template <class Spec, bool kIsDk>
 __device__ __forceinline__ unsigned keys_of_spoilt_rows(const AttentionParams& p, const core::Mask32& mask, int batch, int head_k, int first,
@@ -153,16 +153,16 @@ __device__ __forceinline__ unsigned keys_of_spoilt_rows(const AttentionParams& p
   return nan;
 }
 
-// Rows of dk (kIsDk) or dv, of eight, with all their columns.
-template <class Spec, bool kIsDk>
+// Rows of dk (kIsDk) or dv, of the kRows from `first` on, with all their columns.
+template <class Spec, bool kIsDk, int kRows>
 __device__ __forceinline__ void key_rows_again(const AttentionParams& p, const core::Mask32& mask, int batch, int head_k, int first, unsigned wanted,
                                                int lane) {
   constexpr int kColumns = kIsDk ? Spec::kHeaddim : Spec::kHeaddimV, kParts = (kColumns + 31) / 32;
-  const int last = p.seqlen_k - 1, last_seen = min(first + kRowsAgain, kPairOf<Spec>.lengths ? mask.seqlen_k : p.seqlen_k) - 1;
+  const int last = p.seqlen_k - 1, last_seen = min(first + kRows, kPairOf<Spec>.lengths ? mask.seqlen_k : p.seqlen_k) - 1;
   const unsigned nan = last_seen >= first ? keys_of_spoilt_rows<Spec, kIsDk>(p, mask, batch, head_k, first, last_seen, wanted, lane) : 0;
-  float sum[kRowsAgain][kParts];
+  float sum[kRows][kParts];
 #pragma unroll
-  for (int i = 0; i < kRowsAgain; ++i)
+  for (int i = 0; i < kRows; ++i)
 #pragma unroll
     for (int part = 0; part < kParts; ++part) sum[i][part] = (nan >> i & 1) != 0 ? kNan : 0.0f;
   bool open = last_seen >= first && (wanted & ~nan) != 0;  // keys behind the entry's last one are seen by no query
@@ -173,14 +173,14 @@ __device__ __forceinline__ void key_rows_again(const AttentionParams& p, const c
 #pragma unroll 1
     for (int block = mask.first_row(first); open && block < end; block += 32) {
       const int row = min(block + lane, end - 1);
-      float s[kRowsAgain];
-      [[maybe_unused]] float product[kRowsAgain];
+      float s[kRows];
+      [[maybe_unused]] float product[kRows];
       products_again<Spec::kAligned>(s, pairs.q.row(row), pairs.k, first, last, Spec::kHeaddim);
       if constexpr (kIsDk) products_again<Spec::kAligned>(product, pairs.dout.row(row), pairs.v, first, last, Spec::kHeaddimV);
       const bool exists = block + lane < end && !pairs.empty(row);
       unsigned taken = 0;
 #pragma unroll
-      for (int i = 0; i < kRowsAgain; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         const int key = min(first + i, last_seen);
         bool seen = exists && first + i <= last_seen && row >= mask.first_row(key);
         if constexpr (Spec::kWindow) seen = seen && row < mask.row_end(key);
@@ -195,7 +195,7 @@ __device__ __forceinline__ void key_rows_again(const AttentionParams& p, const c
   const TensorStrides& strides = kIsDk ? p.dk_strides : p.dv_strides;
   float* const to = static_cast<float*>(kIsDk ? p.dk : p.dv) + batch * strides.batch + head_k * strides.head + lane;
 #pragma unroll
-  for (int i = 0; i < kRowsAgain; ++i)
+  for (int i = 0; i < kRows; ++i)
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       if ((wanted >> i & 1) != 0 && lane + 32 * part < kColumns)

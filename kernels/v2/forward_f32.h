@@ -350,13 +350,17 @@ class ForwardF32 {
   __device__ __forceinline__ OddNotes notes() const { return {tile_q + Shape::kNotesOffset}; }
 
   // Adds the values of block j that are not finite to the rows that see them.
-  __device__ __forceinline__ void add_spoilt(int j, const core::Mask32& mask) {
+  __device__ __forceinline__ void add_spoilt(int j, int seqlen_k) {
+    // Found again rather than kept in registers all the way, unless that takes more of them.
+    constexpr bool kLengthsAlone = kPair.lengths && !kPair.packed && !Spec::kCausal && !kWindow;
+    constexpr bool kKept = !kTerms && (kLengthsAlone || (kWindow && Spec::kCapped) || (kPair.packed && !Spec::kAligned));
+    const core::Mask32 mask = visible_mask(kKept ? seqlen_k : ptx::opaque(seqlen_k));
     const Place place = place_of<Shape::kBlockM>(call(), ptx::opaque(static_cast<int>(blockIdx.x)));
     const auto& p = entry_params<kPair, float>(call(), place.batch);
     const auto [warp, lane] = ptx::thread_place();
     const int row = place.row + warp * Shape::kWarpRows + lane / 4;
     const Terms<kPair, f16> terms(p, place.batch, place.head, mask.seqlen_k);
-    add_spoilt_values<true, kRowTiles, Spec::kHeaddimV>(
+    add_spoilt_values<kRowTiles, Spec::kHeaddimV>(
         HeadRows(p.v, p.v_strides, place.batch, place.head_k), j * Spec::kBlockN, min((j + 1) * Spec::kBlockN, mask.seqlen_k), lane,
         [&](int i, int n, int half, int e) -> float& { return o[i][n][2 * half + e]; },
         [&](int i, int half) { return row + 16 * i + 8 * half < p.seqlen_q; },
@@ -588,7 +592,7 @@ class ForwardF32 {
       }
       if constexpr (kNotesOdd)
         if (notes().spoilt(j)) [[unlikely]]
-          add_spoilt(j, mask);
+          add_spoilt(j, seqlen_k);
     };
     int j = blocks.end - 1;
     if constexpr (kRanges) {

@@ -1,4 +1,4 @@
-// Values that are not finite, in the forward passes in fp32: the products take them for 0 (tile/split_tile.h), and what is here adds them to o of the
+// Values that are not finite, in v2's forward pass in fp32: the products take them for 0 (tile/split_tile.h), and what is here adds them to o of the
 // rows that see them. So nothing of them comes to other rows, and such a block costs what it costs to read its values once more.
 #pragma once
 
@@ -30,15 +30,15 @@ struct OddNotes {
 };
 
 // o(i, n, half, e): the lane's sum of row 16 i + 8 half + lane / 4 of the warp's and column 8 n + lane % 4 * 2 + e. exists(i, half): whether that row
-// is there; sees(i, half, key): and sees it. The values are those of the keys [first, end). kInRegisters: o is. All lanes of a warp together.
-template <bool kInRegisters, int kRowTiles, int kHeaddimV, class Sum, class Exists, class Sees>
+// is there; sees(i, half, key): and sees it. The values are those of the keys [first, end). All lanes of a warp together.
+template <int kRowTiles, int kHeaddimV, class Sum, class Exists, class Sees>
 __device__ __forceinline__ void add_spoilt_values(const HeadRows& v, int first, int end, int lane, Sum&& o, Exists&& exists, Sees&& sees) {
-  constexpr int kColumnTiles = (kHeaddimV + 7) / 8, kUnroll = kInRegisters ? kColumnTiles : 1;
+  constexpr int kColumnTiles = (kHeaddimV + 7) / 8;
   bool open = false;  // nothing changes what is not finite already
 #pragma unroll
   for (int row = 0; row < 2 * kRowTiles; ++row) {
     if (!exists(row / 2, row % 2)) continue;
-#pragma unroll kUnroll
+#pragma unroll
     for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_spoilt_values(const HeadRows& v, int first, 
 #pragma unroll
     for (int row = 0; row < 2 * kRowTiles; ++row) rows |= sees(row / 2, row % 2, key) ? 1u << row : 0u;
     const float* const from = v.row(key) + lane % 4 * 2;
-#pragma unroll kUnroll
+#pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {

@@ -12,8 +12,8 @@
 #include "kernels/tile/for_each.h"
 #include "kernels/tile/split_tile.h"
 #include "kernels/v2/forward_f32_again.h"
-#include "kernels/v2/forward_f32_spoilt.h"
 #include "kernels/v3/forward_f32_shape.h"
+#include "kernels/v3/forward_f32_spoilt.h"
 
 namespace fattn::v3 {
 
@@ -230,23 +230,11 @@ struct ConsumerF32 {
   }
   // Adds values that are not finite, which the products took for 0, to what the warp has written of o.
   __device__ __forceinline__ void add_spoilt(const Place& at) const {
-    const V3F32Factor* const values = p.parts.v_factors + first_block(at);
-    unsigned odd = 0;
-#pragma unroll 1
-    for (int block = lane(); block < own_blocks(at.row); block += 32) odd |= values[block].odd;
-    if (ptx::ballot(odd != 0) == 0) [[likely]]
-      return;
     const AttentionParams& call = p.call;
-    const int row = at.row + own_row();
-    float* const out = static_cast<float*>(call.o) + at.batch * call.o_strides.batch + at.head * call.o_strides.head + row * call.o_strides.row;
-#pragma unroll 1
-    for (int block = own_blocks(at.row) - 1; block >= 0; --block)
-      if (values[block].odd != 0)
-        v2::add_spoilt_values<false, 1, Spec::kHeaddimV>(
-            v2::HeadRows(call.v, call.v_strides, at.batch, at.head_k), block * kBlockN, min((block + 1) * kBlockN, call.seqlen_k), lane(),
-            [&](int, int n, int half, int e) -> float& { return out[8 * half * call.o_strides.row + 8 * n + lane() % 4 * 2 + e]; },
-            [&](int, int half) { return row + 8 * half < call.seqlen_q; },
-            [&](int, int half, int key) { return row + 8 * half < call.seqlen_q && key < Mask::visible_end(call, Keys<false>{}, row + 8 * half); });
+    const int row = at.row + warp_row(), before = first_block(at);
+    add_spoilt_columns<Spec>(call,
+                             static_cast<float*>(call.o) + at.batch * call.o_strides.batch + at.head * call.o_strides.head + row * call.o_strides.row,
+                             row, own_blocks(at.row), p.parts.v_factors + before, p.parts.v_spoilt + before, lane());
   }
 
   // --- softmax, of each warp ---

@@ -6,6 +6,7 @@
 #include "device_abi/v3_f32_parts.h"
 #include "kernels/ptx/dependent_launch.h"
 #include "kernels/tile/split_rows.h"
+#include "kernels/v3/forward_f32_spoilt.h"
 #include "kernels/v3/operand_tile.h"
 
 namespace fattn::v3 {
@@ -41,6 +42,8 @@ __device__ __forceinline__ void split_keys_and_values(const AttentionParams& p, 
     odd = tile::split_rows<SplitBlock<kHeaddim>, kV3F32SplitThreads, kHeaddim, kAligned, tile::NothingCleaned, true>(
         source, strides.row, p.seqlen_k - first, parts.k + at * v3_f32_block_bytes(kHeaddim), &factor->inverse);
   if (threadIdx.x == 0) factor->odd = odd;
+  if (is_v && odd != 0) [[unlikely]]
+    note_spoilt<kHeaddimV>(source, strides.row, p.seqlen_k - first, parts.v_spoilt[at]);
 }
 
 }  // namespace fattn::v3

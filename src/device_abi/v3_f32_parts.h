@@ -18,10 +18,17 @@ struct V3F32Factor {
   float unused[2];
 };
 
+// What is not finite in a block of v. Written where V3F32Factor::odd is not 0, and nowhere else.
+struct V3F32Spoilt {
+  unsigned columns[2][4];       // of plus, then of minus: a bit for each column that has an Inf of that sign; NaN counts as both
+  unsigned char first[2][128];  // and the first key of the block that has it there; kV3F32Block: none
+};
+
 // Block `i` of key head `h` of batch entry `b` is number (b * nheads_k + h) * blocks + i.
 struct V3F32Parts {
   unsigned char *k, *v;
   V3F32Factor *k_factors, *v_factors;
+  V3F32Spoilt* v_spoilt;
   int blocks;  // of a head
 };
 

@@ -1,4 +1,4 @@
-// Device code that is embedded: headers of kernels/ and the include-free ones of src/shared/, in tables.
+// Device code that is embedded: headers of kernels/ and those of src/device_abi/, in tables.
 #pragma once
 
 #include <span>

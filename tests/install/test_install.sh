@@ -72,7 +72,7 @@ expect "bin/fattn info" "$prefix/bin/fattn" info
 
 expect "find_package: configure" cmake -S "$source_dir/examples" -B "$scratch/examples" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
 expect "find_package: build" cmake --build "$scratch/examples"
-for example in "$source_dir"/examples/c/*.c "$source_dir"/examples/cpp/*.cpp; do
+for example in "$source_dir"/examples/c/*.c "$source_dir"/examples/cpp/*.cpp "$source_dir"/examples/lab/*.cpp; do
   relative=${example#"$source_dir/examples/"}
   expect "find_package: $relative runs" "$scratch/examples/$(echo "$relative" | tr '/.' '__')"
 done

@@ -12,7 +12,7 @@ import pytest
 from conftest import screen
 
 TINY = ["--batch", "1", "--seqlen", "64", "--nheads", "2", "--headdim", "16", "--min-time", "0", "--repeats", "2", "--max-time", "0.1", "--warmup", "1"]
-HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["sweep"], ["memory"], ["calibrate"], ["predict"], ["advise"], ["profile"], ["regress"], ["report"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack")), ["gpt2"], *(["gpt2", sub] for sub in ("info", "init", "export", "encode", "decode", "generate", "eval", "compare", "bench"))]
+HELP = [[], ["info"], ["support"], ["run"], ["check"], ["bench"], ["compare"], ["sweep"], ["memory"], ["calibrate"], ["predict"], ["advise"], ["profile"], ["regress"], ["report"], ["lab"], ["cache"], *(["cache", sub] for sub in ("list", "path", "clear", "warm", "pack")), ["gpt2"], *(["gpt2", sub] for sub in ("info", "init", "export", "encode", "decode", "generate", "eval", "compare", "bench"))]
 RULE = re.compile(r"-+(  -+)+")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -25,7 +25,7 @@ def too_long(lines: list[str], width: int) -> list[str]:
     return [line for line in lines if columns_of(line) > width]
 
 
-NAMES = ["info", "support", "run", "check", "bench", "compare", "sweep", "memory", "calibrate", "predict", "advise", "profile", "regress", "cache", "gpt2"]
+NAMES = ["info", "support", "run", "check", "bench", "compare", "sweep", "memory", "calibrate", "predict", "advise", "profile", "regress", "lab", "cache", "gpt2"]
 
 
 class Outputs:
@@ -53,6 +53,7 @@ class Outputs:
             "advise": ["advise", "--preset", "8gb", "--peak", "1e14", "--bandwidth", "1e12"],
             "profile": ["profile", *TINY, "--no-grad", "--calls", "1", "--out", folder / "profile"],
             "regress": ["regress", "--baseline", root / "docs/results/h200-headline.json", "--current", root / "docs/results/h200-headline.json", "--all"],
+            "lab": ["lab", "--step", "3"],
             "cache": ["cache", "list"],
             "gpt2": ["gpt2", "info", "gpt2", "--memory"],
         }

@@ -75,6 +75,7 @@ constexpr V2ForwardRow kRows[] = {
     {80, 256, true, {8, 1, 16, 2, 16, 0, false, 1}, true, true},
     {80, 256, true, {8, 1, 16, 1, 16, 0, false, 1}, true, true},
     {80, 256, true, {2, 1, 16, 2, 16, 0, false, 1}, true, true},
+    {80, 256, true, {2, 1, 16, 1, 16, 0, false, 1}, true, true},
 };
 // clang-format on
 
@@ -113,7 +114,7 @@ int choose_row(const Problem& problem, const V2Target& target) {
         ((problem.causal || problem.windowed()) && !row.causal))
       continue;
     if (row.f32 && pair.documents && heavy(pair.with_documents(false)) && row.tile.row_tiles > 1) continue;  // spills
-    if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;  // 4 to 20 bytes
+    if (row.f32 && problem.has_sinks && row.tile.row_tiles > 1) continue;                                    // 4 to 20 bytes
     // Of unequal widths that tile spills, and the one behind it does not.
     if (row.f32 && !row.causal && std::min(headdim, headdim_v) <= 192) continue;
     // Two tiles of rows of a warp spill for sm_100 (4 to 24 bytes) in a window and under a causal mask.
@@ -131,6 +132,14 @@ int choose_row(const Problem& problem, const V2Target& target) {
     // stage.
     if (row.f32 && target.arch >= 100 && row.tile.warps == 8 && row.tile.stages == 2 && std::max(headdim, headdim_v) > 128 && pair.packed &&
         problem.windowed() && pair.alibi && pair.dropout && pair.mask)
+      continue;
+    // For sm_120 documents in a window with softcap, ALiBi and dropout spill above headdim 128 (24 bytes), unless keys have one stage.
+    if (row.f32 && target.arch >= 100 && row.tile.warps == 2 && row.tile.stages == 2 && std::max(headdim, headdim_v) > 128 && problem.windowed() &&
+        problem.softcap > 0 && pair.documents && pair.alibi && pair.dropout)
+      continue;
+    // 64 keys a block spill with lengths of keys where no mask ends rows (8 to 28 bytes); 32 do not.
+    if (row.f32 && row.tile.queries_in_registers && row.tile.block_n == 64 && pair.lengths && !problem.packed && !problem.causal &&
+        !problem.windowed())
       continue;
     // Two tiles of rows of a warp spill (4 to 36 bytes) in a window of packed sequences with a bias in fp32.
     if (row.staged && row.tile.row_tiles == 2 && std::max(headdim, headdim_v) > 64 && pair.packed && problem.windowed() && pair.bias == 2) continue;

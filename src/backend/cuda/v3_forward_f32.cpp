@@ -144,7 +144,8 @@ V3ForwardF32Plan plan_v3_forward_f32(const Problem& problem, const V3Target& tar
   plan.split_grid = 2 * blocks;
   plan.values_offset = blocks * v3_f32_block_bytes(plan.key.headdim);
   plan.factors_offset = plan.values_offset + blocks * v3_f32_block_bytes(plan.key.headdim_v);
-  plan.workspace_bytes = plan.factors_offset + 2 * blocks * static_cast<int64_t>(sizeof(V3F32Factor));
+  plan.spoilt_offset = plan.factors_offset + 2 * blocks * static_cast<int64_t>(sizeof(V3F32Factor));
+  plan.workspace_bytes = plan.spoilt_offset + blocks * static_cast<int64_t>(sizeof(V3F32Spoilt));
   const auto rows_aligned = [&](const Strides& strides, int64_t rows, int64_t heads) {
     return aligned(strides, problem.batch, rows, heads, problem.dtype);
   };
@@ -187,6 +188,7 @@ V3ForwardF32Params v3_forward_f32_params(const Problem& problem, const V3Forward
   params.parts.v = first + plan.values_offset;
   params.parts.k_factors = reinterpret_cast<V3F32Factor*>(first + plan.factors_offset);
   params.parts.v_factors = params.parts.k_factors + plan.split_grid / 2;
+  params.parts.v_spoilt = reinterpret_cast<V3F32Spoilt*>(first + plan.spoilt_offset);
   params.parts.blocks = plan.blocks;
   return params;
 }

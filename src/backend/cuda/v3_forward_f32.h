@@ -63,6 +63,7 @@ struct V3ForwardF32Plan {
   int64_t split_grid = 0;      // CTAs of the first kernel
   int64_t values_offset = 0;   // in the workspace, which begins with the parts of k; then those of v
   int64_t factors_offset = 0;  // of blocks of k, then of v
+  int64_t spoilt_offset = 0;   // of blocks of v
   int64_t workspace_bytes = 0;
   V3ForwardF32Key split_key() const;
 };
