@@ -155,6 +155,29 @@ def test_a_program_of_several_processes(fattn, program, tmp_path):
     assert record["program"]["processes"] >= 3 and sum(c["times"] for c in calls) == 8
 
 
+def test_a_program_that_forks_while_it_computes(fattn, program, tmp_path):
+    forks = program[2].replace('print("output', """
+import os, threading
+stop = []
+def compute():
+    while not stop:
+        library.fattn_execute(ctypes.byref(problem))
+thread = threading.Thread(target=compute)
+thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        library.fattn_execute(ctypes.byref(problem))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop.append(1)
+thread.join()
+print(\"output""")
+    fattn("profile", "--out", tmp_path / "out", "--", *program[:2], forks, status=5, timeout=60)
+    record = load(tmp_path / "out")
+    assert record["program"]["processes"] == 21 and not [n for n in record["notes"] if "cannot be" in n or "no trace" in n]
+
+
 def test_a_program_that_never_calls_the_library(fattn, tmp_path):
     done = fattn("profile", "--out", tmp_path / "out", "--", "true")
     assert "0 calls" in done.stderr.replace("\n", " ")
