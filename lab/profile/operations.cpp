@@ -102,6 +102,18 @@ std::vector<Operation> operations_of(const std::vector<TraceEvent>& events) {
   return all;
 }
 
+Totals totals_of(const std::vector<Operation>& operations) {
+  Totals totals;
+  for (const Operation& o : operations) {
+    (o.on_gpu() ? totals.gpu_seconds : totals.host_seconds) += o.self_seconds;
+    if (o.kind != EventKind::kCall) continue;
+    totals.flops += o.flops;
+    totals.bytes += o.bytes;
+    totals.memory_bytes = std::max(totals.memory_bytes, o.memory_bytes);
+  }
+  return totals;
+}
+
 void sort_operations(std::vector<Operation>& operations, SortBy by) {
   const auto key = [by](const Operation& o) {
     switch (by) {

@@ -22,6 +22,12 @@ struct Operation {
   bool on_gpu() const { return kind == EventKind::kKernel || kind == EventKind::kCopy || kind == EventKind::kSet; }
 };
 
+// Of all operations together: self times by side, work and the largest workspace by the library's calls.
+struct Totals {
+  double host_seconds = 0, gpu_seconds = 0, flops = 0, bytes = 0, memory_bytes = 0;
+};
+Totals totals_of(const std::vector<Operation>& operations);
+
 enum class SortBy { kTime, kTimes, kFlops, kBytes, kMemory, kName };
 
 // `events` sorted (sort_events). The most self time first.

@@ -91,6 +91,26 @@ PageTable operations_table(const Profile& p, const Side& side, const PassProfile
   return table;
 }
 
+// The sides beside each other, of one call.
+PageTable totals_table(const Profile& p) {
+  PageTable table;
+  table.caption = p.program ? "All operations together" : "All operations together, a call";
+  table.heads = {"of", "pass", "recorded", "host's threads", "GPU", "FLOP", "bytes at least", "workspace", "against standard"};
+  table.numeric = {false, false, true, true, true, true, true, true, true};
+  for (const Side& side : p.sides)
+    for (const PassProfile& pass : side.passes) {
+      if (!pass.reason.empty()) continue;
+      const Totals totals = totals_of(pass.operations);
+      const double calls = p.program ? 1 : static_cast<double>(std::max<int64_t>(1, pass.calls));
+      const double ours = seconds_of(p, side.name, pass.pass), standard = seconds_of(p, "standard", pass.pass);
+      table.rows.push_back({clean(side.name), pass.pass, text_of(Unit::kTime, pass.seconds / calls),
+                            text_of(Unit::kTime, totals.host_seconds / calls), number_or(totals.gpu_seconds / calls, Unit::kTime),
+                            number_or(totals.flops / calls, Unit::kRate), number_or(totals.bytes / calls, Unit::kBytes),
+                            number_or(totals.memory_bytes, Unit::kBytes), ours > 0 && standard > 0 ? fmt::format("{:.2f}x", standard / ours) : ""});
+    }
+  return table;
+}
+
 Section operations(const Profile& p) {
   Section section{"operations", "Operations", {}};
   section.blocks.push_back(
@@ -98,6 +118,7 @@ Section operations(const Profile& p) {
                        "on the same side, host "
                        "or GPU; wall time is while at least one was under way. " +
                        code("operations.csv") + " has all of them, to be sorted by any column."));
+  section.blocks.push_back(Block::of(totals_table(p)));
   for (const Side& side : p.sides)
     for (const PassProfile& pass : side.passes)
       section.blocks.push_back(pass.reason.empty()

@@ -39,6 +39,8 @@ std::mutex sink_mutex;
 std::atomic<int> recorded_threads{0};
 std::atomic<ThreadEvents*> recorded[kMostThreads];
 thread_local ThreadEvents* mine = nullptr;
+ThreadEvents* held[kMostThreads];  // while a process forks
+int held_count = 0;
 
 ThreadEvents* of_this_thread() {
   if (mine) return mine;
@@ -120,6 +122,28 @@ void flush_events() {
       hand_over(*events);
       events->unlock();
     }
+}
+
+void before_fork() {
+  held_count = 0;  // forks come one at a time: the C library holds a lock of its own
+  for (std::atomic<ThreadEvents*>& one : recorded)
+    if (ThreadEvents* const events = one.load()) {
+      events->lock();
+      held[held_count++] = events;
+    }
+  sink_mutex.lock();
+}
+
+void after_fork_in_parent() {
+  sink_mutex.unlock();
+  for (int i = 0; i < held_count; ++i) held[i]->unlock();
+}
+
+void after_fork_in_child() {
+  sink = nullptr;
+  for (int i = 0; i < held_count; ++i) held[i]->count = 0;
+  if (mine) mine->thread = this_thread();
+  after_fork_in_parent();
 }
 
 void trace_begins(const char* name, const fattn_trace_call* call) {

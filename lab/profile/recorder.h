@@ -18,6 +18,11 @@ void record_to(EventSink sink, void* context);
 // Hands all that was recorded to the sink. Events that are open stay open.
 void flush_events();
 
+// Around a fork, so that no lock stays taken in the child. The child begins with nothing recorded, and without a sink.
+void before_fork();
+void after_fork_in_parent();
+void after_fork_in_child();
+
 // What the library tells (fattn_set_trace).
 void trace_begins(const char* name, const fattn_trace_call* call);
 void trace_ends();

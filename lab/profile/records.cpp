@@ -83,6 +83,12 @@ Json operations_json(const Profile& profile) {
   return for_passes(profile, [&](Json& json, const PassProfile& pass) {
     std::vector<Operation> operations = pass.operations;
     sort_operations(operations, profile.sort);
+    const Totals totals = totals_of(operations);
+    json["totals"] = {{"host_s", totals.host_seconds},
+                      {"gpu_s", totals.gpu_seconds},
+                      {"flops", known(totals.flops)},
+                      {"bytes", known(totals.bytes)},
+                      {"memory_bytes", known(totals.memory_bytes)}};
     json["operations"] = Json::array();
     for (const Operation& operation : operations) json["operations"].push_back(as_json(operation));
   });

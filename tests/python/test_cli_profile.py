@@ -83,6 +83,14 @@ def test_operations_are_those_of_the_calls(folder):
     assert by["fattn", "fwd"]["attention forward"]["flops"] == 2 * (4 * 2 * 32 * 128 * 129 / 2)
 
 
+def test_totals_are_those_of_the_operations(folder):
+    for part in load(folder)["operations"]:
+        host = sum(o["self_s"] for o in part["operations"] if o["on"] == "host")
+        assert part["totals"]["host_s"] == pytest.approx(host) and part["totals"]["gpu_s"] == 0
+        assert part["totals"]["flops"] == sum(o["flops"] for o in part["operations"] if o["kind"] == "call")
+    assert "All operations together, a call" in (folder / "SUMMARY.md").read_text()
+
+
 def test_counters_are_numbers_or_reasons(folder):
     passes = load(folder)["counters"]
     assert len(passes) == 4
@@ -145,6 +153,29 @@ def test_a_program_of_several_processes(fattn, program, tmp_path):
     record = load(tmp_path / "out")
     calls = [o for o in record["operations"][0]["operations"] if o["kind"] == "call"]
     assert record["program"]["processes"] >= 3 and sum(c["times"] for c in calls) == 8
+
+
+def test_a_program_that_forks_while_it_computes(fattn, program, tmp_path):
+    forks = program[2].replace('print("output', """
+import os, threading
+stop = []
+def compute():
+    while not stop:
+        library.fattn_execute(ctypes.byref(problem))
+thread = threading.Thread(target=compute)
+thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        library.fattn_execute(ctypes.byref(problem))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop.append(1)
+thread.join()
+print(\"output""")
+    fattn("profile", "--out", tmp_path / "out", "--", *program[:2], forks, status=5, timeout=60)
+    record = load(tmp_path / "out")
+    assert record["program"]["processes"] == 21 and not [n for n in record["notes"] if "cannot be" in n or "no trace" in n]
 
 
 def test_a_program_that_never_calls_the_library(fattn, tmp_path):

@@ -128,6 +128,7 @@ void stop() {
 
 // A forked child that does not become another program goes on in a trace of its own.
 void in_child() {
+  after_fork_in_child();
   if (const int opened = file.exchange(-1); opened >= 0) {
     close(opened);
     start(folder);
@@ -137,7 +138,7 @@ void in_child() {
 // Only where `fattn profile` put a link to this library: in a folder of its own. Who loads it otherwise starts it.
 __attribute__((constructor)) void loaded() {
   if (!find_folder() || !std::strstr(folder, "/fattn-profile-")) return;
-  if (start(folder)) pthread_atfork(nullptr, nullptr, in_child);
+  if (start(folder)) pthread_atfork(before_fork, after_fork_in_parent, in_child);
 }
 __attribute__((destructor)) void unloaded() { stop(); }
 
