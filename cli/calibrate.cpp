@@ -93,7 +93,7 @@ void say_kernels(Output& out, const lab::KernelTimes& kernels) {
   double errors = 0;
   for (const auto& [name, family] : kernels.families) samples += family.samples, errors += family.samples * family.mean_error;
   if (samples == 0) return;
-  out.say_line(
+  out.say(
       fmt::format("Constants of {} families of kernels come from {} calls in {:.0f} s; `fattn predict` uses them. Each call predicted from the "
                   "others is {:.1f} % off in the mean.",
                   kernels.families.size(), samples, kernels.seconds, 100 * errors / samples));
@@ -158,7 +158,7 @@ int run(const CalibrateFlags& flags) {
     progress.wipe();
     write_json(lab::to_json(*calibration), path);
   }
-  out.say_line(fmt::format(
+  out.say(fmt::format(
       "{}: {}, {}.", measured ? "Measured" : "Measured before", machine_words(*calibration),
       measured ? fmt::format("in {:.0f} s", calibration->seconds) : calibration->environment.value("date", std::string("at an unknown time"))));
   out.say("Kept in " + printable(path) + (measured ? "" : "; --force measures anew"), 2);
