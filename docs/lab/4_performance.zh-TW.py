@@ -168,7 +168,7 @@ if TORCH:
             print(f"  {row.key[:60]:<60} {row.count // 5:3} a call {getattr(row, own) / 5:9.1f} us")
 
 # %% [markdown]
-# `fattn profile` 更深入：一個資料夾，包含各項運算、與第 2 節計數並列的硬體計數器、隨時間變化的記憶體與時間軸（[docs/PROFILING.md](../PROFILING.md) 說明每個數字）。`fattn watch` 即時顯示 GPU 與執行中的量測。
+# `fattn profile` 更深入：一個資料夾，包含各項運算、與第 2 節計數並列的硬體計數器、隨時間變化的記憶體與時間軸（[docs/PROFILING.md](../PROFILING.zh-TW.md) 說明每個數字）。`fattn watch` 即時顯示 GPU 與執行中的量測。
 
 # %%
 command("profile", *WHERE, *sizes[:6], "--seqlen", 4096 if GPU else 256, "--out", f"{folder}/profile")
