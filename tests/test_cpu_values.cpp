@@ -232,6 +232,21 @@ TEST_P(CpuValues, InOneColumnLeaveTheOthers) {
   }
 }
 
+// Workers take numbers below 2^-126 for 0; whoever calls does not afterwards, though a call of one worker is computed on its thread.
+TEST(CpuValuesSmall, SubnormalsAreTheCallersAgain) {
+  Case c;
+  c.seqlen_q = c.seqlen_k = 40;
+  for (const Target target : {Target{.backend = Backend::kCpu}, Target{.backend = Backend::kCpu, .algorithm = Algorithm::kStandard}}) {
+    Call call(c, target);
+    const auto tiny = [](double, int64_t) { return 1e-39; };
+    call.set(call.in.v, tiny);
+    call.run();
+    for (const double o : read(call.out.o)) EXPECT_EQ(o, 0) << "subnormal numbers are 0 in a call";
+    volatile float x = 1e-39f;
+    EXPECT_GT(x * 0.5f, 0) << name_of(target);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, CpuValues,
                          ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets())),
                          parameter_name);

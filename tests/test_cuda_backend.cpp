@@ -44,7 +44,7 @@ TEST_F(CudaBackend, Fp32SplitsKeysAndValuesFirst) {
   const Plan plan(d.forward, options);  // 200 queries of a key head
   expect_contains(plan.info().kernel, "cuda v3 forward fp32");
   constexpr size_t kBlocks = OnDevice::kBatch * OnDevice::kHeadsK * 2;  // of 64 of 100 keys
-  EXPECT_EQ(plan.workspace_bytes(), 2 * kBlocks * (64 * 64 * 4 + 16));
+  EXPECT_EQ(plan.workspace_bytes(), kBlocks * (2 * (64 * 64 * 4 + 16) + sizeof(V3F32Spoilt)));
   cuda::Buffer workspace(0, plan.workspace_bytes());
   const int64_t early = stub().alive("early launches");
   plan.execute(d.forward, workspace.get(), workspace.bytes(), nullptr);
