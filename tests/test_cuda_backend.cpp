@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda_backend.h"
+#include "device_abi/v3_f32_parts.h"
 #include "fattn/attention.hpp"
 #include "fattn/device.hpp"
 #include "fattn/plan.hpp"

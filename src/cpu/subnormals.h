@@ -1,5 +1,6 @@
 // Numbers below 2^-126 in fp32 count as 0 while a worker computes: on some processors an instruction that meets one takes a hundred times as long.
-// Matrix instructions of 16 bits (AMX, VDPBF16PS) do so whatever is set. Numbers in fp16 are all normal in fp32, and conversions keep them.
+// Matrix instructions of 16 bits (AMX, VDPBF16PS) do so whatever is set. Numbers in fp16 are all normal in fp32, but a conversion may go through
+// numbers that are not.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,18 @@
 
 namespace fattn::core {
 
-// On this thread, for as long as this lives; what was set before comes back.
+// On this thread, for as long as this lives, if it is wanted; what was set before comes back.
 class SubnormalsAreZero {
  public:
 #if defined(__x86_64__)
-  SubnormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kInputs | kResults); }
+  explicit SubnormalsAreZero(bool wanted) : before_(_mm_getcsr()) {
+    if (wanted) _mm_setcsr(before_ | kInputs | kResults);
+  }
   ~SubnormalsAreZero() { _mm_setcsr(before_); }
 #elif defined(__aarch64__)
-  SubnormalsAreZero() {
+  explicit SubnormalsAreZero(bool wanted) {
     asm volatile("mrs %0, fpcr" : "=r"(before_));
-    set(before_ | kBoth);
+    if (wanted) set(before_ | kBoth);
   }
   ~SubnormalsAreZero() { set(before_); }
 #endif
