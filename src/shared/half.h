@@ -18,8 +18,8 @@ static inline float f16_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);  // Inf, NaN
-  // Shifted into place the exponent is 112 too small; the product also makes subnormals right.
-  const float value = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
+  // A subnormal number is so many times 2^-24; of others the exponent, shifted into place, is 112 too small. No step is subnormal in fp32.
+  const float value = magnitude < 0x400u ? static_cast<float>(magnitude) * 0x1p-24f : __builtin_bit_cast(float, (magnitude << 13) + (112u << 23));
   return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, value) | sign);
 }
 
