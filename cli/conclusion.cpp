@@ -2,14 +2,15 @@
 #include "cli/conclusion.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/words.h"
+#include "measure/process_state.h"
 
 namespace fattn::cli {
 namespace {
@@ -35,9 +36,8 @@ const Row* main_row(const std::vector<Row>& rows) {
 
 // As a person types it: "fattn", "build/cli/fattn".
 std::string called() {
-  std::ifstream file("/proc/self/cmdline");
-  std::string name;
-  std::getline(file, name, '\0');
+  const std::vector<std::string> words = measure::command_line_of(getpid());
+  const std::string name = words.empty() ? "" : words.front();
   return name.empty() || name.size() > 60 ? "fattn" : printable(name);
 }
 

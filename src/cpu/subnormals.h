@@ -1,6 +1,5 @@
 // Numbers below 2^-126 in fp32 count as 0 while a worker computes: on some processors an instruction that meets one takes a hundred times as long.
-// Matrix instructions of 16 bits (AMX, VDPBF16PS) do so whatever is set. Numbers in fp16 are all normal in fp32, but a conversion may go through
-// numbers that are not.
+// Matrix instructions of 16 bits (AMX, VDPBF16PS) do so whatever is set. Numbers in fp16 are all normal in fp32, and conversions keep them.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +10,21 @@
 
 namespace fattn::core {
 
-// On this thread, for as long as this lives, if it is wanted; what was set before comes back.
+// On this thread, for as long as this lives; what was set before comes back.
 class SubnormalsAreZero {
  public:
 #if defined(__x86_64__)
-  explicit SubnormalsAreZero(bool wanted) : before_(_mm_getcsr()) {
-    if (wanted) _mm_setcsr(before_ | kInputs | kResults);
-  }
+  SubnormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kInputs | kResults); }
   ~SubnormalsAreZero() { _mm_setcsr(before_); }
 #elif defined(__aarch64__)
-  explicit SubnormalsAreZero(bool wanted) {
+  SubnormalsAreZero() {
     asm volatile("mrs %0, fpcr" : "=r"(before_));
-    if (wanted) set(before_ | kBoth);
+    set(before_ | kBoth);
   }
   ~SubnormalsAreZero() { set(before_); }
+#else
+  SubnormalsAreZero() {}
+  ~SubnormalsAreZero() {}
 #endif
   SubnormalsAreZero(const SubnormalsAreZero&) = delete;
   SubnormalsAreZero& operator=(const SubnormalsAreZero&) = delete;

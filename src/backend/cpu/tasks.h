@@ -57,7 +57,7 @@ void run_tasks(const Plan& plan, const char* name, int64_t tasks, const Task& ta
   std::atomic<int64_t> next{0};
   run_workers(plan.problem.executor, workers_of(plan, tasks), [&](int worker) {
     const Traced traced(name);
-    const SubnormalsAreZero zero(plan.problem.dtype != DType::kF16);
+    const SubnormalsAreZero zero;
     for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks; i = next.fetch_add(1, std::memory_order_relaxed)) task(i, worker);
   });
 }

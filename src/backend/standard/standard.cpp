@@ -21,7 +21,7 @@ void for_each_task(const StandardCall& call, const char* name, int64_t count, co
   if (count == 0) return;
   std::atomic<int64_t> next{0};
   run_workers(call.p.executor, call.at.workers, [&](int worker) {
-    const SubnormalsAreZero zero(call.p.dtype != DType::kF16);
+    const SubnormalsAreZero zero;
     const Traced traced(name);
     const OneBlasThread one_thread(call.blas);
     for (int64_t task = next++; task < count; task = next++) body(task, call.scratch(worker));
