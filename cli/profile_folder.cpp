@@ -114,13 +114,13 @@ void print_profile(Output& out, const Profile& profile, const std::string& folde
       }
       std::vector<Operation> operations = pass.operations;
       sort_operations(operations, profile.sort);
+      keep_first(operations, profile.top);
       Table table({Column::text("operation").as_key().wrapping(20), Column::text("kind").ranked(4), Column::number("times").ranked(3),
                    Column::number("self time", "s"), Column::number("share"), Column::number("wall time", "s").ranked(2),
                    Column::number("GFLOP/s").ranked(5).if_any(), Column::number("bytes", "bytes").ranked(6).if_any()},
                   fmt::format("{}, {}: {} call{} in {}", printable(side.name, 60), pass.pass, pass.calls, pass.calls == 1 ? "" : "s",
                               seconds_text(pass.seconds)));
-      for (size_t i = 0; i < operations.size() && i < profile.top; ++i) {
-        const Operation& o = operations[i];
+      for (const Operation& o : operations) {
         table.add({printable(o.name, 60), name_of(o.kind), count_cell(o.times), seconds_cell(o.self_seconds), percent_cell(o.share),
                    seconds_cell(o.wall_seconds), o.flops > 0 && o.wall_seconds > 0 ? giga_cell(o.flops / o.wall_seconds) : Cell(""),
                    o.bytes > 0 ? bytes_cell(o.bytes) : Cell("")});

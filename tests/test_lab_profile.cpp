@@ -156,6 +156,20 @@ TEST(Profile, SmallSelfTimeIsWithoutWhatIsInside) {
   EXPECT_NEAR(by["call"].share + by["a"].share + by["b"].share, 1, 1e-12);
 }
 
+TEST(Profile, SmallCallsOfTheLibraryAreShownBehindTheFirst) {
+  std::vector<TraceEvent> events = {event("a", 0, 100), event("b", 100, 190), event("forward", 200, 205), event("c", 300, 380),
+                                    event("forward", 400, 401)};
+  events[2].kind = events[4].kind = EventKind::kCall;
+  std::snprintf(events[4].detail, sizeof events[4].detail, "another shape");
+  std::vector<Operation> operations = operations_of(events);
+  ASSERT_EQ(operations.size(), 5u);
+  keep_first(operations, 2);
+  ASSERT_EQ(operations.size(), 3u);
+  EXPECT_EQ(operations[1].name, "b");
+  EXPECT_EQ(operations[2].name, "forward");
+  EXPECT_NEAR(operations[2].self_seconds, 5e-9, 1e-15);
+}
+
 TEST(Profile, SmallKernelsHaveASideOfTheirOwn) {
   std::vector<TraceEvent> events = {event("host", 0, 10), event("k", 0, 100, 7, EventKind::kKernel), event("k", 50, 150, 8, EventKind::kKernel)};
   events[1].device = events[2].device = 0;

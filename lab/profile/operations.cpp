@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "measure/traffic.h"
@@ -126,6 +127,18 @@ void sort_operations(std::vector<Operation>& operations, SortBy by) {
   };
   std::stable_sort(operations.begin(), operations.end(),
                    [&](const Operation& a, const Operation& b) { return by == SortBy::kName ? a.name < b.name : key(a) > key(b); });
+}
+
+void keep_first(std::vector<Operation>& operations, size_t top) {
+  std::set<std::string> calls;  // that are kept
+  size_t kept = 0;
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const bool new_call = operations[i].kind == EventKind::kCall && calls.insert(operations[i].name).second;
+    if (i >= top && !new_call) continue;
+    if (kept != i) operations[kept] = std::move(operations[i]);
+    ++kept;
+  }
+  operations.resize(kept);
 }
 
 void add_costs(std::vector<Operation>& operations, const measure::ProblemSpec& s, measure::Pass pass, const std::string& algorithm, Isa isa,

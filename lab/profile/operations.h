@@ -33,6 +33,8 @@ enum class SortBy { kTime, kTimes, kFlops, kBytes, kMemory, kName };
 // `events` sorted (sort_events). The most self time first.
 std::vector<Operation> operations_of(const std::vector<TraceEvent>& events);
 void sort_operations(std::vector<Operation>& operations, SortBy by);
+// Leaves the first `top`, and behind them the first of each of the library's calls that is not among them.
+void keep_first(std::vector<Operation>& operations, size_t top);
 
 // Gives the parts of the library's calls on the CPU what the algorithm says that they compute and move, for `calls` calls of the pass.
 void add_costs(std::vector<Operation>& operations, const measure::ProblemSpec& spec, measure::Pass pass, const std::string& algorithm, Isa isa,

@@ -75,14 +75,14 @@ PageTable operations_table(const Profile& p, const Side& side, const PassProfile
   PageTable table;
   std::vector<Operation> operations = pass.operations;
   sort_operations(operations, p.sort);
-  const bool cut = operations.size() > p.top;
-  table.caption =
-      fmt::format("{}, {}: {} call{} recorded in {}{}", clean(side.name), pass.pass, pass.calls, pass.calls == 1 ? "" : "s",
-                  text_of(Unit::kTime, pass.seconds), cut ? fmt::format("; the first {} of {} operations", p.top, operations.size()) : "");
+  const size_t whole = operations.size();
+  keep_first(operations, p.top);
+  table.caption = fmt::format(
+      "{}, {}: {} call{} recorded in {}{}", clean(side.name), pass.pass, pass.calls, pass.calls == 1 ? "" : "s", text_of(Unit::kTime, pass.seconds),
+      operations.size() < whole ? fmt::format("; {} of {} operations: the first {}, and the library's calls", operations.size(), whole, p.top) : "");
   table.heads = {"operation", "kind", "shape, kernel or grid", "times", "self time", "share", "wall time", "FLOP", "bytes", "FLOP/s", "memory"};
   table.numeric = {false, false, false, true, true, true, true, true, true, true, true};
-  for (size_t i = 0; i < std::min(operations.size(), p.top); ++i) {
-    const Operation& o = operations[i];
+  for (const Operation& o : operations) {
     table.rows.push_back({clean(o.name), name_of(o.kind), clean(o.detail), std::to_string(o.times), text_of(Unit::kTime, o.self_seconds),
                           text_of(Unit::kShare, o.share), text_of(Unit::kTime, o.wall_seconds), number_or(o.flops, Unit::kRate),
                           number_or(o.bytes, Unit::kBytes), o.flops > 0 && o.wall_seconds > 0 ? text_of(Unit::kRate, o.flops / o.wall_seconds) : "",
