@@ -7,7 +7,6 @@ import sys
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))  # what the tool imports lies beside it
 spec = importlib.util.spec_from_file_location("make_result_tables", ROOT / "tools" / "make_result_tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
