@@ -69,7 +69,7 @@ TEST(JsonText, LongElementsAreTakenApart) {
 TEST(JsonText, WhatJsonLacks) {
   EXPECT_EQ(json_text({{"nan", std::nan("")}, {"inf", std::numeric_limits<double>::infinity()}}), "{\n  \"nan\": null,\n  \"inf\": null\n}\n");
   const Json odd = {{"bad \xff key", "bad \xfe text"}};
-  EXPECT_NO_THROW(Json::parse(json_text(odd)));
+  EXPECT_TRUE(Json::accept(json_text(odd)));
 }
 
 }  // namespace
