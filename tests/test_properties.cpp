@@ -489,6 +489,25 @@ TEST_P(PropertySmall, ANonFiniteValueTouchesTheRowsThatSeeIt) {
       }
 }
 
+// Where no sum is finite any more, what comes next still counts: Inf - Inf is NaN.
+TEST_P(PropertySmall, InfinitiesOfBothSignsMakeANan) {
+  for (Case c : those_of(target, shapes_for_nan(dtype, false)))
+    for (const int64_t from : {c.seqlen_k / 2, c.seqlen_k - 1}) {  // the keys whose values are -Inf
+      SCOPED_TRACE(c.name + ", -Inf from key " + std::to_string(from));
+      c.backward = false;
+      const CaseInputs in = make_inputs(c);
+      Dense v = read(in.v);
+      const int64_t row = in.v.shape(2) * in.v.shape(3);
+      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<int64_t>(i) / row % in.v.shape(1) < from ? kInfinity : -kInfinity;
+      write(in.v, v);
+      const Outputs expected = run_passes(c, in, options_of(c, {Backend::kReference, Algorithm::kAuto, Isa::kAuto, 0})), got = run(c, in);
+      ASSERT_EQ(got.o.size(), expected.o.size());
+      for (size_t i = 0; i < got.o.size(); ++i)
+        ASSERT_TRUE(got.o[i] == expected.o[i] || (std::isnan(got.o[i]) && std::isnan(expected.o[i])))
+            << "element " << i << ": " << got.o[i] << ", not " << expected.o[i];
+    }
+}
+
 const auto kParameters = ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16), ::testing::ValuesIn(all_targets()));
 INSTANTIATE_TEST_SUITE_P(Every, PropertySmall, kParameters, parameter_name);
 INSTANTIATE_TEST_SUITE_P(Every, Fork, kParameters, parameter_name);
