@@ -146,7 +146,7 @@ class OpsBackwardSmall : public testing::TestWithParam<Way> {
 };
 
 TEST_P(OpsBackwardSmall, Product) {
-  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {7, 65, 33}, {130, 70, 401}, {259, 300, 90}, {64, 600, 800}})
+  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {7, 65, 33}, {130, 70, 401}, {259, 300, 40}, {20, 530, 30}})
     for (const bool a_turned : {false, true})
       for (const bool b_turned : {false, true})
         for (const int way : {0, 1, 2}) {
@@ -312,7 +312,7 @@ TEST(DropoutSmall, DropsWhatTheReferenceDrops) {
         EXPECT_EQ(std::memcmp(out[1].as<char>(), out[2].as<char>(), out[1].bytes), 0);
         size_t dropped = 0;
         for (size_t k = 0; k < count; ++k) dropped += out[0].at(k) == (adds ? add.at(k) : 0);
-        if (count > 1) EXPECT_NEAR(static_cast<double>(dropped) / static_cast<double>(count), p, 0.03);
+        EXPECT_NEAR(static_cast<double>(dropped) / static_cast<double>(count), p, count > 1 ? 0.03 : 1);
       }
   }
 }
