@@ -104,6 +104,27 @@ TEST_P(NetworkSmall, AgreesWithFloat64) {
   }
 }
 
+// The losses are those of the model that generates.
+TEST_P(NetworkSmall, IsTheModel) {
+  const Config config = config_of(GetParam());
+  const Beginning start(config);
+  const Text text(config, false);
+  const std::vector<float> logits = all_logits(Model::load(start.folder()), {text.ids.begin(), text.ids.begin() + kSeqlen});
+  double expected = 0;
+  for (int64_t r = 0; r < kSeqlen; ++r) {
+    const float* row = logits.data() + r * config.padded_vocab();
+    double sum = 0;
+    for (int64_t v = 0; v < config.vocab_size; ++v) sum += std::exp(static_cast<double>(row[v]));
+    expected += std::log(sum) - row[text.targets[static_cast<size_t>(r)]];
+  }
+  Network network = start.network(options_of());
+  Batch one = text.batch;
+  one.sequences = 1;
+  const LossSum loss = network.evaluate(one);
+  EXPECT_EQ(loss.targets, kSeqlen);
+  EXPECT_TRUE(std::fabs(loss.loss - expected) <= 1e-5 * expected) << loss.loss << " " << expected;
+}
+
 // However many threads, with checkpoints or without, once more: not a bit differs.
 TEST_P(NetworkSmall, TheSameBits) {
   const Config config = config_of(GetParam());
