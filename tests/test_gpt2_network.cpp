@@ -210,6 +210,9 @@ TEST(NetworkSmallBatch, WhatCannotBeIsRefused) {
   EXPECT_THROW(network.evaluate(text.batch), fattn::Error);
   text.ids[3] = 0, text.targets[3] = -2;
   EXPECT_THROW(network.accumulate(text.batch, 1, 0), fattn::Error);
+  EXPECT_THROW(network.update({.step = 0}), Error);
+  EXPECT_THROW(network.update({.beta2 = 1}), Error);
+  EXPECT_THROW(network.update({.learning_rate = NAN}), Error);
   NetworkOptions options = options_of();
   options.seqlen = 65;
   EXPECT_THROW(start.network(options), Error);
