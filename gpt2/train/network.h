@@ -1,0 +1,92 @@
+// A model that learns: parameters, their gradients and moments, and the passes over a batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fattn/options.hpp"
+#include "gpt2/config.h"
+#include "gpt2/data/batch.h"
+#include "gpt2/model/model.h"
+#include "gpt2/weights/weights.h"
+
+namespace fattn::gpt2 {
+
+struct NetworkOptions {
+  DType dtype = DType::kF32;  // of weights as products read them, and of activations; sums, residual stream and gradients are fp32
+  int64_t sequences = 1, seqlen = 1024;
+  Algorithm algorithm = Algorithm::kAuto;
+  bool checkpoint_activations = false;  // a layer's activations are computed again in the backward pass
+  double dropout = 0;                   // of embedding, attention and residual alike
+  uint64_t seed = 0;                    // of dropout
+};
+
+// Its numbers lie at [offset, offset + size) of each flat array, row-major, in the shape that files have (tensors_of()).
+struct Parameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t offset = 0, size = 0;
+  bool decays = false;  // weight decay: matrices and embeddings, not biases and LayerNorm
+};
+
+enum class Flat { kMaster, kGradient, kFirstMoment, kSecondMoment };  // fp32, flat_size() numbers each
+
+struct LossSum {
+  double loss = 0;  // summed over targets that are not -1
+  int64_t targets = 0;
+  double logit_scale = 0;  // largest |logit| seen, for the stability report; NaN where one is not finite
+};
+
+// Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
+struct AdamW {
+  double learning_rate = 0, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
+  int64_t step = 1;           // counts from 1
+  double gradient_scale = 1;  // gradients are multiplied by it first (the inverse of a loss scale)
+  double clip = 0;            // largest norm of all gradients together; 0: any
+};
+
+struct UpdateResult {
+  double gradient_norm = 0;  // after gradient_scale, before clipping
+  bool finite = true;        // false: nothing was updated
+  std::string first_bad;     // the first parameter whose gradient is not finite
+};
+
+struct MemoryUse {
+  std::string what;  // "weights", "master weights", "gradients", "moments", "activations", "attention workspace"
+  size_t bytes = 0;
+};
+
+class Network {
+ public:
+  // Throws Error where sizes cannot be or memory is missing.
+  Network(const Config& config, const Weights& weights, const NetworkOptions& options, const Compute& compute);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // What the constructor will allocate, before anything is.
+  static std::vector<MemoryUse> memory(const Config& config, const NetworkOptions& options, const Compute& compute);
+
+  void zero_gradients();
+  // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.
+  LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
+  // Forward pass alone, without dropout.
+  LossSum evaluate(const Batch& batch);
+  UpdateResult update(const AdamW& adam);
+
+  const std::vector<Parameter>& parameters() const;
+  int64_t flat_size() const;
+  // In memory of the host, up to date; from a GPU a copy, valid until the next call.
+  const float* flat(Flat which);
+  // Replaces a whole array; of kMaster also the weights that products read.
+  void restore(Flat which, const float* numbers);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fattn::gpt2
