@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,8 @@ namespace {
 
 constexpr size_t kLarge = size_t{2} << 20;
 constexpr const char* kAdvice = "; use a smaller batch, context or chunk, or a 16-bit dtype";
+
+size_t alignment_of(size_t bytes) { return bytes >= 2 * kLarge ? kLarge : 64; }
 
 }  // namespace
 
@@ -30,15 +33,19 @@ Block::Block(size_t bytes, const std::string& what, const MemorySpace& space) : 
     begin_ = static_cast<std::byte*>(on_gpu_.get());
     return;
   }
-  const size_t alignment = bytes >= 2 * kLarge ? kLarge : 64;
-  const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* p = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded ? rounded : alignment);
+  const size_t alignment = alignment_of(bytes), rounded = taken(bytes);
+  void* p = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
   if (!p) throw Error("no memory for " + what + ": " + std::to_string(bytes) + " bytes" + kAdvice);
 #ifdef MADV_HUGEPAGE
   if (alignment == kLarge) (void)madvise(p, rounded, MADV_HUGEPAGE);
 #endif
   bytes_.reset(static_cast<std::byte*>(p));
   begin_ = bytes_.get();
+}
+
+size_t Block::taken(size_t bytes) {
+  const size_t alignment = alignment_of(bytes);
+  return std::max((bytes + alignment - 1) / alignment * alignment, alignment);
 }
 
 Inputs::Inputs(size_t bytes, const std::string& what, const MemorySpace& space) : space_(space), host_(bytes, what) {

@@ -18,6 +18,8 @@ class Block {
 
   std::byte* at(size_t offset) const { return begin_ + offset; }
   size_t size() const { return size_; }
+  // What the host gives for so many bytes: whole pages, where they are many. Less than that: it is no number.
+  static size_t taken(size_t bytes);
 
  private:
   struct Free {

@@ -26,6 +26,7 @@ FATTN_INLINE F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
 FATTN_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
 FATTN_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
+FATTN_INLINE F32 sqrt(F32 a) { return _mm256_sqrt_ps(a); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 FATTN_INLINE bool all_smaller(F32 x, float limit) {

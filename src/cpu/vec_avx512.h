@@ -24,6 +24,7 @@ FATTN_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
 FATTN_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
 FATTN_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+FATTN_INLINE F32 sqrt(F32 a) { return _mm512_sqrt_ps(a); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 FATTN_INLINE bool all_smaller(F32 x, float limit) { return _mm512_cmp_ps_mask(_mm512_abs_ps(x), set1(limit), _CMP_NLT_UQ) == 0; }

@@ -25,6 +25,7 @@ FATTN_INLINE F32 add(F32 a, F32 b) { return vaddq_f32(a, b); }
 FATTN_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
 FATTN_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
 FATTN_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
+FATTN_INLINE F32 sqrt(F32 a) { return vsqrtq_f32(a); }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 FATTN_INLINE bool all_smaller(F32 x, float limit) { return vminvq_u32(vcaltq_f32(x, set1(limit))) != 0; }

@@ -30,6 +30,7 @@ FATTN_INLINE F32 add(F32 a, F32 b) { return a + b; }
 FATTN_INLINE F32 sub(F32 a, F32 b) { return a - b; }
 FATTN_INLINE F32 mul(F32 a, F32 b) { return a * b; }
 FATTN_INLINE F32 div(F32 a, F32 b) { return a / b; }
+FATTN_INLINE F32 sqrt(F32 a) { return F32{__builtin_sqrtf(a[0]), __builtin_sqrtf(a[1]), __builtin_sqrtf(a[2]), __builtin_sqrtf(a[3])}; }
 FATTN_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
 FATTN_INLINE F32 select(I32 mask, F32 a, F32 b) { return (F32)((mask & (I32)a) | (~mask & (I32)b)); }
 FATTN_INLINE F32 max(F32 a, F32 b) { return select(a > b, a, b); }

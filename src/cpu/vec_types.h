@@ -5,6 +5,7 @@
 //   kInPlace                elements between fp32 rows up to which kernels read them where they lie
 //   set1 zero load store    unaligned; load and store convert from and to f16 and bf16 (round to nearest even), load from uint8_t
 //   add sub mul div fma     fma(a, b, c) = a * b + c
+//   sqrt                    rounded to nearest
 //   max(a, b)               a > b ? a : b, so b if either is NaN
 //   where_equal(a, b, x, y) a == b ? x : y
 //   all_smaller(x, limit)   whether every |x| < limit; false if there is a NaN

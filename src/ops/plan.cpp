@@ -1,32 +1,10 @@
 // Checks a problem, and hands it to its backend.
 #include <cmath>
-#include <type_traits>
 
-#include "fattn/error.hpp"
-#include "ops/backends.h"
 #include "ops/norm_linear.h"
-#include "shared/text.h"
+#include "ops/plan_of.h"
 
 namespace fattn::ops {
-namespace {
-
-using core::text;
-
-constexpr int64_t kMost = int64_t{1} << 31;  // of a size; products of three with 4 bytes each fit 64 bits only below it, and are checked
-
-void check_size(const char* name, int64_t n, int64_t least = 1) {
-  if (n < least || n >= kMost) throw Error(ErrorCode::kInvalidArgument, text(name, " is ", n, "; allowed: ", least, " to 2^31 - 1"));
-}
-void check_product(const char* what, int64_t a, int64_t b) {
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(a, b, &bytes) || __builtin_mul_overflow(bytes, int64_t{8}, &bytes))
-    throw Error(ErrorCode::kOutOfMemory, text(what, " of ", a, " x ", b, " exceeds 2^63 - 1 bytes; use smaller sizes"));
-}
-void check_dtype(DType dtype) {
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16)
-    throw Error(ErrorCode::kUnsupported, text("operations take fp32, fp16 and bf16, not ", name_of(dtype)));
-}
-
 void check(const Embedding& p) {
   check_size("width", p.width);
   check_size("vocab", p.vocab);
@@ -85,36 +63,6 @@ void check(const Sampling& p) {
   check_product("logits", p.rows, p.stride);
 }
 
-template <class Problem>
-int64_t rows_of(const Problem& problem) {
-  return problem.rows;
-}
-int64_t rows_of(const NormLinear& problem) { return problem.linear.rows; }
-
-template <class Problem>
-std::unique_ptr<const Kernel<Problem>> made(const Problem& problem, const Device& device) {
-  check_size("rows", rows_of(problem));
-  check(problem);
-  switch (device.place) {
-    case Place::kReference: return reference::make(problem, device);
-    case Place::kCuda: return cuda::make(problem, device);
-    case Place::kCpu: break;
-  }
-  return cpu::make(problem, device);
-}
-
-}  // namespace
-
-template <class Problem>
-Plan<Problem>::Plan(const Problem& problem, const Device& device) : problem_(problem), kernel_(made(problem, device)) {}
-
-template <class Problem>
-void Plan<Problem>::execute(const typename Problem::Buffers& buffers, void* workspace, void* stream) const {
-  if (buffers.rows < 0 || buffers.rows > rows_of(problem_))
-    throw Error(ErrorCode::kInvalidArgument, text("a call has ", buffers.rows, " rows; this plan is for at most ", rows_of(problem_)));
-  if (buffers.rows > 0) kernel_->execute(buffers, workspace, stream);
-}
-
 template class Plan<Embedding>;
 template class Plan<LayerNorm>;
 template class Plan<Linear>;
@@ -146,21 +94,6 @@ void pack(const Linear& problem, const Device& device, const void* weight, bool 
 int64_t rows_alike(const Linear& problem, const Device& device) {
   check(problem);
   return device.place == Place::kCuda ? cuda::rows_alike(problem, device) : problem.rows;
-}
-
-void check_rows(const Embedding& p, const Embedding::Buffers& b) {
-  for (int64_t r = 0; r < b.rows; ++r) {
-    if (b.ids[r] < 0 || b.ids[r] >= p.vocab)
-      throw Error(ErrorCode::kInvalidArgument, text("token ", b.ids[r], " of row ", r, " is not in the vocabulary; allowed: 0 to ", p.vocab - 1));
-    if (p.positions > 0 && (b.position[r] < 0 || b.position[r] >= p.positions))
-      throw Error(ErrorCode::kInvalidArgument,
-                  text("position ", b.position[r], " of row ", r, " is beyond the model's; allowed: 0 to ", p.positions - 1));
-  }
-}
-void check_targets(const CrossEntropy& p, const CrossEntropy::Buffers& b) {
-  for (int64_t r = 0; r < b.rows; ++r)
-    if (b.target[r] < -1 || b.target[r] >= p.vocab)
-      throw Error(ErrorCode::kInvalidArgument, text("target ", b.target[r], " of row ", r, " is not in the vocabulary; allowed: 0 to ", p.vocab - 1));
 }
 
 void check_choice(const Choice& c) {

@@ -81,4 +81,10 @@ inline char* bytes_at(void* base, int64_t element, size_t size) { return static_
 // Rows of a task so that many cores have some, and none so few that handing them out takes longer.
 constexpr int64_t kRowsOfTask = 8;
 
+// rows(begin, end) for all rows, some of them a task.
+template <class Rows>
+void by_rows(const Workers& workers, int64_t count, const Rows& rows) {
+  workers.run(ceil_div(count, kRowsOfTask), [&](int64_t i, int) { rows(i * kRowsOfTask, std::min(count, (i + 1) * kRowsOfTask)); });
+}
+
 }  // namespace fattn::ops::cpu

@@ -6,6 +6,8 @@
 //
 #include "ops/cpu/panel.h"
 //
+#include "ops/cpu/training_rows.h"
+//
 #include "ops/cpu/table.h"
 
 namespace fattn::ops {

@@ -39,6 +39,33 @@ struct NormTask {
   bool add;
 };
 
+// The gradient of LayerNorm for rows one after another; dweight and dbias are sums over these rows, added.
+struct NormGradientTask {
+  const float *x, *dy;
+  const void* weight;
+  float *dx, *dweight, *dbias;
+  int64_t rows, width;
+  float epsilon;
+};
+
+// Logits of a row become their gradient: scale (softmax - 1 at the target), or 0 where the target is negative.
+struct SoftmaxTask {
+  float* logits;
+  int64_t vocab, target;
+  float scale;
+  bool gradient;          // else logits stay
+  float *loss, *largest;  // largest: |logit|, NaN where one is not finite
+};
+
+struct AdamWTask {
+  const float* gradient;
+  float *master, *m, *v;
+  void* weight;  // may be null
+  int64_t n;
+  // m += take_m (scale g - m), v likewise; master += keep_less master + step_m m / (sqrt(v step_v) + epsilon)
+  float scale, take_m, take_v, step_m, step_v, epsilon, keep_less;
+};
+
 struct OpsKernels {
   bool pairs;  // bf16 is packed in pairs
   void (*panel)(KernelDType, const PanelTask&);
@@ -47,6 +74,19 @@ struct OpsKernels {
   void (*embed_row)(KernelDType, const void* a, const void* b, int64_t width, float* to);
   // sum(exp(logits - largest)) and the largest, of n > 0
   void (*exp_sum)(const float* logits, int64_t n, float* largest, float* sum);
+
+  // Of training.
+  void (*widen)(KernelDType, const void* x, int64_t n, float* to);
+  void (*narrow)(KernelDType, const float* x, int64_t n, void* to);
+  void (*activate)(KernelDType, KernelActivation, const void* x, int64_t n, void* y);
+  // dx = dy activation'(x), and y, which may be null
+  void (*activation_gradient)(KernelDType, KernelActivation, const void* x, const void* dy, int64_t n, void* dx, void* y);
+  // to += x
+  void (*add_to)(const float* x, int64_t n, float* to);
+  void (*column_sums)(KernelDType, const void* x, int64_t stride, int64_t rows, int64_t columns, float* to);
+  void (*norm_gradient)(KernelDType, const NormGradientTask&);
+  void (*softmax)(const SoftmaxTask&);
+  void (*adamw)(KernelDType, const AdamWTask&);
 };
 
 // One a translation unit.

@@ -1,21 +1,13 @@
 // What is done row by row: embedding, LayerNorm, keys and values into their cache.
-#include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "ops/backends.h"
 #include "ops/cpu/host.h"
+#include "ops/cpu/turn.h"
 #include "ops/norm_linear.h"
-#include "shared/half.h"
 
 namespace fattn::ops::cpu {
 namespace {
-
-// rows(begin, end) for all rows, some of them a task.
-template <class Rows>
-void by_rows(const Workers& workers, int64_t count, const Rows& rows) {
-  workers.run(ceil_div(count, kRowsOfTask), [&](int64_t i, int) { rows(i * kRowsOfTask, std::min(count, (i + 1) * kRowsOfTask)); });
-}
 
 class CpuEmbedding final : public Kernel<Embedding> {
  public:
@@ -56,31 +48,17 @@ class CpuLayerNorm final : public Kernel<LayerNorm> {
   const Workers workers_;
 };
 
-float read(const void* p, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(p)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(p)[i];
-  return dtype == DType::kF16 ? core::f16_to_float(bits) : core::bf16_to_float(bits);
-}
-void write(void* p, DType dtype, int64_t i, float x) {
-  if (dtype == DType::kF32)
-    static_cast<float*>(p)[i] = x;
-  else
-    static_cast<uint16_t*>(p)[i] = dtype == DType::kF16 ? core::float_to_f16(x) : core::float_to_bf16(x);
-}
-
 class CpuKeysValues final : public Kernel<KeysValues> {
  public:
-  CpuKeysValues(const KeysValues& p, const Device& device) : p_(p), workers_(device) {
-    for (int64_t d = 0; p.rotary && d < p.headdim / 2; ++d)
-      frequencies_.push_back(std::pow(p.theta, -2.0 * static_cast<double>(d) / static_cast<double>(p.headdim)));
-  }
+  CpuKeysValues(const KeysValues& p, const Device& device)
+      : p_(p), workers_(device), turn_(p.rotary ? p.nheads + p.nheads_k : 0, p.rotary ? p.headdim : 0, p.dtype, p.theta) {}
   void execute(const KeysValues::Buffers& b, void*, void*) const override {
     const size_t size = size_of(p_.dtype);
     const int64_t q_width = p_.nheads * p_.headdim, width = p_.nheads_k * p_.headdim;
     by_rows(workers_, b.rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         char* q = bytes_at(b.qkv, r * (q_width + 2 * width), size);
-        if (p_.rotary) turn(q, b.position[r]);  // q and k lie side by side
+        if (p_.rotary) turn_(q, b.position[r]);  // q and k lie side by side
         const int64_t slot = b.slot ? b.slot[r] : r;
         std::memcpy(bytes_at(b.k, slot * width, size), bytes_at(static_cast<void*>(q), q_width, size), static_cast<size_t>(width) * size);
         std::memcpy(bytes_at(b.v, slot * width, size), bytes_at(static_cast<void*>(q), q_width + width, size), static_cast<size_t>(width) * size);
@@ -89,24 +67,9 @@ class CpuKeysValues final : public Kernel<KeysValues> {
   }
 
  private:
-  // Angles in float64: of a position of 100,000 fp32 has no more than two digits behind the point.
-  void turn(void* heads, int32_t position) const {
-    const int64_t half = p_.headdim / 2;
-    for (int64_t d = 0; d < half; ++d) {
-      const double angle = position * frequencies_[static_cast<size_t>(d)];
-      const auto c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
-      for (int64_t h = 0; h < p_.nheads + p_.nheads_k; ++h) {
-        const int64_t i = h * p_.headdim + d;
-        const float x = read(heads, p_.dtype, i), y = read(heads, p_.dtype, i + half);
-        write(heads, p_.dtype, i, x * c - y * s);
-        write(heads, p_.dtype, i + half, y * c + x * s);
-      }
-    }
-  }
-
   const KeysValues p_;
   const Workers workers_;
-  std::vector<double> frequencies_;
+  const Turn turn_;
 };
 
 }  // namespace

@@ -21,19 +21,25 @@ FATTN_INLINE F32 exp_of_minus(F32 x) {
   return exp2(mul(size, set1(-1.44269504f)));
 }
 
-// x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x (1 + tanh(u)) / 2. The exponential is of -2 |u|, so that it cannot overflow.
-FATTN_INLINE F32 gelu_by_tanh(F32 x) {
-  const F32 u2 = mul(mul(set1(1.5957691216f), x), fma(mul(x, x), set1(0.044715f), set1(1.0f)));
-  const F32 e = exp_of_minus(u2);
+// 1 / (1 + exp(-x)), and its slope. The exponential is of -|x|, so that it cannot overflow.
+FATTN_INLINE F32 logistic(F32 x, F32* slope) {
+  const F32 e = exp_of_minus(x);
   const F32 above = div(set1(1.0f), add(set1(1.0f), e));
-  // Where u2 < 0 the share is e / (1 + e).
-  const F32 positive = max(u2, zero());
-  const F32 share = where_equal(positive, u2, above, mul(e, above));
-  return mul(x, share);
+  const F32 below = mul(e, above);
+  *slope = mul(below, above);
+  return where_equal(max(x, zero()), x, above, below);
 }
 
-// erf by Abramowitz and Stegun 7.1.26, absolute error 1.5e-7: x Phi(x) is as good as fp32 beside 1.
-FATTN_INLINE F32 gelu_by_erf(F32 x) {
+// x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x (1 + tanh(u)) / 2.
+FATTN_INLINE F32 gelu_by_tanh(F32 x) {
+  const F32 u2 = mul(mul(set1(1.5957691216f), x), fma(mul(x, x), set1(0.044715f), set1(1.0f)));
+  F32 slope;
+  return mul(x, logistic(u2, &slope));
+}
+
+// The share of a normal distribution below x, and exp(-x^2 / 2). erf by Abramowitz and Stegun 7.1.26, absolute error 1.5e-7: as good as fp32
+// beside 1.
+FATTN_INLINE F32 normal_share(F32 x, F32* bell) {
   const F32 z = mul(x, set1(0.70710678f));
   const F32 size = max(mul(z, set1(-1.0f)), z);
   const F32 t = div(set1(1.0f), fma(size, set1(0.3275911f), set1(1.0f)));
@@ -42,9 +48,14 @@ FATTN_INLINE F32 gelu_by_erf(F32 x) {
   p = fma(p, t, set1(1.421413741f));
   p = fma(p, t, set1(-0.284496736f));
   p = fma(p, t, set1(0.254829592f));
-  const F32 tail = mul(mul(mul(p, t), set1(0.5f)), exp2(mul(mul(z, z), set1(-1.44269504f))));  // (1 - erf(|z|)) / 2
+  *bell = exp2(mul(mul(z, z), set1(-1.44269504f)));
+  const F32 tail = mul(mul(mul(p, t), set1(0.5f)), *bell);  // (1 - erf(|z|)) / 2
   const F32 positive = max(z, zero());
-  return mul(x, where_equal(positive, z, sub(set1(1.0f), tail), tail));
+  return where_equal(positive, z, sub(set1(1.0f), tail), tail);
+}
+FATTN_INLINE F32 gelu_by_erf(F32 x) {
+  F32 bell;
+  return mul(x, normal_share(x, &bell));
 }
 
 // Mean and variance in two passes over the row, so that nothing cancels.

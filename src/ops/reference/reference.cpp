@@ -7,34 +7,20 @@
 #include "ops/backends.h"
 #include "ops/norm_linear.h"
 #include "ops/penalised.h"
-#include "shared/half.h"
+#include "ops/reference/numbers.h"
 
 namespace fattn::ops::reference {
+
+double activated(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kGeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kGelu: return x / 2 * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kNone: break;
+  }
+  return x;
+}
+
 namespace {
-
-double read(const void* p, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(p)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(p)[i];
-  return dtype == DType::kF16 ? core::f16_to_float(bits) : core::bf16_to_float(bits);
-}
-void write(void* p, DType dtype, int64_t i, double x) {
-  const auto single = static_cast<float>(x);
-  if (dtype == DType::kF32)
-    static_cast<float*>(p)[i] = single;
-  else
-    static_cast<uint16_t*>(p)[i] = dtype == DType::kF16 ? core::float_to_f16(single) : core::float_to_bf16(single);
-}
-
-// A kernel that is a function of problem and buffers.
-template <class Problem, void (*compute)(const Problem&, const typename Problem::Buffers&)>
-class Computed final : public Kernel<Problem> {
- public:
-  explicit Computed(const Problem& problem) : problem_(problem) {}
-  void execute(const typename Problem::Buffers& buffers, void*, void*) const override { compute(problem_, buffers); }
-
- private:
-  const Problem problem_;
-};
 
 void embedding(const Embedding& p, const Embedding::Buffers& b) {
   check_rows(p, b);
@@ -58,15 +44,6 @@ void layer_norm(const LayerNorm& p, const LayerNorm::Buffers& b) {
     for (int64_t i = 0; i < p.width; ++i)
       write(b.y, p.dtype, r * p.width + i, (x[i] - mean) / std::sqrt(variance + p.epsilon) * read(b.weight, p.dtype, i) + read(b.bias, p.dtype, i));
   }
-}
-
-double activated(Activation activation, double x) {
-  switch (activation) {
-    case Activation::kGeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Activation::kGelu: return x / 2 * std::erfc(-x / std::sqrt(2.0));
-    case Activation::kNone: break;
-  }
-  return x;
 }
 
 double dot(const void* x, int64_t row, const void* weight, int64_t output, int64_t width, DType dtype) {

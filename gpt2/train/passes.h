@@ -1,0 +1,56 @@
+// The forward and the backward pass over a batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpt2/data/batch.h"
+#include "gpt2/train/plans.h"
+
+namespace fattn::gpt2 {
+
+class Passes {
+ public:
+  // `weights` as products read them, `gradients` in fp32, both laid out as the plans say.
+  Passes(const NetworkPlans& plans, const NetworkPlans::Places& places, const std::byte* weights, float* gradients, std::byte* attention_workspace)
+      : plans_(plans), places_(places), weights_(weights), gradients_(gradients), attention_workspace_(attention_workspace) {}
+
+  struct Call {
+    bool documents = false, drops = false;
+    uint64_t draw = 0;
+  };
+  // Checks a batch and copies it to where the passes read it. Throws Error.
+  Call take(const Batch& batch, bool drops, uint64_t draw) const;
+  void forward(const Call& call) const;
+  // Of what forward() left; with `gradient` also that of the last LayerNorm's output, which backward() begins with.
+  LossSum loss(double scale, bool gradient) const;
+  void backward(const Call& call) const;
+
+ private:
+  enum class DropPlace { kEmbedding, kAttention, kMlp };
+
+  const NetworkPlans::Kept& kept(int64_t i) const { return places_.kept[places_.kept.size() == 1 ? 0 : static_cast<size_t>(i)]; }
+  const void* weight(int64_t offset) const { return weights_ + static_cast<size_t>(offset) * size_of(plans_.options.dtype); }
+  float* gradient(int64_t offset) const { return gradients_ + offset; }
+
+  void forward_layer(int64_t i, const Call& call) const;
+  void backward_layer(int64_t i, const Call& call) const;
+  void normalise(const float* x, const PairAt& at) const;
+  void normalise_back(const float* x, const PairAt& at) const;
+  // to = x W + b + before, of which the product may be dropped
+  void add_linear(const LinearPlans& linear, const void* x, const PairAt& at, const float* before, float* to, const Call& call, DropPlace place,
+                  int64_t i) const;
+  // Gradients of W and b, from x and dy.
+  void linear_gradients(const LinearPlans& linear, const void* x, const void* dy, const PairAt& at) const;
+  void drop(const Call& call, DropPlace place, int64_t i, const float* x, const float* add, float* to) const;
+  TrainingAttention::Call attention(int64_t i, const Call& call) const;
+  uint64_t first_stream(const Call& call) const;
+
+  const NetworkPlans& plans_;
+  const NetworkPlans::Places& places_;
+  const std::byte* weights_;
+  float* gradients_;
+  std::byte* attention_workspace_;
+};
+
+}  // namespace fattn::gpt2
