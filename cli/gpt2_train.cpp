@@ -168,6 +168,7 @@ int train(const TrainingFlags& flags) {
   if (!flags.figure.empty()) require_writable(flags.figure);
   TrainingSetup setup = set_up_training(flags);
   Output out(flags.output, flags.json);
+  const StopRequest stop;  // before plans are made, which open OpenBLAS, whose threads take signals otherwise
   const std::vector<gpt2::TrainingMemory> memory = gpt2::Network::memory(setup.run.config, setup.network(), setup.compute(flags.threads));
   if (flags.memory) {
     print_training_memory(out, setup, memory);
@@ -176,7 +177,6 @@ int train(const TrainingFlags& flags) {
   }
   check_memory(out, setup, memory, flags.memory_limit);
   say_beginning(out, setup);
-  const StopRequest stop;
   const measure::ResidentPeak resident;
   gpt2::Network network(setup.run.config, setup.weights(), setup.network(), setup.compute(flags.threads));
   if (!setup.folder->before() || !setup.longer.empty()) setup.folder->describe(setup.run);
