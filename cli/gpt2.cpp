@@ -35,6 +35,7 @@ void add_gpt2(CLI::App& app, int& exit_code) {
   add_gpt2_bench(*gpt2, exit_code);
   add_gpt2_train(*gpt2, exit_code);
   add_gpt2_tokenize(*gpt2, exit_code);
+  add_gpt2_tokenizer(*gpt2, exit_code);
   gpt2->footer(
       "A model is a folder with config.json and model.safetensors, or the shards that model.safetensors.index.json names. A tokenizer is a folder "
       "with "

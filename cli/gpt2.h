@@ -22,6 +22,7 @@ void add_gpt2_compare(CLI::App& gpt2, int& exit_code);
 void add_gpt2_bench(CLI::App& gpt2, int& exit_code);
 void add_gpt2_train(CLI::App& gpt2, int& exit_code);
 void add_gpt2_tokenize(CLI::App& gpt2, int& exit_code);
+void add_gpt2_tokenizer(CLI::App& gpt2, int& exit_code);  // train
 
 // What they share: how a record begins, the flag that asks for it, and names of dtypes.
 nlohmann::ordered_json gpt2_record(const char* command);

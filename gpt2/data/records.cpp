@@ -1,6 +1,7 @@
 // Other keys of an object are left alone: sets of data have names, sources and scores beside their texts.
 #include "gpt2/data/records.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "files/json.h"
@@ -46,6 +47,18 @@ std::string dialogue(const Json& object) {
 }
 
 }  // namespace
+
+std::vector<LineOfPart> lines_of(const TextPart& part) {
+  std::vector<LineOfPart> lines;
+  uint64_t number = part.line;
+  for (size_t begin = 0; begin < part.bytes.size(); ++number) {
+    const size_t end = std::min(part.bytes.find('\n', begin), part.bytes.size());
+    const std::string_view line = std::string_view(part.bytes).substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) lines.push_back({number, line});
+  }
+  return lines;
+}
 
 std::vector<RecordPart> parse_record(std::string_view line, TextFormat format) {
   Json object;

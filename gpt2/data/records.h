@@ -9,6 +9,13 @@
 
 namespace fattn::gpt2 {
 
+// A line of a part that holds lines; empty ones are none.
+struct LineOfPart {
+  uint64_t number = 0;  // in its file, from 1
+  std::string_view text;
+};
+std::vector<LineOfPart> lines_of(const TextPart& part);
+
 struct RecordPart {
   std::string text;
   bool targets = true;

@@ -49,7 +49,6 @@ struct TextReader::State {
   State(const TextFiles& t, uint64_t part) : texts(t), part_bytes(part) {}
 
   const TextFile& text() const { return texts.files[file_index]; }
-  bool is_lines() const { return text().format != TextFormat::kText && text().format != TextFormat::kCode; }
   std::string_view rest() const { return std::string_view(buffer).substr(at); }
   bool at_end() const { return offset == file->size(); }
 
@@ -163,7 +162,7 @@ std::vector<TextPart> TextReader::next(uint64_t bytes) {
         s.close();
         continue;
       }
-      parts.push_back(s.is_lines() ? s.next_lines() : s.next_text());
+      parts.push_back(holds_lines(s.text().format) ? s.next_lines() : s.next_text());
       have += parts.back().bytes.size();
     }
   } catch (const files::FileError& e) {

@@ -11,6 +11,9 @@ namespace fattn::gpt2 {
 // What a file holds. kLines: objects with a "text", one a line.
 enum class TextFormat { kAuto, kText, kCode, kLines, kDialogue, kCompletion };
 
+// Objects, one a line.
+inline bool holds_lines(TextFormat format) { return format != TextFormat::kText && format != TextFormat::kCode; }
+
 struct TextFile {
   std::string path;
   TextFormat format = TextFormat::kText;  // never kAuto

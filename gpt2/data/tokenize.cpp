@@ -35,21 +35,16 @@ struct Encoded {
 };
 
 void encode_lines(const TextPart& part, const TextFile& file, Encoder& encoder, Encoded& to) {
-  uint64_t number = part.line;
-  for (size_t begin = 0; begin < part.bytes.size(); ++number) {
-    const size_t end = std::min(part.bytes.find('\n', begin), part.bytes.size());
-    const std::string_view line = std::string_view(part.bytes).substr(begin, end - begin);
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for (const LineOfPart& line : lines_of(part)) {
     try {
-      const std::vector<RecordPart> pieces = parse_record(line, file.format);
+      const std::vector<RecordPart> pieces = parse_record(line.text, file.format);
       for (size_t i = 0; i < pieces.size(); ++i) {
         const size_t before = to.ids.size();
         encoder.encode(pieces[i].text, to.ids);
         to.runs.push_back({to.ids.size() - before, pieces[i].targets, i + 1 == pieces.size(), i == 0, pieces[i].text.size()});
       }
     } catch (const Error& e) {
-      to.bad.push_back(files::printable(file.path) + ":" + std::to_string(number) + ": " + e.what());
+      to.bad.push_back(files::printable(file.path) + ":" + std::to_string(line.number) + ": " + e.what());
     }
   }
 }
@@ -124,7 +119,7 @@ class Work {
     for (const TextPart& part : parts) {
       const TextFile& file = texts_.files[part.file];
       encoded.bytes += part.bytes.size();
-      if (file.format != TextFormat::kText && file.format != TextFormat::kCode) {
+      if (holds_lines(file.format)) {
         encode_lines(part, file, encoder, encoded);
         continue;
       }
