@@ -166,9 +166,10 @@ TEST(Gpt2TrainSmall, CheckpointsHoldAllThatTheNextStepDependsOn) {
       EXPECT_TRUE(std::equal(numbers, numbers + fake.arrays.flat_size, fake.numbers[static_cast<int>(which)].data()));
     });
     EXPECT_EQ(restored.size(), dtype == DType::kF32 ? 2u : 3u);
-    if (dtype == DType::kF32)
+    if (dtype == DType::kF32) {
       for (const Parameter& p : fake.parameters)
         EXPECT_EQ(std::memcmp(weights.at(p.name).data, fake.numbers[0].data() + p.offset, static_cast<size_t>(p.size) * 4), 0) << p.name;
+    }
   }
 }
 
