@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "cli/table.h"
+
 namespace fattn::cli {
 
 nlohmann::ordered_json gpt2_record(const char* command) { return {{"fattn_gpt2", 1}, {"command", command}}; }
@@ -21,6 +23,10 @@ std::string grouped_number(int64_t n) {
   std::string text = std::to_string(n);
   for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
   return text;
+}
+
+std::string gpt2_size_in_words(uint64_t bytes) {
+  return bytes < 1 << 20 ? grouped_number(static_cast<int64_t>(bytes)) + " bytes" : bytes_text(static_cast<double>(bytes));
 }
 
 void add_gpt2(CLI::App& app, int& exit_code) {

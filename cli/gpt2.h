@@ -29,6 +29,7 @@ nlohmann::ordered_json gpt2_record(const char* command);
 void add_gpt2_json(CLI::App& command, std::string& json);
 DType gpt2_dtype(const std::string& name);
 const char* gpt2_dtype_name(DType dtype);
-std::string grouped_number(int64_t n);  // "124,439,808"
+std::string grouped_number(int64_t n);           // "124,439,808"
+std::string gpt2_size_in_words(uint64_t bytes);  // "1,912 bytes", "70.6 MiB"
 
 }  // namespace fattn::cli

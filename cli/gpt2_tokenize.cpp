@@ -51,10 +51,6 @@ const char* name_of(TextFormat format) {
 
 std::string files_in_words(uint64_t n) { return fmt::format("{} file{}", grouped_number(static_cast<int64_t>(n)), n == 1 ? "" : "s"); }
 
-std::string size_in_words(uint64_t bytes) {
-  return bytes < 1 << 20 ? grouped_number(static_cast<int64_t>(bytes)) + " bytes" : bytes_text(static_cast<double>(bytes));
-}
-
 std::string left_out_in_words(const gpt2::TextFiles& texts) {
   std::string words;
   const auto add = [&](uint64_t count, const char* what) {
@@ -71,7 +67,7 @@ std::string set_in_words(const char* name, const gpt2::TokenizedSet& set) {
   const auto number = [](uint64_t n) { return grouped_number(static_cast<int64_t>(n)); };
   std::string words = fmt::format("{}: {} tokens in {} document{}, {:.3f} bytes a token, {} of {}", name, number(set.tokens), number(set.documents),
                                   set.documents == 1 ? "" : "s", static_cast<double>(set.text_bytes) / static_cast<double>(set.tokens),
-                                  files_in_words(set.files), size_in_words(set.file_bytes));
+                                  files_in_words(set.files), gpt2_size_in_words(set.file_bytes));
   if (set.targets < set.tokens) words += fmt::format("; {} tokens have a loss, prompts have none", number(set.targets));
   return words + ".";
 }
@@ -124,7 +120,7 @@ int run_tokenize(const TokenizeFlags& flags) {
   for (const auto& [kind, count] : kinds)
     read += fmt::format("{}{} of {}", read.empty() ? "" : ", ", files_in_words(static_cast<uint64_t>(count)), kind);
   const std::string left_out = left_out_in_words(texts);
-  out.say(fmt::format("Read {}, {}, in {} ({:.0f} MB/s, {} thread{}).{}", read, size_in_words(texts.bytes), seconds_text(seconds),
+  out.say(fmt::format("Read {}, {}, in {} ({:.0f} MB/s, {} thread{}).{}", read, gpt2_size_in_words(texts.bytes), seconds_text(seconds),
                       static_cast<double>(texts.bytes) / seconds / 1e6, options.threads, options.threads == 1 ? "" : "s",
                       left_out.empty() ? "" : " Left out: " + left_out + "."));
   if (done.bad_lines > 0)

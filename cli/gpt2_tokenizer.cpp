@@ -70,7 +70,7 @@ int train_tokenizer(const TrainTokenizerFlags& flags) {
   const auto number = [](auto n) { return grouped_number(static_cast<int64_t>(n)); };
   const Output out(flags.output, flags.json);
   out.say(fmt::format("Read {} file{} of text, {}: {} pieces, {} of them different; {} for counting, {} for merging ({} thread{}).",
-                      number(texts.files.size()), texts.files.size() == 1 ? "" : "s", bytes_text(static_cast<double>(texts.bytes)), number(pieces),
+                      number(texts.files.size()), texts.files.size() == 1 ? "" : "s", gpt2_size_in_words(texts.bytes), number(pieces),
                       number(counts.pieces.size()), seconds_text(counting), seconds_text(seconds - counting), threads, threads == 1 ? "" : "s"));
   if (counts.bad_lines > 0) out.say(fmt::format("{} lines that are no documents were left out.", number(counts.bad_lines)));
   out.say(fmt::format("Wrote {}: {} tokens, {} merges.", printable(flags.out), number(bpe.tokens.size()), number(bpe.merges.size())));
