@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <mutex>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 
 #include "files/checksum.h"
-#include "files/interrupt.h"
 #include "gpt2/data/records.h"
+#include "gpt2/data/workers.h"
 #include "gpt2/error.h"
 #include "gpt2/tokenizer/splitter.h"
 #include "gpt2/tokenizer/utf8.h"
@@ -83,7 +81,6 @@ uint64_t add_lines(const TextPart& part, TextFormat format, PieceCounter& counte
 PieceCounts count_pieces(const TextFiles& texts, bool by_line, int threads, const std::function<void(uint64_t)>& progress) {
   TextReader reader(texts, kAtOnce);
   std::mutex reading, adding;
-  std::exception_ptr error;
   Counts all;
   std::atomic<uint64_t> bad{0};
   const auto work = [&] {
@@ -93,12 +90,7 @@ PieceCounts count_pieces(const TextFiles& texts, bool by_line, int threads, cons
       std::vector<TextPart> parts;
       {
         const std::lock_guard lock(reading);
-        if (error) return;
-        try {
-          parts = reader.next(kAtOnce);
-        } catch (...) {
-          error = std::current_exception();
-        }
+        parts = reader.next(kAtOnce);
       }
       if (parts.empty()) break;
       for (const TextPart& part : parts) {
@@ -117,13 +109,7 @@ PieceCounts count_pieces(const TextFiles& texts, bool by_line, int threads, cons
     else
       for (const auto& [piece, count] : counts) all[piece] += count;
   };
-  std::vector<std::thread> workers;
-  {
-    const files::SignalsBlocked blocked;  // they are this thread's, which only waits
-    for (int i = 0; i < threads; ++i) workers.emplace_back(work);
-  }
-  for (std::thread& worker : workers) worker.join();
-  if (error) std::rethrow_exception(error);
+  run_on_threads(threads, work);
   PieceCounts result;
   result.bad_lines = bad;
   result.pieces.reserve(all.size());

@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <exception>
 #include <mutex>
-#include <thread>
 
-#include "files/interrupt.h"
 #include "files/printable.h"
 #include "gpt2/data/records.h"
 #include "gpt2/data/token_writer.h"
 #include "gpt2/data/validation_draw.h"
+#include "gpt2/data/workers.h"
 #include "gpt2/error.h"
 
 namespace fattn::gpt2 {
@@ -68,13 +66,7 @@ class Work {
         validation_(out + "/validation", vocabulary_of(tokenizer), options.shard_tokens) {}
 
   Tokenized run() {
-    std::vector<std::thread> threads;
-    {
-      const files::SignalsBlocked blocked;  // they are this thread's, which only waits
-      for (int i = 0; i < options_.threads; ++i) threads.emplace_back([this] { work(); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    if (error_) std::rethrow_exception(error_);
+    run_on_threads(options_.threads, [this] { work(); });
     train_.finish();
     validation_.finish();
     return {set_of(train_), set_of(validation_), bad_lines_};
@@ -108,9 +100,9 @@ class Work {
       }
     } catch (...) {
       const std::lock_guard lock(writing_);
-      if (!failed_) error_ = std::current_exception();
-      failed_ = true;
+      failed_ = true;  // the others need not wait for this one's turn
       turn_.notify_all();
+      throw;
     }
   }
 
@@ -158,7 +150,6 @@ class Work {
   std::mutex reading_, writing_;
   std::condition_variable turn_;
   std::atomic<bool> failed_{false};
-  std::exception_ptr error_;
   uint64_t read_ = 0, written_ = 0, units_ = 0, bad_lines_ = 0;
 };
 

@@ -1,7 +1,4 @@
 // Counts of pairs are kept up to date by what each merge changes; a heap has the pairs, with counts that may be old, which is seen when one comes up.
-//
-// Where a token can be made in two ways ("ab" + "c", "a" + "bc"), a pair that was merged comes up again. `BpeTrainer` then counts what it merged
-// before, too, merges it once more, and lets the last place in the list count; so does this.
 #include "gpt2/tokenizer/train.h"
 
 #include <algorithm>
@@ -60,7 +57,6 @@ class Trainer {
       merge(top);
       if (how_.progress) how_.progress();
     }
-    keep_last_merges();
     return std::move(bpe_);
   }
 
@@ -145,15 +141,6 @@ class Trainer {
       }
     }
     length_[word] = to;
-  }
-
-  void keep_last_merges() {
-    std::unordered_map<uint64_t, size_t> last;
-    for (size_t i = 0; i < bpe_.merges.size(); ++i) last[pair_of(bpe_.merges[i].first, bpe_.merges[i].second)] = i;
-    std::vector<std::pair<Token, Token>> kept;
-    for (size_t i = 0; i < bpe_.merges.size(); ++i)
-      if (last.at(pair_of(bpe_.merges[i].first, bpe_.merges[i].second)) == i) kept.push_back(bpe_.merges[i]);
-    bpe_.merges = std::move(kept);
   }
 
   const BpeTraining& how_;
