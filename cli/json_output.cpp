@@ -6,12 +6,12 @@
 #include <stdexcept>
 
 #include "cli/whole_file.h"
+#include "files/json_text.h"
 
 namespace fattn::cli {
 
 void write_json(const nlohmann::ordered_json& value, const std::string& file_or_dash) {
-  // Text that is no UTF-8 is replaced, never an exception: the record matters more than one odd byte.
-  const std::string text = value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const std::string text = files::json_text(value);
   if (file_or_dash == "-") {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
       throw std::runtime_error(std::string("cannot write the JSON to stdout: ") + std::strerror(errno));

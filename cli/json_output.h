@@ -7,8 +7,9 @@
 
 namespace fattn::cli {
 
-// Writes `value` with two spaces of indent to the file, whole (whole_file.h), or to stdout if it is "-". NaN and infinities
-// become null; a plain nlohmann::json converts. Throws std::runtime_error with the reason.
+// Writes `value` (files/json_text.h: a row a line) to the file, whole (whole_file.h), or to stdout if it is "-". NaN and infinities become null, text
+// that is no UTF-8 is replaced: the record matters more than one odd byte. A plain nlohmann::json converts. Throws std::runtime_error with the
+// reason.
 void write_json(const nlohmann::ordered_json& value, const std::string& file_or_dash);
 
 // Refuses a file that write_json could not write, before minutes of work are done for it. Nothing of it is touched; "" and "-" are fine.

@@ -10,6 +10,7 @@
 #include "cli/sanitize.h"
 #include "cli/table.h"
 #include "cli/whole_file.h"
+#include "files/json_text.h"
 
 namespace fattn::cli {
 namespace {
@@ -46,8 +47,6 @@ std::string memory_csv(const Profile& profile) {
   }
   return out;
 }
-
-std::string text_of(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 }  // namespace
 
@@ -89,8 +88,8 @@ Json ProfileFolder::write(Profile profile, const NamedRecords& records) const {
       {"operations.csv", operations_csv(profile)},
       {"counters.csv", counters_csv(profile)},
       {"memory.csv", memory_csv(profile)},
-      {"machine.json", text_of({{"environment", profile.environment}, {"device", profile.device}, {"gpu", profile.gpu}})}};
-  for (const auto& [name, record] : records) contents.emplace_back(name, text_of(record));
+      {"machine.json", files::json_text({{"environment", profile.environment}, {"device", profile.device}, {"gpu", profile.gpu}})}};
+  for (const auto& [name, record] : records) contents.emplace_back(name, files::json_text(record));
   for (const lab::report::Section& section : page.sections)
     for (const lab::report::Block& block : section.blocks)
       if (block.kind == lab::report::Block::Kind::kFigure) contents.emplace_back("figures/" + block.figure.name + ".svg", to_svg(block.figure.chart));
@@ -98,7 +97,7 @@ Json ProfileFolder::write(Profile profile, const NamedRecords& records) const {
   names.reserve(files.size());
   for (const auto& [name, words] : files) names.push_back(name);
   Json json = to_json(profile, names);
-  contents.emplace_back("profile.json", text_of(json));
+  contents.emplace_back("profile.json", files::json_text(json));
   std::list<WholeFile> whole;
   for (const auto& [name, content] : contents) whole.emplace_back(file(name)).write(content.data(), content.size());
   for (WholeFile& one : whole) one.publish();

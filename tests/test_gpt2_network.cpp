@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -43,41 +44,48 @@ Config config_of(const char* name) {
   return c;
 }
 
-// The gradient along a direction is the slope of the loss, tensor by tensor; documents and dropout are in it.
+// The gradient along a direction is the slope of the loss, for all numbers [begin, end).
+void expect_slope(Network& network, const std::vector<float>& gradient, int64_t begin, int64_t end, const std::function<double()>& loss,
+                  const std::string& what) {
+  const std::vector<float> here = copy(network, Flat::kMaster);
+  std::vector<float> there = here, back = here;
+  std::mt19937 random(2);
+  std::normal_distribution<double> normal;
+  const double step = 2e-3;
+  double predicted = 0, size = 0;
+  for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+    const double direction = normal(random);
+    there[i] = static_cast<float>(here[i] + step * direction);
+    back[i] = static_cast<float>(here[i] - step * direction);
+    predicted += gradient[i] * (static_cast<double>(there[i]) - static_cast<double>(back[i])) / (2 * step);
+    size += std::pow(gradient[i], 2);
+  }
+  network.restore(Flat::kMaster, there.data());
+  const double above = loss();
+  network.restore(Flat::kMaster, back.data());
+  const double slope = (above - loss()) / (2 * step);
+  // The loss is a sum of 63 in fp32, and curves.
+  EXPECT_TRUE(std::fabs(slope - predicted) <= 4e-3 * std::sqrt(size) + 1e-3) << what << " " << slope << " " << predicted;
+  network.restore(Flat::kMaster, here.data());
+}
+
+// Tensor by tensor, with documents; with dropout those that every place of it has a part in.
 TEST_P(NetworkExact, GradientsAreSlopes) {
   const Config config = config_of(GetParam());
   const Beginning start(config);
   const Text text(config, true);
-  for (const double dropout : {0.0, 0.2}) {
-    NetworkOptions options = options_of();
-    options.dropout = dropout;
-    Network network = start.network(options, {.reference = true});
-    const std::vector<float> gradient = gradients(network, text.batch, 0.5);
-    const std::vector<float> begin = copy(network, Flat::kMaster);
-    std::mt19937 random(2);
-    std::normal_distribution<double> normal;
-    for (const Parameter& p : network.parameters()) {
-      const double step = 2e-3;
-      double predicted = 0, size = 0;
-      std::vector<float> there = begin, back = begin;
-      for (int64_t i = p.offset; i < p.offset + p.size; ++i) {
-        const auto at = static_cast<size_t>(i);
-        const double direction = normal(random);
-        there[at] = static_cast<float>(begin[at] + step * direction);
-        back[at] = static_cast<float>(begin[at] - step * direction);
-        predicted += gradient[at] * (static_cast<double>(there[at]) - static_cast<double>(back[at])) / (2 * step);
-        size += std::pow(gradient[at], 2);
-      }
-      network.restore(Flat::kMaster, there.data());
-      const double above = network.accumulate(text.batch, 1, 3).loss;
-      network.restore(Flat::kMaster, back.data());
-      const double below = network.accumulate(text.batch, 1, 3).loss;
-      const double slope = 0.5 * (above - below) / (2 * step);
-      // The loss is a sum of 63 in fp32, and curves.
-      EXPECT_TRUE(std::fabs(slope - predicted) <= 4e-3 * std::sqrt(size) + 1e-3) << p.name << " " << slope << " " << predicted << " " << dropout;
-      network.restore(Flat::kMaster, begin.data());
-    }
-  }
+  NetworkOptions options = options_of();
+  Network network = start.network(options, {.reference = true});
+  std::vector<float> gradient = gradients(network, text.batch, 0.5);
+  const auto evaluated = [&] { return 0.5 * network.evaluate(text.batch).loss; };
+  for (const Parameter& p : network.parameters()) expect_slope(network, gradient, p.offset, p.offset + p.size, evaluated, p.name);
+  options.dropout = 0.2;
+  Network drops = start.network(options, {.reference = true});
+  gradient = gradients(drops, text.batch, 0.5);
+  const auto dropped = [&] { return 0.5 * drops.accumulate(text.batch, 1, 3).loss; };
+  for (const Parameter& p : drops.parameters())
+    if (p.name == "h.0.attn.c_attn.weight" || p.name == "h.0.mlp.c_fc.weight" || p.name == "wte.weight")
+      expect_slope(drops, gradient, p.offset, p.offset + p.size, dropped, p.name + " with dropout");
 }
 
 TEST_P(NetworkExact, AgreesWithFloat64) {
@@ -202,6 +210,9 @@ TEST(NetworkSmallBatch, WhatCannotBeIsRefused) {
   EXPECT_THROW(network.evaluate(text.batch), fattn::Error);
   text.ids[3] = 0, text.targets[3] = -2;
   EXPECT_THROW(network.accumulate(text.batch, 1, 0), fattn::Error);
+  EXPECT_THROW(network.update({.step = 0}), Error);
+  EXPECT_THROW(network.update({.beta2 = 1}), Error);
+  EXPECT_THROW(network.update({.learning_rate = NAN}), Error);
   NetworkOptions options = options_of();
   options.seqlen = 65;
   EXPECT_THROW(start.network(options), Error);

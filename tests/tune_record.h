@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fattn/fattn.h"
+#include "files/json_text.h"
 
 namespace fattn::test {
 
@@ -40,7 +41,7 @@ inline void write_whole(const std::string& path, const nlohmann::ordered_json& r
   const std::string temporary = path + ".new";
   {
     std::ofstream out(temporary);
-    out << record.dump(1) << "\n";
+    out << files::json_text(record);
     out.flush();
     if (!out) throw std::runtime_error("cannot write " + temporary);
   }

@@ -7,7 +7,6 @@ token may be generated whose logit in float32 is farther below the largest than 
 what is checked has none."""
 
 import argparse
-import json
 import multiprocessing
 import platform
 import statistics
@@ -15,6 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
+import compact_records
 import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -259,8 +259,7 @@ def main() -> None:
             for name, worker in workers.items():
                 (Path(arguments.profile) / f"{arguments.size}-{what}-dropout{arguments.dropout}-{name}.txt").write_text(worker.ask("profile", what), encoding="utf-8")
         if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump({"environment": about, "arguments": vars(arguments), "rows": rows}, file, indent=1)
+            compact_records.write(Path(arguments.json), {"environment": about, "arguments": vars(arguments), "rows": rows})
 
 
 if __name__ == "__main__":

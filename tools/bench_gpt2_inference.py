@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import compact_records
 import torch
 import transformers
 from transformers import GPT2LMHeadModel
@@ -107,9 +108,7 @@ def ours(arguments, folder: Path, batch: int, context: int) -> dict:
 
 def write(record: dict, path: Path) -> None:
     """After every row, whole: what was measured stays where the rest is interrupted."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    part.replace(path)
+    compact_records.write(path, record)
 
 
 def processor() -> str:

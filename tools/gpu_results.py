@@ -8,10 +8,11 @@ entry for every turn of fattn and of cuDNN through torch, which ran one after an
 """
 import argparse
 import json
-import os
 import pathlib
 import re
 import sys
+
+import compact_records
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "results"
@@ -47,13 +48,6 @@ def rates_of(record):
     return rates
 
 
-def write_whole(path, value, indent):
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-    print(path.relative_to(ROOT))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("record", type=pathlib.Path)
@@ -64,8 +58,9 @@ def main():
     if flags[:2] != ["--suite", "cuda"] or "--only" in flags or not record.get("complete") or not gpus:
         parser.error(f"{arguments.record} is not a complete record of `fattn bench --suite cuda`; make one with --json")
     name = re.sub(r"[^a-z0-9]+", "-", gpus[0]["name"].lower().replace("nvidia", "")).strip("-")
-    write_whole(FOLDER / f"{name}-suite.json", record, 1)
-    write_whole(FOLDER / f"{name}_attention.json", rates_of(record), None)
+    for path, value in ((FOLDER / f"{name}-suite.json", record), (FOLDER / f"{name}_attention.json", rates_of(record))):
+        compact_records.write(path, value)
+        print(path.relative_to(ROOT))
     return 0
 
 

@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""Writes the speed tables into README.md and README.zh-TW.md from records of `fattn bench --suite`, and those of `fattn check --accuracy` and `--values` into
-docs/results/README.md.
+"""Writes the speed tables into README.md and README.zh-TW.md, and the tables of the pages in docs/results, from the records there.
 
-    make_result_tables.py           writes what stands between the marks results (CPU), gpu-results, accuracy, values and values-fp32
+    make_result_tables.py           writes what stands between marks such as <!-- results --> and <!-- /results -->
     make_result_tables.py --check   exit 1 if a page says something else than a record
 """
 import argparse
 import json
 import math
-import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-CPU_RECORD = ROOT / "docs" / "results" / "cpu-suite-quick-16-cores.json"
-GPU_RECORD = ROOT / "docs" / "results" / "h100-suite.json"
-RESULTS_PAGE = ROOT / "docs" / "results" / "README.md"
-ACCURACY_RECORD, VALUES_RECORD, VALUES_FP32_RECORD = (ROOT / "docs" / "results" / f"{name}.json" for name in ("accuracy", "values", "h200-values-fp32"))
+import result_index
+import result_options
+import result_speed
+from result_records import PASSES, RESULTS, ROOT, grid, mean, prose
+
+CPU_RECORD = RESULTS / "cpu-suite-quick-16-cores.json"
+GPU_RECORD = RESULTS / "h100-suite.json"
+ACCURACY_RECORD, VALUES_RECORD, VALUES_FP32_RECORD, VALUES_FP32_64_RECORD = (RESULTS / f"{name}.json" for name in ("accuracy", "values", "h200-values-fp32", "h200-values-fp32-64"))
 GPU_LENGTHS = (512, 2048, 8192, 16384)
 CPU_LENGTH = 2048
 COLUMNS = [(headdim, causal) for headdim in (64, 128, 256) for causal in (False, True)]
-PASSES = ("fwd", "bwd")
 
 TEXT = {
     "README.md": {
@@ -35,7 +35,7 @@ TEXT = {
         ),
         "gpu": (
             "One {gpu}, bf16, 16384 tokens, nheads * headdim = 2048, by headdim: TFLOP/s of algorithm {algorithm}, and how many times as fast as\n"
-            "PyTorch's FlashAttention-2 / cuDNN backends in the same run ([record, and how it was measured](docs/results/README.md)). Geometric means over {cells} problems each:\n"
+            "PyTorch's FlashAttention-2 / cuDNN backends in the same run ([record, and how it was measured](docs/results/hopper.md)). Geometric means over {cells} problems each:\n"
             "forward {fwd_flash} / {fwd_cudnn} (lowest {fwd_flash_low} / {fwd_cudnn_low}), backward {bwd_flash} / {bwd_cudnn} (lowest {bwd_flash_low} / {bwd_cudnn_low}).\n"
         ),
         "passes": {"fwd": "forward", "bwd": "backward"},
@@ -47,16 +47,20 @@ TEXT = {
     },
     "README.zh-TW.md": {
         "cpu": (
-            "Intel Xeon（AVX-512 與 AMX）的 {cores} 個核心；batch 1、8 個 head、seqlen {seqlen}，依 headdim 列出：只計算看得見的 (query, key) 配對的 GFLOP/s，以及為 PyTorch {torch} 的\n"
+            "Intel Xeon（AVX-512 與 AMX）的 {cores} 個核心；batch 1、8 個 head、seqlen {seqlen}，依 headdim 列出：\n"
+            "只計算看得見的 (query, key) 配對的 GFLOP/s，以及為 PyTorch {torch} 的\n"
             "`scaled_dot_product_attention` 的幾倍快：相同輸入、輪流量測，每個結果都先以 float64 檢查；`?`：中位數的區間重疊。\n"
         ),
         "cpu_end": (
-            "整份紀錄的幾何平均：{means}。一個 query 對 8192 個 key（32 個 head 共用 8 個 key head、headdim 128）讀取 K 與 V 的速度為記憶體讀取頻寬的 {decode}。\n"
+            "整份紀錄的幾何平均：{means}。\n"
+            "一個 query 對 8192 個 key（32 個 head 共用 8 個 key head、headdim 128）讀取 K 與 V 的速度\n"
+            "為記憶體讀取頻寬的 {decode}。\n"
             "各紀錄與其執行環境請見 [docs/results](docs/results)。\n"
         ),
         "gpu": (
-            "一張 {gpu}、bf16、16384 個 token、nheads * headdim = 2048，依 headdim 列出：演算法 {algorithm} 的 TFLOP/s，以及在同一次執行中為 PyTorch 的 FlashAttention-2 / cuDNN 後端的幾倍快\n"
-            "（[紀錄與量測方式](docs/results/README.md)）。各 {cells} 個問題的幾何平均：\n"
+            "一張 {gpu}、bf16、16384 個 token、nheads * headdim = 2048，依 headdim 列出：\n"
+            "演算法 {algorithm} 的 TFLOP/s，以及在同一次執行中為 PyTorch 的 FlashAttention-2 / cuDNN 後端的幾倍快\n"
+            "（[紀錄與量測方式](docs/results/hopper.md)）。各 {cells} 個問題的幾何平均：\n"
             "前向 {fwd_flash} / {fwd_cudnn}（最低 {fwd_flash_low} / {fwd_cudnn_low}）、反向 {bwd_flash} / {bwd_cudnn}（最低 {bwd_flash_low} / {bwd_cudnn_low}）。\n"
         ),
         "passes": {"fwd": "前向", "bwd": "反向"},
@@ -67,10 +71,6 @@ TEXT = {
         "join": "、",
     },
 }
-
-
-def mean(ratios):
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 class Suite:
@@ -136,6 +136,12 @@ def table(heads, columns, lines, tail=()):
     return "\n".join("|" + "|".join(row) + "|" if row[0] == "--" else "| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
+def wrapped(text, which, facts):
+    """A text with its facts. English is broken between words; Chinese, which has none, is broken where the text says."""
+    filled = text[which].format(**facts)
+    return prose(filled) if filled.isascii() else filled
+
+
 def cpu_block(text):
     suite = Suite(CPU_RECORD)
     columns = [column for column in COLUMNS if column[0] <= 128]
@@ -151,7 +157,7 @@ def cpu_block(text):
             means.append(f"{dtype} {text['passes'][which]} {mean(suite.ratios(dtype, which, peer['algorithm'])):.2f}x")
     decode = [f"{c['fattn']['bandwidth_fraction'] * 100:.0f} % ({key[0]})" for key, c in suite.cells.items() if key[2] == 1]
     facts = {"cores": suite.record["environment"]["cpu"]["usable_threads"], "seqlen": CPU_LENGTH, "torch": ".".join(peer["version"].split(".")[:2]), "means": text["join"].join(means), "decode": text["join"].join(decode)}
-    return text["cpu"].format(**facts) + "\n" + with_accuracy(lines, accuracy, ["dtype", text["head"]], columns, text, text["fused"]) + "\n" + text["cpu_end"].format(**facts)
+    return wrapped(text, "cpu", facts) + "\n" + with_accuracy(lines, accuracy, ["dtype", text["head"]], columns, text, text["fused"]) + "\n" + wrapped(text, "cpu_end", facts)
 
 
 def gpu_block(text):
@@ -173,11 +179,7 @@ def gpu_block(text):
                 f"{c['fattn']['flops_per_s'] / 1e12:.0f} ({suite.ratio(c, 'flash'):.2f} / {suite.ratio(c, 'cudnn'):.2f})" for c in found
             ])
             accuracy.append(accuracy_of(found, which, "flash"))
-    return text["gpu"].format(**facts) + "\n" + with_accuracy(lines, accuracy, [text["head"], "seqlen"], COLUMNS, text, "FlashAttention-2")
-
-
-def grid(titles, lines):
-    return "\n".join("| " + " | ".join(row) + " |" if row[0] != "--" else "|" + "|".join(row) + "|" for row in [titles, ["--"] * len(titles)] + lines) + "\n"
+    return wrapped(text, "gpu", facts) + "\n" + with_accuracy(lines, accuracy, [text["head"], "seqlen"], COLUMNS, text, "FlashAttention-2")
 
 
 def worst(rows):
@@ -199,12 +201,13 @@ def accuracy_block():
              for dtype, headdim in dict.fromkeys((row["dtype"], row["headdim"]) for row in judged)]
     options = [[option] + [worst([r for r in judged if (r["option"], r["tensor"]) == (option, tensor)]) for tensor in ("o", "dq", "dk", "dv")]
                for option in dict.fromkeys(row["option"] for row in judged)]
-    missed = sum(row["goal"] == "missed" for row in judged)
+    missed = [row["tensor"] for row in judged if row["goal"] == "missed"]
+    of_tensors = ", ".join(f"{tensor} {missed.count(tensor)}" for tensor in dict.fromkeys(missed))
     peers = ", ".join(f"{peer} {mean([r['rms_ratio'] for r in rows if r['peer'] == peer and r['tensor'] == 'o' and r['rms_ratio']]):.2f}" for peer in dict.fromkeys(row["peer"] for row in rows))
     first = judged[0]
-    return (f"[accuracy.json](accuracy.json), `fattn check --accuracy` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: RMS error and largest error over the peer's, the\n"
-            f"worst of what each field stands for, against FlashAttention-2 where torch has it, else against an emulation of its rounding. {len(judged)} ratios, {missed} of them miss a goal. RMS error of o\n"
-            f"over each peer's, geometric means: {peers}. By sigma, of o:\n\n" + grid(["dtype, headdim"] + [f"sigma {sigma:g}" for sigma in sigmas], lines)
+    return (prose(f"[accuracy.json](accuracy.json), `fattn check --accuracy` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: RMS error and largest error over the peer's, "
+                  f"the worst of what each field stands for, against FlashAttention-2 where torch has it, else against an emulation of its rounding. {len(judged)} ratios, {len(missed)} of them "
+                  f"miss a goal ({of_tensors}). RMS error of o over each peer's, geometric means: {peers}. By sigma, of o:") + "\n" + grid(["dtype, headdim"] + [f"sigma {sigma:g}" for sigma in sigmas], lines)
             + "\nBy option, over all sigmas:\n\n" + grid(["option", "o", "dq", "dk", "dv"], options))
 
 
@@ -226,29 +229,43 @@ def values_block(record, key):
     lines = [[what] + [largest(what, algorithm) for algorithm in algorithms] for what in dict.fromkeys(map(name, rows))]
     changed = sum(row["same_bits"] is False for row in rows)
     first = rows[0]
-    return (f"[{record.name}]({record.name}), `fattn check --values` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: the largest time over that of the same call on random values, forward /\n"
-            f"backward, of {len(rows)} calls; in {changed} of them values that are hidden change a bit:\n\n" + grid([key] + algorithms, lines))
+    return prose(f"[{record.name}]({record.name}), `fattn check --values` on {first['device']}, fattn {first['fattn']}, torch {first['torch']}: the largest time over that of the same call on "
+                 f"random values, forward / backward, of {len(rows)} calls; in {changed} of them values that are hidden change a bit:") + "\n" + grid([key] + algorithms, lines)
+
+
+def result_pages():
+    """By page of docs/results its marks with what stands between them, without the index."""
+    pages = {**result_speed.blocks(), **result_options.blocks()}
+    pages["accuracy"] = {"accuracy": accuracy_block(), "values": values_block(VALUES_RECORD, "option"), "values-fp32": values_block(VALUES_FP32_RECORD, "values"),
+                         "values-fp32-64": values_block(VALUES_FP32_64_RECORD, "values")}
+    return pages
+
+
+def put(path, marked):
+    """The page with each block between its marks, which must be there once."""
+    text = path.read_text(encoding="utf-8")
+    for mark, content in marked.items():
+        block = f"<!-- {mark} -->\n{content}<!-- /{mark} -->"
+        text, count = re.subn(f"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, block=block: block, text, flags=re.S)
+        if count != 1:
+            raise SystemExit(f"{path.relative_to(ROOT)}: expected the marks {mark} once, found them {count} times")
+    return text
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a README is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is stale")
     arguments = parser.parse_args()
+    blocks = {ROOT / name: {"results": cpu_block(text), "gpu-results": gpu_block(text)} for name, text in TEXT.items()}
+    blocks |= {RESULTS / f"{name}.md": marked for name, marked in result_pages().items()}
+    blocks[RESULTS / "records.md"] = None  # the last: the index says which pages show a record
     stale = []
-    blocks = {name: (("results", cpu_block(text)), ("gpu-results", gpu_block(text))) for name, text in TEXT.items()}
-    blocks[str(RESULTS_PAGE.relative_to(ROOT))] = (("accuracy", accuracy_block()), ("values", values_block(VALUES_RECORD, "option")), ("values-fp32", values_block(VALUES_FP32_RECORD, "values")))
-    for name, marked in blocks.items():
-        path = ROOT / name
-        before = after = path.read_text(encoding="utf-8")
-        for mark, content in marked:
-            block = f"<!-- {mark} -->\n{content}<!-- /{mark} -->"
-            after, count = re.subn(f"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, block=block: block, after, flags=re.S)
-            if count != 1:
-                raise SystemExit(f"{name}: expected the marks {mark} once, found them {count} times")
-        if after != before:
-            stale.append(name)
+    for path, marked in blocks.items():
+        text = put(path, marked or {"records": result_index.index()})
+        if text != path.read_text(encoding="utf-8"):
+            stale.append(str(path.relative_to(ROOT)))
             if not arguments.check:
-                path.write_text(after, encoding="utf-8")
+                path.write_text(text, encoding="utf-8")
     if arguments.check and stale:
         print(f"{', '.join(stale)}: a table is not what the records say; run tools/make_result_tables.py", file=sys.stderr)
         return 1

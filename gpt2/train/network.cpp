@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "gpt2/error.h"
 #include "gpt2/model/block.h"
@@ -80,6 +81,10 @@ LossSum Network::evaluate(const Batch& batch) {
 }
 
 UpdateResult Network::update(const AdamW& adam) {
+  if (adam.step < 1) throw Error("step " + std::to_string(adam.step) + " of the optimizer; allowed: 1 and above");
+  for (const auto& [name, beta] : {std::pair("beta1", adam.beta1), std::pair("beta2", adam.beta2)})
+    if (!(beta >= 0 && beta < 1)) throw Error(std::string(name) + " is " + std::to_string(beta) + "; allowed: 0 and above, below 1");
+  if (!std::isfinite(adam.learning_rate)) throw Error("the learning rate is not finite");
   const NetworkPlans& plans = state_->plans;
   float* gradients = state_->flat(Flat::kGradient);
   void* workspace = state_->places.workspace;

@@ -8,6 +8,7 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
 
 import jsonschema
@@ -15,6 +16,7 @@ import pytest
 import referencing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))  # what a tool imports lies beside it
 
 
 @functools.cache

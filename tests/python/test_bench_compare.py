@@ -2,6 +2,7 @@
 import json
 import re
 
+import compact_records
 import pytest
 
 TINY = ["--backend", "reference", "--seqlen", "32", "--nheads", "2", "--headdim", "8", "--repeats", "6", "--min-time", "0", "--warmup", "1"]
@@ -241,6 +242,15 @@ def test_peaks_that_cannot_be_measured_say_why(schema, fattn, cuda_stub, tmp_pat
         assert "no usable NVRTC" in peaks["problem"]
         assert peaks["fma_flops_per_s"] is None and peaks["bf16_flops_per_s"] is None and peaks["read_bytes_per_s"] is None
     assert "no usable NVRTC" in fattn("bench", "--device", "cuda", "--seqlen", "64", "--no-grad", status=2, env=environment).stdout
+
+
+def test_a_record_has_a_row_a_line(fattn, tmp_path):
+    fattn("compare", *TINY, *ONLY, "--no-grad", "--json", tmp_path / "record.json")
+    text = (tmp_path / "record.json").read_text()
+    record = json.loads(text)
+    rows = [json.loads(line.strip().rstrip(",")) for line in text.splitlines() if line.startswith('    {"')]
+    assert rows[:2] == record["rows"] and len(rows) == 2 + len(record["summary"])
+    assert text.count("\n") == compact_records.text(record).count("\n") + 1, "tools/compact_records.py writes as files/json_text.cpp does"
 
 
 def test_compare(schema, fattn):

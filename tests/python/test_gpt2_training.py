@@ -17,6 +17,7 @@ STEPS = 20
 # of steps of AdamW in float64.
 THEIRS = """
 import json, sys, torch
+from copy import deepcopy
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 folder, configs, steps = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
@@ -43,7 +44,7 @@ for name, changes in configs.items():
     save_file({"ids": ids.int().contiguous(), "targets": targets.int().contiguous()}, f"{folder}/{name}.batches")
     errors = {}
     for dtype in ("float32", "bfloat16", "float16"):
-        copy = GPT2LMHeadModel.from_pretrained(f"{folder}/{name}", dtype=getattr(torch, dtype)).train()
+        copy = deepcopy(model).to(getattr(torch, dtype)).train()
         got = gradients(copy, ids[0], targets[0])
         exact = gradients(copy.double(), ids[0], targets[0])
         save_file(exact, f"{folder}/{name}.{dtype}")

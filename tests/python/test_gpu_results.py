@@ -1,9 +1,10 @@
-"""tools/gpu_results.py: the record of the GPU suite becomes a list of rates by turn."""
+"""tools/gpu_results.py: the record of the GPU suite becomes a list of rates by turn; tools/compact_records.py: a row a line."""
 
 import importlib.util
 import json
 import sys
 
+import compact_records
 import pytest
 from conftest import ROOT
 
@@ -51,3 +52,22 @@ def test_anything_else_is_refused(tmp_path, monkeypatch, changes):
     with pytest.raises(SystemExit):
         run(tmp_path, monkeypatch, record(**changes))
     assert not list(tmp_path.glob("*attention*"))
+
+
+def test_records_have_a_row_a_line(tmp_path):
+    deep = {"a": 1, "flags": ["x", 1.5, None], "rows": [{"b": [1, {"c": "é"}]}, {}], "empty": [], "wide": [{"rows": [{"x": i, "y": 0.1} for i in range(400)]}]}
+    text = compact_records.text(deep)
+    assert json.loads(text) == deep
+    lines = text.splitlines()
+    assert '  "flags": ["x", 1.5, null],' in lines and '    {"b": [1, {"c": "é"}]},' in lines and '        {"x": 7, "y": 0.1},' in lines and len(lines) == 415
+    path = tmp_path / "record.json"
+    compact_records.write(path, deep)
+    assert path.read_text() == text + "\n" and list(tmp_path.iterdir()) == [path]
+
+
+def test_records_of_this_project_have_a_row_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compact_records.py", "--check"])
+    assert compact_records.main() == 0
+    monkeypatch.setattr(compact_records, "RESULTS", tmp_path)
+    (tmp_path / "long.json").write_text(json.dumps({"rows": [{"a": 1, "b": 2}]}, indent=1))
+    assert compact_records.main() == 1 and "long.json" in capsys.readouterr().err

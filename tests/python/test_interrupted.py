@@ -56,12 +56,15 @@ def test_a_suite_keeps_the_problems_that_are_done(schema, fattn, tmp_path):
 def test_the_passes_that_are_done_are_kept(schema, fattn):
     # Calls of some milliseconds: of shorter ones a pass has all of its samples before its time is over.
     arguments = ["bench", "--seqlen", "2048", "--nheads", "2", "--min-time", "4", "--max-time", "4", "--json", "-"]
-    process = start(fattn, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(9)
-    begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
-    assert time.monotonic() - begin < ENDS_IN_S and process.returncode == 130
+    for wait_s in (9, 18, 36):  # a busy machine needs longer for the first pass
+        process = start(fattn, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(wait_s)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+        assert time.monotonic() - begin < ENDS_IN_S and process.returncode == 130
+        if out and "has 0 of" not in said:
+            break
     assert said in ("fattn: interrupted; the record has 1 of 3 passes\n", "fattn: interrupted; the record has 2 of 3 passes\n")
     record = json.loads(out)
     schema.validate(record)

@@ -1,4 +1,4 @@
-"""Records of `fattn predict --held-out` in docs/results: their scores are computed again from their rows, and what docs/results/README.md says of them."""
+"""Records of `fattn predict --held-out` in docs/results: their scores are computed again from their rows, and what docs/results/predictions.md says of them."""
 import json
 import math
 import re
@@ -67,8 +67,8 @@ def mistakes_of(record: dict) -> list[str]:
 
 def unsaid(record: dict, file: str, text: str) -> list[str]:
     """Figures of a record that the text beside a link to it lacks, or has otherwise."""
-    sections = [re.sub(r"\s+", " ", section) for section in text.split("\n## ") if f"\n\n[{file}]" in section]
-    assert len(sections) == 1, f"a section that begins with a link to {file} is wanted in docs/results/README.md"
+    sections = [re.sub(r"\s+", " ", section) for section in text.split("\n## ") if f"\n[{file}]" in section]
+    assert len(sections) == 1, f"a section that begins with a link to {file} is wanted in docs/results/predictions.md"
     forward, backward = (scores_of([row for row in record["rows"] if row["pass"] == which]) for which in ("fwd", "bwd"))
     wanted = [f"{record['held_out']['count']} shapes",
               f"Mean absolute error {100 * forward['mean_absolute_error_fraction']:.1f} % forward and {100 * backward['mean_absolute_error_fraction']:.1f} % backward",
@@ -83,7 +83,7 @@ def test_scores_are_those_of_the_rows(path):
     record = json.loads(path.read_text())
     schema_of(record).validate(record)
     assert mistakes_of(record) == []
-    assert unsaid(record, path.name, (ROOT / "docs" / "results" / "README.md").read_text()) == []
+    assert unsaid(record, path.name, (ROOT / "docs" / "results" / "predictions.md").read_text()) == []
 
 
 def test_there_is_a_record():
@@ -111,6 +111,6 @@ def test_a_spoiled_record_is_found(what):
 
 def test_other_figures_beside_it_are_found():
     record = json.loads(RECORDS[0].read_text())
-    text = (ROOT / "docs" / "results" / "README.md").read_text()
+    text = (ROOT / "docs" / "results" / "predictions.md").read_text()
     mean = f"{100 * record['scores']['fwd']['mean_absolute_error_fraction']:.1f} %"
     assert unsaid(record, RECORDS[0].name, text.replace(mean, "1.0 %"))

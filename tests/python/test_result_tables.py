@@ -1,7 +1,8 @@
-"""tools/make_result_tables.py: the column of accuracy beside speed, and the tables of accuracy and of values."""
+"""tools/make_result_tables.py and its parts: the column of accuracy beside speed, the tables of accuracy, of values and of prices, the index of records."""
 
 import importlib.util
 import json
+import sys
 
 import pytest
 from conftest import ROOT
@@ -9,6 +10,7 @@ from conftest import ROOT
 spec = importlib.util.spec_from_file_location("make_result_tables", ROOT / "tools" / "make_result_tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
+result_index, result_options = sys.modules["result_index"], sys.modules["result_options"]
 
 
 def suite(with_errors):
@@ -51,12 +53,38 @@ def test_accuracy_and_values(tmp_path, monkeypatch):
     (tmp_path / "accuracy.json").write_text(json.dumps(rows))
     block = tables.accuracy_block()
     assert "| bf16, 64 | 1.20 / 1.50 | - |" in block and "| none | 1.20 / 1.50 | inf / 1.50 | - | - |" in block
-    assert "3 ratios, 2 of them miss a goal" in block and "cudnn 9.00" in block
+    words = " ".join(block.split())
+    assert "3 ratios, 2 of them miss a goal (o 1, dq 1)" in words and "cudnn 9.00" in words
     row = {"algorithm": "v2", "dtype": "bf16", "headdim": 64, "pass": "fwd", "option": "causal", "values": "nan", "where": "hidden, all", "ratio": 1.25, "same_bits": True, **where}
     (tmp_path / "values.json").write_text(json.dumps([row, {**row, "pass": "bwd", "ratio": 3.5, "same_bits": False}, {**row, "algorithm": "decode", "ratio": 1.0}]))
     block = tables.values_block(tables.VALUES_RECORD, "option")
-    assert "| causal | 1.25 / 3.50 | 1.00 |" in block and "in 1 of them" in block
+    assert "| causal | 1.25 / 3.50 | 1.00 |" in block and "in 1 of them" in " ".join(block.split())
     assert "| nan, hidden | 1.25 / 3.50 | 1.00 |" in tables.values_block(tables.VALUES_RECORD, "values")
+
+
+def test_prices_have_a_column_a_shape(monkeypatch):
+    rows = [{"option": option, "problem": f"B2 S64 H4 D64 bf16{mask}", "pass": which, "price": price}
+            for option, mask, which, price in (("ALiBi", "", "fwd", 0.02), ("ALiBi", "", "bwd", 0.031), ("window 7,-1", " causal", "fwd", 0.5), ("window 7,-1", " causal", "bwd", 1.0),
+                                               ("window 7,-1", " causal", "fwd", 0.7), ("window 7,-1", " causal", "bwd", 1.2))]
+    monkeypatch.setattr(result_options, "load", lambda name: {"summary": rows})
+    lines = result_options.prices(["a"]).splitlines()
+    assert lines == ["| option | 64 |", "|--|--|", "| ALiBi | 2, 3 |", "| window, over causal rows | 60, 110 |"], "windows over causal rows need no column, and what was measured twice is the mean"
+    rows.append({"option": "nothing known", "problem": "B2 S64 H4 D64 bf16", "pass": "fwd", "price": 1.0})
+    with pytest.raises(SystemExit, match="nothing known"):
+        result_options.prices(["a"])
+
+
+def test_a_record_without_words_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(result_index, "RESULTS", tmp_path)
+    (tmp_path / "new.json").write_text("{}")
+    monkeypatch.setattr(result_index, "load", lambda name: {"rows": []})
+    with pytest.raises(SystemExit, match="new.json"):
+        result_index.index()
+
+
+def test_every_record_has_a_row():
+    index = (ROOT / "docs" / "results" / "records.md").read_text()
+    assert [path.name for path in (ROOT / "docs" / "results").glob("*.json") if f"]({path.name})" not in index] == []
 
 
 def test_pages_are_what_the_records_say(monkeypatch):
