@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "cli/table.h"
+
 namespace fattn::cli {
 
 nlohmann::ordered_json gpt2_record(const char* command) { return {{"fattn_gpt2", 1}, {"command", command}}; }
@@ -23,6 +25,10 @@ std::string grouped_number(int64_t n) {
   return text;
 }
 
+std::string gpt2_size_in_words(uint64_t bytes) {
+  return bytes < 1 << 20 ? grouped_number(static_cast<int64_t>(bytes)) + " bytes" : bytes_text(static_cast<double>(bytes));
+}
+
 void add_gpt2(CLI::App& app, int& exit_code) {
   CLI::App* gpt2 = app.add_subcommand("gpt2", "GPT-2 without torch: its weights, its tokenizer and its text, from Hugging Face's files");
   gpt2->require_subcommand(1);
@@ -33,6 +39,9 @@ void add_gpt2(CLI::App& app, int& exit_code) {
   add_gpt2_eval(*gpt2, exit_code);
   add_gpt2_compare(*gpt2, exit_code);
   add_gpt2_bench(*gpt2, exit_code);
+  add_gpt2_train(*gpt2, exit_code);
+  add_gpt2_tokenize(*gpt2, exit_code);
+  add_gpt2_tokenizer(*gpt2, exit_code);
   gpt2->footer(
       "A model is a folder with config.json and model.safetensors, or the shards that model.safetensors.index.json names. A tokenizer is a folder "
       "with "

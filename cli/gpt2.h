@@ -20,12 +20,16 @@ void add_gpt2_generate(CLI::App& gpt2, int& exit_code);
 void add_gpt2_eval(CLI::App& gpt2, int& exit_code);
 void add_gpt2_compare(CLI::App& gpt2, int& exit_code);
 void add_gpt2_bench(CLI::App& gpt2, int& exit_code);
+void add_gpt2_train(CLI::App& gpt2, int& exit_code);
+void add_gpt2_tokenize(CLI::App& gpt2, int& exit_code);
+void add_gpt2_tokenizer(CLI::App& gpt2, int& exit_code);  // train
 
 // What they share: how a record begins, the flag that asks for it, and names of dtypes.
 nlohmann::ordered_json gpt2_record(const char* command);
 void add_gpt2_json(CLI::App& command, std::string& json);
 DType gpt2_dtype(const std::string& name);
 const char* gpt2_dtype_name(DType dtype);
-std::string grouped_number(int64_t n);  // "124,439,808"
+std::string grouped_number(int64_t n);           // "124,439,808"
+std::string gpt2_size_in_words(uint64_t bytes);  // "1,912 bytes", "70.6 MiB"
 
 }  // namespace fattn::cli

@@ -1,34 +1,26 @@
 // `fattn gpt2 init` and `fattn gpt2 export`: folders of weights, written whole.
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "cli/gpt2.h"
+#include "cli/gpt2_texts.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/sanitize.h"
 #include "cli/usage_error.h"
 #include "cli/values.h"
-#include "files/input_file.h"
 #include "gpt2/error.h"
 #include "gpt2/weights/save.h"
 
 namespace fattn::cli {
 namespace {
 
-namespace fs = std::filesystem;
-using Texts = std::vector<std::pair<std::string, std::string>>;
-
-constexpr uint64_t kMostTextBytes = uint64_t{1} << 28;
-// What belongs to a model beside its weights and is copied as it is.
-constexpr const char* kBeside[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-                                   "added_tokens.json", "generation_config.json"};
+using Texts = Gpt2Texts;
 
 struct Gpt2SaveFlags {
   std::string preset = "gpt2", config, dtype, out, model, tokenizer, json;
@@ -36,25 +28,6 @@ struct Gpt2SaveFlags {
   std::string prefix = "keep";
   OutputFlags output;
 };
-
-std::string read_text(const fs::path& path) {
-  try {
-    return files::read_whole(path.string(), kMostTextBytes);
-  } catch (const files::FileError& e) {
-    throw gpt2::Error(e.what());
-  }
-}
-
-// Those that are in a folder, or the one file that was named.
-Texts texts_beside(const std::string& path) {
-  Texts texts;
-  std::error_code ignored;
-  if (path.empty()) return texts;
-  if (!fs::is_directory(path, ignored)) throw gpt2::Error("'" + printable(path) + "' is no folder; give the folder of a tokenizer");
-  for (const char* name : kBeside)
-    if (fs::exists(fs::path(path) / name, ignored)) texts.emplace_back(name, read_text(fs::path(path) / name));
-  return texts;
-}
 
 int save(const Gpt2SaveFlags& flags, const char* command, const std::vector<gpt2::TensorSpec>& tensors, const gpt2::Fill& fill, const Texts& texts,
          gpt2::SaveOptions options) {
@@ -83,12 +56,12 @@ int save(const Gpt2SaveFlags& flags, const char* command, const std::vector<gpt2
 }
 
 int init(const Gpt2SaveFlags& flags) {
-  const gpt2::Config config = flags.config.empty() ? gpt2::preset(flags.preset) : gpt2::parse_config(read_text(flags.config));
+  const gpt2::Config config = flags.config.empty() ? gpt2::preset(flags.preset) : gpt2::parse_config(gpt2_read_text(flags.config));
   gpt2::SaveOptions options;
   options.dtype = gpt2_dtype(flags.dtype);
-  Texts texts = texts_beside(flags.tokenizer);
+  Texts texts = gpt2_texts_beside(flags.tokenizer);
   texts.emplace_back("config.json",
-                     flags.config.empty() ? gpt2::to_json(config, options.dtype) : gpt2::with_dtype(read_text(flags.config), options.dtype));
+                     flags.config.empty() ? gpt2::to_json(config, options.dtype) : gpt2::with_dtype(gpt2_read_text(flags.config), options.dtype));
   return save(flags, "init", gpt2::tensors_of(config), gpt2::fill_at_random(config, options.dtype, static_cast<uint64_t>(flags.seed)), texts,
               options);
 }
@@ -99,8 +72,8 @@ int export_model(const Gpt2SaveFlags& flags) {
   gpt2::SaveOptions options;
   options.dtype = flags.dtype.empty() ? weights.tensors().front().dtype : gpt2_dtype(flags.dtype);
   options.prefix = flags.prefix == "keep" ? weights.has_prefix() : flags.prefix == "yes";
-  Texts texts = texts_beside(flags.model);
-  texts.emplace_back("config.json", gpt2::with_dtype(read_text(fs::path(flags.model) / "config.json"), options.dtype));
+  Texts texts = gpt2_texts_beside(flags.model);
+  texts.emplace_back("config.json", gpt2::with_dtype(gpt2_read_text(flags.model + "/config.json"), options.dtype));
   return save(flags, "export", gpt2::tensors_of(config), gpt2::fill_from(weights, options.dtype), texts, options);
 }
 

@@ -66,6 +66,12 @@ void Progress::step(double weight) {
   if (now - drawn_ >= kSoonest || done_ == total_) draw(now);
 }
 
+void Progress::note(std::vector<std::string> parts) {
+  if (!visible_) return;
+  const std::lock_guard lock(mutex_);
+  notes_ = std::move(parts);
+}
+
 void Progress::wipe() {
   if (!visible_) return;
   const std::lock_guard lock(mutex_);
@@ -85,11 +91,17 @@ void Progress::draw(Clock::time_point now) {
   const std::string count =
       total_ > 0 ? fmt::format("{}/{}", std::min(done_, total_), total_) : fmt::format("{:.0f} %", std::floor(100 * time_.share()));
   const std::optional<double> left = time_.left(passed(now));
-  const std::string text = count + (left ? "  " + measure::duration_in_words(*left) + " left" : "");
+  std::string text = count + (left ? "  " + measure::duration_in_words(*left) + " left" : "");
   // A line that the terminal breaks cannot be erased: the bar takes what is left of it.
-  constexpr size_t kWidth = 30, kBeside = 5;
-  const size_t others = label_.size() + text.size() + kBeside, columns = width_of(stderr);
-  const size_t width = std::min(kWidth, columns - std::min(columns, others));
+  constexpr size_t kWidth = 30, kWidthBesideNotes = 10, kBeside = 5;
+  const size_t columns = width_of(stderr);
+  const auto others = [&] { return label_.size() + text.size() + kBeside; };
+  for (const std::string& part : notes_) {
+    const std::string shown = printable(part, 60);
+    if (others() + kWidthBesideNotes + 2 + shown.size() > columns) break;
+    text += "  " + shown;
+  }
+  const size_t width = std::min(notes_.empty() ? kWidth : kWidthBesideNotes, columns - std::min(columns, others()));
   const auto filled = static_cast<size_t>(static_cast<double>(width) * time_.share());
   fmt::print(stderr, "\r\x1b[K{} [{}{}] {}", label_, std::string(filled, '#'), std::string(width - filled, '.'), text);
   std::fflush(stderr);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "measure/remaining_time.h"
 
@@ -26,6 +27,7 @@ class Progress {
   void expect(double weight, bool in_seconds);  // as measure::RemainingTime's
   void step(double weight = 1);                 // one of the steps is done, of this weight
   void drop(double weight);                     // steps that will not be done
+  void note(std::vector<std::string> parts);    // what is known of the work, behind the bar; the last parts are left out where lines are narrow
   void wipe();                                  // before something else is printed; the next step draws it anew
   void say(const std::string& text);            // a line of its own, also where stderr is no terminal
 
@@ -40,6 +42,7 @@ class Progress {
   const bool visible_;
   std::mutex mutex_;
   int64_t done_ = 0;
+  std::vector<std::string> notes_;
   measure::RemainingTime time_;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point drawn_{};

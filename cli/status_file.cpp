@@ -67,6 +67,14 @@ void StatusFile::step(double seconds) {
   write();
 }
 
+void StatusFile::step_of_many(const std::string& what) {
+  if (path_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  now_ = what;
+  ++done_;
+  time_.done(1, passed());
+}
+
 void StatusFile::end(const std::string& state) {
   if (path_.empty()) return;
   const std::lock_guard lock(mutex_);

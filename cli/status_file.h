@@ -21,9 +21,11 @@ class StatusFile {
   StatusFile(const StatusFile&) = delete;
   StatusFile& operator=(const StatusFile&) = delete;
 
-  void now(const std::string& what);   // "seqlen 1024: standard, fattn"
-  void step(double seconds);           // one is done, for which so many seconds were expected
-  void progress(double seconds);       // a part of one
+  void now(const std::string& what);  // "seqlen 1024: standard, fattn"
+  void step(double seconds);          // one is done, for which so many seconds were expected
+  void progress(double seconds);      // a part of one
+  // One of many short ones is done, and what is being done: written with the next look, not now.
+  void step_of_many(const std::string& what);
   void end(const std::string& state);  // "done", "interrupted"
 
  private:

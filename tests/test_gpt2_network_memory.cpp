@@ -45,7 +45,7 @@ TEST(NetworkSmallMemory, IsWhatItSays) {
       options.checkpoint_activations = checkpoints;
       options.dropout = 0.1;
       int64_t said = 0;
-      for (const MemoryUse& use : Network::memory(config, options, {})) said += static_cast<int64_t>(use.bytes);
+      for (const TrainingMemory& use : Network::memory(config, options, {})) said += static_cast<int64_t>(use.bytes);
       Network warm = start.network(options);  // opens libraries
       const int64_t before = allocated;
       Network network = start.network(options);

@@ -33,6 +33,16 @@ def page(title: str, text: str, links: str = "") -> str:
     return f"{note}# `{title}`\n\n```text\n{text}\n```\n{links}"
 
 
+def below(fattn: str, text: str, *command: str) -> str:
+    """The sections of the commands that a command's help text lists, and of theirs."""
+    sections = ""
+    for sub in commands_in(text):
+        name = (*command, sub)
+        help_text = help_of(fattn, *name)
+        sections += f"\n## `fattn {' '.join(name)}`\n\n```text\n{help_text}\n```\n" + below(fattn, help_text, *name)
+    return sections
+
+
 def pages(fattn: str) -> dict[str, str]:
     top = help_of(fattn)
     commands = commands_in(top)
@@ -42,9 +52,7 @@ def pages(fattn: str) -> dict[str, str]:
     made = {"README.md": page("fattn", top, links)}
     for command in commands:
         text = help_of(fattn, command)
-        made[f"{command}.md"] = page(f"fattn {command}", text)
-        for sub in commands_in(text):
-            made[f"{command}.md"] += f"\n## `fattn {command} {sub}`\n\n```text\n{help_of(fattn, command, sub)}\n```\n"
+        made[f"{command}.md"] = page(f"fattn {command}", text) + below(fattn, text, command)
     return made
 
 

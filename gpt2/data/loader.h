@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpt2/data/batch.h"
+#include "gpt2/data/token_set.h"
 
 namespace fattn::gpt2 {
 
@@ -23,18 +24,25 @@ struct LoaderPosition {
   int64_t epoch = 0, batch = 0;  // batch in the epoch
 };
 
+// Rows of `seqlen` tokens follow each other in the stream of all files: documents are packed, a long one goes on in the next row, where its positions
+// begin at 0 again. A token's target is the next one of its document; prompts are no targets. An epoch has every token once: the last row, and the
+// last batch, are filled up by padding, which has no targets. Of the rows of a batch each rank has every `ranks`th, so that ranks have about the same
+// work.
 class Loader {
  public:
-  // `paths`: token files, or folders of them. Throws Error: none there, damaged, another vocabulary, less data than one sequence.
+  // `paths`: token files, or folders of them; of a folder that `fattn gpt2 tokenize` made those in `train`. Throws Error: none there, damaged,
+  // another vocabulary, less data than one sequence.
   Loader(const std::vector<std::string>& paths, const LoaderOptions& options, LoaderPosition from = {});
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  const Batch& next();              // valid until the next call
+  // Valid until the next call. Throws Error where a file turns out to be damaged.
+  const Batch& next();
   LoaderPosition position() const;  // of the batch that the next call of next() gives
   int64_t batches_an_epoch() const;
-  int64_t tokens() const;  // in all files
+  int64_t tokens() const;        // in all files
+  const TokenSet& data() const;  // whose ids are read by another thread: ask it for numbers alone
   // A word that depends on names, sizes and checksums of the files: whether a checkpoint was made with the same data.
   uint64_t fingerprint() const;
 

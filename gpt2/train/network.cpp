@@ -59,7 +59,7 @@ Network::Network(const Config& config, const Weights& weights, const NetworkOpti
 }
 Network::~Network() = default;
 
-std::vector<MemoryUse> Network::memory(const Config& config, const NetworkOptions& options, const Compute& compute) {
+std::vector<TrainingMemory> Network::memory(const Config& config, const NetworkOptions& options, const Compute& compute) {
   return NetworkPlans(config, options, compute).memory();
 }
 

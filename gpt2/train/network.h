@@ -54,7 +54,7 @@ struct UpdateResult {
   std::string first_bad;     // the first parameter whose gradient is not finite
 };
 
-struct MemoryUse {
+struct TrainingMemory {
   std::string what;  // "weights", "master weights", "gradients", "moments", "activations", "attention workspace"
   size_t bytes = 0;
 };
@@ -68,7 +68,7 @@ class Network {
   Network& operator=(const Network&) = delete;
 
   // What the constructor will allocate, before anything is.
-  static std::vector<MemoryUse> memory(const Config& config, const NetworkOptions& options, const Compute& compute);
+  static std::vector<TrainingMemory> memory(const Config& config, const NetworkOptions& options, const Compute& compute);
 
   void zero_gradients();
   // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.

@@ -108,7 +108,7 @@ size_t NetworkPlans::arena_bytes() const {
   return place(nullptr, places);
 }
 
-std::vector<MemoryUse> NetworkPlans::memory() const {
+std::vector<TrainingMemory> NetworkPlans::memory() const {
   const size_t state = Block::taken(state_bytes());
   return {{"weights", weight_bytes() > 0 ? Block::taken(weight_bytes()) : 0},
           {"master weights", state},

@@ -25,7 +25,7 @@ struct NetworkPlans {
   size_t state_bytes() const { return static_cast<size_t>(layout.size()) * sizeof(float); }  // of one of the flat arrays
   size_t weight_bytes() const;                                                               // 0 in fp32: the master weights are read
   size_t arena_bytes() const;
-  std::vector<MemoryUse> memory() const;
+  std::vector<TrainingMemory> memory() const;
 
   const Config config;
   const NetworkOptions options;

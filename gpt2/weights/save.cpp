@@ -3,23 +3,20 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
-#include "files/printable.h"
 #include "files/safetensors/writer.h"
 #include "files/whole_file.h"
 #include "gpt2/error.h"
+#include "gpt2/new_folder.h"
 #include "gpt2/weights/convert.h"
 #include "gpt2/weights/initialise.h"
 
 namespace fattn::gpt2 {
 namespace {
 
-namespace fs = std::filesystem;
 using files::WholeFile;
 using files::safetensors::TensorSource;
 
@@ -27,34 +24,6 @@ constexpr size_t kMostFiles = 100;
 constexpr size_t kChunk = 1 << 18;  // elements
 
 const char* dtype_name(DType dtype) { return dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16"; }
-
-// The folder is made if it is not there, and goes again if nothing was put into it.
-class NewFolder {
- public:
-  explicit NewFolder(const std::string& path) : path_(path) {
-    const std::string shown = files::printable(path);
-    std::error_code error;
-    if (fs::exists(path_, error)) {
-      if (!fs::is_directory(path_, error)) throw Error("'" + shown + "' is no folder; give a folder that is new or empty");
-      if (!fs::is_empty(path_, error)) throw Error("the folder '" + shown + "' is not empty; give one that is new or empty, nothing is overwritten");
-      return;
-    }
-    made_ = fs::create_directory(path_, error);
-    if (!made_) throw Error("the folder '" + shown + "' cannot be made: " + error.message());
-  }
-  ~NewFolder() {
-    std::error_code ignored;
-    if (made_) fs::remove(path_, ignored);  // nothing happens to one that has files
-  }
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-
-  std::unique_ptr<WholeFile> file(const std::string& name) const { return std::make_unique<WholeFile>((path_ / name).string()); }
-
- private:
-  fs::path path_;
-  bool made_ = false;
-};
 
 // Tensors in their order, a new file where the next one would make it too large.
 std::vector<std::vector<TensorSpec>> shared_out(const std::vector<TensorSpec>& tensors, const SaveOptions& options) {

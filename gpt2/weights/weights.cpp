@@ -9,6 +9,7 @@
 
 #include "files/printable.h"
 #include "gpt2/error.h"
+#include "gpt2/weights/initialise.h"
 #include "gpt2/weights/shards.h"
 #include "gpt2/weights/tensors.h"
 
@@ -161,6 +162,20 @@ int64_t Weight::size() const {
 }
 
 Weights Weights::open(const std::string& path, const Config& config) { return WeightsReader(path, config).read(); }
+
+Weights Weights::at_random(const Config& config, uint64_t seed) {
+  check(config);
+  Weights weights;
+  for (const TensorSpec& spec : tensors_of(config)) {
+    const auto bytes = static_cast<uint64_t>(spec.size()) * sizeof(float);
+    weights.copies_.push_back(files::safetensors::allocate(bytes));
+    auto* numbers = reinterpret_cast<float*>(weights.copies_.back().get());
+    initialise(spec, config, seed, 0, static_cast<size_t>(spec.size()), numbers);
+    weights.by_name_.emplace(spec.name, weights.tensors_.size());
+    weights.tensors_.push_back({spec.name, DType::kF32, spec.shape, spec.conv1d, numbers, bytes});
+  }
+  return weights;
+}
 
 const Weight& Weights::at(std::string_view name) const {
   auto found = by_name_.find(std::string(name));

@@ -32,6 +32,9 @@ class Weights {
   // must be there, in their shapes, in fp32, fp16 or bf16, and no others: else Error, with their names.
   static Weights open(const std::string& path, const Config& config);
 
+  // Random ones in fp32, as initialise() makes them, in memory.
+  static Weights at_random(const Config& config, uint64_t seed);
+
   const std::vector<Weight>& tensors() const { return tensors_; }  // in the order of tensors_of()
   // By its name; "lm_head.weight" is the token embedding where they are tied. Throws std::out_of_range.
   const Weight& at(std::string_view name) const;

@@ -58,6 +58,10 @@ def test_version(fattn):
         (["check", "--dtype", "fp8"], "'fp8' is not known; allowed: all, fp32, fp16 or bf16"),
         (["check", "--filter"], "--filter"),
         (["info", "--json"], "--json"),
+        (["gpt2", "tokenize", "t", "x"], "--out is required"),
+        (["gpt2", "tokenize", "t", "x", "--out", "o", "--format", "dialog"], "'dialog' is not known; allowed: auto, text, code, lines, dialogue or completion; did you mean 'dialogue'?"),
+        (["gpt2", "tokenize", "t", "x", "--out", "o", "--validation", "0.9"], "--validation: 0.9 is not in range; allowed: from 0 to 0.5"),
+        (["gpt2", "tokenizer", "train", "x", "--out", "o", "--vocab-size", "256"], "--vocab-size: 256 is not in range; allowed: from 257 to 16777216"),
     ],
 )
 def test_bad_usage(fattn, arguments, expected):

@@ -72,6 +72,9 @@ def records(fattn, root, tmp_path_factory) -> dict[str, dict]:
         "gpt2_eval": fattn.json("gpt2", "eval", folder / "gpt2", "--ids", input="1 2 3"),
         "gpt2_compare": fattn.json("gpt2", "compare", folder / "gpt2", "--seqlen", "4", "--repeats", "1"),
         "gpt2_bench": fattn.json("gpt2", "bench", folder / "gpt2", "--context", "4", "--batch", "1", "--seconds", "0"),
+        "gpt2_train_memory": fattn.json("gpt2", "train", "--preset", "gpt2", "--seqlen", "16", "--memory"),
+        "gpt2_tokenizer_train": fattn.json("gpt2", "tokenizer", "train", root / "AGENTS.md", "--vocab-size", "300", "--out", folder / "tokenizer"),
+        "gpt2_tokenize": fattn.json("gpt2", "tokenize", folder / "tokenizer", root / "AGENTS.md", "--out", folder / "tokens", "--validation", "0.1"),
         "advice_refused": fattn.json("advise", "--gpu-memory", "1GiB", "--model", "xl"),
     }
 

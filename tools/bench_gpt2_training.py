@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Training by `fattn gpt2 train` beside transformers (torch, sdpa), each in its own process: the same start, the same batches, the same AdamW and schedule.
+Losses of every step are compared, and tokens/s.
+
+    tools/bench_gpt2_training.py --tokenizer tokenizer --text book.txt
+    tools/bench_gpt2_training.py --tokenizer tokenizer --text book.txt --steps 200 --python venv/bin/python --json race.json
+
+The text is one long document, cut into rows, each of which sees itself alone; rows come in their order. --python is a Python with torch and transformers.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Ids of the rows come as one .npy; the model's folder is the start that fattn has. Tokens of a row see the whole row, as there.
+TORCH = '''
+import json, math, sys, time
+import numpy, torch
+from transformers import GPT2LMHeadModel
+folder, rows, o = sys.argv[1], numpy.load(sys.argv[2]), json.loads(sys.argv[3])
+torch.set_num_threads(o["threads"])
+model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+model.train()
+decayed = [p for p in model.parameters() if p.dim() > 1]
+others = [p for p in model.parameters() if p.dim() == 1]
+adam = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.0, betas=(0.9, 0.95), eps=1e-8)
+
+def rate(step):
+    if step <= o["warmup"]:
+        return o["rate"] * step / o["warmup"]
+    gone = (step - o["warmup"]) / max(o["steps"] - o["warmup"], 1)
+    return o["rate"] * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * gone)))
+
+losses, seconds = [], []
+for step in range(1, o["steps"] + 1):
+    batch = torch.from_numpy(rows[(step - 1) * o["batch"]:step * o["batch"]].astype(numpy.int64))
+    begin = time.perf_counter()
+    logits = model(batch[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    adam.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in adam.param_groups:
+        group["lr"] = rate(step)
+    adam.step()
+    losses.append(loss.item())
+    seconds.append(time.perf_counter() - begin)
+print(json.dumps({"losses": losses, "seconds": seconds, "torch": torch.__version__}))
+'''
+
+
+def tokens_of(fattn: str, tokenizer: pathlib.Path, text: pathlib.Path) -> list[int]:
+    done = subprocess.run([fattn, "gpt2", "encode", str(tokenizer), "--file", str(text)], check=True, stdout=subprocess.PIPE, text=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fattn", default=str(ROOT / "build" / "cli" / "fattn"))
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--tokenizer", type=pathlib.Path, required=True, help="a folder")
+    parser.add_argument("--text", type=pathlib.Path, required=True, help="a file: one long document")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--seqlen", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        ids = tokens_of(args.fattn, args.tokenizer, args.text)
+        needed = args.steps * args.batch
+        if len(ids) < needed * args.seqlen + 1:
+            sys.exit(f"{args.text} has {len(ids)} tokens; {args.steps} steps need {needed * args.seqlen + 1}")
+        import numpy  # only here, so that --help needs nothing
+
+        # Row i begins where row i - 1 ends; its last target is the next row's first token.
+        numpy.save(folder / "rows.npy", numpy.stack([numpy.array(ids[i * args.seqlen:(i + 1) * args.seqlen + 1], dtype=numpy.int32) for i in range(needed)]))
+        run = [args.fattn, "gpt2", "tokenize", args.tokenizer, args.text, "--out", folder / "tokens"]
+        subprocess.run([str(part) for part in run], check=True, stdout=subprocess.DEVNULL)
+        vocabulary = 1 + max(ids)
+        described = json.loads((args.tokenizer / "tokenizer.json").read_text())
+        vocabulary = max(vocabulary, 1 + max(described["model"]["vocab"].values()), *(1 + token["id"] for token in described["added_tokens"]))
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": args.width, "n_head": args.heads, "n_layer": args.layers, "vocab_size": vocabulary,
+                                                        "n_positions": args.seqlen, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}))
+        subprocess.run([args.fattn, "gpt2", "init", "--config", str(folder / "config.json"), "--seed", "1", str(folder / "start")], check=True, stdout=subprocess.DEVNULL)
+        warmup = max(1, args.steps // 20)
+        options = {"threads": args.threads, "steps": args.steps, "batch": args.batch, "rate": args.learning_rate, "warmup": warmup}
+        theirs = json.loads(subprocess.run([args.python, "-c", TORCH, str(folder / "start"), str(folder / "rows.npy"), json.dumps(options)], check=True, stdout=subprocess.PIPE, text=True).stdout)
+        run = [args.fattn, "gpt2", "train", folder / "start", "--data", folder / "tokens", "--out", folder / "run", "--no-shuffle", "--seqlen", args.seqlen, "--batch", args.batch,
+               "--steps", args.steps, "--learning-rate", args.learning_rate, "--warmup", warmup, "--threads", args.threads, "--every", args.steps, "--device", "cpu"]
+        subprocess.run([str(part) for part in run], check=True, stdout=subprocess.DEVNULL)
+        ours = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    apart = [abs(line["loss"] - loss) for line, loss in zip(ours, theirs["losses"], strict=True)]
+    tokens = args.batch * args.seqlen
+    speed = [tokens / statistics.median(seconds) for seconds in ([line["seconds"] for line in ours], theirs["seconds"])]
+    print(f"losses after {args.steps} steps: fattn {ours[-1]['loss']:.4f}, transformers {theirs['losses'][-1]:.4f}")
+    print(f"apart at most {max(apart):.2g} in any step, {statistics.mean(apart):.2g} on average; {max(apart[:10]):.2g} in the first ten")
+    print(f"fattn {speed[0]:,.0f} tokens/s, transformers {speed[1]:,.0f} (torch {theirs['torch']}): {speed[0] / speed[1]:.2f}x")
+    if args.json:
+        args.json.write_text(json.dumps({"options": {**options, "layers": args.layers, "width": args.width, "heads": args.heads, "seqlen": args.seqlen},
+                                         "fattn": {"losses": [line["loss"] for line in ours], "tokens_per_s": speed[0]},
+                                         "transformers": {"losses": theirs["losses"], "tokens_per_s": speed[1], "torch": theirs["torch"]},
+                                         "largest_difference": max(apart)}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
