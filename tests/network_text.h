@@ -19,6 +19,7 @@ class Beginning {
   Network network(const NetworkOptions& options, const Compute& compute = {}) const {
     return {config, Weights::open(path_, config), options, compute};
   }
+  const std::string& folder() const { return path_; }
   const Config config;
 
  private:

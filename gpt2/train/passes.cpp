@@ -139,7 +139,8 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   const NetworkPlans::Kept& k = kept(i);
   const NetworkPlans::Places& p = places_;
   const int64_t rows = plans_.rows();
-  if (plans_.options.checkpoint_activations) forward_layer(i, call);
+  // The last layer's are still there.
+  if (plans_.options.checkpoint_activations && i + 1 < plans_.config.n_layer) forward_layer(i, call);
 
   // MLP: x[i + 1] = middle + drop(activated(LayerNorm(middle) W + b) W' + b').
   const float* dy = p.dx;
