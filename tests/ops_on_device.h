@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "fattn/device.hpp"
@@ -50,6 +51,35 @@ inline void run(const Problem& problem, const ops::Device& device, const typenam
     const Array workspace(DType::kF32, plan.workspace_bytes() / 4 + 1);
     plan.execute(buffers, workspace.as<void>());
   }
+}
+
+inline size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+inline Array with(const Array& x, size_t i, double number) {
+  Array to = x;
+  to.set(i, number);
+  return to;
+}
+
+// call(copies) runs the operation on fresh copies of what it writes; a second run must have the same bits.
+template <size_t kCount, class Call>
+void twice(Array* const (&outputs)[kCount], const Call& call) {
+  std::vector<Array> first;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::vector<OnDevice> copies;
+    copies.reserve(kCount);
+    for (const Array* output : outputs) copies.emplace_back(*output);
+    call(copies);
+    for (size_t i = 0; i < kCount; ++i) {
+      Array got = *outputs[i];
+      copies[i].read(got);
+      if (turn == 0)
+        first.push_back(got);
+      else
+        EXPECT_EQ(std::memcmp(first[i].memory.get(), got.memory.get(), got.bytes), 0) << "output " << i << " of two runs";
+    }
+  }
+  for (size_t i = 0; i < kCount; ++i) std::memcpy(outputs[i]->memory.get(), first[i].memory.get(), first[i].bytes);
 }
 
 }  // namespace fattn::test
