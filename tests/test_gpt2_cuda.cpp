@@ -114,7 +114,7 @@ TEST_F(OpsCuda, SaysWhatIsNotThere) {
   expect_contains(said([&] {
                     ops::Plan<ops::Linear>(ops::Linear{64, 97, 200}, kGpu);
                   }),
-                  "has no algorithm for 64 rows of 97 with a weight of 200 x 97");
+                  "has no algorithm for a product of 64 x 97 and 97 x 200 in fp32");
   set_blas("cublasLtMatmulAlgoGetHeuristic", 0);
   expect_contains(said([&] { ops::Plan<ops::Sampling>(ops::Sampling{1, 1 << 20, 1 << 20}, kGpu); }), "on a GPU at most");
   expect_contains(said([&] {

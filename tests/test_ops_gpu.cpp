@@ -8,11 +8,11 @@
 #include <tuple>
 #include <vector>
 
-#include "fattn/device.hpp"
 #include "fattn/error.hpp"
 #include "gpu_fixture.h"
 #include "ops/ops.h"
 #include "ops_array.h"
+#include "ops_on_device.h"
 
 namespace fattn {
 namespace {
@@ -20,49 +20,11 @@ namespace {
 using namespace ops;
 using test::Array;
 using test::expect_near;
+using test::kGpu;
+using test::kReference;
+using test::OnDevice;
+using test::run;
 using test::unit;
-
-const ops::Device kReference{Place::kReference};
-const ops::Device kGpu{Place::kCuda};
-
-// Memory of the device with what an array has, or with numbers.
-class OnDevice {
- public:
-  explicit OnDevice(const Array& array) : buffer_(0, array.bytes) { buffer_.copy_from(array.as<void>(), array.bytes); }
-  template <class T>
-  explicit OnDevice(const std::vector<T>& numbers) : buffer_(0, std::max<size_t>(1, numbers.size()) * sizeof(T)) {
-    buffer_.copy_from(numbers.data(), numbers.size() * sizeof(T));
-  }
-  void read(Array& to) const { buffer_.copy_to(to.as<void>(), to.bytes); }
-  template <class T>
-  std::vector<T> numbers(size_t n) const {
-    std::vector<T> to(n);
-    buffer_.copy_to(to.data(), n * sizeof(T));
-    return to;
-  }
-  void* get() const { return buffer_.get(); }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(buffer_.get());
-  }
-
- private:
-  cuda::Buffer buffer_;
-};
-
-template <class Problem>
-void run(const Problem& problem, const ops::Device& device, const typename Problem::Buffers& buffers) {
-  const ops::Plan<Problem> plan(problem, device);
-  if (device.place == Place::kCuda) {
-    cuda::Buffer workspace(0, plan.workspace_bytes() + 64);
-    workspace.fill(0x7f);
-    plan.execute(buffers, workspace.get());
-    cuda::synchronize(0);
-  } else {
-    const Array workspace(DType::kF32, plan.workspace_bytes() / 4 + 1);
-    plan.execute(buffers, workspace.as<void>());
-  }
-}
 
 Array packed(const Linear& p, const ops::Device& on, const Array& weight, bool in_by_out) {
   Array to(p.dtype, packed_bytes(p, on) / size_of(p.dtype));

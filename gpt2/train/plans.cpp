@@ -3,13 +3,16 @@
 
 #include <algorithm>
 
+#include "fattn/error.hpp"
 #include "gpt2/error.h"
 #include "gpt2/model/block.h"
 
 namespace fattn::gpt2 {
 namespace {
 
-NetworkOptions checked(const Config& c, const NetworkOptions& o) {
+NetworkOptions checked(const Config& c, const NetworkOptions& o, const Compute& compute) {
+  if (compute.gpu)
+    throw fattn::Error(ErrorCode::kUnsupported, "training runs on the CPU in this version, not on a GPU; choose the CPU (`--device cpu`)");
   if (o.dtype != DType::kF32 && o.dtype != DType::kF16 && o.dtype != DType::kBF16) throw Error("training is in fp32, fp16 or bf16");
   if (o.sequences < 1) throw Error("a batch of " + std::to_string(o.sequences) + " sequences; allowed: 1 and above");
   if (o.seqlen < 1 || o.seqlen > c.n_positions)
@@ -33,7 +36,7 @@ LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType dtype, DType y, 
 }  // namespace
 
 NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compute& compute)
-    : config(c), options(checked(c, o)), layout(c), square_sum({layout.size()}, device_of(compute)), attention(c, o, compute) {
+    : config(c), options(checked(c, o, compute)), layout(c), square_sum({layout.size()}, device_of(compute)), attention(c, o, compute) {
   const ops::Device device = device_of(compute);
   const int64_t n = rows(), width = c.n_embd;
   const DType dtype = o.dtype, f32 = DType::kF32;

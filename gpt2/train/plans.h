@@ -30,7 +30,7 @@ struct NetworkPlans {
   const Config config;
   const NetworkOptions options;
   const ParameterLayout layout;
-  ops::Plan<ops::SquareSum> square_sum;  // first: its plan says whether the device can train
+  ops::Plan<ops::SquareSum> square_sum;
   TrainingAttention attention;
   ops::Plan<ops::Embedding> embedding;
   ops::Plan<ops::LayerNorm> norm;

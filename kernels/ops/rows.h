@@ -3,18 +3,11 @@
 
 #include "device_abi/ops_params.h"
 #include "kernels/ops/activation.h"
+#include "kernels/ops/begin.h"
 #include "kernels/ops/element.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ops/rotary.h"
 
 namespace fattn::ops {
-
-template <bool kDependent>
-__device__ __forceinline__ void begin_kernel() {
-  if constexpr (kDependent) {
-    ptx::let_kernel_after_come_up();
-    ptx::wait_for_kernel_before();
-  }
-}
 
 // Spec: Element, kDependent. A CTA a row. An id or position out of range gives NaN: the host has checked them where it knows them.
 template <class Spec>
@@ -45,14 +38,11 @@ __device__ __forceinline__ void keys_values(const KeysValuesParams& p) {
     const int half = p.headdim / 2;
     for (int i = static_cast<int>(threadIdx.x); i < (p.nheads + p.nheads_k) * half; i += kOpsThreads) {
       const int head = i / half, d = i % half;
-      // In float64 until what is left is less than a turn.
-      const double turns = p.position[row] * exp2(-2.0 * d / p.headdim * p.log2_theta) * 0.15915494309189533577;
-      float s = 0, c = 0;
-      sincospif(static_cast<float>(2 * (turns - rint(turns))), &s, &c);
+      const float2 angle = sine_and_cosine(p.position[row], d, p.headdim, p.log2_theta);
       const int at = head * p.headdim + d;
       const float x = read<Element>(q, at), y = read<Element>(q, at + half);
-      write<Element>(q, at, x * c - y * s);
-      write<Element>(q, at + half, y * c + x * s);
+      write<Element>(q, at, x * angle.y - y * angle.x);
+      write<Element>(q, at + half, y * angle.y + x * angle.x);
     }
     __syncthreads();
   }

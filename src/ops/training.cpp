@@ -1,6 +1,7 @@
 // Checks the problems of training, and makes their plans.
 #include "ops/training.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/plan_of.h"
@@ -95,6 +96,25 @@ void check_rows(const Embedding& p, const Embedding::Buffers& b) { check_ids(p, 
 void check_rows(const EmbeddingGradient& p, const EmbeddingGradient::Buffers& b) { check_ids(p, b); }
 void check_targets(const CrossEntropy& p, const CrossEntropy::Buffers& b) { check_each_target(p, b); }
 void check_targets(const CrossEntropyGradient& p, const CrossEntropyGradient::Buffers& b) { check_each_target(p, b); }
+
+Dropout::Buffers with_changing(const Dropout::Buffers& given) {
+  Dropout::Buffers b = given;
+  if (b.state) b.seed = b.state[0], b.stream += b.state[1];
+  return b;
+}
+CrossEntropyGradient::Buffers with_changing(const CrossEntropyGradient::Buffers& given) {
+  CrossEntropyGradient::Buffers b = given;
+  if (b.scale_at) b.scale = *b.scale_at;
+  return b;
+}
+AdamWStep::Buffers with_changing(const AdamWStep::Buffers& given) {
+  AdamWStep::Buffers b = given;
+  if (b.changing) b.scale = b.changing->scale, b.learning_rate = b.changing->learning_rate, b.step = b.changing->step;
+  if (!b.square_sum) return b;
+  if (!std::isfinite(*b.square_sum)) b.rows = 0;
+  if (b.clip > 0) b.scale *= std::min(1.0, b.clip / (std::sqrt(*b.square_sum) * std::abs(b.scale) + 1e-6));  // as torch's clip_grad_norm_
+  return b;
+}
 
 #define FATTN_OPS_PLAN(Problem) template class Plan<Problem>
 FATTN_OPS_FOR_TRAINING(FATTN_OPS_PLAN);

@@ -1,7 +1,11 @@
 // What training needs beside the operations of a forward pass: products with weights that change, and backward passes.
 //
 // Conventions are those of ops.h. A gradient is added to what is there where its comment says "added"; gradients of weights and of the residual
-// stream are fp32. No result depends on the number of threads.
+// stream are fp32. No result depends on the number of threads; on a GPU two calls give the same bits.
+//
+// A captured graph repeats a step with the numbers that it was captured with. What changes from step to step can be given by a pointer instead, to
+// where the other buffers are, and is then read whenever the operation runs: Dropout::state, CrossEntropyGradient::scale_at, AdamWStep::changing and
+// AdamWStep::square_sum. On a GPU a factor of a product in fp32 beside one in 16 bits is rounded to its dtype.
 #pragma once
 
 #include "ops/ops.h"
@@ -108,6 +112,7 @@ struct Dropout {
     const float *x = nullptr, *add = nullptr;  // add null: 0
     float* out = nullptr;                      // may be x or add
     uint64_t seed = 0, stream = 0;
+    const uint64_t* state = nullptr;  // of two numbers: the seed, and what is added to `stream`
   };
 };
 
@@ -123,8 +128,9 @@ struct CrossEntropyGradient {
     float* loss = nullptr;                       // (rows); 0 where there is none
     float* largest = nullptr;                    // (rows): |logit|, NaN where one is not finite; null: not wanted
     double scale = 1;
-    float* dx = nullptr;       // (rows, width); null: no gradients
-    float* dweight = nullptr;  // added
+    float* dx = nullptr;               // (rows, width); null: no gradients
+    float* dweight = nullptr;          // added
+    const double* scale_at = nullptr;  // takes the place of `scale`
   };
 };
 
@@ -143,13 +149,21 @@ struct SquareSum {
 struct AdamWStep {
   int64_t rows = 0;           // numbers
   DType dtype = DType::kF32;  // of `weight`
+  struct Changing {
+    double scale = 1, learning_rate = 0;
+    int64_t step = 1;
+  };
   struct Buffers {
     int64_t rows = 0;
     const float* gradient = nullptr;
     float *master = nullptr, *m = nullptr, *v = nullptr;
     void* weight = nullptr;  // master in the dtype, written anew; null: there is none
     double scale = 1, learning_rate = 0, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0;
-    int64_t step = 1;  // counts from 1
+    int64_t step = 1;                    // counts from 1
+    const Changing* changing = nullptr;  // takes the place of scale, learning_rate and step
+    // Of the gradient; not finite: nothing is written. With `clip`, g of a greater norm is scaled once more to that one.
+    const double* square_sum = nullptr;
+    double clip = 0;
   };
 };
 

@@ -82,7 +82,7 @@ bool fits(const Desc& desc, const Layout& a, const Layout& b, const Layout& d) {
          a.type == b.type;
 }
 
-void multiply(const Desc& desc, float alpha, const float* a, const Layout& la, const float* b, const Layout& lb, float beta, float* d,
+void multiply(const Desc& desc, float alpha, const float* a, const Layout& la, const float* b, const Layout& lb, float beta, const float* c, float* d,
               const Layout& ld) {
   const bool across = desc.transposed[0] != 0;
   const auto depth = static_cast<int64_t>(across ? la.rows : la.columns);
@@ -92,7 +92,7 @@ void multiply(const Desc& desc, float alpha, const float* a, const Layout& la, c
       for (int64_t l = 0; l < depth; ++l)
         sum += a[across ? l + i * la.ld : i + l * la.ld] * b[desc.transposed[1] != 0 ? j + l * lb.ld : l + j * lb.ld];
       float& to = d[i + j * ld.ld];
-      to = alpha * sum + (beta != 0 ? beta * to : 0.0f);
+      to = alpha * sum + (beta != 0 ? beta * c[i + j * ld.ld] : 0.0f);
       if ((desc.epilogue & kBias) != 0) to += static_cast<const float*>(desc.bias)[i];
       if ((desc.epilogue & kGelu) != 0) to = to / 2 * (1 + std::tanh(0.7978845608f * (to + 0.044715f * to * to * to)));
     }
@@ -202,8 +202,8 @@ STUB_EXPORT int cublasLtMatmul(void*, Desc* desc, const float* alpha, const void
                                const void* c, Layout* lc, void* d, Layout* ld, const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
                                void*) {
   ENTER();
-  if (c != d || lc != ld || !fits(*desc, *la, *lb, *ld) || algorithm->data[0] != kMark) return kInvalidValue;
-  for (const void* pointer : {a, b, static_cast<const void*>(d)})
+  if (lc != ld || !fits(*desc, *la, *lb, *ld) || algorithm->data[0] != kMark) return kInvalidValue;
+  for (const void* pointer : {a, b, c, static_cast<const void*>(d)})
     if (reinterpret_cast<uintptr_t>(pointer) % algorithm->data[1] != 0) return kInvalidValue;
   if (workspace_bytes < static_cast<size_t>(setting("workspace")) || (workspace_bytes > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
     return kInvalidValue;
@@ -211,6 +211,6 @@ STUB_EXPORT int cublasLtMatmul(void*, Desc* desc, const float* alpha, const void
   if (la->type != kF32 || ld->type != kF32) return 0;
   for (int32_t i = 0; i < ld->batch; ++i)
     multiply(*desc, *alpha, static_cast<const float*>(a) + i * la->step, *la, static_cast<const float*>(b) + i * lb->step, *lb, *beta,
-             static_cast<float*>(d) + i * ld->step, *ld);
+             static_cast<const float*>(c) + i * lc->step, static_cast<float*>(d) + i * ld->step, *ld);
   return 0;
 }

@@ -33,7 +33,8 @@ class CpuCrossEntropyGradient final : public Kernel<CrossEntropyGradient> {
   }
   size_t workspace_bytes() const override { return layout_.total(); }
 
-  void execute(const CrossEntropyGradient::Buffers& b, void* workspace, void* stream) const override {
+  void execute(const CrossEntropyGradient::Buffers& given, void* workspace, void* stream) const override {
+    const CrossEntropyGradient::Buffers b = with_changing(given);
     check_targets(p_, b);
     auto* logits = reinterpret_cast<float*>(static_cast<char*>(workspace) + logits_at_);
     auto* unwanted = reinterpret_cast<float*>(static_cast<char*>(workspace) + largest_at_);

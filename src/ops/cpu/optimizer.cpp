@@ -42,7 +42,8 @@ class CpuSquareSum final : public Kernel<SquareSum> {
 class CpuAdamWStep final : public Kernel<AdamWStep> {
  public:
   CpuAdamWStep(const AdamWStep& p, const Device& device) : p_(p), kernels_(kernels_of(device)), workers_(device) {}
-  void execute(const AdamWStep::Buffers& b, void*, void*) const override {
+  void execute(const AdamWStep::Buffers& given, void*, void*) const override {
+    const AdamWStep::Buffers b = with_changing(given);
     AdamWTask task{};
     task.scale = static_cast<float>(b.scale);
     task.take_m = static_cast<float>(1 - b.beta1);

@@ -150,7 +150,8 @@ class CpuDropout final : public Kernel<Dropout> {
     below_ = static_cast<unsigned>(std::lround(p.p * 65536));
     scale_ = 65536.0f / static_cast<float>(65536 - below_);
   }
-  void execute(const Dropout::Buffers& b, void*, void*) const override {
+  void execute(const Dropout::Buffers& given, void*, void*) const override {
+    const Dropout::Buffers b = with_changing(given);
     const int64_t blocks = ceil_div(p_.width, core::kDropoutBlock);
     workers_.run(ceil_div(b.rows, kRows), [&](int64_t task, int) {
       const int64_t row = task * kRows, rows = std::min(kRows, b.rows - row);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "device_abi/ops_params.h"
+#include "device_abi/training_params.h"
 #include "fattn/error.hpp"
 #include "jit/kernel_table.h"
 #include "jit/planned.h"
@@ -56,6 +57,19 @@ Source source_of(KernelKind kind) {
     case KernelKind::kProduct: return {"fattn_ops_product", "product", "ProductParams", "product", kOpsThreads};
     case KernelKind::kBias: return {"fattn_ops_bias", "rows", "BiasParams", "add_bias", kOpsThreads};
     case KernelKind::kLoss: return {"fattn_ops_loss", "loss", "LossParams", "loss", kOpsThreads};
+    case KernelKind::kConvert: return {"fattn_ops_convert", "elementwise", "ConvertParams", "convert", kOpsThreads};
+    case KernelKind::kColumnSums: return {"fattn_ops_column_sums", "column_sums", "ColumnSumsParams", "column_sums", kOpsThreads};
+    case KernelKind::kJoinSums: return {"fattn_ops_join_sums", "column_sums", "JoinSumsParams", "join_sums", kOpsThreads};
+    case KernelKind::kActivate: return {"fattn_ops_activate", "elementwise", "ActivateParams", "activate", kOpsThreads};
+    case KernelKind::kNormGradient: return {"fattn_ops_norm_gradient", "norm_gradient", "NormGradientParams", "norm_gradient", kOpsThreads};
+    case KernelKind::kEmbeddingGradient:
+      return {"fattn_ops_embedding_gradient", "embedding_gradient", "EmbeddingGradientParams", "embedding_gradient", kOpsThreads};
+    case KernelKind::kRotary: return {"fattn_ops_rotary", "rotary", "RotaryParams", "rotary", kOpsThreads};
+    case KernelKind::kDropout: return {"fattn_ops_dropout", "dropout", "DropoutParams", "dropout", kOpsThreads};
+    case KernelKind::kLossGradient: return {"fattn_ops_loss_gradient", "loss_gradient", "LogitGradientParams", "loss_gradient", kLogitThreads};
+    case KernelKind::kSquareSum: return {"fattn_ops_square_sum", "square_sum", "SquareSumParams", "square_sum", kOpsThreads};
+    case KernelKind::kJoinSquares: return {"fattn_ops_join_squares", "square_sum", "JoinSquaresParams", "join_squares", kOpsThreads};
+    case KernelKind::kAdamW: return {"fattn_ops_adamw", "elementwise", "AdamWParams", "adamw", kOpsThreads};
     case KernelKind::kDraw: break;
   }
   return {"fattn_ops_draw", "draw", "DrawParams", "draw", kDrawThreads};
@@ -66,7 +80,7 @@ std::string spec_of(const KernelKey& key) {
   std::string spec;
   const auto number = [&](const char* name, int64_t value) { spec += text("  static constexpr int ", name, " = ", value, ";\n"); };
   const auto flag = [&](const char* name, bool value) { spec += text("  static constexpr bool ", name, " = ", value ? "true" : "false", ";\n"); };
-  if (key.kind != KernelKind::kDraw) spec += text("  using Element = ", element_of(key.dtype), ";\n");
+  if (has_element(key.kind)) spec += text("  using Element = ", element_of(key.dtype), ";\n");
   switch (key.kind) {
     case KernelKind::kProduct:
       number("kIn", key.in);
@@ -86,9 +100,15 @@ std::string spec_of(const KernelKey& key) {
       flag("kWide", key.wide != 0);
       break;
     case KernelKind::kBias: spec += text("  using Y = ", key.y == ProductY::kElement ? element_of(key.dtype) : "float", ";\n"); break;
+    case KernelKind::kConvert: spec += text("  using To = ", element_of(key.to), ";\n"); break;
+    case KernelKind::kActivate: flag("kGradient", key.gradient != 0); break;
+    case KernelKind::kNormGradient:
+      number("kIn", key.in);
+      flag("kWide", key.wide != 0);
+      break;
     default: break;
   }
-  if (key.kind == KernelKind::kProduct || key.kind == KernelKind::kBias)
+  if (key.kind == KernelKind::kProduct || key.kind == KernelKind::kBias || key.kind == KernelKind::kActivate)
     spec += text("  static constexpr fattn::ops::Activation kActivation = fattn::ops::Activation::", activation_of(key.activation), ";\n");
   flag("kDependent", key.arch >= kDependent);
   return spec;
@@ -96,7 +116,8 @@ std::string spec_of(const KernelKey& key) {
 
 // What `fattn cache list` shows.
 std::string comment_of(const KernelKey& key) {
-  std::string line = text("// ", key.kind == KernelKind::kDraw || key.kind == KernelKind::kLoss ? "fp32" : name_of(static_cast<DType>(key.dtype)));
+  std::string line = text("// ", has_element(key.kind) ? name_of(static_cast<DType>(key.dtype)) : "fp32");
+  if (key.kind == KernelKind::kConvert) line += text(" to ", name_of(static_cast<DType>(key.to)));
   if (key.in > 0) line += text(", width ", key.in);
   if (key.rows > 0) line += text(", up to ", key.rows, " rows, ", key.shares, " warps an output");
   if (key.norm != 0) line += ", LayerNorm";
@@ -104,6 +125,7 @@ std::string comment_of(const KernelKey& key) {
   if (key.activation != 0) line += ", GELU";
   if (key.add != 0 || key.y == ProductY::kAdded) line += ", added";
   if (key.rotary != 0) line += ", rotary";
+  if (key.gradient != 0) line += ", gradient";
   if (key.several != 0) line += ", many outputs";
   return line + "\n";
 }
@@ -111,6 +133,19 @@ std::string comment_of(const KernelKey& key) {
 core::jit::Request make_request(const core::jit::KernelKey& key) { return request_of(core::jit::pod_of_key<KernelKey>(key)); }
 
 }  // namespace
+
+bool has_element(KernelKind kind) {
+  switch (kind) {
+    case KernelKind::kDraw:
+    case KernelKind::kLoss:
+    case KernelKind::kJoinSums:
+    case KernelKind::kEmbeddingGradient:
+    case KernelKind::kDropout:
+    case KernelKind::kSquareSum:
+    case KernelKind::kJoinSquares: return false;
+    default: return true;
+  }
+}
 
 core::jit::Request request_of(const KernelKey& key) {
   const Source s = source_of(key.kind);
@@ -132,6 +167,14 @@ PlannedList further_planned() { return {ops::cuda::embedded_planned, ops::cuda::
 namespace fattn::ops::cuda {
 
 Gpu::Gpu(const Device& device) : device_(core::cuda_device(device.gpu)), arch_(arch_of(device_.info())) { device_.require_usable(); }
+
+KernelKey Gpu::key_of(KernelKind kind, DType dtype) const {
+  KernelKey key;
+  key.kind = kind;
+  key.arch = arch_;
+  if (has_element(kind)) key.dtype = static_cast<int32_t>(dtype);
+  return key;
+}
 
 void Gpu::load(const KernelKey& key) const { core::jit::kernel_table().get(device_, core::jit::key_of_pod(key), make_request); }
 

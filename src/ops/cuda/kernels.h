@@ -1,7 +1,6 @@
 // The kernels of operations on a GPU: what tells one from another, their source, how they are launched.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -16,7 +15,28 @@ core::jit::Sources embedded_sources();
 std::string_view embedded_planned();
 
 // Attention's kinds (backend/cuda/kernel_kind.h) are below.
-enum class KernelKind : uint32_t { kEmbedding = 1000, kNorm, kKeysValues, kProduct, kBias, kLoss, kDraw };
+enum class KernelKind : uint32_t {
+  kEmbedding = 1000,
+  kNorm,
+  kKeysValues,
+  kProduct,
+  kBias,
+  kLoss,
+  kDraw,
+  // Training.
+  kConvert,
+  kColumnSums,
+  kJoinSums,
+  kActivate,
+  kNormGradient,
+  kEmbeddingGradient,
+  kRotary,
+  kDropout,
+  kLossGradient,
+  kSquareSum,
+  kJoinSquares,
+  kAdamW
+};
 
 // What a product writes: in the dtype of x, fp32, added to fp32.
 enum class ProductY : int32_t { kElement, kSingle, kAdded };
@@ -32,12 +52,14 @@ struct KernelKey {
   int32_t activation = 0;
   int32_t norm = 0, keys_values = 0, several = 0;
   int32_t add = 0, rotary = 0, wide = 0;
-  std::array<int32_t, 2> reserved{};
+  int32_t to = 0, gradient = 0;  // to: dtype
   bool operator==(const KernelKey&) const = default;
 };
 static_assert(sizeof(KernelKey) == 64);
 
 core::jit::Request request_of(const KernelKey& key);
+// Whether a kernel is of a dtype: the others are of fp32, or of float64, and have none in their key.
+bool has_element(KernelKind kind);
 
 // A device, as plans keep it.
 class Gpu {
@@ -50,6 +72,8 @@ class Gpu {
   int multiprocessors() const { return device_.info().multiprocessors; }
   int shared_bytes() const { return device_.info().shared_per_block_optin; }
 
+  // Of this device; `dtype` only where kernels of the kind have one.
+  KernelKey key_of(KernelKind kind, DType dtype = DType::kF32) const;
   // Compiles and loads, so that launches need not.
   void load(const KernelKey& key) const;
   // `params` is the kernel's one argument.

@@ -14,7 +14,6 @@
 namespace fattn::ops::cuda {
 namespace {
 
-constexpr size_t kMostMatmuls = 256;
 constexpr int64_t kBiasCtas = 1024;
 constexpr int64_t kWhole = 8;  // elements of 16 bits in 16 bytes
 
@@ -64,7 +63,11 @@ void pack_rows(const Linear& p, const T* weight, bool in_by_out, int64_t given, 
 }  // namespace
 
 CudaLinear::CudaLinear(const Linear& p, const Device& device)
-    : problem_(p), gpu_(device), few_(gpu_, p, {}), odd_(few_.most_rows() > 0 && p.y != DType::kF32 && (p.in % kWhole != 0 || p.out % kWhole != 0)) {
+    : problem_(p),
+      gpu_(device),
+      few_(gpu_, p, {}),
+      odd_(few_.most_rows() > 0 && p.y != DType::kF32 && (p.in % kWhole != 0 || p.out % kWhole != 0)),
+      matmuls_(gpu_.device()) {
   bias_.kind = KernelKind::kBias;
   bias_.arch = gpu_.arch();
   bias_.dtype = static_cast<int32_t>(p.dtype);
@@ -78,14 +81,17 @@ CudaLinear::CudaLinear(const Linear& p, const Device& device)
 }
 
 std::shared_ptr<const Matmul> CudaLinear::matmul_of(int64_t rows, BiasOf bias) const {
-  const std::lock_guard lock(mutex_);
-  auto& made = matmuls_[{rows, bias}];
-  if (!made) {
-    const auto fresh = std::make_shared<const Matmul>(gpu_.device(), problem_, rows, bias);
-    if (matmuls_.size() > kMostMatmuls) matmuls_.clear();
-    return matmuls_[{rows, bias}] = fresh;
-  }
-  return made;
+  const Linear& p = problem_;
+  MatmulShape s;
+  s.rows = rows, s.columns = p.out, s.inner = p.in;
+  s.b_turned = true;
+  s.dtype = p.dtype, s.c = p.y;
+  s.a_stride = p.in, s.b_stride = packed_stride(p), s.c_stride = p.out;
+  s.a_alignment = alignment_of({p.in * static_cast<int64_t>(size_of(p.dtype))});
+  s.c_alignment = alignment_of({p.out * static_cast<int64_t>(size_of(p.y))});
+  s.activation = p.activation;
+  s.bias = bias;
+  return matmuls_.of(s);
 }
 
 void CudaLinear::by_few(const Linear::Buffers& b, void* stream) const {
@@ -108,10 +114,7 @@ void CudaLinear::execute(const Linear::Buffers& b, void* workspace, void* stream
   const bool bias_is_left = b.bias && !(bias && matmul->adds_bias());
   // A sum that is rounded before its bias is added is rounded twice.
   if (bias_is_left && problem_.y != DType::kF32 && few_.most_rows() > 0) return by_few(b, stream);
-  {
-    const core::CudaCurrent scope = gpu_.device().current();
-    matmul->run(b.x, b.weight, bias, b.y, workspace, stream_of(stream));
-  }
+  matmul->run({b.x, b.weight, bias, problem_.accumulate ? b.y : nullptr, b.y}, workspace, stream_of(stream));
   if (!bias_is_left && matmul->activates()) return;
   const BiasParams params{b.y, bias_is_left ? b.bias : nullptr, b.rows * problem_.out, static_cast<int>(problem_.out)};
   gpu_.launch(bias_, std::min<int64_t>(kBiasCtas, (params.count + kOpsThreads - 1) / kOpsThreads), kOpsThreads, 0, &params, stream);

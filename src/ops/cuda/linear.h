@@ -1,9 +1,7 @@
 // A linear layer of any number of rows.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/product.h"
@@ -26,8 +24,7 @@ class CudaLinear final : public Kernel<Linear> {
   const Product few_;
   const bool odd_;  // rows of 16 bits at such addresses the library rounds before it adds the bias
   KernelKey bias_;
-  mutable std::map<std::pair<int64_t, BiasOf>, std::shared_ptr<const Matmul>> matmuls_;
-  mutable std::mutex mutex_;
+  const Matmuls matmuls_;
 };
 
 }  // namespace fattn::ops::cuda

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "fattn/error.hpp"
-#include "ops/cuda/product.h"
 #include "shared/text.h"
 
 namespace fattn::ops::cuda {
@@ -16,7 +15,8 @@ using core::cublaslt;
 using core::CublasType;
 using core::text;
 
-constexpr uint32_t kAlignment = 16;
+constexpr uint32_t kAlignment = 16;  // of matrices, at most
+constexpr size_t kMostMatmuls = 256;
 
 CublasType type_of(DType dtype) { return dtype == DType::kF32 ? CublasType::kF32 : dtype == DType::kF16 ? CublasType::kF16 : CublasType::kBF16; }
 
@@ -27,24 +27,25 @@ core::cublasLtMatrixLayout layout_of(DType dtype, int64_t rows, int64_t columns,
   return made;
 }
 
-// The largest power of 2 up to kAlignment that rows of so many bytes begin at.
-uint32_t alignment_of(int64_t row_bytes) {
+}  // namespace
+
+uint32_t alignment_of(std::initializer_list<int64_t> bytes) {
   uint32_t alignment = kAlignment;
-  while (row_bytes % alignment != 0) alignment /= 2;
+  for (const int64_t each : bytes)
+    while (each % alignment != 0) alignment /= 2;
   return alignment;
 }
 
-}  // namespace
-
-// The library's matrices are column-major: y^T (out, rows) = weight (out, in) x^T (in, rows).
-Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, BiasOf whose)
-    : problem_(p),
+// The library's matrices are column-major: c^T (columns, rows) = b^T (columns, inner) a^T (inner, rows).
+Matmul::Matmul(core::CudaDevice& device, const MatmulShape& s)
+    : shape_(s),
+      device_(device),
       handle_(core::cublaslt_handle(device)),
-      weight_(layout_of(p.dtype, p.in, p.out, packed_stride(p))),
-      x_(layout_of(p.dtype, p.in, rows, p.in)),
-      y_(layout_of(p.y, p.out, rows, p.out)) {
-  const bool bias = whose == BiasOf::kProduct;
-  const bool gelu = p.activation == Activation::kGeluTanh && whose != BiasOf::kWhoAsks;  // the library's has this form
+      b_(s.b_turned ? layout_of(s.dtype, s.inner, s.columns, s.b_stride) : layout_of(s.dtype, s.columns, s.inner, s.b_stride)),
+      a_(s.a_turned ? layout_of(s.dtype, s.rows, s.inner, s.a_stride) : layout_of(s.dtype, s.inner, s.rows, s.a_stride)),
+      c_(layout_of(s.c, s.columns, s.rows, s.c_stride)) {
+  const bool bias = s.bias == BiasOf::kProduct;
+  const bool gelu = s.activation == Activation::kGeluTanh && s.bias != BiasOf::kWhoAsks;  // the library's has this form
   if (bias && gelu && choose(device, CublasEpilogue::kGeluBias)) {
     bias_ = activates_ = true;
   } else if (!bias && gelu && choose(device, CublasEpilogue::kGelu)) {
@@ -52,10 +53,10 @@ Matmul::Matmul(core::CudaDevice& device, const Linear& p, int64_t rows, BiasOf w
   } else if (bias && choose(device, CublasEpilogue::kBias)) {
     bias_ = true;
   } else if (!choose(device, CublasEpilogue::kNone)) {
-    throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, " has no algorithm for ", rows, " rows of ", p.in,
-                                              " with a weight of ", p.out, " x ", p.in, " in ", name_of(p.dtype)));
+    throw Error(ErrorCode::kUnsupported, text("cuBLASLt ", cublaslt().major, ".", cublaslt().minor, " has no algorithm for a product of ", s.rows,
+                                              " x ", s.inner, " and ", s.inner, " x ", s.columns, " in ", name_of(s.dtype)));
   }
-  if (p.activation == Activation::kNone) activates_ = true;
+  if (s.activation == Activation::kNone) activates_ = true;
 }
 
 bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
@@ -63,13 +64,17 @@ bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
   core::cublasLtMatmulDesc desc = nullptr;
   cublas_check(cublaslt().matmulDescCreate(&desc, core::CublasCompute::kF32, CublasType::kF32), "describing a product");
   desc_.reset(desc);
-  const core::CublasOp transposed = core::CublasOp::kTransposed;
-  cublas_check(cublaslt().matmulDescSetAttribute(desc, CublasDescAttribute::kTransA, &transposed, sizeof transposed), "describing a product");
+  const auto turn = [&](CublasDescAttribute which, bool transposed) {
+    const core::CublasOp op = transposed ? core::CublasOp::kTransposed : core::CublasOp::kPlain;
+    cublas_check(cublaslt().matmulDescSetAttribute(desc, which, &op, sizeof op), "describing a product");
+  };
+  turn(CublasDescAttribute::kTransA, shape_.b_turned);
+  turn(CublasDescAttribute::kTransB, shape_.a_turned);
   const auto describe = [&](CublasDescAttribute what, const auto& value) {
     return cublaslt().matmulDescSetAttribute(desc_.get(), what, &value, sizeof value) == core::kCublasSuccess;
   };
   if (!describe(CublasDescAttribute::kEpilogue, epilogue)) return false;
-  const CublasType type = type_of(problem_.y);
+  const CublasType type = type_of(shape_.c);
   const void* anywhere = nullptr;
   if (epilogue == CublasEpilogue::kBias || epilogue == CublasEpilogue::kGeluBias)
     if (!describe(CublasDescAttribute::kBiasType, type) || !describe(CublasDescAttribute::kBias, anywhere)) return false;
@@ -82,30 +87,39 @@ bool Matmul::choose(core::CudaDevice& device, CublasEpilogue epilogue) {
   const auto prefer = [&](core::CublasPreference what, const auto& value) {
     cublas_check(cublaslt().matmulPreferenceSetAttribute(made, what, &value, sizeof value), "describing what is wanted of a product");
   };
-  const uint32_t of_x = alignment_of(problem_.in * static_cast<int64_t>(size_of(problem_.dtype)));
-  const uint32_t of_y = alignment_of(problem_.out * static_cast<int64_t>(size_of(problem_.y)));
   prefer(core::CublasPreference::kMaxWorkspaceBytes, uint64_t{kMostWorkspace});
   prefer(core::CublasPreference::kReductionMask, core::kCublasReduceInComputeType);  // else parts of sums might be rounded to 16 bits
-  prefer(core::CublasPreference::kAlignmentA, kAlignment);
-  prefer(core::CublasPreference::kAlignmentB, of_x);
-  prefer(core::CublasPreference::kAlignmentC, of_y);
-  prefer(core::CublasPreference::kAlignmentD, of_y);
+  prefer(core::CublasPreference::kAlignmentA, shape_.b_alignment);
+  prefer(core::CublasPreference::kAlignmentB, shape_.a_alignment);
+  prefer(core::CublasPreference::kAlignmentC, shape_.c_alignment);
+  prefer(core::CublasPreference::kAlignmentD, shape_.c_alignment);
   int count = 0;
   const core::cublasStatus status =
-      cublaslt().matmulAlgoGetHeuristic(handle_, desc_.get(), weight_.get(), x_.get(), y_.get(), y_.get(), made, 1, &found_, &count);
+      cublaslt().matmulAlgoGetHeuristic(handle_, desc_.get(), b_.get(), a_.get(), c_.get(), c_.get(), made, 1, &found_, &count);
   if (status != core::kCublasSuccess && epilogue != CublasEpilogue::kNone) return false;
   if (status == core::kCublasNotSupported) return false;
   cublas_check(status, "asking for the algorithm of a product");
   return count > 0 && found_.state == core::kCublasSuccess;
 }
 
-void Matmul::run(const void* x, const void* weight, const void* bias, void* y, void* workspace, core::CUstream stream) const {
-  const float alpha = 1, beta = problem_.accumulate ? 1.0f : 0.0f;
+void Matmul::run(const Operands& o, void* workspace, core::CUstream stream) const {
+  const core::CudaCurrent scope = device_.current();
+  const float beta = o.add ? 1.0f : 0.0f;
+  const void* add = o.add ? o.add : o.c;
   const std::lock_guard lock(mutex_);
-  if (bias_) cublas_check(cublaslt().matmulDescSetAttribute(desc_.get(), CublasDescAttribute::kBias, &bias, sizeof bias), "describing a product");
-  cublas_check(cublaslt().matmul(handle_, desc_.get(), &alpha, weight, weight_.get(), x, x_.get(), &beta, y, y_.get(), y, y_.get(), &found_.algorithm,
+  if (bias_) cublas_check(cublaslt().matmulDescSetAttribute(desc_.get(), CublasDescAttribute::kBias, &o.bias, sizeof o.bias), "describing a product");
+  cublas_check(cublaslt().matmul(handle_, desc_.get(), &o.alpha, o.b, b_.get(), o.a, a_.get(), &beta, add, c_.get(), o.c, c_.get(), &found_.algorithm,
                                  found_.workspace_bytes > 0 ? workspace : nullptr, found_.workspace_bytes, stream),
                "a product");
+}
+
+std::shared_ptr<const Matmul> Matmuls::of(const MatmulShape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = made_.find(shape);
+  if (found != made_.end()) return found->second;
+  const auto fresh = std::make_shared<const Matmul>(device_, shape);
+  if (made_.size() >= kMostMatmuls) made_.clear();
+  return made_[shape] = fresh;
 }
 
 }  // namespace fattn::ops::cuda

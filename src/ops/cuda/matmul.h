@@ -1,6 +1,7 @@
-// Products of many rows by cuBLASLt, with bias and GELU where the library has them.
+// Products of matrices by cuBLASLt, with bias and GELU where the library has them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -12,16 +13,39 @@ namespace fattn::ops::cuda {
 // Whose the bias is. What comes after a bias that is added behind the product, the activation, comes behind it, too.
 enum class BiasOf { kNobody, kProduct, kWhoAsks };
 
-// y (rows, out) = activation(x (rows, in) weight^T + bias), of a number of rows. What it does not do itself is left to whoever asks.
+// c (rows, columns) = activation(alpha a (rows, inner) b (inner, columns) + bias + add), row-major. What is turned lies as its transpose. A stride is
+// what lies between rows as they are in memory, in elements; an alignment, in bytes, is that of the first and of the others.
+struct MatmulShape {
+  int64_t rows = 0, columns = 0, inner = 0;
+  bool a_turned = false, b_turned = false;
+  DType dtype = DType::kF32, c = DType::kF32;  // dtype: of a and b
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  uint32_t a_alignment = 16, b_alignment = 16, c_alignment = 16;
+  Activation activation = Activation::kNone;
+  BiasOf bias = BiasOf::kNobody;
+  auto operator<=>(const MatmulShape&) const = default;
+};
+
+// The largest power of 2 up to 16 that divides all of these.
+uint32_t alignment_of(std::initializer_list<int64_t> bytes);
+
 class Matmul {
  public:
   // Asks the library for its algorithm. Throws Error(kUnsupported) if it has none.
-  Matmul(core::CudaDevice& device, const Linear& problem, int64_t rows, BiasOf bias);
+  Matmul(core::CudaDevice& device, const MatmulShape& shape);
 
+  struct Operands {
+    const void *a = nullptr, *b = nullptr;
+    const void* bias = nullptr;  // (columns), in the dtype of c; read if adds_bias()
+    const void* add = nullptr;   // (rows, columns) as c; may be c. Null: nothing
+    void* c = nullptr;
+    float alpha = 1;
+  };
   static constexpr size_t kMostWorkspace = size_t{32} << 20;
+  static constexpr size_t kAlignment = 256;  // of the workspace
   bool adds_bias() const { return bias_; }
   bool activates() const { return activates_; }
-  void run(const void* x, const void* weight, const void* bias, void* y, void* workspace, core::CUstream stream) const;
+  void run(const Operands& operands, void* workspace, core::CUstream stream) const;
 
  private:
   struct DestroyDesc {
@@ -36,13 +60,26 @@ class Matmul {
 
   bool choose(core::CudaDevice& device, core::CublasEpilogue epilogue);
 
-  const Linear problem_;
+  const MatmulShape shape_;
+  core::CudaDevice& device_;
   core::cublasLtHandle handle_ = nullptr;
   Owned<core::cublasLtMatmulDesc, DestroyDesc> desc_;
-  Layout weight_, x_, y_;
+  Layout b_, a_, c_;
   core::CublasHeuristic found_{};
   bool bias_ = false, activates_ = false;
   mutable std::mutex mutex_;  // of the description, which is told where each call's bias is
+};
+
+// Those that were asked for, made once.
+class Matmuls {
+ public:
+  explicit Matmuls(core::CudaDevice& device) : device_(device) {}
+  std::shared_ptr<const Matmul> of(const MatmulShape& shape) const;
+
+ private:
+  core::CudaDevice& device_;
+  mutable std::map<MatmulShape, std::shared_ptr<const Matmul>> made_;
+  mutable std::mutex mutex_;
 };
 
 }  // namespace fattn::ops::cuda

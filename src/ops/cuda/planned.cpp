@@ -38,13 +38,45 @@ class List {
     KernelKey key;
     key.kind = kind;
     key.arch = arch_;
-    key.dtype = static_cast<int32_t>(dtype);
+    if (has_element(kind)) key.dtype = static_cast<int32_t>(dtype);
     key.in = static_cast<int32_t>(width);
     if (kind == KernelKind::kKeysValues) key.wide = 1;
     add(key, quick);
   }
   void add(const Linear& p, const ProductOptions& options, bool quick) {
     for (const ProductVariant& v : product_variants(p, options, target_of(arch_))) add(v.key, quick);
+  }
+  // What training has besides.
+  void add_training(DType dtype, bool quick) {
+    for (const KernelKind kind : {KernelKind::kColumnSums, KernelKind::kLossGradient, KernelKind::kAdamW, KernelKind::kRotary})
+      add(kind, dtype, quick);
+    KernelKey key;
+    key.arch = arch_;
+    key.kind = KernelKind::kActivate;
+    key.dtype = static_cast<int32_t>(dtype);
+    for (const Activation activation : {Activation::kGeluTanh, Activation::kGelu})
+      for (const int32_t gradient : {0, 1}) {
+        key.activation = static_cast<int32_t>(activation);
+        key.gradient = gradient;
+        add(key, quick && activation == Activation::kGeluTanh);
+      }
+    key = {};
+    key.arch = arch_;
+    key.kind = KernelKind::kConvert;
+    for (const auto& [from, to] : {std::pair(dtype, DType::kF32), std::pair(DType::kF32, dtype)}) {
+      key.dtype = static_cast<int32_t>(from);
+      key.to = static_cast<int32_t>(to);
+      add(key, quick);
+    }
+  }
+  void add_norm_gradient(DType dtype, int64_t width, bool quick) {
+    KernelKey key;
+    key.arch = arch_;
+    key.kind = KernelKind::kNormGradient;
+    key.dtype = static_cast<int32_t>(dtype);
+    key.in = static_cast<int32_t>(width);
+    key.wide = width % 4 == 0 ? 1 : 0;
+    add(key, quick);
   }
   std::vector<PlannedKernel> all() && { return std::move(all_); }
 
@@ -57,20 +89,19 @@ class List {
 
 std::vector<PlannedKernel> planned_kernels(int arch) {
   List list(arch);
-  KernelKey draw, loss;
-  draw.kind = KernelKind::kDraw;
-  loss.kind = KernelKind::kLoss;
-  draw.arch = loss.arch = arch;
-  list.add(draw, true);
-  list.add(loss, true);
+  for (const KernelKind kind : {KernelKind::kDraw, KernelKind::kLoss, KernelKind::kJoinSums, KernelKind::kEmbeddingGradient, KernelKind::kDropout,
+                                KernelKind::kSquareSum, KernelKind::kJoinSquares})
+    list.add(kind, DType::kF32, true);
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     const bool common = dtype != DType::kF16;
     list.add(KernelKind::kEmbedding, dtype, common);
     list.add(KernelKind::kKeysValues, dtype, common);
+    list.add_training(dtype, common);
     for (const Size& size : kSizes) {
       const int64_t n = size.width;
       const bool quick = common && n == 768;
       list.add(KernelKind::kNorm, dtype, quick, n);
+      list.add_norm_gradient(dtype, n, quick);
       list.add(Linear{16, n, 3 * n, dtype, dtype}, {true, true}, quick);
       list.add(Linear{16, n, n, dtype, DType::kF32, Activation::kNone, true}, {}, quick);
       list.add(Linear{16, n, 4 * n, dtype, dtype, Activation::kGeluTanh}, {true, false}, quick);

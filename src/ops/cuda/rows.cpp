@@ -8,17 +8,9 @@
 namespace fattn::ops::cuda {
 namespace {
 
-KernelKey key_of(KernelKind kind, const Gpu& gpu, DType dtype) {
-  KernelKey key;
-  key.kind = kind;
-  key.arch = gpu.arch();
-  key.dtype = static_cast<int32_t>(dtype);
-  return key;
-}
-
 class CudaEmbedding final : public Kernel<Embedding> {
  public:
-  CudaEmbedding(const Embedding& p, const Device& device) : p_(p), gpu_(device), key_(key_of(KernelKind::kEmbedding, gpu_, p.dtype)) {
+  CudaEmbedding(const Embedding& p, const Device& device) : p_(p), gpu_(device), key_(gpu_.key_of(KernelKind::kEmbedding, p.dtype)) {
     gpu_.load(key_);
   }
   void execute(const Embedding::Buffers& b, void*, void* stream) const override {
@@ -42,7 +34,7 @@ class CudaEmbedding final : public Kernel<Embedding> {
 
 class CudaLayerNorm final : public Kernel<LayerNorm> {
  public:
-  CudaLayerNorm(const LayerNorm& p, const Device& device) : p_(p), gpu_(device), key_(key_of(KernelKind::kNorm, gpu_, p.dtype)) {
+  CudaLayerNorm(const LayerNorm& p, const Device& device) : p_(p), gpu_(device), key_(gpu_.key_of(KernelKind::kNorm, p.dtype)) {
     key_.in = static_cast<int32_t>(p.width);
     key_.add = p.add ? 1 : 0;
     gpu_.load(key_);
@@ -61,7 +53,7 @@ class CudaLayerNorm final : public Kernel<LayerNorm> {
 
 class CudaKeysValues final : public Kernel<KeysValues> {
  public:
-  CudaKeysValues(const KeysValues& p, const Device& device) : p_(p), gpu_(device), key_(key_of(KernelKind::kKeysValues, gpu_, p.dtype)) {
+  CudaKeysValues(const KeysValues& p, const Device& device) : p_(p), gpu_(device), key_(gpu_.key_of(KernelKind::kKeysValues, p.dtype)) {
     const auto whole = [&](int64_t elements) { return elements * static_cast<int64_t>(size_of(p.dtype)) % 16 == 0; };
     key_.rotary = p.rotary ? 1 : 0;
     key_.wide = whole(p.nheads * p.headdim) && whole(p.nheads_k * p.headdim) ? 1 : 0;

@@ -104,7 +104,8 @@ void rotary(const Rotary& p, const Rotary::Buffers& b) {
       }
 }
 
-void dropout(const Dropout& p, const Dropout::Buffers& b) {
+void dropout(const Dropout& p, const Dropout::Buffers& given) {
+  const Dropout::Buffers b = with_changing(given);
   const auto below = static_cast<int>(std::round(p.p * 65536));
   const double scale = 65536.0 / (65536 - below);
   for (int64_t r = 0; r < b.rows; ++r)
@@ -115,7 +116,8 @@ void dropout(const Dropout& p, const Dropout::Buffers& b) {
     }
 }
 
-void cross_entropy_gradient(const CrossEntropyGradient& p, const CrossEntropyGradient::Buffers& b) {
+void cross_entropy_gradient(const CrossEntropyGradient& p, const CrossEntropyGradient::Buffers& given) {
+  const CrossEntropyGradient::Buffers b = with_changing(given);
   check_targets(p, b);
   const auto vocab = static_cast<size_t>(p.vocab);
   std::vector<double> logits(vocab), dweight;
@@ -153,7 +155,8 @@ void square_sum(const SquareSum&, const SquareSum::Buffers& b) {
   for (int64_t i = 0; i < b.rows; ++i) *b.sum += static_cast<double>(b.x[i]) * b.x[i];
 }
 
-void adamw_step(const AdamWStep& p, const AdamWStep::Buffers& b) {
+void adamw_step(const AdamWStep& p, const AdamWStep::Buffers& given) {
+  const AdamWStep::Buffers b = with_changing(given);
   const double whole_m = 1 - std::pow(b.beta1, b.step), whole_v = 1 - std::pow(b.beta2, b.step);
   for (int64_t i = 0; i < b.rows; ++i) {
     const double g = b.scale * b.gradient[i];
