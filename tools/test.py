@@ -163,6 +163,15 @@ def stages(jobs, long):
             count_pytest,
             7200,
         ),
+        # Logits, gradients and weights of GPT-2 beside those of transformers, which only the package's environment has.
+        Stage(
+            "gpt2",
+            f'{whole}FATTN_TORCH_PYTHON="$PWD/build/venv-package/bin/python" FATTN_CLI="$PWD/build/cli/fattn" build/venv/bin/python -m pytest {side_by_side} '
+            "tests/python/test_gpt2_model.py tests/python/test_gpt2_training.py tests/python/test_gpt2_weights.py -k 'logits or loss_and_text or gradients or steps or through_transformers' -q "
+            '--junitxml="$REPORTS/pytest.xml"\n',
+            count_pytest,
+            1800,
+        ),
         *(package_stages(jobs) if long else []),
         Stage(
             "kernels",
