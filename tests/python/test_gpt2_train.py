@@ -102,7 +102,8 @@ def test_runs_that_are_killed_go_on_bit_for_bit(fattn, data, done, tmp_path):
 
 def test_ctrl_c_ends_with_a_checkpoint(fattn, data, tmp_path):
     command = [fattn.path, "gpt2", "train", *map(str, [*SIZES, "--steps", 1_000_000, "--every", 1_000_000, "--data", data, "--out", tmp_path / "run"])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background jobs ignore it
     end = time.monotonic() + 60
     while not ((tmp_path / "run" / "log.jsonl").exists() and (tmp_path / "run" / "log.jsonl").stat().st_size > 0) and time.monotonic() < end:
         time.sleep(0.02)
