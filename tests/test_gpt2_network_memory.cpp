@@ -24,7 +24,12 @@ void* operator new(size_t bytes) {
   if (!p) throw std::bad_alloc();
   return p;
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {  // std::stable_sort's; sanitizers have one of their own
+  ++allocations;
+  return std::malloc(bytes ? bytes : 1);
+}
 void operator delete(void* p) noexcept { release(p); }
+void operator delete(void* p, const std::nothrow_t&) noexcept { release(p); }
 void operator delete(void* p, size_t) noexcept { release(p); }
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
   ++allocations;
