@@ -4,26 +4,25 @@
 #include <cstddef>
 #include <string>
 
+#include "files/file_map.h"
 #include "files/safetensors/reader.h"
 
 namespace fattn::files::safetensors {
 
 class MappedFile {
  public:
-  // Checks the header as Reader does, then maps the whole file. Throws FormatError. A file that another program cuts while it is mapped
-  // ends this program when it reads there: replace files by a rename instead of writing into them.
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  // Checks the header as Reader does, then maps the whole file (file_map.h). Throws FormatError, or FileError if there is no room for the map.
+  explicit MappedFile(const std::string& path) : reader_(path), map_(reader_.file()) {}
 
   const Reader& reader() const { return reader_; }
   // As aligned as it is in the file, which promises nothing.
-  const std::byte* data(const TensorEntry& tensor) const { return map_ + reader_.data_offset() + tensor.begin; }
+  const std::byte* data(const TensorEntry& tensor) const {
+    return reinterpret_cast<const std::byte*>(map_.data()) + reader_.data_offset() + tensor.begin;
+  }
 
  private:
   Reader reader_;
-  std::byte* map_ = nullptr;
+  FileMap map_;  // of a header at least: never empty
 };
 
 }  // namespace fattn::files::safetensors

@@ -1,10 +1,7 @@
 // The trailer and the table of checksums are checked first; what they vouch for is believed once its block has been read.
 #include "gpt2/data/token_file.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "files/checksum.h"
@@ -38,24 +35,19 @@ TokenFile::TokenFile(const std::string& path) : file_(opened(path)) {
   } catch (const std::runtime_error& e) {
     throw Error("'" + file_.shown() + "': " + e.what());
   }
-  void* map = mmap(nullptr, file_.size(), PROT_READ, MAP_PRIVATE, file_.descriptor(), 0);
-  if (map == MAP_FAILED) throw Error("cannot map '" + file_.shown() + "' into memory: " + std::strerror(errno));
-  map_ = static_cast<const uint8_t*>(map);
   try {
-    // Every part begins at a multiple of 8.
-    documents_ = reinterpret_cast<const uint64_t*>(map_ + trailer_.documents_at());
-    spans_ = reinterpret_cast<const Span*>(map_ + trailer_.spans_at());
-    table_ = reinterpret_cast<const uint64_t*>(map_ + trailer_.table_at());
-    if (files::xxh64(table_, 8 * trailer_.blocks()) != trailer_.table_checksum) damaged("its table of checksums is");
-    checked_.resize(trailer_.blocks());
-    check_lists();
-  } catch (...) {
-    munmap(const_cast<uint8_t*>(map_), file_.size());
-    throw;
+    map_.emplace(file_);
+  } catch (const files::FileError& e) {
+    throw Error(e.what());
   }
+  // Every part begins at a multiple of 8.
+  documents_ = reinterpret_cast<const uint64_t*>(bytes() + trailer_.documents_at());
+  spans_ = reinterpret_cast<const Span*>(bytes() + trailer_.spans_at());
+  table_ = reinterpret_cast<const uint64_t*>(bytes() + trailer_.table_at());
+  if (files::xxh64(table_, 8 * trailer_.blocks()) != trailer_.table_checksum) damaged("its table of checksums is");
+  checked_.resize(trailer_.blocks());
+  check_lists();
 }
-
-TokenFile::~TokenFile() { munmap(const_cast<uint8_t*>(map_), file_.size()); }
 
 void TokenFile::damaged(const std::string& what) const {
   throw Error("'" + file_.shown() + "' is damaged: " + what + " not what was written; make it again by `fattn gpt2 tokenize`, or copy it again");
@@ -83,7 +75,7 @@ void TokenFile::check_bytes(uint64_t begin, uint64_t end) {
 
 void TokenFile::check_block(uint64_t block) {
   const uint64_t begin = block * trailer_.block_bytes, end = std::min(begin + trailer_.block_bytes, trailer_.table_at());
-  if (files::xxh64(map_ + begin, end - begin) != table_[block])
+  if (files::xxh64(bytes() + begin, end - begin) != table_[block])
     damaged("bytes " + std::to_string(begin) + " to " + std::to_string(end - 1) + " (block " + std::to_string(block + 1) + " of " +
             std::to_string(trailer_.blocks()) + ") are");
   checked_[block] = true;
@@ -96,9 +88,9 @@ void TokenFile::check_block(uint64_t block) {
   const uint64_t first = std::max<uint64_t>(begin, TokenTrailer::kFrontBytes), last = std::min(end, ids_end);
   if (first >= last) return;
   if (trailer_.id_bytes == 2)
-    look(reinterpret_cast<const uint16_t*>(map_ + first), (last - first) / 2);
+    look(reinterpret_cast<const uint16_t*>(bytes() + first), (last - first) / 2);
   else
-    look(reinterpret_cast<const uint32_t*>(map_ + first), (last - first) / 4);
+    look(reinterpret_cast<const uint32_t*>(bytes() + first), (last - first) / 4);
   if (largest > trailer_.largest_id)
     throw Error("'" + file_.shown() + "' has the id " + std::to_string(largest) + " in block " + std::to_string(block + 1) +
                 ", but its trailer says that " + std::to_string(trailer_.largest_id) + " is the largest; make it again by `fattn gpt2 tokenize`");
@@ -110,9 +102,9 @@ void TokenFile::read(uint64_t begin, uint64_t count, int32_t* to) {
   const uint64_t width = trailer_.id_bytes, at = TokenTrailer::kFrontBytes + begin * width;
   check_bytes(at, at + count * width);
   if (width == 2)
-    std::copy_n(reinterpret_cast<const uint16_t*>(map_ + at), count, to);
+    std::copy_n(reinterpret_cast<const uint16_t*>(bytes() + at), count, to);
   else
-    std::memcpy(to, map_ + at, count * width);
+    std::memcpy(to, bytes() + at, count * width);
 }
 
 uint64_t TokenFile::document_of(uint64_t token) const {

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "files/file_map.h"
 #include "files/input_file.h"
 #include "gpt2/data/token_format.h"
 
@@ -17,7 +19,7 @@ class TokenFile {
  public:
   // Checks everything but the ids, which are checked block by block when they are first read. Throws Error.
   explicit TokenFile(const std::string& path);
-  ~TokenFile();
+  ~TokenFile() = default;
   TokenFile(const TokenFile&) = delete;
   TokenFile& operator=(const TokenFile&) = delete;
 
@@ -49,12 +51,13 @@ class TokenFile {
   void check_bytes(uint64_t begin, uint64_t end);
   void check_block(uint64_t block);
   void check_lists();
+  const uint8_t* bytes() const { return map_->data(); }
   [[noreturn]] void damaged(const std::string& what) const;
   uint64_t first_span(uint64_t token) const;
 
   files::InputFile file_;
   TokenTrailer trailer_;
-  const uint8_t* map_ = nullptr;
+  std::optional<files::FileMap> map_;  // once the trailer is known to be one
   const uint64_t* documents_ = nullptr;
   const Span* spans_ = nullptr;
   const uint64_t* table_ = nullptr;

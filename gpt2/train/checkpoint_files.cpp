@@ -1,12 +1,10 @@
 #include "gpt2/train/checkpoint_files.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-
 #include <cinttypes>
 #include <cstdio>
 
 #include "files/checksum.h"
+#include "files/file_map.h"
 #include "files/input_file.h"
 #include "files/json.h"
 #include "files/printable.h"
@@ -15,30 +13,12 @@
 namespace fattn::gpt2 {
 namespace {
 
-// A file's bytes, mapped while it lives.
-class Mapped {
- public:
-  explicit Mapped(const files::InputFile& file) : bytes_(file.size()) {
-    if (bytes_ == 0) return;
-    data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
-    if (data_ == MAP_FAILED) throw files::FileError("'" + file.shown() + "' cannot be mapped into memory");
-    madvise(data_, bytes_, MADV_SEQUENTIAL);
-  }
-  ~Mapped() {
-    if (bytes_ > 0) munmap(data_, bytes_);
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-
-  uint64_t checksum() const { return files::xxh64(data_, bytes_); }
-
- private:
-  const size_t bytes_;
-  void* data_ = nullptr;
-};
+uint64_t checksum_of(const files::InputFile& file) {
+  const files::FileMap map(file);
+  return files::xxh64(map.data(), map.size());
+}
 
 }  // namespace
-
 std::string hex_word(uint64_t word) {
   char text[17];
   std::snprintf(text, sizeof text, "%016" PRIx64, word);
@@ -54,7 +34,7 @@ uint64_t word_of(const nlohmann::json& hex, const char* what) {
 
 nlohmann::ordered_json file_seal(const std::string& path) {
   const files::InputFile file(path);
-  return {{"bytes", file.size()}, {"xxh64", hex_word(Mapped(file).checksum())}};
+  return {{"bytes", file.size()}, {"xxh64", hex_word(checksum_of(file))}};
 }
 
 void check_seal(const std::string& path, const nlohmann::json& seal) {
@@ -64,7 +44,7 @@ void check_seal(const std::string& path, const nlohmann::json& seal) {
   const files::InputFile file(path);
   if (file.size() != bytes)
     throw Error("'" + file.shown() + "' has " + std::to_string(file.size()) + " bytes; it was written with " + std::to_string(bytes));
-  if (Mapped(file).checksum() != checksum) throw Error("'" + file.shown() + "' is damaged: its checksum is not the one that it was written with");
+  if (checksum_of(file) != checksum) throw Error("'" + file.shown() + "' is damaged: its checksum is not the one that it was written with");
 }
 
 std::string array_name(Flat which, const Parameter& parameter) {
