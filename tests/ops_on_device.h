@@ -53,6 +53,9 @@ inline void run(const Problem& problem, const ops::Device& device, const typenam
   }
 }
 
+// What fp32 sums of n products of numbers of size 1 and 1 / sqrt(n) may be off by.
+inline double sums_error(int64_t n) { return 4e-6 + 2e-8 * static_cast<double>(n); }
+
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
 inline Array with(const Array& x, size_t i, double number) {

@@ -24,6 +24,7 @@ using test::kGpu;
 using test::kReference;
 using test::OnDevice;
 using test::run;
+using test::sums_error;
 using test::unit;
 
 Array packed(const Linear& p, const ops::Device& on, const Array& weight, bool in_by_out) {
@@ -45,9 +46,6 @@ class OpsGpu : public test::CudaGpu, public testing::WithParamInterface<DType> {
 };
 INSTANTIATE_TEST_SUITE_P(Every, OpsGpu, testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                          [](const auto& one) { return std::string(name_of(one.param)); });
-
-// What fp32 sums of n products of numbers of size 1 and 1 / sqrt(n) may be off by.
-double sums_error(int64_t n) { return 4e-6 + 2e-8 * static_cast<double>(n); }
 
 TEST_P(OpsGpu, Linear) {
   struct Shape {

@@ -24,6 +24,7 @@ using test::kReference;
 using test::OnDevice;
 using test::run;
 using test::size;
+using test::sums_error;
 using test::twice;
 using test::unit;
 using test::with;
@@ -34,8 +35,6 @@ Array widened(const Array& x) {
   for (size_t i = 0; i < x.count; ++i) to.set(i, x.at(i));
   return to;
 }
-// What fp32 sums of n products of numbers of size 1 and 1 / sqrt(n) may be off by.
-double sums_error(int64_t n) { return 4e-6 + 2e-8 * static_cast<double>(n); }
 
 class TrainingGpu : public test::CudaGpu, public testing::WithParamInterface<DType> {
  protected:
