@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "cli/values.h"
+
 #include "cli/table.h"
 
 namespace fattn::cli {
@@ -15,9 +17,14 @@ void add_gpt2_json(CLI::App& command, std::string& json) {
       ->group("Output");
 }
 
-DType gpt2_dtype(const std::string& name) { return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : DType::kBF16; }
+void add_gpt2_threads(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
+      ->check(whole_number(0, 4096))
+      ->type_name("N")
+      ->capture_default_str();
+}
 
-const char* gpt2_dtype_name(DType dtype) { return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16"; }
+DType gpt2_dtype(const std::string& name) { return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : DType::kBF16; }
 
 std::string grouped_number(int64_t n) {
   std::string text = std::to_string(n);

@@ -24,11 +24,11 @@ void add_gpt2_train(CLI::App& gpt2, int& exit_code);
 void add_gpt2_tokenize(CLI::App& gpt2, int& exit_code);
 void add_gpt2_tokenizer(CLI::App& gpt2, int& exit_code);  // train
 
-// What they share: how a record begins, the flag that asks for it, and names of dtypes.
+// What they share: how a record begins, the flag that asks for it, the number of threads, dtypes by name.
 nlohmann::ordered_json gpt2_record(const char* command);
 void add_gpt2_json(CLI::App& command, std::string& json);
+void add_gpt2_threads(CLI::App& command, int& threads);
 DType gpt2_dtype(const std::string& name);
-const char* gpt2_dtype_name(DType dtype);
 std::string grouped_number(int64_t n);           // "124,439,808"
 std::string gpt2_size_in_words(uint64_t bytes);  // "1,912 bytes", "70.6 MiB"
 

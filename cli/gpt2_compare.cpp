@@ -19,6 +19,7 @@
 #include "cli/values.h"
 #include "cli/whole_file.h"
 #include "fattn/device.hpp"
+#include "files/json.h"
 #include "gpt2/compare/output_error.h"
 #include "gpt2/error.h"
 #include "gpt2/weights/convert.h"
@@ -144,8 +145,6 @@ CompareCase compare_case(const Gpt2CompareFlags& flags, const gpt2::Model& model
   return found;
 }
 
-Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-
 bool passed(const CompareCase& c) {
   return std::all_of(c.contenders.begin(), c.contenders.end(), [](const Contender& o) { return !o.refused.empty() || o.error.passed; });
 }
@@ -162,7 +161,7 @@ Json compare_record(const Gpt2CompareFlags& flags, const std::vector<CompareCase
   record["cases"] = Json::array();
   bool all = true;
   for (const CompareCase& one : cases) {
-    Json c = {{"dtype", gpt2_dtype_name(one.dtype)}, {"seqlen", one.seqlen}, {"algorithms", Json::array()}};
+    Json c = {{"dtype", name_of(one.dtype)}, {"seqlen", one.seqlen}, {"algorithms", Json::array()}};
     const Contender& base = one.contenders[0];
     for (const Contender& o : one.contenders) {
       if (!o.refused.empty()) {
@@ -181,12 +180,12 @@ Json compare_record(const Gpt2CompareFlags& flags, const std::vector<CompareCase
            {"speedup", base.time.median / o.time.median},
            {"memory_bytes", o.memory},
            {"memory_change", base.memory > 0 ? Json(static_cast<double>(o.memory) / static_cast<double>(base.memory) - 1) : Json()},
-           {"max_abs_error", number_or_null(o.error.max_abs)},
-           {"mean_abs_error", number_or_null(o.error.mean_abs)},
-           {"scale", number_or_null(o.error.scale)},
-           {"relative_error", number_or_null(o.error.relative)},
-           {"allowed_abs_error", number_or_null(o.error.allowed_abs)},
-           {"error_of_allowed", number_or_null(o.error.of_allowed)},
+           {"max_abs_error", files::number_or_null(o.error.max_abs)},
+           {"mean_abs_error", files::number_or_null(o.error.mean_abs)},
+           {"scale", files::number_or_null(o.error.scale)},
+           {"relative_error", files::number_or_null(o.error.relative)},
+           {"allowed_abs_error", files::number_or_null(o.error.allowed_abs)},
+           {"error_of_allowed", files::number_or_null(o.error.of_allowed)},
            {"passed", o.error.passed}});
     }
     c["passed"] = passed(one);
@@ -201,7 +200,7 @@ void print_case(Output& out, const Gpt2CompareFlags& flags, const CompareCase& o
   Table table({Column::text("attention").as_key(), Column::number("time"), Column::number("spread").ranked(3), Column::number("speed"),
                Column::number("memory").ranked(2), Column::number("max error").ranked(1), Column::number("mean error").ranked(4),
                Column::number("of scale").ranked(2), Column::number("of allowed"), Column::text("verdict")},
-              fmt::format("{}, batch {}, seqlen {}", gpt2_dtype_name(one.dtype), flags.batch, one.seqlen));
+              fmt::format("{}, batch {}, seqlen {}", name_of(one.dtype), flags.batch, one.seqlen));
   const Contender& base = one.contenders[0];
   for (const Contender& o : one.contenders) {
     if (!o.refused.empty()) {
@@ -230,7 +229,7 @@ void write_figure(const Gpt2CompareFlags& flags, const std::vector<CompareCase>&
   for (const CompareCase& c : cases)
     if (std::find(dtypes.begin(), dtypes.end(), c.dtype) == dtypes.end()) dtypes.push_back(c.dtype);
   for (const DType dtype : dtypes) {
-    Panel time{fmt::format("Forward pass, {}", gpt2_dtype_name(dtype))}, error{fmt::format("Error of allowed, {}", gpt2_dtype_name(dtype))};
+    Panel time{fmt::format("Forward pass, {}", name_of(dtype))}, error{fmt::format("Error of allowed, {}", name_of(dtype))};
     time.x = error.x = {"seqlen", ScaleKind::kLog2};
     time.y = {"time", ScaleKind::kLog10, Unit::kTime};
     error.y = {"largest error / allowed", ScaleKind::kLinear};
@@ -270,7 +269,7 @@ int compare_gpt2(Gpt2CompareFlags flags) {
       throw CLI::ValidationError("--seqlen", fmt::format("{} is more than the model's {} positions", seqlen, config.n_positions));
   if (flags.dtypes.empty()) {
     const gpt2::Weights weights = gpt2::Weights::open(flags.model.model, config);
-    flags.dtypes.push_back(gpt2_dtype_name(weights.at("wte.weight").dtype));
+    flags.dtypes.push_back(name_of(weights.at("wte.weight").dtype));
   }
   Output out(flags.output, flags.json);
   std::vector<CompareCase> cases;

@@ -17,6 +17,7 @@
 #include "cli/usage_error.h"
 #include "cli/values.h"
 #include "cli/whole_file.h"
+#include "files/json.h"
 #include "files/safetensors/writer.h"
 #include "gpt2/error.h"
 #include "gpt2/evaluate/evaluate.h"
@@ -70,8 +71,6 @@ void write_logits(const EvalFlags& flags, const gpt2::Model& model, const std::v
   files::safetensors::write(file, {{"logits", "F32", {n, c.vocab_size}, logits.data()}}, {});
 }
 
-Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-
 int eval(const EvalFlags& flags) {
   require_writable(flags.json);
   Kept kept(flags.json);
@@ -102,10 +101,10 @@ int eval(const EvalFlags& flags) {
     record["tokens"] = e.tokens;
     record["windows"] = e.windows;
     record["windows_in_all"] = windows.size();
-    record["loss"] = number_json(e.loss);
-    record["loss_interval"] = {number_json(e.loss_low), number_json(e.loss_high)};
-    record["perplexity"] = number_json(e.perplexity());
-    record["perplexity_interval"] = {number_json(std::exp(e.loss_low)), number_json(std::exp(e.loss_high))};
+    record["loss"] = files::number_or_null(e.loss);
+    record["loss_interval"] = {files::number_or_null(e.loss_low), files::number_or_null(e.loss_high)};
+    record["perplexity"] = files::number_or_null(e.perplexity());
+    record["perplexity_interval"] = {files::number_or_null(std::exp(e.loss_low)), files::number_or_null(std::exp(e.loss_high))};
     record["interval_of"] = e.of_windows ? "windows" : "tokens";
     record["seconds"] = seconds;
     return record;

@@ -96,8 +96,8 @@ void print_tensors(Output& out, const Gpt2Model& model, bool all) {
   for (const gpt2::Weight& weight : model.weights) total += weight.size();
   for (const Gpt2Row& row : rows_of(model, all)) {
     const int64_t n = row.first.size() * row.count;
-    table.add({row.name, shape_text(row.first.shape), gpt2_dtype_name(row.first.dtype), std::to_string(row.count),
-               Cell(grouped_number(n), std::to_string(n)), percent_cell(static_cast<double>(n) / static_cast<double>(total))});
+    table.add({row.name, shape_text(row.first.shape), name_of(row.first.dtype), std::to_string(row.count), Cell(grouped_number(n), std::to_string(n)),
+               percent_cell(static_cast<double>(n) / static_cast<double>(total))});
   }
   out.print(table);
 }
@@ -108,9 +108,8 @@ std::string bytes_words(int64_t bytes) {
 
 void print_memory(Output& out, const Gpt2Model& model, const std::vector<gpt2::MemoryUse>& uses, DType dtype, int64_t batch, int64_t seqlen,
                   std::optional<int> gpu) {
-  Table table(
-      {Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
-      fmt::format("Memory in {}, batch {}, seqlen {}{}", gpt2_dtype_name(dtype), batch, seqlen, gpu ? fmt::format(", on cuda:{}", *gpu) : ""));
+  Table table({Column::text("use").as_key(), Column::text("what").as_key(), Column::text("shape"), Column::number("memory", "bytes")},
+              fmt::format("Memory in {}, batch {}, seqlen {}{}", name_of(dtype), batch, seqlen, gpu ? fmt::format(", on cuda:{}", *gpu) : ""));
   int64_t total = 0;
   for (const gpt2::MemoryUse& use : uses) {
     table.add({use.kind, use.what, use.shape, Cell(bytes_words(use.bytes), std::to_string(use.bytes))});
@@ -140,19 +139,15 @@ Json record_of(const Gpt2InfoFlags& flags, const Gpt2Model& model, const std::ve
   Json tensors = Json::array();
   for (const gpt2::Weight& weight : model.weights) {
     parameters += weight.size();
-    tensors.push_back({{"name", weight.name},
-                       {"shape", weight.shape},
-                       {"dtype", gpt2_dtype_name(weight.dtype)},
-                       {"conv1d", weight.conv1d},
-                       {"bytes", weight.bytes}});
+    tensors.push_back(
+        {{"name", weight.name}, {"shape", weight.shape}, {"dtype", name_of(weight.dtype)}, {"conv1d", weight.conv1d}, {"bytes", weight.bytes}});
   }
   record["parameters"] = parameters;
   record["tensors"] = tensors;
   record["memory"] = nullptr;
   if (!flags.memory) return record;
   const std::optional<int> gpu = gpt2_gpu(flags.device);
-  Json memory = {
-      {"dtype", gpt2_dtype_name(dtype)}, {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
+  Json memory = {{"dtype", name_of(dtype)}, {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"}, {"batch", flags.batch}, {"seqlen", flags.seqlen}};
   memory["kv_bytes_per_token"] = gpt2::kv_bytes_per_token(model.config, dtype);
   for (const gpt2::MemoryUse& use : uses) memory["uses"].push_back({{"use", use.kind}, {"what", use.what}, {"bytes", use.bytes}});
   record["memory"] = memory;

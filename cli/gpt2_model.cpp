@@ -38,10 +38,7 @@ void Gpt2ModelFlags::add_to(CLI::App& command, bool with_algorithm) {
 }
 void Gpt2ModelFlags::add_threads_to(CLI::App& command) {
   add_gpt2_device(command, device);
-  command.add_option("--threads", threads, "Threads; 0: all that affinity and the control group allow")
-      ->check(whole_number(0, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+  add_gpt2_threads(command, threads);
 }
 
 void add_gpt2_device(CLI::App& command, std::string& device) {
@@ -173,16 +170,15 @@ int threads_of(const gpt2::Model& model) { return model.compute().threads > 0 ? 
 }  // namespace
 
 std::string gpt2_compute_words(const gpt2::Model& model) {
-  if (const auto& gpu = model.compute().gpu)
-    return fmt::format("{}, cuda:{}, {}", gpt2_dtype_name(model.dtype()), *gpu, printable(cuda::info(*gpu).name));
+  if (const auto& gpu = model.compute().gpu) return fmt::format("{}, cuda:{}, {}", name_of(model.dtype()), *gpu, printable(cuda::info(*gpu).name));
   const int threads = threads_of(model);
-  return fmt::format("{}, {} thread{}, {}", gpt2_dtype_name(model.dtype()), threads, threads == 1 ? "" : "s", name_of(isa_of(model)));
+  return fmt::format("{}, {} thread{}, {}", name_of(model.dtype()), threads, threads == 1 ? "" : "s", name_of(isa_of(model)));
 }
 
 nlohmann::ordered_json gpt2_compute_json(const gpt2::Model& model, const std::string& name) {
   const std::optional<int> gpu = model.compute().gpu;
   return {{"model", printable(name)},
-          {"dtype", gpt2_dtype_name(model.dtype())},
+          {"dtype", name_of(model.dtype())},
           {"device", gpu ? fmt::format("cuda:{}", *gpu) : "cpu"},
           {"device_name", gpu ? nlohmann::ordered_json(printable(cuda::info(*gpu).name)) : nlohmann::ordered_json()},
           {"threads", threads_of(model)},

@@ -42,13 +42,13 @@ int save(const Gpt2SaveFlags& flags, const char* command, const std::vector<gpt2
   int64_t parameters = 0;
   for (const gpt2::TensorSpec& tensor : tensors) parameters += tensor.size();
   const Output out(flags.output, flags.json);
-  out.say(fmt::format("wrote {}: {} parameters in {}, {}", printable(flags.out), grouped_number(parameters), gpt2_dtype_name(options.dtype),
+  out.say(fmt::format("wrote {}: {} parameters in {}, {}", printable(flags.out), grouped_number(parameters), name_of(options.dtype),
                       bytes_text(static_cast<double>(bytes))));
   if (!flags.json.empty()) {
     nlohmann::ordered_json record = gpt2_record(command);
     record["output"] = printable(flags.out);
     record["parameters"] = parameters;
-    record["dtype"] = gpt2_dtype_name(options.dtype);
+    record["dtype"] = name_of(options.dtype);
     record["bytes"] = bytes;
     write_json(record, flags.json);
   }

@@ -175,10 +175,7 @@ void add_gpt2_tokenize(CLI::App& gpt2, int& exit_code) {
       ->check(whole_number(1))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--threads", flags->threads, "Threads; 0: all that affinity and the control group allow")
-      ->check(whole_number(0, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+  add_gpt2_threads(*command, flags->threads);
   command->option_defaults()->group("Options");
   add_gpt2_json(*command, flags->json);
   command->footer(

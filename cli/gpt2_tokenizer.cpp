@@ -120,10 +120,7 @@ void add_gpt2_tokenizer(CLI::App& gpt2, int& exit_code) {
       ->check(whole_number(0))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--threads", flags->threads, "Threads; 0: all that affinity and the control group allow")
-      ->check(whole_number(0, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+  add_gpt2_threads(*command, flags->threads);
   command->option_defaults()->group("Options");
   add_gpt2_json(*command, flags->json);
   flags->output.add_to(*command);

@@ -89,10 +89,7 @@ void add_how(CLI::App& command, TrainingFlags& f) {
       ->type_name("NAME")
       ->capture_default_str();
   add_gpt2_device(command, f.options.device);
-  command.add_option("--threads", f.threads, "Threads; 0: all that affinity and the control group allow")
-      ->check(whole_number(0, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+  add_gpt2_threads(command, f.threads);
   command.add_flag("--checkpoint-activations", f.options.checkpoint_activations,
                    "Compute a layer's activations again in the backward pass: less memory");
   command.add_flag("--deterministic", f.options.deterministic, "The same bits on every run, whatever that costs (on the CPU always)");

@@ -8,6 +8,7 @@
 #include "cli/gpt2.h"
 #include "cli/sanitize.h"
 #include "cli/whole_file.h"
+#include "files/json.h"
 #include "gpt2/train/checkpoint_files.h"
 #include "gpt2/weights/tensors.h"
 #include "lab/chart/chart.h"
@@ -17,8 +18,6 @@ namespace {
 
 using gpt2::LogLine;
 using Json = nlohmann::ordered_json;
-
-Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
 // Means over at most `most` parts of a run.
 template <class Of>
@@ -106,7 +105,7 @@ size_t bytes_of(const std::vector<gpt2::TrainingMemory>& memory) {
 void print_training_memory(Output& out, const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory) {
   const gpt2::TrainOptions& o = setup.run.options;
   Table table({Column::text("what").as_key(), Column::number("memory", "bytes"), Column::number("share").ranked(1)},
-              fmt::format("Memory of training in {}, batch {}, seqlen {}", gpt2_dtype_name(o.dtype), o.sequences, o.seqlen));
+              fmt::format("Memory of training in {}, batch {}, seqlen {}", name_of(o.dtype), o.sequences, o.seqlen));
   const auto total = static_cast<double>(bytes_of(memory));
   for (const gpt2::TrainingMemory& use : memory)
     table.add({use.what, Cell(memory_text(static_cast<int64_t>(use.bytes)), std::to_string(use.bytes)),
@@ -133,7 +132,7 @@ void say_beginning(const Output& out, const TrainingSetup& setup) {
   const gpt2::RunDescription& run = setup.run;
   const gpt2::TrainOptions& o = run.options;
   out.say(fmt::format("{} parameters, {}; {} tokens of data, {} to a step; {} steps into {}", grouped_number(gpt2::parameters_of(run.config)),
-                      gpt2_dtype_name(o.dtype), grouped_number(setup.loader->tokens()), grouped_number(o.sequences * o.seqlen * o.accumulate),
+                      name_of(o.dtype), grouped_number(setup.loader->tokens()), grouped_number(o.sequences * o.seqlen * o.accumulate),
                       grouped_number(o.schedule.steps), printable(setup.folder->path())));
   if (setup.from) out.say(fmt::format("Going on from step {}: {}", setup.from->state.step, printable(setup.from->path)));
   if (!setup.from && setup.folder->before()) out.say("There is no checkpoint yet: beginning at the first step.");
@@ -217,18 +216,18 @@ Json training_record(const TrainingSetup& setup, const std::vector<gpt2::Trainin
                    {"steps", result->steps},
                    {"resumed_from", setup.from ? Json(result->from) : Json()},
                    {"interrupted", result->interrupted},
-                   {"loss_first", number_json(losses.first)},
-                   {"loss_last", number_json(losses.last)},
-                   {"validation_loss", number_json(losses.last_validation)},
-                   {"largest_gradient_norm", number_json(stability.largest_norm)},
-                   {"largest_logit", number_json(stability.largest_logit)},
+                   {"loss_first", files::number_or_null(losses.first)},
+                   {"loss_last", files::number_or_null(losses.last)},
+                   {"validation_loss", files::number_or_null(losses.last_validation)},
+                   {"largest_gradient_norm", files::number_or_null(stability.largest_norm)},
+                   {"largest_logit", files::number_or_null(stability.largest_logit)},
                    {"clipped_steps", stability.clipped},
                    {"skipped_steps", stability.skipped},
                    {"overflows", stability.overflows},
-                   {"tokens_per_s", number_json(result->pace.tokens_per_s())},
+                   {"tokens_per_s", files::number_or_null(result->pace.tokens_per_s())},
                    {"flops_per_token", result->pace.flops_per_token},
                    {"peak_flops_per_s", result->pace.peak > 0 ? Json(result->pace.peak) : Json()},
-                   {"mfu", result->pace.peak > 0 ? number_json(result->pace.mfu()) : Json()},
+                   {"mfu", result->pace.peak > 0 ? files::number_or_null(result->pace.mfu()) : Json()},
                    {"seconds", result->pace.seconds},
                    {"memory_measured", result->measured_memory > 0 ? Json(result->measured_memory) : Json()},
                    {"checkpoint", result->checkpoint.empty() ? Json() : Json(printable(result->checkpoint))}};

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 
 #include "cli/sanitize.h"
+#include "files/json.h"
 
 namespace fattn::cli {
 
@@ -33,11 +33,10 @@ nlohmann::ordered_json as_json(const std::vector<testing::TensorVerdict>& verdic
   auto all = nlohmann::ordered_json::array();
   for (const testing::TensorVerdict& verdict : verdicts) {
     nlohmann::ordered_json one = {{"tensor", verdict.tensor}, {"error", verdict.error}, {"allowed", verdict.allowed}, {"pass", verdict.pass}};
-    const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
     const bool second = verdict.rms_peer > 0;
-    one["rms_error"] = second ? number(verdict.rms) : nullptr;
-    one["rms_peer"] = second ? number(verdict.rms_peer) : nullptr;
-    one["rms_allowed"] = second ? number(verdict.rms_allowed) : nullptr;
+    one["rms_error"] = second ? files::number_or_null(verdict.rms) : nullptr;
+    one["rms_peer"] = second ? files::number_or_null(verdict.rms_peer) : nullptr;
+    one["rms_allowed"] = second ? files::number_or_null(verdict.rms_allowed) : nullptr;
     if (!verdict.pass) {
       one["first_bad"] = verdict.first_bad;
       one["message"] = printable(verdict.message);

@@ -1,6 +1,7 @@
 // Builds the values as a stream of events, so that depth and keys are refused where they appear.
 #include "files/json.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,5 +91,7 @@ const char* kind_of(const Json& value) {
     default: return "a number";
   }
 }
+
+nlohmann::ordered_json number_or_null(double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(); }
 
 }  // namespace fattn::files

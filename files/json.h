@@ -19,6 +19,9 @@ inline constexpr size_t kMaxJsonDepth = 32;
 // Refuses what is malformed, nested deeper than kMaxJsonDepth, has a key twice in one object, or a zero byte. Throws JsonError.
 nlohmann::json parse_json(std::string_view text);
 
+// JSON has no NaN and no Inf: null in their place.
+nlohmann::ordered_json number_or_null(double x);
+
 // What a value is, in words: "text", "an array".
 const char* kind_of(const nlohmann::json& value);
 

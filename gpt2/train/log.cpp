@@ -19,8 +19,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMostLog = uint64_t{1} << 32;
 
-Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-
 double number_of(const nlohmann::json& json, const char* key) {
   const auto at = json.find(key);
   return at != json.end() && at->is_number() ? at->get<double>() : std::nan("");
@@ -54,15 +52,15 @@ Json to_json(const LogLine& line) {
   Json json = {{"step", line.step},
                {"tokens", line.tokens},
                {"targets", line.targets},
-               {"loss", number_json(line.loss)},
-               {"learning_rate", number_json(line.learning_rate)},
-               {"gradient_norm", number_json(line.gradient_norm)},
-               {"logit_scale", number_json(line.logit_scale)},
-               {"loss_scale", number_json(line.loss_scale)},
+               {"loss", files::number_or_null(line.loss)},
+               {"learning_rate", files::number_or_null(line.learning_rate)},
+               {"gradient_norm", files::number_or_null(line.gradient_norm)},
+               {"logit_scale", files::number_or_null(line.logit_scale)},
+               {"loss_scale", files::number_or_null(line.loss_scale)},
                {"overflows", line.overflows},
                {"skipped", line.skipped}};
-  if (line.validated) json["validation_loss"] = number_json(line.validation_loss);
-  json["seconds"] = number_json(line.seconds);
+  if (line.validated) json["validation_loss"] = files::number_or_null(line.validation_loss);
+  json["seconds"] = files::number_or_null(line.seconds);
   return json;
 }
 

@@ -10,11 +10,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const char* dtype_word(DType dtype) { return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16"; }
-
 DType dtype_named(const std::string& name) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
-    if (name == dtype_word(dtype)) return dtype;
+    if (name == name_of(dtype)) return dtype;
   throw Error("'" + files::printable(name, 40) + "' is no dtype; allowed: fp32, fp16, bf16");
 }
 
@@ -46,7 +44,7 @@ void for_options(Options& o, const Each& each) {
 
 struct Writer {
   Json& json;
-  void operator()(const char* key, DType value) const { json[key] = dtype_word(value); }
+  void operator()(const char* key, DType value) const { json[key] = name_of(value); }
   void operator()(const char* key, Curve value) const { json[key] = curve_name(value); }
   template <class T>
   void operator()(const char* key, const T& value) const {
