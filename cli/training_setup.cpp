@@ -107,6 +107,12 @@ gpt2::FileTexts tokenizer_of(const TrainingFlags& f, const gpt2::RunDescription&
   return {};
 }
 
+// As the run's files keep it: "auto" is what there is here.
+std::string found_device(const std::string& device) {
+  const auto gpu = gpt2_gpu(device);
+  return gpu ? "cuda:" + std::to_string(*gpu) : "cpu";
+}
+
 // Options of the run that is gone on with, and those that are given now.
 TrainOptions merged(const TrainingFlags& f, const TrainOptions& before) {
   const Json now = to_json(f.chosen());
@@ -166,6 +172,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
   gpt2::RunDescription& run = setup.run;
   run = before;
   run.options = merged(f, before.options);
+  run.options.device = found_device(run.options.device);
   refuse_changes(f, before, run.options);
   if (!f.data.empty()) run.data = absolute(f.data);
   if (!f.validation.empty()) run.validation = absolute(f.validation);
@@ -190,6 +197,7 @@ void resume(const TrainingFlags& f, TrainingSetup& setup) {
 
 void begin(const TrainingFlags& f, TrainingSetup& setup, const gpt2::TokenSet& data) {
   gpt2::RunDescription& run = setup.run;
+  run.options.device = found_device(run.options.device);
   run.data = absolute(f.data);
   run.validation = absolute(f.validation);
   if (run.validation.empty())

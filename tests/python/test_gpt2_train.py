@@ -136,6 +136,7 @@ def test_options_of_a_run_stay_those_of_the_run(fattn, data, done, tmp_path):
     for part in ("--seqlen was 16, is 8", "--learning-rate was 0.003, is 1.0", "--n-layer was 1, is 2"):
         assert part in error
     assert "--seqlen" not in fattn("gpt2", "train", "--out", done, "--resume", "--seqlen", 16).stderr
+    assert "Changed" not in fattn("gpt2", "train", "--out", done, "--resume", "--device", "cpu").stdout
     assert "holds a training run already" in fattn.refuses("gpt2", "train", *RUN, "--data", data, "--out", done)
     assert "100 steps already" in fattn.refuses("gpt2", "train", "--out", done, "--resume", "--steps", 4)
     (tmp_path / "other").mkdir()
