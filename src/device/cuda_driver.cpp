@@ -76,6 +76,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.streamCreate, "cuStreamCreate");
   bind(d.streamDestroy, "cuStreamDestroy_v2");
   bind(d.streamSynchronize, "cuStreamSynchronize");
+  bind(d.streamWaitEvent, "cuStreamWaitEvent");
   bind.optional(d.streamIsCapturing, "cuStreamIsCapturing");
   bind.optional(d.streamBeginCapture, "cuStreamBeginCapture_v2");
   bind.optional(d.streamEndCapture, "cuStreamEndCapture");
@@ -86,6 +87,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
 
   bind(d.eventCreate, "cuEventCreate");
   bind(d.eventRecord, "cuEventRecord");
+  bind(d.eventQuery, "cuEventQuery");
   bind(d.eventSynchronize, "cuEventSynchronize");
   bind(d.eventElapsedTime, "cuEventElapsedTime");
   bind(d.eventDestroy, "cuEventDestroy_v2");
