@@ -65,12 +65,12 @@ std::vector<TrainingMemory> Network::memory(const Config& config, const NetworkO
 
 void Network::zero_gradients() { std::memset(state_->flat(Flat::kGradient), 0, state_->plans.state_bytes()); }
 
-LossSum Network::accumulate(const Batch& batch, double scale, uint64_t draw) {
+LossSum Network::accumulate(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange) {
   const Passes passes = state_->passes();
   const Passes::Call call = passes.take(batch, state_->plans.options.dropout > 0, draw);
   passes.forward(call);
   const LossSum sum = passes.loss(scale, true);
-  passes.backward(call);
+  passes.backward(call, exchange);
   return sum;
 }
 

@@ -11,6 +11,7 @@
 #include "gpt2/config.h"
 #include "gpt2/data/batch.h"
 #include "gpt2/model/model.h"
+#include "gpt2/train/gradient_exchange.h"
 #include "gpt2/weights/weights.h"
 
 namespace fattn::gpt2 {
@@ -72,7 +73,8 @@ class Network {
 
   void zero_gradients();
   // Forward and backward pass; gradients of scale * (sum of losses) are added. `draw` numbers the passes of a training run: dropout depends on it.
-  LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
+  // With an exchange this is a step's last pass: gradients go to it as they become final, and are what it makes of them afterwards.
+  LossSum accumulate(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange = nullptr);
   // Forward pass alone, without dropout.
   LossSum evaluate(const Batch& batch);
   UpdateResult update(const AdamW& adam);

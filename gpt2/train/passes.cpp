@@ -123,15 +123,24 @@ LossSum Passes::loss(double scale, bool gradient_too) const {
   return sum;
 }
 
-void Passes::backward(const Call& call) const {
+void Passes::backward(const Call& call, GradientExchange* exchange) const {
   const ParameterLayout& at = plans_.layout;
   const NetworkPlans::Places& p = places_;
   const int64_t rows = plans_.rows();
   std::memset(p.dx, 0, static_cast<size_t>(rows * plans_.config.n_embd) * sizeof(float));
   normalise_back(p.x.back(), at.last_norm());
-  for (int64_t i = plans_.config.n_layer; i-- > 0;) backward_layer(i, call);
+  const auto ready = [&](int64_t begin, int64_t end) {
+    if (exchange) exchange->ready(gradients_, begin, end, nullptr);
+  };
+  for (int64_t i = plans_.config.n_layer; i-- > 0;) {
+    backward_layer(i, call);
+    ready(at.matrices_begin(i), at.matrices_begin(i + 1));
+  }
   if (call.drops) drop(call, DropPlace::kEmbedding, 0, p.dx, nullptr, p.dx);
   plans_.dembedding.execute({rows, p.ids, p.positions, p.dx, gradient(at.tokens()), gradient(at.positions())}, p.workspace);
+  ready(at.matrices_begin(plans_.config.n_layer), at.size());
+  ready(0, at.matrices_begin(0));
+  if (exchange) exchange->finish(nullptr);
 }
 
 void Passes::backward_layer(int64_t i, const Call& call) const {

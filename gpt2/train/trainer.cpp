@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace fattn::gpt2 {
 namespace {
@@ -21,12 +22,17 @@ std::string first_bad(Network& network, Flat which) {
 
 int64_t steps_an_epoch(const Loader& loader, int64_t accumulate) { return (loader.batches_an_epoch() + accumulate - 1) / accumulate; }
 
-Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, const TrainState& state)
+Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, const TrainState& state, Group* group,
+                 std::function<bool()> asked_to_stop)
     : network_(network),
       loader_(loader),
       options_(options),
       state_(state),
-      scaler_(state.step > 0 ? LossScaler(options.dtype == DType::kF16, state.scaler) : LossScaler(options.dtype == DType::kF16)) {
+      scaler_(state.step > 0 ? LossScaler(options.dtype == DType::kF16, state.scaler) : LossScaler(options.dtype == DType::kF16)),
+      group_(group),
+      asked_to_stop_(std::move(asked_to_stop)) {
+  if (options.accumulate % ranks() != 0)
+    throw Error("a step of " + std::to_string(options.accumulate) + " batches cannot be shared by " + std::to_string(ranks()) + " processes");
   state_.scaler = scaler_.state();
   state_.position = loader.position();
 }
@@ -44,11 +50,52 @@ void Trainer::Held::hold(const Batch& from) {
 
 void Trainer::read_batches() {
   used_ = 0;
-  const int64_t epoch = loader_.position().epoch;
-  for (int64_t i = 0; i < options_.accumulate && loader_.position().epoch == epoch; ++i) {
+  const LoaderPosition begin = loader_.position();
+  batches_ = std::min(options_.accumulate, loader_.batches_an_epoch() - begin.batch);
+  for (int64_t i = 0; i < options_.accumulate / ranks() && loader_.position().epoch == begin.epoch; ++i) {
     if (held_.size() == used_) held_.emplace_back();
     held_[used_++].hold(loader_.next());
   }
+}
+
+// Of all ranks: gradients are divided by them. Where ranks are at different steps, nothing that follows would be right.
+void Trainer::agree_on_targets(LogLine& line) {
+  line.tokens = batches_ * options_.sequences * options_.seqlen;
+  for (size_t i = 0; i < used_; ++i) line.targets += held_[i].batch.target_count;
+  if (!group_) return;
+  group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, line.step);
+  const auto all = group_->all({static_cast<double>(line.step), static_cast<double>(line.targets)});
+  line.targets = 0;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].size() != 2 || all[r][0] != static_cast<double>(line.step))
+      throw Error("rank " + std::to_string(r) + " is at another step than " + std::to_string(line.step));
+    line.targets += static_cast<int64_t>(all[r][1]);
+  }
+}
+
+// A rank whose batch is padding has nothing to compute, but in the last pass, with which gradients are summed.
+std::vector<Trainer::Pass> Trainer::run_passes(double scale) {
+  std::vector<double> mine = {0};
+  for (size_t i = 0; i < used_; ++i) {
+    const int64_t number = static_cast<int64_t>(i) * ranks() + rank();
+    GradientExchange* exchange = group_ && i + 1 == used_ ? &group_->gradients() : nullptr;
+    if (group_) {
+      group_->control().check();
+      group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, state_.step + 1);
+    }
+    if (number >= batches_ && !exchange) continue;
+    const LossSum sum = network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
+    if (number < batches_) mine.insert(mine.end(), {sum.loss, sum.logit_scale});
+  }
+  mine[0] = asked_to_stop_ && asked_to_stop_() ? 1 : 0;
+  std::vector<Pass> passes(static_cast<size_t>(batches_));
+  const std::vector<std::vector<double>> all = group_ ? group_->all(mine) : std::vector<std::vector<double>>{mine};
+  stops_ = false;
+  for (size_t r = 0; r < all.size(); ++r) {
+    stops_ = stops_ || all[r].at(0) != 0;
+    for (size_t i = 0, at = r; at < passes.size(); ++i, at += all.size()) passes[at] = {all[r].at(1 + 2 * i), all[r].at(2 + 2 * i)};
+  }
+  return passes;
 }
 
 void Trainer::stop(const std::string& what, const std::string& tensor) const {
@@ -61,20 +108,15 @@ LogLine Trainer::step() {
   read_batches();
   LogLine line;
   line.step = state_.step + 1;
-  for (size_t i = 0; i < used_; ++i) {
-    line.targets += held_[i].batch.target_count;
-    line.tokens += held_[i].batch.sequences * held_[i].batch.seqlen;
-  }
+  agree_on_targets(line);
   line.learning_rate = learning_rate(options_.schedule, line.step);
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
   LossSum sum;
-  uint64_t draw = state_.draws;
-  for (size_t i = 0; i < used_; ++i) {
-    const LossSum part = network_.accumulate(held_[i].batch, scale, draw++);
-    sum.loss += part.loss;
-    if (!(part.logit_scale <= sum.logit_scale)) sum.logit_scale = part.logit_scale;  // NaN stays
+  for (const Pass& pass : run_passes(scale)) {
+    sum.loss += pass.loss;
+    if (!(pass.logit_scale <= sum.logit_scale)) sum.logit_scale = pass.logit_scale;  // NaN stays
   }
   line.logit_scale = sum.logit_scale;
   line.loss = sum.loss / static_cast<double>(line.targets);
@@ -101,24 +143,33 @@ LogLine Trainer::step() {
   }
   line.overflows = scaler_.state().overflows;
   state_.step = line.step;
-  state_.draws = draw;
+  state_.draws += static_cast<uint64_t>(batches_);
+  warm_ = true;
   state_.scaler = scaler_.state();
   state_.position = loader_.position();
   line.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return line;
 }
 
-Validation validate(Network& network, const std::vector<std::string>& paths, const LoaderOptions& options, int64_t batches) {
+Validation validate(Network& network, const std::vector<std::string>& paths, const LoaderOptions& options, int64_t batches, Group* group) {
   LoaderOptions in_order = options;
   in_order.shuffle = false;
   Loader loader(paths, in_order);
-  const int64_t all = loader.batches_an_epoch();
+  const int64_t all = batches > 0 ? std::min(batches, loader.batches_an_epoch()) : loader.batches_an_epoch();
+  std::vector<double> mine;
+  for (int64_t i = options.rank; i < all; i += options.ranks) {
+    if (group) group->control().check();
+    const LossSum part = network.evaluate(loader.next());
+    mine.insert(mine.end(), {part.loss, static_cast<double>(part.targets)});
+  }
+  const std::vector<std::vector<double>> parts = group ? group->all(mine) : std::vector<std::vector<double>>{mine};
   Validation result;
   double sum = 0;
-  for (int64_t i = 0; i < (batches > 0 ? std::min(batches, all) : all); ++i) {
-    const LossSum part = network.evaluate(loader.next());
-    sum += part.loss;
-    result.targets += part.targets;
+  for (int64_t i = 0; i < all; ++i) {  // in the order of one process, which gives the same bits
+    const std::vector<double>& part = parts[static_cast<size_t>(i % options.ranks)];
+    const size_t at = 2 * static_cast<size_t>(i / options.ranks);
+    sum += part.at(at);
+    result.targets += static_cast<int64_t>(part.at(at + 1));
   }
   result.loss = sum / static_cast<double>(result.targets);
   return result;
