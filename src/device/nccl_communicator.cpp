@@ -40,12 +40,7 @@ NcclCommunicator::NcclCommunicator(CudaDevice* device, const NcclId& id, int ran
     throw Error(ErrorCode::kUnsupported, "NCCL exchanges memory of GPUs only: several processes need a GPU each (--device cuda)");
   NcclConfig config;
   nccl_check(in_context(device_, [&] { return nccl().commInitRankConfig(&communicator_, ranks, id, rank, &config); }), "joining the group");
-  try {
-    wait_until([this] { return settled(); });
-  } catch (...) {
-    end();
-    throw;
-  }
+  wait_until([this] { return settled(); });
 }
 
 NcclCommunicator::~NcclCommunicator() { end(); }
@@ -54,7 +49,6 @@ bool NcclCommunicator::settled() {
   ncclStatus status = kNcclSuccess;
   const ncclStatus asked = nccl().commGetAsyncError(communicator_, &status);
   if (asked != kNcclSuccess || (status != kNcclSuccess && status != kNcclInProgress)) {
-    failed_ = true;
     for (const Clock::time_point begin = Clock::now(); Clock::now() - begin < kNaming; std::this_thread::sleep_for(kSleep)) alive_();
     nccl_check(asked, "asking the group");
     nccl_check(status, "an exchange");
@@ -64,27 +58,33 @@ bool NcclCommunicator::settled() {
 
 template <class Done>
 void NcclCommunicator::wait_until(const Done& done) {
+  if (!communicator_) throw Error(ErrorCode::kDevice, "the processes' group has ended");
   const Clock::time_point begin = Clock::now();
-  while (!done()) {
-    try {
+  try {
+    while (!done()) {
       alive_();
-    } catch (...) {
-      failed_ = true;
-      throw;
+      if (Clock::now() - begin < kSpinning)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(kSleep);
     }
-    if (Clock::now() - begin < kSpinning)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(kSleep);
+  } catch (...) {
+    failed_ = true;
+    end();  // at once: freeing memory waits for kernels, and those of NCCL for a process that is gone
+    throw;
   }
 }
 
 void NcclCommunicator::sum(float* x, size_t count, CUstream stream) {
   if (count == 0) return;
-  const ncclStatus status = in_context(device_, [&] { return nccl().allReduce(x, x, count, NcclType::kF32, NcclOp::kSum, communicator_, stream); });
-  if (status != kNcclSuccess && status != kNcclInProgress) failed_ = true;
-  nccl_check(status, "a sum over the processes");
-  if (device_ && status == kNcclInProgress) wait_until([this] { return settled(); });  // before other work may be put behind it
+  bool begun = false;
+  wait_until([&] {
+    if (begun) return settled();
+    begun = true;
+    const ncclStatus status = in_context(device_, [&] { return nccl().allReduce(x, x, count, NcclType::kF32, NcclOp::kSum, communicator_, stream); });
+    nccl_check(status, "a sum over the processes");
+    return status == kNcclSuccess;  // otherwise nothing may be put behind it yet
+  });
 }
 
 void NcclCommunicator::wait(CUevent event) {
@@ -98,7 +98,6 @@ void NcclCommunicator::wait(CUevent event) {
     settled();
     const CUresult status = driver.eventQuery(event);
     if (status == kCudaNotReady) return false;
-    if (status != kCudaSuccess) failed_ = true;
     device_->check(status, "a sum over the processes");
     return true;
   });
