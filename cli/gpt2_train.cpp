@@ -58,8 +58,7 @@ class RunRecord {
  public:
   RunRecord(const TrainingFlags& flags, const TrainingSetup& setup, int64_t step)
       : log(setup.folder->file("log.jsonl"), step),
-        status(flags.status.empty() ? setup.folder->file("status.json") : flags.status, "gpt2 train", setup.run.options.schedule.steps - step, 0),
-        progress("step", std::max<int64_t>(setup.run.options.schedule.steps - step, 1)) {
+        status(flags.status.empty() ? setup.folder->file("status.json") : flags.status, "gpt2 train", setup.run.options.schedule.steps - step, 0) {
     if (!flags.tensorboard.empty()) events_.emplace(flags.tensorboard, step);
   }
 
@@ -76,13 +75,13 @@ class RunRecord {
       events_->scalar("tokens_per_s", line.step, static_cast<double>(line.tokens) / line.seconds);
       events_->flush();
     }
-    progress.note(progress_notes(line, pace, memory));
-    progress.step();
+    progress->note(progress_notes(line, pace, memory));
+    progress->step();
   }
 
   gpt2::TrainingLog log;
   StatusFile status;
-  Progress progress;
+  std::optional<Progress> progress;  // while there are steps
 
  private:
   std::optional<gpt2::EventFile> events_;
@@ -148,6 +147,7 @@ class TrainingRun {
 
   void steps(const measure::ResidentPeak& resident) {
     const int64_t last = setup_.run.options.schedule.steps, eval_every = flags_.eval_every > 0 ? flags_.eval_every : flags_.every;
+    if (record_) record_->progress.emplace("step", std::max<int64_t>(last - trainer_.state().step, 1));
     while (trainer_.state().step < last) {
       LogLine line = trainer_.step();
       result_.pace.seconds += line.seconds;
@@ -160,11 +160,12 @@ class TrainingRun {
       if (kept) agree_on_weights();
       if (kept && record_) keep();
       if ((kept || line.validated) && record_) {
-        record_->progress.wipe();
+        record_->progress->wipe();
         out_.say_line(step_in_words(line, result_.pace));
       }
       if (ends) break;
     }
+    if (record_) record_->progress.reset();
     result_.steps = trainer_.state().step;
     result_.measured_memory = resident.bytes_added();
   }

@@ -43,7 +43,7 @@ std::unique_ptr<gpt2::Group> join_group(const GroupFlags& flags, const gpt2::Lau
   options.timeout = flags.timeout;
   options.start_timeout = flags.start_timeout;
   options.abandon = [rank = launch.rank](const std::string& why) {
-    print_error(fmt::format("rank {}: {}; this process hangs, and ends without a checkpoint", rank, printable(why)));
+    print_error(fmt::format("rank {}: {}; this process hung, and is ended", rank, printable(why)));
     std::_Exit(kExitBadInput);
   };
   return std::make_unique<gpt2::Group>(options);
