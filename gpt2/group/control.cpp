@@ -313,6 +313,7 @@ std::vector<std::string> Control::exchange(const std::string& mine) {
   if (!s.leads()) {
     std::string text;
     put(text, number);
+    s.peers.front().connection.send(MessageKind::kBeat, text_of(s.own));  // at which step
     s.peers.front().connection.send(MessageKind::kPart, text + mine);
   }
   s.wake();
