@@ -53,7 +53,7 @@ Passes::Call Passes::take(const Batch& batch, bool drops, uint64_t draw, double 
   if (space_.on_gpu()) {
     const auto* begin = reinterpret_cast<const std::byte*>(host_.scale);
     const auto* end = reinterpret_cast<const std::byte*>(batch.documents ? host_.documents + all : host_.positions + all);
-    space_.upload(places_.in.scale, begin, static_cast<size_t>(end - begin));
+    space_.send(places_.in.scale, begin, static_cast<size_t>(end - begin));
   }
   return {batch.documents != nullptr, drops, std::count_if(batch.targets, batch.targets + given, [](int32_t target) { return target >= 0; })};
 }
