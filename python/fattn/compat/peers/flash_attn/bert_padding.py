@@ -13,7 +13,7 @@ def index_first_axis(input, indices):
 
 def index_put_first_axis(values, indices, first_axis_dim):
     """Rows of zeros, `first_axis_dim` of them, with the values at `indices`."""
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
 
 
 def index_first_axis_residual(input, indices):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fattn.compat._calls import TWO_QUERIES, PeerError, peer_error, refuse_given, refuse_pages
+from fattn.compat._calls import TWO_QUERIES, PeerError, attention, peer_error, refuse_given, refuse_pages
 from fattn.compat._combine import combined
 from fattn.compat._sequences import attention_of
 
@@ -10,7 +10,12 @@ __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func", "g
 
 _EXPRESSIONS = "functions of scores are not compiled into kernels; bias, mask, document_q, softcap and alibi_slopes of fattn.attention say most of them"
 _BLOCKS = "lists of blocks are not read; blocks that causal masks, windows and documents hide are skipped without one"
+_ALL = (None, None)
 _GATHER = "keys that are chosen for each query are not gathered; a mask of fattn.attention says which are seen"
+
+
+def _peer_error(error):
+    return peer_error(error, sinks="learnable_sink")
 
 
 def _window(window_size, causal):
@@ -31,7 +36,7 @@ def _attention(q, k, v, causal, window_size, learnable_sink, softcap, determinis
         return attention_of(q, k, v, causal=causal, window=_window(window_size, causal), sinks=learnable_sink, softcap=softcap or None,
                             deterministic=deterministic or None, softmax_scale=softmax_scale, **sequences)
     except ValueError as error:
-        raise peer_error(error, sinks="learnable_sink") from None
+        raise _peer_error(error) from None
 
 
 def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0,
@@ -39,10 +44,18 @@ def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None
                     block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False, gather_bwd_recompute_p=False, gather_bwd_token_chunk=None):
     """q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k, headdim_v), learnable_sink (nheads) ->
     (out, lse (batch, nheads, seqlen_q)), whatever return_lse says. num_splits and pack_gqa are planned, whatever they say."""
-    refuse_given(TWO_QUERIES, qv=qv)
-    refuse_given(_GATHER, gather_kv_indices=gather_kv_indices)
-    refuse_given(_EXPRESSIONS, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
-    refuse_given(_BLOCKS, block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)
+    if (qv is not None or gather_kv_indices is not None or score_mod is not None or score_mod_bwd is not None or mask_mod is not None or aux_tensors is not None
+            or aux_scalars is not None or block_sparse_tensors is not None or block_sparse_tensors_bwd is not None):
+        refuse_given(TWO_QUERIES, qv=qv)
+        refuse_given(_GATHER, gather_kv_indices=gather_kv_indices)
+        refuse_given(_EXPRESSIONS, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
+        refuse_given(_BLOCKS, block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)
+    try:
+        if window_size == _ALL:
+            return attention(q, k, v, causal=causal, softmax_scale=softmax_scale, softcap=softcap or None, sinks=learnable_sink,
+                             deterministic=deterministic or None, return_lse=True)
+    except ValueError as error:
+        raise _peer_error(error) from None
     return _attention(q, k, v, causal, window_size, learnable_sink, softcap, deterministic, softmax_scale)
 
 
