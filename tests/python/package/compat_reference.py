@@ -49,5 +49,5 @@ def tensors(*shapes, requires_grad: bool = False, seed: int = 0) -> list[torch.T
 def gradients_agree(got: torch.Tensor, wanted: torch.Tensor, inputs: list[torch.Tensor], tolerance: float = 1e-4) -> None:
     generator = torch.Generator().manual_seed(1)
     dout = torch.randn(got.shape, generator=generator)
-    for x, y in zip(torch.autograd.grad(got, inputs, dout), torch.autograd.grad(wanted, inputs, dout.double())):
+    for x, y in zip(torch.autograd.grad(got, inputs, dout), torch.autograd.grad(wanted, inputs, dout.double(), retain_graph=True)):
         close(x, y, tolerance)
