@@ -104,7 +104,8 @@ class MHA(nn.Module):
         if cross_attn and rotary_emb_dim:
             refuse("rotary_emb_dim beside cross_attn", "positions of other sequences have no rotary embedding")
         self.head_dim, self.rotary_emb_dim = embed_dim // num_heads, rotary_emb_dim
-        self.return_residual, self.checkpointing, self.window_size, self.softmax_scale, self.use_flash_attn = return_residual, checkpointing, window_size, softmax_scale, use_flash_attn
+        self.return_residual, self.checkpointing = return_residual, checkpointing
+        self.window_size, self.softmax_scale, self.use_flash_attn = window_size, softmax_scale, use_flash_attn
         of_linear = {"device": device, "dtype": dtype}
         kv_dim = 2 * self.head_dim * self.num_heads_kv
         if cross_attn:

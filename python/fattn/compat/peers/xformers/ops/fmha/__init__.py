@@ -6,8 +6,27 @@ from fattn.compat._combine import combined
 
 from . import attn_bias
 from ._problem import gradients_of, run
-from .attn_bias import *  # noqa: F401,F403
-from .attn_bias import AttentionBias, LowerTriangularMask
+from .attn_bias import (
+    AttentionBias,
+    BlockDiagonalCausalFromBottomRightMask,
+    BlockDiagonalCausalLocalAttentionFromBottomRightMask,
+    BlockDiagonalCausalLocalAttentionMask,
+    BlockDiagonalCausalLocalAttentionPaddedKeysMask,
+    BlockDiagonalCausalMask,
+    BlockDiagonalCausalWithOffsetGappyKeysMask,
+    BlockDiagonalCausalWithOffsetPaddedKeysMask,
+    BlockDiagonalGappyKeysMask,
+    BlockDiagonalMask,
+    BlockDiagonalPaddedKeysMask,
+    LocalAttentionFromBottomRightMask,
+    LowerTriangularFromBottomRightLocalAttentionMask,
+    LowerTriangularFromBottomRightMask,
+    LowerTriangularMask,
+    LowerTriangularMaskWithTensorBias,
+    PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
+    PagedBlockDiagonalGappyKeysMask,
+    PagedBlockDiagonalPaddedKeysMask,
+)
 
 AttentionOp = tuple
 # What programs give as `op`: which kernel runs is planned, whatever it says.
@@ -17,8 +36,14 @@ MemoryEfficientAttentionFlashAttentionOp = ("flash", "flash")
 MemoryEfficientAttentionCkOp = ("ck", "ck")
 MemoryEfficientAttentionSplitKCkOp = ("ck_splitk", "ck")
 
-__all__ = ["AttentionBias", "AttentionOp", "LowerTriangularMask", "MemoryEfficientAttentionCkOp", "MemoryEfficientAttentionCutlassFwdFlashBwOp",
-           "MemoryEfficientAttentionCutlassOp", "MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionSplitKCkOp", "attn_bias",
+__all__ = ["AttentionBias", "AttentionOp", "BlockDiagonalCausalFromBottomRightMask", "BlockDiagonalCausalLocalAttentionFromBottomRightMask",
+           "BlockDiagonalCausalLocalAttentionMask", "BlockDiagonalCausalLocalAttentionPaddedKeysMask", "BlockDiagonalCausalMask",
+           "BlockDiagonalCausalWithOffsetGappyKeysMask", "BlockDiagonalCausalWithOffsetPaddedKeysMask", "BlockDiagonalGappyKeysMask",
+           "BlockDiagonalMask", "BlockDiagonalPaddedKeysMask", "LocalAttentionFromBottomRightMask",
+           "LowerTriangularFromBottomRightLocalAttentionMask", "LowerTriangularFromBottomRightMask", "LowerTriangularMask",
+           "LowerTriangularMaskWithTensorBias", "MemoryEfficientAttentionCkOp", "MemoryEfficientAttentionCutlassFwdFlashBwOp",
+           "MemoryEfficientAttentionCutlassOp", "MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionSplitKCkOp",
+           "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask", "PagedBlockDiagonalGappyKeysMask", "PagedBlockDiagonalPaddedKeysMask", "attn_bias",
            "memory_efficient_attention", "memory_efficient_attention_backward", "memory_efficient_attention_forward",
            "memory_efficient_attention_forward_requires_grad", "memory_efficient_attention_partial", "merge_attentions"]
 
