@@ -34,6 +34,11 @@ def _turned(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: tor
     return rotate_at(q, cos, sin, at.long(), interleaved), rotate_at(k, cos, sin, positions(k, cu_seqlens_k_new).long(), interleaved)
 
 
+def _on_host(x: torch.Tensor) -> bool:
+    """Whether there are numbers that can be looked at."""
+    return not x.is_cuda and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
 def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.Tensor, entries: torch.Tensor, cu_seqlens_new: torch.Tensor | None) -> torch.Tensor:
     """Writes behind what is there, and returns the new lengths. `entries`: (batch), which of the caches is each sequence's."""
     if cu_seqlens_new is None:
@@ -42,7 +47,7 @@ def _append(caches: list[torch.Tensor], new: list[torch.Tensor], lengths: torch.
     else:
         sequence, place = sequence_of(cu_seqlens_new, new[0].shape[0])
         rows, batch, added = lengths.long()[sequence] + place, entries.long()[sequence], cu_seqlens_new.diff()
-    if not rows.is_cuda and rows.numel() and int(rows.max()) >= (longest := min(x.shape[1] for x in caches)):
+    if _on_host(rows) and int(rows.max()) >= (longest := min(x.shape[1] for x in caches)):
         raise PeerError(f"new keys would be written up to row {int(rows.max())} of caches of {longest} rows; make the caches longer, or give smaller cache_seqlens")
     for name, cache, x in zip("kv", caches, new):
         if x.dtype != cache.dtype:
@@ -82,7 +87,7 @@ def with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
                                          **options)
         lengths = _as_tensor(cache_seqlens, batch, q.device)
         entries = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
-        if not entries.is_cuda and entries.numel() and not 0 <= int(entries.min()) <= int(entries.max()) < k_cache.shape[0]:
+        if _on_host(entries) and not 0 <= int(entries.min()) <= int(entries.max()) < k_cache.shape[0]:
             raise PeerError(f"cache_batch_idx has {entries.tolist()}; allowed: 0 to {k_cache.shape[0] - 1}, the entries of k_cache")
         if k is not None:
             lengths = _append([k_cache, v_cache], [k, v], lengths, entries, cu_seqlens_k_new)

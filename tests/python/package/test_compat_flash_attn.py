@@ -197,6 +197,22 @@ def test_compiles_without_a_break(flash_attn):
         close(a, b, 1e-4)
 
 
+def test_decoding_compiles_without_a_break(flash_attn):
+    def step(q, caches, k, v, cos, sin, lengths, entries):
+        o = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, cos, sin, lengths, causal=True)
+        return o + flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, cache_batch_idx=entries, causal=True)
+
+    q, k_cache, v_cache, k, v, cos, sin = tensors((2, 1, 4, 16), (3, 12, 2, 16), (3, 12, 2, 16), (2, 1, 2, 16), (2, 1, 2, 16), (12, 8), (12, 8))
+    lengths, entries = torch.tensor([3, 6], dtype=torch.int32), torch.tensor([2, 0])
+    caches = [[x.clone() for x in (k_cache, v_cache)] for _ in range(2)]
+    with torch.no_grad():
+        got = torch.compile(step, fullgraph=True, backend="aot_eager")(q, caches[0], k, v, cos, sin, lengths, entries)
+        close(got, step(q, caches[1], k, v, cos, sin, lengths, entries))
+    for a, b, before in zip(*caches, (k_cache, v_cache)):
+        close(a, b)
+        assert not torch.equal(a, before)
+
+
 def test_costs_little_more_than_fattn(flash_attn):
     """Of a call of the smallest problem: at most 2 us where nothing else runs; here thrice that, beside other tests."""
     import timeit
