@@ -59,8 +59,9 @@ lab::Precision precision_of(const AdviseFlags& f) {
 }
 
 measure::Placement place_of(const std::string& device) {
-  if (device == "cpu" || device == "none") return {};
-  return {Device::kCuda, device.size() > 5 ? std::stoi(device.substr(5)) : 0, true};
+  measure::Placement place = measure::placement_of(device);
+  place.flush_l2 = place.device == Device::kCuda;
+  return place;
 }
 
 AdviceRequest request_of(const AdviseFlags& f) {

@@ -29,15 +29,9 @@ struct LabFlags {
   OutputFlags output;
 };
 
-measure::Placement placement_of(const std::string& device) {
-  TargetFlags target;
-  target.device = device;
-  measure::Placement place;
-  if (target.on_cuda()) {
-    place.device = Device::kCuda;
-    place.index = target.device_index();
-    place.flush_l2 = true;
-  }
+measure::Placement flushed_place(const std::string& device) {
+  measure::Placement place = measure::placement_of(device);
+  place.flush_l2 = place.device == Device::kCuda;
   return place;
 }
 
@@ -58,7 +52,7 @@ void wait_for_enter(const Output& out, const std::string& prompt) {
 int run(const LabFlags& flags) {
   require_writable(flags.json);
   Output out(flags.output, flags.json);
-  LabStage stage{out, placement_of(flags.device), flags.language == "zh-TW"};
+  LabStage stage{out, flushed_place(flags.device), flags.language == "zh-TW"};
   const bool asks = isatty(STDIN_FILENO) != 0 && is_terminal(out.words()) && !out.for_programs();
   const auto& steps = lab_steps();
   out.say(stage.words(LabText::kHead, machine_of(stage.place)));

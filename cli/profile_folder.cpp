@@ -121,7 +121,7 @@ void print_profile(Output& out, const Profile& profile, const std::string& folde
                               seconds_text(pass.seconds)));
       for (const Operation& o : operations) {
         table.add({printable(o.name, 60), name_of(o.kind), count_cell(o.times), seconds_cell(o.self_seconds), percent_cell(o.share),
-                   seconds_cell(o.wall_seconds), o.flops > 0 && o.wall_seconds > 0 ? giga_cell(o.flops / o.wall_seconds) : Cell(""),
+                   seconds_cell(o.wall_seconds), o.flops_per_s() > 0 ? giga_cell(o.flops_per_s()) : Cell(""),
                    o.bytes > 0 ? bytes_cell(o.bytes) : Cell("")});
       }
       if (!table.rows().empty()) out.print(table);

@@ -12,11 +12,13 @@
 #include <optional>
 #include <utility>
 
+#include "cli/contestants.h"
 #include "cli/oracle_check.h"
 #include "cli/schedule.h"
 #include "cli/usage_error.h"
 #include "fattn/plan.hpp"
 #include "fattn/system.hpp"
+#include "lab/plan_shape.h"
 #include "measure/library_plans.h"
 #include "measure/metered_sampler.h"
 #include "measure/traffic.h"
@@ -139,6 +141,13 @@ struct Standard {
   const ProblemSpec* spec = nullptr;
 };
 
+// Of the plans of `who`, for models of traffic.
+CudaTiles tiles_of(const Identity& who, const ProblemSpec& spec, Pass pass, const RaceOptions& options) {
+  Options asked = options.library;
+  asked.algorithm = algorithm_named(who.algorithm).value_or(asked.algorithm);
+  return lab::cuda_tiles(spec, pass, asked, options.place);
+}
+
 void check(Entry& entry, const RaceOptions& options, Standard& standard) {
   const ProblemSpec& spec = *entry.spec;
   const Outputs* outputs = nullptr;
@@ -150,7 +159,7 @@ void check(Entry& entry, const RaceOptions& options, Standard& standard) {
     row->who = who;
     if (!row->ok()) continue;  // a pass that it has not
     if (!who.kernel_forward.empty())
-      row->moved_bytes = options.place.device == Device::kCuda   ? moved_bytes(who.algorithm, spec, row->pass)
+      row->moved_bytes = options.place.device == Device::kCuda ? moved_bytes(who.algorithm, spec, row->pass, tiles_of(who, spec, row->pass, options))
                          : who.backend == name_of(Backend::kCpu) ? moved_bytes_cpu(who.algorithm, who.isa, spec, row->pass)
                                                                  : std::nullopt;
     for (const TensorCheck& c : checks)

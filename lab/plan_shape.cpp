@@ -77,6 +77,21 @@ PlanShape plan_shape(const measure::ProblemSpec& spec, Pass pass, Options option
   return of_plan(Plan(measure::backward_tensors(spec, place), options), true);
 }
 
+measure::CudaTiles cuda_tiles(const measure::ProblemSpec& spec, Pass pass, const Options& options, const measure::Placement& place) {
+  measure::CudaTiles tiles;
+  const auto take = [&](Pass of, int64_t& rows, int64_t& keys) {
+    try {
+      const PlanShape shape = plan_shape(spec, of, options, place);
+      if (shape.path != PlanShape::Path::kDecode && shape.rows > 0 && shape.keys > 0) rows = shape.rows, keys = shape.keys;
+    } catch (const std::exception&) {  // the call itself will say why
+    }
+  };
+  if (place.device != Device::kCuda) return tiles;
+  if (pass != Pass::kBackward) take(Pass::kForward, tiles.forward_rows, tiles.forward_keys);
+  if (pass != Pass::kForward) take(Pass::kBackward, tiles.backward_rows, tiles.backward_keys);
+  return tiles;
+}
+
 int64_t extra_bytes(const measure::ProblemSpec& spec, Pass pass, const Options& options, const measure::Placement& place) {
   int64_t workspace = 0;
   if (pass != Pass::kBackward) workspace = std::max(workspace, plan_shape(spec, Pass::kForward, options, place).workspace_bytes);

@@ -6,6 +6,7 @@
 
 #include "measure/contestant.h"
 #include "measure/problem.h"
+#include "measure/traffic.h"
 
 namespace fattn::lab {
 
@@ -32,6 +33,9 @@ struct PlanShape {
 
 // Throws what the library throws of a plan. On a CUDA device its kernels are compiled, unless they are kept from an earlier time.
 PlanShape plan_shape(const measure::ProblemSpec& spec, measure::Pass pass, Options options, const measure::Placement& place);
+
+// Tiles of the plans of `pass` on a CUDA device, for the models of traffic; the usual ones where the library has no plan.
+measure::CudaTiles cuda_tiles(const measure::ProblemSpec& spec, measure::Pass pass, const Options& options, const measure::Placement& place);
 
 // The same from the words of a plan.
 void read_shape(const std::string& why, PlanShape& shape);

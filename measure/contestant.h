@@ -83,6 +83,12 @@ struct Placement {
   std::string name() const { return device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(index); }
 };
 
+// Of "cpu", "none", "cuda" or "cuda:INDEX", as checked before.
+inline Placement placement_of(const std::string& device) {
+  if (device == "cpu" || device == "none") return {};
+  return {Device::kCuda, device.size() > 5 ? std::stoi(device.substr(5)) : 0};
+}
+
 // What is written before a sample, kFlushRepeats times: more than the L2 cache holds, and long enough (about a millisecond) that a
 // call is queued before it begins, so that its host time is no part of the measurement. 0 bytes: nothing.
 inline constexpr int kFlushRepeats = 16;

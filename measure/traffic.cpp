@@ -8,18 +8,18 @@
 namespace fattn::measure {
 namespace {
 
-constexpr int64_t kKeys = 128;                                           // of a block
-constexpr int64_t kRowsV1 = 16, kRowsForward = 128, kRowsBackward = 64;  // queries of a tile
+constexpr int64_t kRowsV1 = 16, kKeysV1 = 128;                // of a tile
+constexpr int64_t kProductRows = 256, kProductColumns = 128;  // of a tile of cuBLASLt's
 
 int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
 
-// Pairs of a tile of `rows` queries and a block of keys with a pair of query and key that is visible, of one head.
-double met(const ProblemSpec& s, int64_t rows) {
+// Pairs of a tile of `rows` queries and a block of `keys` keys with a pair of query and key that is visible, of one head.
+double met(const ProblemSpec& s, int64_t rows, int64_t keys) {
   double pairs = 0;
   for (int64_t row = 0; row < s.seqlen_q; row += rows) {
     const int64_t last = std::min(row + rows, s.seqlen_q) - 1;
     const int64_t end = s.causal ? std::clamp<int64_t>(last + 1 + s.seqlen_k - s.seqlen_q, 0, s.seqlen_k) : s.seqlen_k;
-    pairs += static_cast<double>(parts_of(end, kKeys));
+    pairs += static_cast<double>(parts_of(end, keys));
   }
   return pairs;
 }
@@ -67,20 +67,37 @@ Terms standard(const ProblemSpec& s, bool backward) {
   const Sizes n(s);
   const double matrix = n.rows * n.keys * n.element, queries = n.heads * n.rows, keys = n.heads_k * n.keys;
   const Product all_pairs = heads(n) * n.rows * n.keys;
+  // Bytes that products read of q and k (dout and v) for tiles of scores, and of a factor of width headdim for tiles of an output, after the first
+  // time.
+  const double tiles_q = static_cast<double>(parts_of(s.seqlen_q, kProductRows)),
+               tiles_k = static_cast<double>(parts_of(s.seqlen_k, kProductColumns));
+  const auto scores_of = [&](const char* what, double width) {
+    return term(std::string(what) + " read again by tiles of 256 x 128 scores", heads(n) * ((tiles_k - 1) * n.rows + (tiles_q - 1) * n.keys), width,
+                0, n.rows * width);
+  };
+  const auto factor_of = [&](const char* what, double tiles, double rows, double width) {
+    return term(std::string(what) + " read again by every tile of 256 rows", heads(n) * (tiles - 1) * rows, width, 0, rows * width);
+  };
   if (!backward)
     return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, queries * (n.q + n.v + 4)),
-            term("k and v read", key_heads(n) * n.keys, n.q + n.v, keys * (n.q + n.v)),
-            term("scores and weights written, and each read again", all_pairs * 4, n.element, 0, matrix, true)};
+            term("k and v read", key_heads(n) * n.keys, n.q + n.v, keys * (n.q + n.v)), scores_of("q and k", n.q),
+            factor_of("v", tiles_q, n.keys, n.v), term("scores and weights written, and each read again", all_pairs * 4, n.element, 0, matrix, true)};
   // q, k and v for the scores and dP, q, k and dout for the gradients, o and dout for their product by rows.
+  const double tiles_of_keys = static_cast<double>(parts_of(s.seqlen_k, kProductRows));
   return {term("q read twice, dout three times, o and lse once, dq written", heads(n) * n.rows, 3 * n.q + 4 * n.v + 4,
                queries * (2 * n.q + 2 * n.v + 4), n.rows * (n.q + n.v), true),
           term("k read twice, v once, dk and dv written", key_heads(n) * n.keys, 3 * n.q + 2 * n.v, keys * (2 * n.q + 2 * n.v), n.keys * n.q, true),
+          scores_of("q and k", n.q),
+          scores_of("dout and v", n.v),
+          factor_of("k", tiles_q, n.keys, n.q),
+          factor_of("q", tiles_of_keys, n.rows, n.q),
+          factor_of("dout", tiles_of_keys, n.rows, n.v),
           term("scores, weights, dP and dS written and read, nine times in all", all_pairs * 9, n.element, 0, matrix, true)};
 }
 
 Terms v1_forward(const ProblemSpec& s) {
   const Sizes n(s);
-  const double pairs = met(s, kRowsV1), tiles = static_cast<double>(parts_of(s.seqlen_q, kRowsV1)), rows = kRowsV1;
+  const double pairs = met(s, kRowsV1, kKeysV1), tiles = static_cast<double>(parts_of(s.seqlen_q, kRowsV1)), rows = kRowsV1;
   const double kept = 4 * (static_cast<double>(s.headdim_v) + 2);  // of a row: o, m and l
   const double reused = n.rows * (n.q + kept);
   return {term("k and v read", heads(n) * n.keys, n.q + n.v, n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v)),
@@ -89,22 +106,36 @@ Terms v1_forward(const ProblemSpec& s) {
           term("o and lse written", heads(n) * n.rows, n.v + 4, n.heads * n.rows * (n.v + 4))};
 }
 
-Terms v2_forward(const ProblemSpec& s) {
+Terms v2_forward(const ProblemSpec& s, const CudaTiles& tiles) {
   const Sizes n(s);
   return {term("q read, o and lse written", heads(n) * n.rows, n.q + n.v + 4, n.heads * n.rows * (n.q + n.v + 4)),
-          term("k and v read by every tile of 128 queries that sees them", heads(n) * met(s, kRowsForward) * static_cast<double>(kKeys), n.q + n.v,
+          term("k and v read by every tile of " + std::to_string(tiles.forward_rows) + " queries that sees them",
+               heads(n) * met(s, tiles.forward_rows, tiles.forward_keys) * static_cast<double>(tiles.forward_keys), n.q + n.v,
                n.heads_k * n.keys * (n.q + n.v), n.keys * (n.q + n.v))};
 }
 
-Terms flash_backward(const ProblemSpec& s) {
+// `adds`: dq is added to in L2, which is written to and not read.
+Terms flash_backward(const ProblemSpec& s, const CudaTiles& tiles, bool adds) {
   const Sizes n(s);
-  const double sum = 4 * static_cast<double>(s.headdim), pairs = met(s, kRowsBackward), rows = kRowsBackward, queries = n.heads * n.rows;
-  const double reused = n.rows * (n.q + n.v + 8 + sum);
+  const double sum = 4 * static_cast<double>(s.headdim), rows = static_cast<double>(tiles.backward_rows), queries = n.heads * n.rows;
+  // Rows that blocks of keys meet, of a head: those that the first meets, and the rest.
+  const double met_rows = met(s, tiles.backward_rows, tiles.backward_keys) * rows, first = std::min(met_rows, n.rows);
+  const double reused = n.rows * (n.q + n.v + 8 + sum), before = n.rows * (2 * n.v + 4 + sum);
+  const std::string block = std::to_string(tiles.backward_keys) + " keys";
+  const auto dq = [&](const std::string& what, double count, double reuse, bool all_heads) {
+    MovedTerm t = term(what, heads(n) * count, adds ? sum : 2 * sum, 0, reuse, all_heads);
+    t.dram_of_missed = adds ? 2 : 1;
+    return t;
+  };
+  const std::string added = adds ? "added to by " : "read and written by ";
   return {term("before: o and dout read", heads(n) * n.rows, 2 * n.v, queries * 2 * n.v),
           term("before: rowsum(o dout) and zeros for dq written", heads(n) * n.rows, 4 + sum, 0, n.rows * (4 + sum), true),
           term("k and v read, dk and dv written", key_heads(n) * n.keys, 2 * (n.q + n.v), n.heads_k * n.keys * 2 * (n.q + n.v)),
-          term("q, dout, lse and rowsum read for every block of 128 keys", heads(n) * pairs * rows, n.q + n.v + 8, queries * (n.q + 4), reused),
-          term("dq in fp32 read and written for every block of 128 keys", heads(n) * pairs * rows, 2 * sum, 0, reused),
+          term("q and lse read for every block of " + block, heads(n) * met_rows, n.q + 4, queries * (n.q + 4), reused),
+          term("dout and rowsum read for the first block of " + block, heads(n) * first, n.v + 4, 0, before, true),
+          term("dout and rowsum read for every other block", heads(n) * (met_rows - first), n.v + 4, 0, reused),
+          dq("dq in fp32 " + added + "the first block of " + block, first, before, true),
+          dq("dq in fp32 " + added + "every other block", met_rows - first, reused, false),
           term("after: dq in fp32 read, written in its dtype", heads(n) * n.rows, sum + n.q, queries * n.q, n.rows * (sum + n.q), true)};
 }
 
@@ -213,13 +244,13 @@ Terms cpu_v1(const ProblemSpec& s, bool backward) {
 
 }  // namespace
 
-std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
+std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& s, Pass pass, const CudaTiles& tiles) {
   if (s.windowed() || s.has_terms()) return std::nullopt;  // blocks that are skipped and tensors beside q, k and v are not counted
   if (algorithm != "standard" && algorithm != "v1" && algorithm != "v2" && algorithm != "v3") return std::nullopt;
   const bool is_standard = algorithm == "standard";
   Terms terms;
-  if (pass != Pass::kBackward) terms = is_standard ? standard(s, false) : algorithm == "v1" ? v1_forward(s) : v2_forward(s);
-  if (pass != Pass::kForward) terms = joined(std::move(terms), is_standard ? standard(s, true) : flash_backward(s));
+  if (pass != Pass::kBackward) terms = is_standard ? standard(s, false) : algorithm == "v1" ? v1_forward(s) : v2_forward(s, tiles);
+  if (pass != Pass::kForward) terms = joined(std::move(terms), is_standard ? standard(s, true) : flash_backward(s, tiles, algorithm != "v1"));
   return terms;
 }
 
@@ -233,8 +264,8 @@ std::optional<std::vector<MovedTerm>> moved_terms_cpu(const std::string& algorit
   return terms;
 }
 
-std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass) {
-  return sum_of(moved_terms(algorithm, spec, pass));
+std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass, const CudaTiles& tiles) {
+  return sum_of(moved_terms(algorithm, spec, pass, tiles));
 }
 
 std::optional<double> moved_bytes_cpu(const std::string& algorithm, Isa isa, const ProblemSpec& spec, Pass pass) {

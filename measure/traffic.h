@@ -21,17 +21,26 @@ struct MovedTerm {
   // What one head (of queries, if not said otherwise) touches before it touches the same bytes again: a cache that holds it for all heads at work
   // serves all but `once`. 0: nothing is touched again.
   double reused_of_head = 0;
-  bool all_heads = false;  // every head is touched before the first is again
+  bool all_heads = false;     // every head is touched before the first is again
+  double dram_of_missed = 1;  // bytes at DRAM for each that a cache does not hold: 2 where it is added to, as its line comes and goes
+};
+
+// What a CTA of a GPU's plan takes at a time: queries and keys, forward and backward. These are the usual ones; lab::cuda_tiles reads a plan's own.
+struct CudaTiles {
+  int64_t forward_rows = 128, forward_keys = 128;
+  int64_t backward_rows = 64, backward_keys = 128;
+  friend bool operator==(const CudaTiles&, const CudaTiles&) = default;
 };
 
 // `algorithm`: "standard", "v1", "v2", "v3"; nothing for others, nor for problems with a window or with terms (ProblemSpec::has_terms).
-//   standard  matrices of (seqlen_q, seqlen_k): forward written and read twice each, as scores and as weights; backward nine times
+//   standard  matrices of (seqlen_q, seqlen_k): forward written and read twice each, as scores and as weights; backward nine times. Products read
+//             their factors for every tile: of 256 x 128 scores, of 256 rows of an output, as cuBLASLt cuts them on Hopper
 //   v1        forward: queries, and o in fp32 read and written, for every block of 128 keys that a tile of 16 queries meets
-//   v2, v3    forward: keys and values for every tile of 128 queries
-//   backward of v1, v2 and v3: queries and dout, and dq in fp32 read and written, for every block of 128 keys that a block of 64 queries meets
-std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
+//   v2, v3    forward: keys and values for every tile of queries
+//   backward  queries and dout for every block of keys that a block of queries meets; dq in fp32 by v1 read and written, by v2 and v3 added to in L2
+std::optional<double> moved_bytes(const std::string& algorithm, const ProblemSpec& spec, Pass pass, const CudaTiles& tiles = {});
 // Its parts; of forward and backward together those of both.
-std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& spec, Pass pass);
+std::optional<std::vector<MovedTerm>> moved_terms(const std::string& algorithm, const ProblemSpec& spec, Pass pass, const CudaTiles& tiles = {});
 
 // The same on the CPU, between a core with its L1 and L2 cache and the rest, for backend cpu and algorithms v1 and v2; nothing for others, whose
 // blocking is OpenBLAS's in part. `isa`: of the plan. What a task reads again is in its L2 cache, which tasks are made for:

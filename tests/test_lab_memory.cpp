@@ -61,7 +61,7 @@ double walked(const std::string& algorithm, const ProblemSpec& s, Pass pass) {
   if (pass == Pass::kBackward) {
     for (int64_t key = 0; key < s.seqlen_k; key += 128)
       for (int64_t row = 0; row < s.seqlen_q; row += 64)
-        if (sees(row, 64, key)) bytes += heads * 64 * (d + dv + 4 + 4 + 2 * 4 * s.headdim);
+        if (sees(row, 64, key)) bytes += heads * 64 * (d + dv + 4 + 4 + (algorithm == "v1" ? 2 : 1) * 4 * s.headdim);
     bytes += heads * s.seqlen_q * (2 * dv + 4 + 4 * s.headdim + 4 * s.headdim + d);
     return static_cast<double>(bytes + heads_k * s.seqlen_k * 2 * (d + dv));
   }
@@ -164,6 +164,35 @@ MemoryMachine machine(bool cuda, double cache_bytes) {
   return m;
 }
 
+// What CUPTI counted on one H200 (docs/results/profile): bf16, seqlen 8192, not causal.
+TEST(LabMemorySmall, IsWhatAnH200Counted) {
+  struct Counted {
+    int64_t batch, nheads, headdim;
+    const char* algorithm;
+    Pass pass;
+    measure::CudaTiles tiles;
+    double l2_bytes, dram_bytes;
+  };
+  const Counted counted[] = {
+      {4, 16, 128, "v3", Pass::kForward, {192, 128, 64, 128}, 11814305792.0, 562000128.0},
+      {4, 16, 128, "v3", Pass::kBackward, {192, 128, 64, 128}, 36134134976.0, 2337543936.0},
+      {4, 32, 64, "v3", Pass::kForward, {256, 128, 64, 192}, 8862564352.0, 548187392.0},
+      {4, 32, 64, "v3", Pass::kBackward, {256, 128, 64, 192}, 24954918848.0, 2233748224.0},
+      {4, 16, 128, "standard", Pass::kForward, {}, 51694828512.0, 35168381440.0},
+      {4, 16, 128, "standard", Pass::kBackward, {}, 116659841600.0, 79513710592.0},
+      {4, 32, 64, "standard", Pass::kForward, {}, 83928054752.0, 69415600640.0},
+      {4, 32, 64, "standard", Pass::kBackward, {}, 187551336416.0, 156570481408.0},
+  };
+  for (const Counted& c : counted) {
+    ProblemSpec s;
+    s.batch = c.batch, s.nheads = s.nheads_k = c.nheads, s.headdim = s.headdim_v = c.headdim, s.seqlen_q = s.seqlen_k = 8192, s.dtype = DType::kBF16;
+    const Traffic t = traffic_of(c.algorithm, s, c.pass, machine(true, 60 << 20), c.tiles);
+    const auto name = std::string(c.algorithm) + " " + name_of(c.pass) + " " + std::to_string(c.headdim);
+    EXPECT_NEAR(t.moved_bytes / c.l2_bytes, 1, 0.05) << name;
+    EXPECT_NEAR(t.dram_bytes / c.dram_bytes, 1, 0.05) << name;
+  }
+}
+
 TEST(LabMemorySmall, ACacheServesWhatItHolds) {
   for (const ProblemSpec& s : problems())
     for (const bool cuda : {false, true})
@@ -171,7 +200,9 @@ TEST(LabMemorySmall, ACacheServesWhatItHolds) {
         for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
           const auto dram = [&](double cache) { return traffic_of(algorithm, s, pass, machine(cuda, cache)).dram_bytes; };
           const Traffic none = traffic_of(algorithm, s, pass, machine(cuda, 0));
-          EXPECT_LE(none.dram_bytes, std::max(none.moved_bytes, measure::cost_of(s, pass).bytes)) << algorithm << describe(s);
+          double without = 0;  // sums that are added to come and go
+          for (const LevelTerm& t : none.terms) without += t.moved.bytes * t.moved.dram_of_missed;
+          EXPECT_LE(none.dram_bytes, std::max(without, measure::cost_of(s, pass).bytes)) << algorithm << describe(s);
           double before = none.dram_bytes;
           for (const double cache : {1e4, 1e5, 1e6, 1e7, 1e12}) {
             EXPECT_LE(dram(cache), before);

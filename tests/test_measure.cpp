@@ -375,14 +375,21 @@ TEST(Traffic, CountsWhatAnAlgorithmMoves) {
   ProblemSpec s;
   s.batch = 2, s.nheads = 4, s.nheads_k = 2, s.seqlen_q = s.seqlen_k = 256, s.headdim = s.headdim_v = 64, s.dtype = DType::kBF16;
   const double row = 64 * 2, heads = 8, matrix = heads * 256 * 256 * 2;
-  EXPECT_EQ(*moved_bytes("standard", s, Pass::kForward), 4 * matrix + heads * 256 * (2 * row + 4) + 4 * 256 * 2 * row);
+  // Two tiles of 256 x 128 scores: queries twice, keys once.
+  EXPECT_EQ(*moved_bytes("standard", s, Pass::kForward), 4 * matrix + heads * 256 * (2 * row + 4) + 4 * 256 * 2 * row + heads * 256 * row);
   // Two blocks of keys: o goes out once and comes in once.
   EXPECT_EQ(*moved_bytes("v1", s, Pass::kForward), heads * (256 * 2 * row + 2 * 256 * row + 2 * 256 * 66 * 4 + 256 * (row + 4)));
   // Two tiles of queries with all keys, or, under a causal mask, the first with half of them.
   EXPECT_EQ(*moved_bytes("v2", s, Pass::kForward), heads * (256 * (2 * row + 4) + 2 * 256 * 2 * row));
   s.causal = true;
   EXPECT_EQ(*moved_bytes("v3", s, Pass::kForward), heads * (256 * (2 * row + 4) + (128 + 256) * 2 * row));
-  EXPECT_EQ(*moved_bytes("v1", s, Pass::kBackward), *moved_bytes("v2", s, Pass::kBackward));
+  // v1 reads dq's sums and writes them for three pairs of a tile of 128 keys and 128 queries, v2 adds to them.
+  EXPECT_EQ(*moved_bytes("v1", s, Pass::kBackward) - *moved_bytes("v2", s, Pass::kBackward), heads * 3 * 128 * 64 * 4);
+  // A plan's own tiles: one of 256 queries reads keys once.
+  s.causal = false;
+  EXPECT_EQ(*moved_bytes("v3", s, Pass::kForward, {.forward_rows = 256}), heads * (256 * (2 * row + 4) + 256 * 2 * row));
+  EXPECT_EQ(*moved_bytes("v3", s, Pass::kBackward, {.backward_keys = 256}),
+            *moved_bytes("v3", s, Pass::kBackward) - heads * 256 * (2 * row + 8 + 64 * 4));
   EXPECT_GT(*moved_bytes("standard", s, Pass::kBackward), *moved_bytes("v2", s, Pass::kBackward));
   EXPECT_EQ(*moved_bytes("v1", s, Pass::kForwardBackward), *moved_bytes("v1", s, Pass::kForward) + *moved_bytes("v1", s, Pass::kBackward));
   EXPECT_FALSE(moved_bytes("flash", s, Pass::kForward));

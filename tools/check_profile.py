@@ -37,7 +37,7 @@ def main() -> int:
                 held += 1
                 good = abs(counter["difference_fraction"]) <= arguments.within
                 failed += not good
-                print(f"{'ok' if good else 'FAILED':8} {name}: counted {counter['value']:.4g} B, model {counter['model']:.4g} B, {counter['difference']:+.1%}")
+                print(f"{'ok' if good else 'FAILED':8} {name}: counted {counter['value']:.4g} B, model {counter['model']:.4g} B, {counter['difference_fraction']:+.1%}")
     print(f"{held} held, {failed} failed, {refused} refused")
     return 1 if failed else 0 if held + refused else 2
 

@@ -10,7 +10,7 @@ WORDS = {
     "h200-values-fp32": "`fattn check --values --dtype fp32`", "h200-values-fp32-64": "the same of headdim 64, kernels since then",
     "h100-any-rows": "v2: rows of biases and masks at any address", "h100-first-call": "first calls of processes, kernel cache empty",
     "h100-v3-headdims": "v3 at five headdims in turns", "h200-decode": "decode beside PyTorch's backends", "h200-features": "v3: windows of 1024 keys, softcap 50",
-    "h200-fp32-shapes": "fp32 beside PyTorch's memory-efficient backend", "h200-fp32-v3": "fp32 forward: v3 beside v2, times and errors", "h200-gpt2": "GPT-2 of transformers by attention",
+    "h200-fp32-shapes": "fp32 beside PyTorch's memory-efficient backend", "h200-fp32-v3": "fp32 forward: v3 beside v2, times and errors", "gpt2-small-model": "a small GPT-2 from nothing on system texts: `tools/train_small_model.py`", "h200-gpt2": "GPT-2 of transformers by attention",
     "h200-gpt2-bench": "`fattn gpt2 bench`: [GPT2](../GPT2.md#on-a-gpu)",
     "h200-gpt2-xl-decode": "gpt2-xl, decode beside transformers: [GPT2](../GPT2.md#on-a-gpu)", "h200-packed-backward": "v3: packed sequences, backward",
     "h200-pair-features": "prices of options in v2 and v3, before they fell", "h200-python": "what a call from Python costs the host", "h200-v3-accuracy": "v3: errors over FlashAttention-2's",
@@ -58,6 +58,9 @@ def what_of(name, record):
 def machine_of(name, record):
     first = record[0] if isinstance(record, list) else record
     environment = first.get("environment", {})
+    if "fattn_small_model" in first:
+        cpu = environment["cpu"]
+        return f"{cpu['usable_threads']} cores, {cpu['model'].replace('(R)', '').replace(' Processor', '')}, {cpu['isa_default']}"
     if name.startswith("cpu"):
         rows = [row for row in record["rows"] if row.get("threads")] or [{}]
         threads = rows[0].get("threads") or environment["cpu"]["usable_threads"]

@@ -81,13 +81,17 @@ def main() -> int:
     found = record_of(args.fattn, "gpt2", "eval", model, folder / "held-out.txt", "--stride", args.seqlen // 2, "--device", "cpu")
     bits = found["loss"] / math.log(2) * found["tokens"] / len(text)
     packed = 8 * len(gzip.compress(text, 9)) / len(text)
-    sample = record_of(args.fattn, "gpt2", "generate", model, "The", "-n", 100, "--temperature", 0.8, "--top-p", 0.95, "--seed", 1, "--device", "cpu")["texts"][0]["text"]
+    sample = record_of(args.fattn, "gpt2", "generate", model, "The", "-n", 100, "--temperature", 0.8, "--top-p", 0.95, "--seed", 3, "--device", "cpu")["texts"][0]["text"]
     print(f"\nSample:\nThe{sample}\n")
     print(f"{record['parameters']:,} parameters, {args.steps} steps; training took {seconds:.0f} s here, {record['run']['tokens_per_s']:,.0f} tokens/s")
     print(f"held-out text of {len(text):,} bytes: {bits:.3f} bits a byte; gzip -9: {packed:.3f}")
     print("The model foretells it better than gzip -9." if bits < packed else "The model is behind gzip -9: train it longer.")
     if args.json:
-        args.json.write_text(json.dumps({"training": record, "seconds": seconds, "held_out_bytes": len(text), "bits_a_byte": bits, "gzip_bits_a_byte": packed, "sample": sample}, indent=2) + "\n")
+        for name in ("out", "checkpoint"):
+            record["run"][name] = str(pathlib.Path(record["run"][name]).relative_to(folder))
+        environment = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cpu": record_of(args.fattn, "info")["cpu"]}
+        args.json.write_text(json.dumps({"fattn_small_model": 1, "environment": environment, "training": record, "seconds": seconds, "held_out_bytes": len(text),
+                                         "bits_a_byte": bits, "gzip_bits_a_byte": packed, "sample": sample}, indent=2) + "\n")
     return 0 if bits < packed else 1
 
 

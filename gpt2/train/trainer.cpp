@@ -69,29 +69,27 @@ LogLine Trainer::step() {
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
-  LossSum sum;
   uint64_t draw = state_.draws;
-  for (size_t i = 0; i < used_; ++i) {
-    const LossSum part = network_.accumulate(held_[i].batch, scale, draw++);
-    sum.loss += part.loss;
-    if (!(part.logit_scale <= sum.logit_scale)) sum.logit_scale = part.logit_scale;  // NaN stays
-  }
-  line.logit_scale = sum.logit_scale;
-  line.loss = sum.loss / static_cast<double>(line.targets);
-  const bool fp16 = options_.dtype == DType::kF16;
-  if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
-    const std::string weight = first_bad(network_, Flat::kMaster), gradient = weight.empty() ? first_bad(network_, Flat::kGradient) : "";
-    stop("the loss is not a number", !weight.empty() ? "'" + weight + "'" : gradient.empty() ? "" : "the gradient of '" + gradient + "'");
-  }
+  for (size_t i = 0; i < used_; ++i) network_.pass(held_[i].batch, scale, draw++);
   AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
              options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
-  const UpdateResult update = line.targets > 0 ? network_.update(adam) : UpdateResult{};
+  UpdateResult update;
+  if (line.targets > 0)
+    update = network_.update(adam);
+  else
+    update.losses = network_.losses();
+  line.logit_scale = update.losses.logit_scale;
+  line.loss = update.losses.loss / static_cast<double>(line.targets);
   line.gradient_norm = update.gradient_norm;
+  const std::string gradient = update.first_bad.empty() ? "" : "the gradient of '" + update.first_bad + "'";
+  const bool fp16 = options_.dtype == DType::kF16;
+  if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
+    const std::string weight = first_bad(network_, Flat::kMaster);
+    stop("the loss is not a number", weight.empty() ? gradient : "'" + weight + "'");
+  }
   if (!update.finite) {
-    if (!fp16) stop("a gradient is not finite", "the gradient of '" + update.first_bad + "'");
-    if (!scaler_.overflow())
-      stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate",
-           "the gradient of '" + update.first_bad + "'");
+    if (!fp16) stop("a gradient is not finite", gradient);
+    if (!scaler_.overflow()) stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate", gradient);
     line.skipped = true;
   } else if (line.targets > 0) {
     ++state_.updates;

@@ -1,5 +1,6 @@
 #include "lab/memory/report.h"
 
+#include "lab/plan_shape.h"
 #include "measure/environment.h"
 
 namespace fattn::lab {
@@ -80,7 +81,10 @@ MemoryReport memory_report(const measure::ProblemSpec& spec, bool grad, const st
     PassTraffic traffic;
     traffic.pass = pass;
     traffic.compulsory_bytes = measure::cost_of(spec, pass).bytes;
-    for (const std::string& algorithm : algorithms) traffic.algorithms.push_back(traffic_of(algorithm, spec, pass, machine));
+    for (const std::string& algorithm : algorithms) {
+      const measure::Placement place = measure::placement_of(machine.device);
+      traffic.algorithms.push_back(traffic_of(algorithm, spec, pass, machine, cuda_tiles(spec, pass, options_of(algorithm, place), place)));
+    }
     report.passes.push_back(std::move(traffic));
   }
   for (const std::string& algorithm : algorithms) {

@@ -51,19 +51,20 @@ int64_t AttentionStepMemory::backward_bytes() const {
 int64_t AttentionStepMemory::peak_bytes() const { return std::max(forward_bytes(), backward_bytes()); }
 int64_t AttentionStepMemory::saved_bytes() const { return sum(tensors, &StepTensor::saved); }
 
+Options options_of(const std::string& algorithm, const measure::Placement& place) {
+  Options options;
+  for (const Algorithm a : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3})
+    if (algorithm == name_of(a)) options.algorithm = a;
+  if (place.device == Device::kCuda) options.backend = Backend::kCuda;
+  return options;
+}
+
 AttentionStepMemory planned_step(const std::string& algorithm, const ProblemSpec& spec, bool grad, const std::string& device) {
   AttentionStepMemory m;
   m.algorithm = algorithm;
   m.exact = true;
-  Options options;
-  for (const Algorithm a : {Algorithm::kStandard, Algorithm::kV1, Algorithm::kV2, Algorithm::kV3})
-    if (algorithm == name_of(a)) options.algorithm = a;
-  measure::Placement place;
-  if (device != "cpu") {
-    place.device = Device::kCuda;
-    place.index = device.size() > 5 ? std::stoi(device.substr(5)) : 0;
-    options.backend = Backend::kCuda;
-  }
+  const measure::Placement place = measure::placement_of(device);
+  const Options options = options_of(algorithm, place);
   try {
     measure::LibraryPlans plans("fattn", options, place);
     plans.make(spec, grad);

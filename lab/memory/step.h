@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "measure/contestant.h"
 #include "measure/problem.h"
 
 namespace fattn::lab {
@@ -29,6 +30,8 @@ struct AttentionStepMemory {
   int64_t saved_bytes() const;
 };
 
+// Options under which plans of `algorithm` are made on `place`.
+Options options_of(const std::string& algorithm, const measure::Placement& place);
 // From the plans that the library makes for this problem here; `device` as in memory_machine. grad: a backward pass, too.
 AttentionStepMemory planned_step(const std::string& algorithm, const measure::ProblemSpec& spec, bool grad, const std::string& device);
 // Standard attention as a framework runs it operator by operator: the weights are kept, scores and weights are both there in softmax, and weights, dP

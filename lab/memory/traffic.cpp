@@ -1,5 +1,6 @@
 // Between cache and DRAM: what a tensor is read again for comes from the cache as far as that holds what is touched in between, by all heads at work.
 // A cache of C bytes keeps of R bytes that are gone through in turn the share C / R at best (with another policy than the last used first, or luck).
+// A GPU's L2 keeps nothing of what all heads touch in turn, if that is more than it holds: so one H200 counted it (docs/results/profile).
 #include "lab/memory/traffic.h"
 
 #include <fmt/format.h>
@@ -17,31 +18,34 @@ using measure::Pass;
 using measure::ProblemSpec;
 
 // Units of work of one head: blocks of a GPU, tasks of the CPU. Those at work are as many as there are workers, head by head.
-double units_of_head(const std::string& algorithm, const ProblemSpec& s, Pass pass, bool cuda) {
-  const auto parts = [](int64_t n, double part) { return std::max(1.0, std::ceil(static_cast<double>(n) / part)); };
+double units_of_head(const std::string& algorithm, const ProblemSpec& s, Pass pass, bool cuda, const measure::CudaTiles& tiles) {
+  const auto parts = [](int64_t n, int64_t part) { return std::max(1.0, std::ceil(static_cast<double>(n) / static_cast<double>(part))); };
   if (algorithm == "v1" && pass == Pass::kForward) return 1;
-  if (pass == Pass::kForward) return parts(s.seqlen_q, cuda ? 128 : 64);
-  return cuda ? parts(s.seqlen_k, 128) : 1;
+  if (pass == Pass::kForward) return parts(s.seqlen_q, cuda ? tiles.forward_rows : 64);
+  return cuda ? parts(s.seqlen_k, tiles.backward_keys) : 1;
 }
 
-double heads_at_work(const std::string& algorithm, const ProblemSpec& s, Pass pass, const MemoryMachine& m) {
+double heads_at_work(const std::string& algorithm, const ProblemSpec& s, Pass pass, const MemoryMachine& m, const measure::CudaTiles& tiles) {
   const double heads = static_cast<double>(s.batch * s.nheads);
-  return std::clamp(std::ceil(m.workers / units_of_head(algorithm, s, pass, m.cuda)), 1.0, std::max(1.0, heads));
+  return std::clamp(std::ceil(m.workers / units_of_head(algorithm, s, pass, m.cuda, tiles)), 1.0, std::max(1.0, heads));
 }
 
-LevelTerm level_term(const MovedTerm& moved, double heads, double all_heads, double cache_bytes) {
+LevelTerm level_term(const MovedTerm& moved, double heads, double all_heads, const MemoryMachine& m) {
   LevelTerm t;
   t.moved = moved;
   t.reused_bytes = moved.reused_of_head * (moved.all_heads ? all_heads : heads);
-  t.missed = t.reused_bytes > 0 ? std::max(0.0, 1 - cache_bytes / t.reused_bytes) : 0;
-  t.dram_bytes = moved.once + t.missed * std::max(0.0, moved.bytes - moved.once);
+  if (t.reused_bytes > m.cache_bytes) t.missed = m.cuda && moved.all_heads ? 1 : 1 - m.cache_bytes / t.reused_bytes;
+  t.dram_bytes = moved.once + t.missed * moved.dram_of_missed * std::max(0.0, moved.bytes - moved.once);
   return t;
 }
 
-void add_on_chip(Traffic& t, const ProblemSpec& s, Pass pass, bool cuda) {
+void add_on_chip(Traffic& t, const ProblemSpec& s, Pass pass, bool cuda, const measure::CudaTiles& tiles) {
   const double e = static_cast<double>(size_of(s.dtype)), d = static_cast<double>(s.headdim), dv = static_cast<double>(s.headdim_v);
-  const double rows = std::min(static_cast<double>(s.seqlen_q), !cuda ? 64.0 : t.algorithm == "v1" ? 16.0 : pass == Pass::kForward ? 128.0 : 64.0);
-  const double keys = std::min(static_cast<double>(s.seqlen_k), cuda || t.algorithm != "v2" ? 128.0 : pass == Pass::kForward ? 128.0 : 96.0);
+  const bool forward = pass == Pass::kForward;
+  const int64_t gpu_rows = t.algorithm == "v1" ? 16 : forward ? tiles.forward_rows : tiles.backward_rows;
+  const int64_t gpu_keys = t.algorithm == "v1" ? 128 : forward ? tiles.forward_keys : tiles.backward_keys;
+  const auto rows = static_cast<double>(std::min(s.seqlen_q, cuda ? gpu_rows : 64));
+  const auto keys = static_cast<double>(std::min(s.seqlen_k, cuda ? gpu_keys : t.algorithm != "v2" || forward ? 128 : 96));
   if (t.algorithm == "standard" || t.algorithm.empty()) {
     t.on_chip = "tiles of a matrix product, as its library cuts them";
     return;
@@ -102,7 +106,7 @@ void add_limits(Traffic& t, const ProblemSpec& s, Pass pass, const MemoryMachine
 
 }  // namespace
 
-Traffic traffic_of(const std::string& algorithm, const ProblemSpec& spec, Pass pass, const MemoryMachine& machine) {
+Traffic traffic_of(const std::string& algorithm, const ProblemSpec& spec, Pass pass, const MemoryMachine& machine, const measure::CudaTiles& tiles) {
   Traffic t;
   t.algorithm = algorithm;
   if (algorithm == "v3" && !machine.cuda) {
@@ -111,16 +115,16 @@ Traffic traffic_of(const std::string& algorithm, const ProblemSpec& spec, Pass p
   }
   t.papers = papers_terms(algorithm, spec, pass, machine.chip_bytes);
   for (const MovedTerm& term : t.papers) t.papers_bytes += term.bytes;
-  const auto ours = machine.cuda ? measure::moved_terms(algorithm, spec, pass) : measure::moved_terms_cpu(algorithm, machine.isa, spec, pass);
+  const auto ours = machine.cuda ? measure::moved_terms(algorithm, spec, pass, tiles) : measure::moved_terms_cpu(algorithm, machine.isa, spec, pass);
   t.by_our_loops = ours.has_value();
-  const double heads = heads_at_work(algorithm, spec, pass, machine), all = static_cast<double>(spec.batch * spec.nheads);
+  const double heads = heads_at_work(algorithm, spec, pass, machine, tiles), all = static_cast<double>(spec.batch * spec.nheads);
   for (const MovedTerm& term : ours ? *ours : t.papers) {
-    t.terms.push_back(level_term(term, heads, all, machine.cache_bytes));
+    t.terms.push_back(level_term(term, heads, all, machine));
     t.moved_bytes += term.bytes;
     t.dram_bytes += t.terms.back().dram_bytes;
   }
   add_arithmetic(t, spec, pass);
-  add_on_chip(t, spec, pass, machine.cuda);
+  add_on_chip(t, spec, pass, machine.cuda, tiles);
   add_limits(t, spec, pass, machine);
   return t;
 }

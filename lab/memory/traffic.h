@@ -15,7 +15,7 @@ struct LevelTerm {
   measure::MovedTerm moved;
   double reused_bytes = 0;  // of all heads at work: what the cache must hold so that only `once` comes from DRAM
   double missed = 0;        // the share of the rest that it does not hold
-  double dram_bytes = 0;    // once + missed * (bytes - once)
+  double dram_bytes = 0;    // once + missed * (bytes - once), twice where it is added to
 };
 
 struct Limit {
@@ -44,7 +44,8 @@ struct Traffic {
   double bound_seconds() const { return bound_known ? limits[binding].seconds : 0; }
 };
 
-// `pass`: forward or backward. Of problems that measure/traffic.h counts (no window, nothing but causal masks).
-Traffic traffic_of(const std::string& algorithm, const measure::ProblemSpec& spec, measure::Pass pass, const MemoryMachine& machine);
+// `pass`: forward or backward. Of problems that measure/traffic.h counts (no window, nothing but causal masks). `tiles`: of the plan, on a GPU.
+Traffic traffic_of(const std::string& algorithm, const measure::ProblemSpec& spec, measure::Pass pass, const MemoryMachine& machine,
+                   const measure::CudaTiles& tiles = {});
 
 }  // namespace fattn::lab

@@ -97,7 +97,7 @@ class Tensors {
 };
 
 const char* name_of_score_input(size_t i) {
-  constexpr const char* kNames[] = {"seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "cu_seqlens", "documents"};
+  constexpr const char* kNames[] = {"seqused_k", "alibi_slopes", "bias", "mask", "dropout_state", "cu_seqlens", "documents", "block_table"};
   static_assert(std::size(kNames) == measure::kScoreInputs);
   return kNames[i];
 }
@@ -225,6 +225,7 @@ Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, c
       flush_events();
       profile.operations = operations_of(between(lane.events, begin, end));
       if (run.place.device == Device::kCpu) add_costs(profile.operations, run.spec, pass, algorithm, calls.identity().isa, run.calls);
+      if (run.place.device == Device::kCuda) add_gpu_costs(profile.operations, run.spec, pass, run.calls);
       done();
       if (run.perf) {
         const double once = profile.seconds / run.calls;
@@ -241,7 +242,7 @@ Side profile_attention(const AttentionRun& run, const measure::Inputs& inputs, c
         });
       }
       if (!run.spec.windowed() && !run.spec.has_terms() && run.spec.softcap == 0 && run.spec.dtype != DType::kF64) {
-        profile.traffic = traffic_of(algorithm, run.spec, pass, memory_machine(run.place.name()));
+        profile.traffic = traffic_of(algorithm, run.spec, pass, memory_machine(run.place.name()), cuda_tiles(run.spec, pass, run.options, run.place));
         if (profile.traffic->reason.empty()) add_models(profile.counters, *profile.traffic);
       }
       done();

@@ -96,6 +96,7 @@ std::vector<Operation> operations_of(const std::vector<TraceEvent>& events) {
     all.push_back(std::move(f.operation));
   }
   for (Operation& o : all) {
+    o.queued = o.kind == EventKind::kCall && gpu > 0;
     const double whole = o.on_gpu() ? gpu : host;
     o.share = whole > 0 ? o.self_seconds / whole : 0;
   }
@@ -171,6 +172,15 @@ void add_costs(std::vector<Operation>& operations, const measure::ProblemSpec& s
     operation.flops = measure::cost_of(s, pass).flops * times;
     if (const std::optional<double> moved = measure::moved_bytes_cpu(algorithm, isa, s, pass)) operation.bytes = *moved * times;
   }
+}
+
+void add_gpu_costs(std::vector<Operation>& operations, const measure::ProblemSpec& spec, measure::Pass pass, int64_t calls) {
+  Operation* longest = nullptr;
+  for (Operation& operation : operations)
+    if (operation.kind == EventKind::kKernel && (longest == nullptr || operation.self_seconds > longest->self_seconds)) longest = &operation;
+  // Standard attention's products are kernels of another library, several to a call.
+  const bool fused = longest != nullptr && longest->name.rfind("fattn_v", 0) == 0;
+  if (fused) longest->flops = measure::cost_of(spec, pass).flops * static_cast<double>(calls);
 }
 
 }  // namespace fattn::lab::profile

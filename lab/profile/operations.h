@@ -19,7 +19,9 @@ struct Operation {
   double share = 0;             // of the self time of everything on the same side, host or GPU
   double flops = 0, bytes = 0;  // of all; 0: not known
   double memory_bytes = 0;      // of a call: its workspace
+  bool queued = false;          // of a call: what it does, it does on a GPU, after it has returned
   bool on_gpu() const { return kind == EventKind::kKernel || kind == EventKind::kCopy || kind == EventKind::kSet; }
+  double flops_per_s() const { return flops > 0 && wall_seconds > 0 && !queued ? flops / wall_seconds : 0; }
 };
 
 // Of all operations together: self times by side, work and the largest workspace by the library's calls.
@@ -39,6 +41,8 @@ void keep_first(std::vector<Operation>& operations, size_t top);
 // Gives the parts of the library's calls on the CPU what the algorithm says that they compute and move, for `calls` calls of the pass.
 void add_costs(std::vector<Operation>& operations, const measure::ProblemSpec& spec, measure::Pass pass, const std::string& algorithm, Isa isa,
                int64_t calls);
+// The same on a GPU: the longest kernel of a fused call does its arithmetic.
+void add_gpu_costs(std::vector<Operation>& operations, const measure::ProblemSpec& spec, measure::Pass pass, int64_t calls);
 
 const char* name_of(EventKind kind);  // "part", "kernel"
 

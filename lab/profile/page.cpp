@@ -85,8 +85,7 @@ PageTable operations_table(const Profile& p, const Side& side, const PassProfile
   for (const Operation& o : operations) {
     table.rows.push_back({clean(o.name), name_of(o.kind), clean(o.detail), std::to_string(o.times), text_of(Unit::kTime, o.self_seconds),
                           text_of(Unit::kShare, o.share), text_of(Unit::kTime, o.wall_seconds), number_or(o.flops, Unit::kRate),
-                          number_or(o.bytes, Unit::kBytes), o.flops > 0 && o.wall_seconds > 0 ? text_of(Unit::kRate, o.flops / o.wall_seconds) : "",
-                          number_or(o.memory_bytes, Unit::kBytes)});
+                          number_or(o.bytes, Unit::kBytes), number_or(o.flops_per_s(), Unit::kRate), number_or(o.memory_bytes, Unit::kBytes)});
   }
   return table;
 }

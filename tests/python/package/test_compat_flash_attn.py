@@ -27,7 +27,7 @@ def qkv(requires_grad=False, seqlen_q=7, seqlen_k=11):
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 OPTIONS = [({}, {}), ({"causal": True}, {"seen": {"causal": True}}), ({"softmax_scale": 0.5}, {"softmax_scale": 0.5}), ({"softcap": 2.0}, {"softcap": 2.0}),
            ({"window_size": (3, 1)}, {"seen": {"left": 3, "right": 1}}), ({"window_size": [-1, 2]}, {"seen": {"right": 2}}),
-           ({"window_size": (3, -7)}, {"seen": {"left": 3}}), ({"window_size": (2, 0), "causal": True}, {"seen": {"left": 2, "causal": True}}),
+           ({"window_size": (3, -7)}, {"seen": {"left": 3}}), ({"window_size": (-7, 2)}, {"seen": {"right": 2}}), ({"window_size": (2, 0), "causal": True}, {"seen": {"left": 2, "causal": True}}),
            ({"alibi_slopes": SLOPES}, {"alibi_slopes": SLOPES}), ({"alibi_slopes": SLOPES.repeat(2, 1), "causal": True}, {"alibi_slopes": SLOPES, "seen": {"causal": True}}),
            ({"deterministic": True, "causal": True}, {"seen": {"causal": True}})]
 

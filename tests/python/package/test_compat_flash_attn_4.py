@@ -37,7 +37,7 @@ def test_signatures(cute, name):
 
 # window_size and causal, and which keys are seen: None and two negative numbers are no limit, one negative number is a limit on the other side.
 WINDOWS = [((None, None), False, {}), ((None, None), True, {"causal": True}), ((3, 1), False, {"left": 3, "right": 1}), ((None, 2), False, {"right": 2}),
-           ((4, None), False, {"left": 4}), ((4, None), True, {"left": 4, "causal": True}), ((-1, -1), False, {}), ((-2, 5), False, {"left": -2, "right": 5}),
+           ((4, None), False, {"left": 4}), ((4, None), True, {"left": 4, "causal": True}), ((4, 3), True, {"left": 4, "causal": True}), ((-1, -1), False, {}), ((-2, 5), False, {"left": -2, "right": 5}),
            ((5, -2), False, {"left": 5, "right": -2}), ((None, -3), False, {"right": -3}), ((-3, None), False, {"left": -3}), ((-1, None), True, {"left": -1, "causal": True})]
 
 

@@ -160,6 +160,7 @@ for version, module in ((2, "flash_attn"), (3, "flash_attn_interface"), (4, "fla
     torch.testing.assert_close(got[1], eager[1], rtol=1e-3, atol=1e-5)
     assert (got[2] == eager[2]).all()
 compat.uninstall()
+assert functions._loaded_implementation is None
 from transformers.utils import is_flash_attn_2_available
 assert torch.cuda.is_available() or not is_flash_attn_2_available()
 assert torch.cuda.is_available() or not functions.is_flash_attn_2_available()

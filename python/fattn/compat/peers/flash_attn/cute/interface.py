@@ -26,8 +26,6 @@ def _window(window_size, causal):
         raise PeerError(f"window_size is {window_size!r}; allowed: (left, right), None for no limit") from None
     if left is not None and right is not None and left < 0 and right < 0:
         left = right = None
-    if causal:
-        right = 0
     return None if left is None and (right is None or causal) else (left, right)
 
 
