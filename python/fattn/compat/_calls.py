@@ -7,7 +7,7 @@ import torch
 from .._attention import attention
 from .._varlen import attention_varlen
 
-__all__ = ["PeerError", "attention", "attention_varlen", "detached", "peer_error", "refuse", "refuse_pages", "refuse_given", "window_of"]
+__all__ = ["PeerError", "attention", "attention_varlen", "detached", "peer_error", "refuse", "refuse_given", "window_of"]
 
 Window = tuple[int | None, int | None]
 
@@ -33,12 +33,6 @@ def refuse_given(why: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             refuse(name, why)
-
-
-def refuse_pages(name: str, table: torch.Tensor | None) -> None:
-    """The one place that all paged caches come to."""
-    if table is not None:
-        refuse(name, "caches in pages are not read; gather the pages into a cache (batch, seqlen, nheads_k, headdim)")
 
 
 EIGHT_BITS = "dtypes of 8 bits are not read; convert q, k and v to 16 bits and leave it out"

@@ -55,13 +55,21 @@ def _needs_mask(window: Window | None) -> bool:
 
 def attention_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None,
                  max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, seqused_q: torch.Tensor | None = None,
-                 seqused_k: torch.Tensor | None = None, causal: bool = False, window: Window | None = None, chunk: int = 0,
+                 seqused_k: torch.Tensor | None = None, pages: torch.Tensor | None = None, causal: bool = False, window: Window | None = None, chunk: int = 0,
                  **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse in the order of q's rows. `window`: None for no limit, else the numbers as they are, also negative ones. Rows of q that are not used are 0."""
+    """o and lse in the order of q's rows. `window`: None for no limit, else the numbers as they are, also negative ones. Rows of q that are not used are 0.
+    With `pages`, a table (batch, columns), k and v are (pages, page_size, nheads_k, headdim), and seqused_k has the lengths; no gradient."""
+    if pages is not None:
+        if seqused_k is None:
+            raise PeerError("a table of pages is given and seqused_k is None; say how many keys each sequence has")
+        if chunk:
+            refuse("attention_chunk beside pages", "document_q and document_k of fattn.attention say it")
+        options["block_table"] = pages
     if cu_seqlens_q is None and cu_seqlens_k is None and seqused_q is None:
         if _needs_mask(window):
             left, right = window
-            options["mask"] = band(q.device, q.shape[1], k.shape[1], q.shape[1], k.shape[1] if seqused_k is None else seqused_k, left, 0 if causal else right)
+            rows_k = k.shape[1] * (1 if pages is None else pages.shape[1])
+            options["mask"] = band(q.device, q.shape[1], rows_k, q.shape[1], k.shape[1] if seqused_k is None else seqused_k, left, 0 if causal else right)
             window = None
         if chunk:
             options |= _chunks_of_padded(q, k, seqused_k, chunk)
@@ -71,9 +79,11 @@ def attention_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlen
     if cu_seqlens_q is None:
         padded = q.shape[:2]
         cu_seqlens_q, max_seqlen_q, q = _begins(*padded, q.device), padded[1], q.flatten(0, 1)
-    if cu_seqlens_k is None:
+    if pages is not None:
+        cu_seqlens_k = max_seqlen_k = None
+    elif cu_seqlens_k is None:
         cu_seqlens_k, max_seqlen_k, k, v = _begins(*k.shape[:2], k.device), k.shape[1], k.flatten(0, 1), v.flatten(0, 1)
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+    if pages is None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise PeerError(f"q has {cu_seqlens_q.shape[0] - 1} sequences and k has {cu_seqlens_k.shape[0] - 1}; they must have the same")
     rows, total = None, q.shape[0]
     if seqused_q is not None:
@@ -84,8 +94,11 @@ def attention_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlen
         left, right = window
         lengths_q, lengths_k = cu_seqlens_q.diff(), cu_seqlens_k.diff() if seqused_k is None else seqused_k
         max_seqlen_q = int(lengths_q.max()) if max_seqlen_q is None else max_seqlen_q
-        max_seqlen_k = int(lengths_k.max()) if max_seqlen_k is None else max_seqlen_k
-        options["mask"] = band(q.device, max_seqlen_q, max_seqlen_k, lengths_q, lengths_k, left, 0 if causal else right)
+        if pages is not None:
+            rows_k = k.shape[1] * pages.shape[1]
+        else:
+            rows_k = max_seqlen_k = int(lengths_k.max()) if max_seqlen_k is None else max_seqlen_k
+        options["mask"] = band(q.device, max_seqlen_q, rows_k, lengths_q, lengths_k, left, 0 if causal else right)
         window = None
     if chunk:
         if seqused_k is not None:

@@ -170,10 +170,6 @@ def test_errors(flash_attn):
         with pytest.raises(RuntimeError, match=message) as error:
             call()
         assert isinstance(error.value, ValueError)
-    for call in (lambda: flash_attn.flash_attn_with_kvcache(q, k, v, block_table=torch.zeros(2, 1, dtype=torch.int32)),
-                 lambda: flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], None, None, 7, 11, block_table=torch.zeros(2, 1, dtype=torch.int32))):
-        with pytest.raises(RuntimeError, match="block_table is not computed by fattn: caches in pages"):
-            call()
     with pytest.raises(TypeError, match="q is a list"):
         flash_attn.flash_attn_func([1], k, v)
 

@@ -147,7 +147,5 @@ def test_refused_with_the_reason(flash, name, reason):
     for call in calls:
         with pytest.raises(RuntimeError, match=f"{name} is not computed by fattn: .*{reason}"):
             call(**{name: torch.ones(1)})
-    with pytest.raises(RuntimeError, match="page_table is not computed by fattn"):
-        calls[2](page_table=torch.zeros(1, 1, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="attention_chunk beside a cache"):
         calls[2](attention_chunk=2)

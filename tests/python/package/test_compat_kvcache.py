@@ -155,3 +155,69 @@ def test_packed_queries_and_new_keys():
             close(cache, torch.cat([x[2][i] for x in parts]), 1e-6)
     finally:
         compat.uninstall()
+
+
+PAGE = 4
+TABLE = torch.tensor([[5, 0, 3], [2, 6, 1]], dtype=torch.int32)
+
+
+def in_pages(cache):
+    """(pages, page_size, heads, headdim) of a cache (batch, rows, heads, headdim), in the order of TABLE; the others hold NaN."""
+    pages = torch.full((7, PAGE, *cache.shape[2:]), torch.nan, dtype=cache.dtype)
+    pages[TABLE.long()] = cache.unflatten(1, (-1, PAGE))
+    return pages
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window_size": (2, 0)}])
+@pytest.mark.parametrize("appended", [False, True])
+def test_pages(peer, appended, options):
+    name = "block_table" if peer.__name__ == "flash_attn" else "page_table"
+    q, caches, new = problem()
+    new = new if appended else []
+    wanted = expected(q, caches, new, LENGTHS, causal="causal" in options, window=options.get("window_size", (None, None)))
+    pages = [in_pages(x) for x in caches]
+    got = peer.flash_attn_with_kvcache(q, *pages, *new, cache_seqlens=LENGTHS, **{name: TABLE}, return_softmax_lse=True, **options)
+    check(got, [x[TABLE.long()].flatten(1, 2) for x in pages], wanted)
+    with pytest.raises(RuntimeError, match="beside cache_batch_idx or cache_leftpad"):
+        peer.flash_attn_with_kvcache(q, *pages, cache_seqlens=LENGTHS, **{name: TABLE}, cache_leftpad=LENGTHS)
+    if appended:
+        with pytest.raises(RuntimeError, match="new keys would be written up to row 12 of caches of 12 rows"):
+            peer.flash_attn_with_kvcache(q, *pages, *new, cache_seqlens=torch.tensor([3, 11], dtype=torch.int32), **{name: TABLE})
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_pages_of_packed_queries(version, causal):
+    compat.install()
+    try:
+        import flash_attn
+        import flash_attn.cute
+        import flash_attn_interface
+
+        q, caches, _ = problem(seqlen_q=4)
+        pages = [in_pages(x) for x in caches]
+        lengths, cu_q = torch.tensor([9, 6], dtype=torch.int32), torch.tensor([0, 3, 7], dtype=torch.int32)
+        packed = torch.cat((q[0, :3], q[1]))
+        if version == 2:
+            cu_k = torch.tensor([0, 9, 15], dtype=torch.int32)
+            o, lse, _ = flash_attn.flash_attn_varlen_func(packed, *pages, cu_q, cu_k, 4, 9, causal=causal, return_attn_probs=True, block_table=TABLE)
+        elif version == 3:
+            o, lse = flash_attn_interface.flash_attn_with_kvcache(packed, *pages, cache_seqlens=lengths, page_table=TABLE, cu_seqlens_q=cu_q, max_seqlen_q=4,
+                                                                  causal=causal, return_softmax_lse=True)
+        else:
+            call = {"seqused_k": lengths, "page_table": TABLE, "causal": causal}
+            o, lse = flash_attn.cute.flash_attn_varlen_func(packed, *pages, cu_seqlens_q=cu_q, max_seqlen_q=4, **call)
+            padded, _ = flash_attn.cute.flash_attn_varlen_func(q, *pages, window_size=(-1, 3), **call)
+            used, _ = flash_attn.cute.flash_attn_varlen_func(q, *pages, seqused_q=torch.tensor([3, 4]), **call)
+            close(used.flatten(0, 1)[[0, 1, 2, 4, 5, 6, 7]], o)
+            with pytest.raises(RuntimeError, match="seqused_k is None"):
+                flash_attn.cute.flash_attn_varlen_func(q, *pages, page_table=TABLE)
+        for b, (begin, end) in enumerate(((0, 3), (3, 7))):
+            k, v = (x[b : b + 1, : lengths[b]] for x in caches)
+            wanted, wanted_lse = reference(packed[None, begin:end], k, v, seen_by(end - begin, k.shape[1], causal))
+            close(o[begin:end], wanted[0])
+            close(lse[:, begin:end], wanted_lse[0])
+            if version == 4:
+                close(padded[b], reference(q[b : b + 1], k, v, seen_by(4, k.shape[1], causal, left=-1, right=3))[0][0])
+    finally:
+        compat.uninstall()

@@ -2,7 +2,7 @@
 
 import torch
 
-from fattn.compat._calls import EIGHT_BITS, TWO_QUERIES, PeerError, attention, peer_error, refuse_given, refuse_pages, window_of
+from fattn.compat._calls import EIGHT_BITS, TWO_QUERIES, PeerError, attention, peer_error, refuse_given, window_of
 from fattn.compat._combine import combined
 from fattn.compat._kvcache import with_kvcache as _with_kvcache
 from fattn.compat._peers import version_of
@@ -73,11 +73,10 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     written into them in place -> out, or (out, softmax_lse). No gradient. scheduler_metadata, num_splits, pack_gqa and sm_margin are planned, whatever they say."""
     refuse_given(TWO_QUERIES, qv=qv)
     refuse_given(EIGHT_BITS, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    refuse_pages("page_table", page_table)
     try:
         o, lse = _with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
                                rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens,
-                               cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, causal=causal,
+                               cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, pages=page_table, causal=causal,
                                window=None if window_size == _ALL else window_of(window_size), chunk=attention_chunk, softmax_scale=softmax_scale,
                                softcap=softcap or None)
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 import torch
 
-from fattn.compat._calls import TWO_QUERIES, PeerError, attention, peer_error, refuse_given, refuse_pages
+from fattn.compat._calls import TWO_QUERIES, PeerError, attention, peer_error, refuse_given
 from fattn.compat._combine import combined
 from fattn.compat._sequences import attention_of
 
@@ -66,11 +66,10 @@ def flash_attn_varlen_func(q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=Non
     many rows of each sequence are used -> (out, lse), lse (nheads, total_q), or (batch, nheads, seqlen_q) where q is padded."""
     refuse_given(TWO_QUERIES, qv=qv)
     refuse_given(_GATHER, gather_kv_indices=gather_kv_indices)
-    refuse_pages("page_table", page_table)
     refuse_given(_EXPRESSIONS, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
     refuse_given(_BLOCKS, block_sparse_tensors=block_sparse_tensors)
     return _attention(q, k, v, causal, window_size, learnable_sink, softcap, deterministic, softmax_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                      max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k)
+                      max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, pages=page_table)
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, return_lse=True):
