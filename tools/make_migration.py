@@ -43,7 +43,7 @@ def public_names(path: str) -> tuple[list[str], list[str]]:
     """Of a module's __all__: what is there, and what is refused."""
     tree = ast.parse((PEERS / path).read_text(encoding="utf-8"))
     names = next(ast.literal_eval(x.value) for x in tree.body if isinstance(x, ast.Assign) and getattr(x.targets[0], "id", "") == "__all__")
-    refused = {x.name for x in tree.body if isinstance(x, ast.ClassDef) and any(getattr(base, "id", "") == "_Paged" for base in x.bases)}
+    refused = {x.name for x in tree.body if isinstance(x, ast.ClassDef) and ast.get_docstring(x) == "Not computed."}
     return [x for x in names if x not in refused], [x for x in names if x in refused]
 
 
@@ -78,7 +78,7 @@ def tables() -> str:
             there, refused = public_names(path)
             name = path.removesuffix(".py").replace("/", ".")
             made += [f"| `{name}` | |", "|--|--|", f"| there | {code(there)} |"]
-            made += [f"| refused | {code(refused)}: caches in pages are not read |"] if refused else []
+            made += [f"| refused | {code(refused)} |"] if refused else []
             made += [""]
     return "\n".join(made)
 

@@ -148,6 +148,28 @@ def test_lists_of_tensors():
         mask.split(q)
 
 
+@pytest.mark.parametrize("kind", [ab.PagedBlockDiagonalPaddedKeysMask, ab.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask])
+def test_keys_in_pages(kind):
+    tables = torch.tensor([[5, 0, 3], [2, 6, 1]], dtype=torch.int32)
+    bias = kind.from_seqlens(q_seqlen=[2, 3], kv_seqlen=[9, 4], block_tables=tables, page_size=4).to("cpu")
+    q, k, v = tensors((1, 5, 4, 8), (1, 28, 2, 8), (1, 28, 2, 8))
+    o, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, bias)
+    added = bias.materialize((1, 4, 5, 28))
+    seen = added[0, 0] == 0
+    rows = [20, 21, 22, 23, 0, 1, 2, 3, 12], [8, 9, 10, 11]
+    assert set(seen[1].nonzero()[:, 0].tolist()) == set(rows[0]) and set(seen[4].nonzero()[:, 0].tolist()) == set(rows[1])
+    assert seen[0].sum() == (8 if "Causal" in kind.__name__ else 9) and seen[2].sum() == (2 if "Causal" in kind.__name__ else 4)
+    wanted = by_bias(q, k, v, added)
+    close(o, wanted[0])
+    close(lse, wanted[1])
+    with pytest.raises(NotImplementedError, match="keys in pages have no gradient"):
+        fmha.memory_efficient_attention_backward(o, o, lse, q, k, v, bias)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        xops.memory_efficient_attention(q.requires_grad_(), k, v, bias)
+    with pytest.raises(ValueError, match=r"attn_bias allows \(1, 5, ...\) and \(1, pages \* 4, ...\)"):
+        xops.memory_efficient_attention(q.detach(), k[:, :27], v[:, :27], bias)
+
+
 def test_dropout():
     q, k, v = tensors((1, 64, 2, 8), (1, 64, 2, 8), (1, 64, 2, 8))
     torch.manual_seed(0)
@@ -177,8 +199,8 @@ def test_errors():
         xops.memory_efficient_attention([1], x, x)
     with pytest.raises(NotImplementedError, match="attn_bias is a str"):
         xops.memory_efficient_attention(x, x, x, "causal")
-    with pytest.raises(NotImplementedError, match="PagedBlockDiagonalPaddedKeysMask is not computed by fattn: caches in pages"):
-        ab.PagedBlockDiagonalPaddedKeysMask.from_seqlens([1], 2, [2], None, 2)
+    with pytest.raises(NotImplementedError, match="PagedBlockDiagonalGappyKeysMask is not computed by fattn: pages are read from the first row on"):
+        ab.PagedBlockDiagonalGappyKeysMask.from_seqlens([1], [0, 2], [2], None, 2)
 
 
 def test_compiles_without_a_break():

@@ -9,7 +9,7 @@ from fattn._options import window_limits
 from fattn._scores import NONE, Scores, Sequences, prepare
 from fattn.compat._calls import attention, attention_varlen
 
-from .attn_bias import AttentionBias, BlockDiagonalMask, LowerTriangularMaskWithTensorBias
+from .attn_bias import AttentionBias, BlockDiagonalMask, LowerTriangularMaskWithTensorBias, PagedBlockDiagonalPaddedKeysMask
 
 
 class Problem(NamedTuple):
@@ -92,6 +92,18 @@ def _packed(problem: Problem, bias: BlockDiagonalMask) -> Problem:
     return Problem(problem.q[0], problem.k[0], problem.v[0], problem.options | options | {"window": window})
 
 
+def _paged(problem: Problem, bias: PagedBlockDiagonalPaddedKeysMask) -> Problem:
+    q, k, v, options = problem
+    size, device = bias.page_size, q.device
+    if q.shape[0] != 1 or k.shape[0] != 1 or q.shape[1] != bias.q_seqinfo.seqstart_py[-1] or k.shape[1] % size:
+        raise ValueError(f"query has the shape {tuple(q.shape)} and key {tuple(k.shape)}; attn_bias allows (1, {bias.q_seqinfo.seqstart_py[-1]}, ...) and "
+                         f"(1, pages * {size}, ...)")
+    left, right = bias._limits(0, 0)
+    paged = {"cu_seqlens_q": bias.q_seqinfo.seqstart.to(device), "max_seqlen_q": bias.q_seqinfo.max_seqlen, "seqused_k": bias.k_seqinfo.seqlen.to(device),
+             "block_table": bias.block_tables.to(device), "window": None if left is right is None else (left, right)}
+    return Problem(q[0], k[0].unflatten(0, (-1, size)), v[0].unflatten(0, (-1, size)), options | paged)
+
+
 def _problem(query, key, value, attn_bias, scale) -> Problem:
     _check(query, key, value)
     q, k, v = _four_dimensions(query, False), _four_dimensions(key, True), _four_dimensions(value, True)
@@ -102,6 +114,8 @@ def _problem(query, key, value, attn_bias, scale) -> Problem:
         return problem._replace(options=problem.options | {"bias": _tensor_bias(attn_bias, query.dim())})
     if isinstance(attn_bias, BlockDiagonalMask):
         return _packed(problem, attn_bias)
+    if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
+        return _paged(problem, attn_bias)
     if attn_bias is None or isinstance(attn_bias, AttentionBias):
         return _dense(problem, attn_bias)
     raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; allowed: None, a torch.Tensor, and the classes of xformers.ops.fmha.attn_bias")
@@ -124,6 +138,8 @@ def gradients_of(grad, output, lse, query, key, value, attn_bias, scale) -> tupl
     """dq, dk and dv by one backward pass, from the output and lse of all keys."""
     if query.dim() == 5:
         raise NotImplementedError("query has 5 dimensions; the backward pass by itself takes 3 or 4. o.backward() of memory_efficient_attention takes groups")
+    if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
+        raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}; keys in pages have no gradient")
     problem = _problem(query, key, value, attn_bias, scale)
     given, packed = problem.options, problem.q.dim() == 3
     dout, o = _four_dimensions(grad, False), _four_dimensions(output, False)

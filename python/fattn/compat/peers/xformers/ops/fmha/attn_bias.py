@@ -281,20 +281,44 @@ class BlockDiagonalCausalWithOffsetGappyKeysMask(_Causal, BlockDiagonalGappyKeys
     """The same, causal: the last query stands beside the last key that is used."""
 
 
-class _Paged(AttentionBias):
+@dataclass
+class PagedBlockDiagonalPaddedKeysMask(AttentionBias):
+    """BlockDiagonalPaddedKeysMask whose keys lie in pages: k and v are (1, pages * page_size, ...), and block_tables (batch, columns) has the pages of each
+    sequence. No gradient."""
+
+    q_seqinfo: Any
+    k_seqinfo: Any
+    block_tables: torch.Tensor
+    page_size: int
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen, kv_seqlen, block_tables, page_size, *, device=None):
+        longest = block_tables.shape[1] * page_size
+        padded = BlockDiagonalPaddedKeysMask.from_seqlens(q_seqlen, longest, kv_seqlen, device=device)
+        return cls(padded.q_seqinfo, padded.k_seqinfo, block_tables, page_size)
+
+    def to(self, device):
+        return replace(self, q_seqinfo=self.q_seqinfo.to(device), k_seqinfo=self.k_seqinfo.to(device), block_tables=self.block_tables.to(device))
+
+    def materialize(self, shape, dtype=torch.float32, device="cpu"):
+        seen = torch.zeros(shape[-2:], dtype=torch.bool, device=device)
+        for (first, last), n, pages in zip(self.q_seqinfo.intervals(), self.k_seqinfo.seqlen_py, self.block_tables.to(device).long()):
+            rows = (pages[:, None] * self.page_size + torch.arange(self.page_size, device=device)).flatten()[:n]
+            seen[first:last, rows] = band(torch.device(device), last - first, n, last - first, n, *self._limits(0, 0))[0, 0]
+        return _added(seen, dtype).expand(shape)
+
+
+@dataclass
+class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(_Causal, PagedBlockDiagonalPaddedKeysMask):
+    """The same, causal: the last query stands beside the last key that is used."""
+
+
+class PagedBlockDiagonalGappyKeysMask(AttentionBias):
+    """Not computed."""
+
     def __init__(self, *arguments, **options):
-        refuse(type(self).__name__, "caches in pages are not read; gather the pages, and take the mask of gappy or padded keys")
+        refuse(type(self).__name__, "pages are read from the first row on; take the mask of gappy keys without pages, or that of padded keys with pages")
 
-    from_seqlens = classmethod(lambda cls, *arguments, **options: cls())
-
-
-class PagedBlockDiagonalPaddedKeysMask(_Paged):
-    """Not computed."""
-
-
-class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(_Paged):
-    """Not computed."""
-
-
-class PagedBlockDiagonalGappyKeysMask(_Paged):
-    """Not computed."""
+    @classmethod
+    def from_seqlens(cls, *arguments, **options):
+        return cls()
