@@ -85,6 +85,11 @@ def difference(a: list[dict], b: list[dict], key: str) -> float:
     return max(abs(x[key] - y[key]) / abs(y[key]) for x, y in zip(a, b))
 
 
+def same_loss(a: dict, b: dict) -> bool:
+    """But for the order in which the losses of six batches are summed in float64."""
+    return abs(a["loss"] - b["loss"]) <= 6 * 2**-53 * b["loss"]
+
+
 @pytest.fixture(scope="module")
 def alone(fattn, data, tmp_path_factory) -> pathlib.Path:
     out = tmp_path_factory.mktemp("alone") / "run"
@@ -94,7 +99,7 @@ def alone(fattn, data, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_several_processes_train_as_one(fattn, data, alone, tmp_path, ranks):
-    """The first loss has the same bits: the same batches at the same weights. What differs from then on is the order in which gradients are summed; a
+    """The first loss is the same: the same batches at the same weights. What differs from then on is the order in which gradients are summed; a
     run of one process that sums in another order, too (larger batches, fewer of them: the same rows in every step), says how much that may be."""
     meet = tmp_path / "meet"
     run(fattn, ranks, [*RUN, "--data", data, "--out", tmp_path / "run", "--rendezvous", meet])
@@ -102,7 +107,7 @@ def test_several_processes_train_as_one(fattn, data, alone, tmp_path, ranks):
     other = [{"--batch": 6, "--accumulate": 2}.get(RUN[i - 1], part) if i else part for i, part in enumerate(RUN)]
     fattn("gpt2", "train", *other, "--data", data, "--out", tmp_path / "other")
     log, one, reordered = log_of(tmp_path / "run"), log_of(alone), log_of(tmp_path / "other")
-    assert log[0]["loss"] == one[0]["loss"] and log[0]["logit_scale"] == one[0]["logit_scale"]
+    assert same_loss(log[0], one[0]) and log[0]["logit_scale"] == one[0]["logit_scale"]
     for name in ("step", "targets", "learning_rate", "skipped"):
         assert [line[name] for line in log] == [line[name] for line in one]
     assert [line["tokens"] for line in log] == [line["tokens"] for line in one] and min(line["tokens"] for line in one) < max(line["tokens"] for line in one)
@@ -120,7 +125,7 @@ def test_the_same_ranks_give_the_same_bits(fattn, data, tmp_path):
     fattn("gpt2", "train", *RUN, "--dropout", 0.1, "--data", data, "--out", tmp_path / "one")
     for name in ("b", "c"):
         assert log_of(tmp_path / "a") == log_of(tmp_path / name) and weights_of(tmp_path / "a") == weights_of(tmp_path / name)
-    assert log_of(tmp_path / "a")[0]["loss"] == log_of(tmp_path / "one")[0]["loss"]
+    assert same_loss(log_of(tmp_path / "a")[0], log_of(tmp_path / "one")[0])
 
 
 def test_a_run_goes_on_with_another_number(fattn, data, tmp_path):
@@ -134,13 +139,13 @@ def test_a_run_goes_on_with_another_number(fattn, data, tmp_path):
         log, whole = log_of(tmp_path / name), log_of(tmp_path / "whole")
         if ranks == 2:
             assert log == whole and weights_of(tmp_path / name) == weights_of(tmp_path / "whole")
-        assert log[:7] == whole[:7] and log[7]["loss"] == whole[7]["loss"] and difference(log, whole, "loss") < 1e-4
+        assert log[:7] == whole[:7] and same_loss(log[7], whole[7]) and difference(log, whole, "loss") < 1e-4
     with Processes(fattn, 5, ["--out", tmp_path / "same", "--resume", "--rendezvous", tmp_path / "m3"]) as processes:
         for code, _, error in processes.ends():
             assert code == 2 and "a step of 6 batches (--accumulate) cannot be shared by 5 processes" in error
 
 
-LONG = [*SIZES, "--accumulate", 6, "--steps", 1_000_000, "--every", 1_000_000, "--threads", 1, "--timeout", 2]
+LONG = [*SIZES, "--accumulate", 6, "--steps", 1_000_000, "--every", 1_000_000, "--threads", 1, "--timeout", 4]
 
 
 def wait_for_steps(out: pathlib.Path, steps: int):
@@ -162,12 +167,12 @@ def test_a_rank_that_dies_or_stops_is_named(fattn, data, tmp_path, victim, how):
             _, error = processes.all[rank].communicate(timeout=30)
             assert processes.all[rank].returncode == 2
             assert f"rank {rank}: training stopped after step" in error
-            assert (f"rank {victim} has ended without a word" if how == signal.SIGKILL else f"rank {victim} has said nothing for 2 s") in error
-        assert time.monotonic() - began < 12
+            assert (f"rank {victim} has ended without a word" if how == signal.SIGKILL else f"rank {victim} has said nothing for 4 s") in error
+        assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("what, said", [("KILL", "rank 1 has ended without a word"), ("STALL", "rank 1 has stood still for 2 s"),
-                                        ("LOSE", "all ranks have waited for an exchange for 2 s")])
+@pytest.mark.parametrize("what, said", [("KILL", "rank 1 has ended without a word"), ("STALL", "rank 1 has stood still for 4 s"),
+                                        ("LOSE", "all ranks have waited for an exchange for 4 s")])
 def test_what_happens_inside_a_sum_is_named(fattn, data, tmp_path, what, said):
     with Processes(fattn, 3, [*LONG, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet"],
                    of_rank={1: {f"STUB_NCCL_{what}": "1:20"}}) as processes:
@@ -182,7 +187,7 @@ def test_sums_that_differ_are_in_no_checkpoint(fattn, data, tmp_path):
     with Processes(fattn, 2, [*RUN, "--data", data, "--out", tmp_path / "run", "--rendezvous", tmp_path / "meet"],
                    of_rank={1: {"STUB_NCCL_SPOIL": "1:9"}}) as processes:
         for code, _, error in processes.ends():
-            assert code == 2 and "rank 1 has weights at step" in error
+            assert code == 2 and ("rank 1 has weights at step" in error or "what was summed over processes is not the same on all" in error)
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) in ([], ["step-00000007"])
 
 
