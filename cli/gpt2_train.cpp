@@ -35,15 +35,39 @@ using gpt2::LogLine;
 
 // Throws Error in words, with the table printed, where a run would take more than it may.
 void check_memory(Output& out, const TrainingSetup& setup, const std::vector<gpt2::TrainingMemory>& memory, uint64_t limit) {
-  const uint64_t free = setup.run.options.device == "cpu" ? cpu_info().memory_available_bytes : 0;
-  const uint64_t allowed = limit > 0 ? limit : free;
-  if (allowed == 0 || bytes_of(memory) <= allowed) return;
+  const auto gpu = setup.gpu();
+  const uint64_t free = gpu ? cuda::memory(*gpu).free_bytes : cpu_info().memory_available_bytes;
+  const uint64_t allowed = limit > 0 ? limit : free, needed = bytes_of(memory);
+  if (allowed == 0 || needed <= allowed) return;
   print_training_memory(out, setup, memory);
-  throw gpt2::Error(
-      fmt::format("training would take {} of memory, {} is {}; use a smaller --batch with --accumulate, --checkpoint-activations, or --dtype bf16",
-                  bytes_text(static_cast<double>(bytes_of(memory))), bytes_text(static_cast<double>(allowed)),
-                  limit > 0 ? "allowed by --memory-limit" : "available"));
+  throw gpt2::Error(fmt::format(
+      "out of memory: training would take {} {}, {} more than the {} {}; use a smaller --batch with --accumulate, --checkpoint-activations, or "
+      "--dtype "
+      "bf16",
+      bytes_text(static_cast<double>(needed)), gpu ? fmt::format("of cuda:{}", *gpu) : "of memory", bytes_text(static_cast<double>(needed - allowed)),
+      bytes_text(static_cast<double>(allowed)), limit > 0 ? "allowed by --memory-limit" : "available"));
 }
+
+// What a run has taken since before its network was made: of a GPU, or what the process grew by at most.
+class TakenMemory {
+ public:
+  explicit TakenMemory(std::optional<int> gpu) : gpu_(gpu), free_before_(gpu ? cuda::memory(*gpu).free_bytes : 0) {}
+  // After a step. A GPU, which takes its time to say, is asked until all graphs are there.
+  int64_t bytes_after(int64_t steps) {
+    constexpr int64_t kGrows = 4;
+    if (!gpu_)
+      taken_ = resident_.bytes_added();
+    else if (steps <= kGrows)
+      taken_ = static_cast<int64_t>(free_before_) - static_cast<int64_t>(cuda::memory(*gpu_).free_bytes);
+    return taken_;
+  }
+
+ private:
+  const std::optional<int> gpu_;
+  const size_t free_before_;
+  const measure::ResidentPeak resident_;
+  int64_t taken_ = 0;
+};
 
 // Of all processes together, as if each had what this one has.
 double peak_of(const TrainingSetup& setup, int threads) {
@@ -107,12 +131,11 @@ class TrainingRun {
     result_.pace.flops_per_token = gpt2::training_flops_per_token(setup.run.config, setup.run.options.seqlen);
   }
 
-  // `resident`: since before the network was made.
-  void run(const measure::ResidentPeak& resident) {
+  void run(TakenMemory& memory) {
     try {
       agree_on_weights();
       if (record_) result_.pace.peak = peak_of(setup_, flags_.threads);
-      steps(resident);
+      steps(memory);
       if (record_) draw();
     } catch (const gpt2::NotANumber& e) {
       throw gpt2::NotANumber(e.what() + last_good());
@@ -145,7 +168,7 @@ class TrainingRun {
     group_->agree({{fmt::format("weights at step {} of checksum", trainer_.state().step), gpt2::hex_word(sum)}});
   }
 
-  void steps(const measure::ResidentPeak& resident) {
+  void steps(TakenMemory& memory) {
     const int64_t last = setup_.run.options.schedule.steps, eval_every = flags_.eval_every > 0 ? flags_.eval_every : flags_.every;
     if (record_) record_->progress.emplace("step", std::max<int64_t>(last - trainer_.state().step, 1));
     while (trainer_.state().step < last) {
@@ -155,7 +178,8 @@ class TrainingRun {
       ++result_.pace.steps;
       const bool ends = line.step == last || stops();
       if (!setup_.run.validation.empty() && (line.step % eval_every == 0 || line.step == last)) validate(line);
-      if (record_) record_->tell(line, result_.pace, resident.bytes_added());
+      result_.measured_memory = memory.bytes_after(result_.pace.steps);
+      if (record_) record_->tell(line, result_.pace, result_.measured_memory);
       const bool kept = line.step % flags_.every == 0 || ends;
       if (kept) agree_on_weights();
       if (kept && record_) keep();
@@ -167,7 +191,7 @@ class TrainingRun {
     }
     if (record_) record_->progress.reset();
     result_.steps = trainer_.state().step;
-    result_.measured_memory = resident.bytes_added();
+    result_.why_no_graph = network_.why_no_graph();
   }
 
   void validate(LogLine& line) {
@@ -230,13 +254,13 @@ int train(const TrainingFlags& flags, const gpt2::Launch& launch, gpt2::Group* g
   }
   check_memory(out, setup, memory, flags.memory_limit);
   if (leads) say_beginning(out, setup);
-  const measure::ResidentPeak resident;
+  TakenMemory taken(setup.gpu());
   gpt2::Network network(setup.run.config, setup.weights(), setup.network(), setup.compute(flags.threads));
   if (group) group->connect(setup.compute(flags.threads), static_cast<int64_t>(flags.group.bucket));
-  if (leads && (!setup.folder->before() || !setup.longer.empty())) setup.folder->describe(setup.run);
+  if (leads && (!setup.folder->before() || !setup.changed.empty())) setup.folder->describe(setup.run);
   try {
     TrainingRun run(flags, setup, network, out, stop, group);
-    run.run(resident);
+    run.run(taken);
     if (leads) say_end(out, setup, memory, run.result(), run.lines());
     if (leads && !flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines()), flags.json);
     if (stop.signal() == 0 && run.result().interrupted) return 128 + SIGTERM;  // another process was asked to

@@ -123,7 +123,7 @@ TEST(Gpt2GroupSmall, GradientsAreHandedOverWhenTheyAreFinal) {
       Parts parts;
       network.zero_gradients();
       network.accumulate(batch, 1, 0);
-      network.accumulate(batch, 1, 1, &parts);
+      network.pass(batch, 1, 1, &parts);
       EXPECT_EQ(parts.finished, 1);
       const float* all = network.flat(Flat::kGradient);
       std::vector<int> covered(static_cast<size_t>(network.flat_size()));

@@ -1,7 +1,6 @@
 // Sums over processes by NCCL on GPUs, a process each: right, alike on all, beside other work; a process that is gone ends the others' wait by an
 // error.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -33,47 +32,24 @@ float value(int rank, int64_t i) { return static_cast<float>((i * 37 + rank * 11
 // Runs `body(rank, id)` in a process a rank; what each returns.
 template <class Body>
 std::vector<std::string> in_processes(int ranks, const Body& body) {
-  int id_channel[2];
-  if (pipe(id_channel) != 0) throw std::runtime_error("no pipe");
-  std::vector<int> answers;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    int channel[2];
-    if (pipe(channel) != 0) throw std::runtime_error("no pipe");
-    const pid_t child = fork();
-    if (child == 0) {
-      std::string answer;
-      try {
-        std::vector<std::byte> id(ops::ProcessSum::kIdBytes);
-        if (rank == 0) {
-          id = ops::ProcessSum::new_id();
-          for (int i = 1; i < ranks; ++i)
-            if (write(id_channel[1], id.data(), id.size()) < 0) _exit(3);
-        } else if (read(id_channel[0], id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
-          _exit(3);
-        }
-        answer = body(rank, id);
-      } catch (const std::exception& e) {
-        answer = e.what();
-      }
-      _exit(write(channel[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()) ? 0 : 1);
+  int channel[2];  // of NCCL's id
+  if (pipe(channel) != 0) throw std::runtime_error("no pipe");
+  const auto answers = test::in_children(ranks, [&](int rank) -> std::string {
+    try {
+      std::vector<std::byte> id(ops::ProcessSum::kIdBytes);
+      if (rank == 0) id = ops::ProcessSum::new_id();
+      const auto bytes = static_cast<ssize_t>(id.size());
+      for (int i = 1; rank == 0 && i < ranks; ++i)
+        if (write(channel[1], id.data(), id.size()) != bytes) return "no id";
+      if (rank > 0 && read(channel[0], id.data(), id.size()) != bytes) return "no id";
+      return body(rank, id);
+    } catch (const std::exception& e) {
+      return e.what();
     }
-    close(channel[1]);
-    answers.push_back(channel[0]);
-    children.push_back(child);
-  }
-  std::vector<std::string> all;
-  for (size_t i = 0; i < children.size(); ++i) {
-    std::string answer;
-    char part[512];
-    for (ssize_t n; (n = read(answers[i], part, sizeof part)) > 0;) answer.append(part, static_cast<size_t>(n));
-    close(answers[i]);
-    waitpid(children[i], nullptr, 0);
-    all.push_back(answer);
-  }
-  close(id_channel[0]);
-  close(id_channel[1]);
-  return all;
+  });
+  close(channel[0]);
+  close(channel[1]);
+  return answers;
 }
 
 ops::Device device_of(int rank) {

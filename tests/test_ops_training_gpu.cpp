@@ -110,18 +110,21 @@ TEST_P(TrainingGpu, ProductSaysWhatItDoesNot) {
 
 TEST_P(TrainingGpu, CrossEntropyGradient) {
   struct Shape {
-    int64_t rows, width, vocab;
+    int64_t rows, width, vocab, padded;
   };
-  for (const Shape& shape : {Shape{99, 31, 2100}, {3, 64, 50257}, {40, 16, 3}, {150, 4, 300001}}) {
-    const int64_t rows = shape.rows, width = shape.width, vocab = shape.vocab;
+  for (const Shape& shape : {Shape{99, 31, 2100, 0}, {99, 31, 2101, 2112}, {3, 64, 50257, 50304}, {40, 16, 3, 64}, {150, 4, 300001, 0}}) {
+    const int64_t rows = shape.rows, width = shape.width, vocab = shape.vocab, entries = std::max(vocab, shape.padded);
     SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + " x " + std::to_string(vocab));
-    const CrossEntropyGradient p{rows, width, vocab, dtype()};
-    const Array x(dtype(), size(rows * width), 1), weight(dtype(), size(vocab * width), 2, 0.5);
+    const CrossEntropyGradient p{rows, width, vocab, dtype(), shape.padded};
+    const Array x(dtype(), size(rows * width), 1);
+    Array weight(dtype(), size(entries * width), 2, 0.5);
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) weight.set(i, 0);
     std::vector<int32_t> target(size(rows));
     for (int64_t r = 0; r < rows; ++r) target[size(r)] = static_cast<int32_t>(r * 7919 % vocab);
     target[0] = -1, target[1] = static_cast<int32_t>(vocab - 1), target[2] = 0;
     const double scale = 1 / static_cast<double>(rows);
-    Array loss(DType::kF32, size(rows)), largest = loss, dx(DType::kF32, size(rows * width), 3), dweight(DType::kF32, size(vocab * width), 4);
+    Array loss(DType::kF32, size(rows)), largest = loss, dx(DType::kF32, size(rows * width), 3), dweight(DType::kF32, size(entries * width), 4);
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) dweight.set(i, 0);
     Array got_loss = loss, got_largest = loss, got_dx = dx, got_dweight = dweight;
     run(p, kReference,
         {rows, x.as<void>(), weight.as<void>(), target.data(), loss.as<float>(), largest.as<float>(), scale, dx.as<float>(), dweight.as<float>()});
@@ -140,6 +143,7 @@ TEST_P(TrainingGpu, CrossEntropyGradient) {
     expect_near(got_dx, dx, 4e-6 + (2 * scale * rounded + tiny) * 3);
     expect_near(got_dweight, dweight, 4e-6 + (rounded * 2 + 0x1p-25 * static_cast<double>(rows)) * 4);
     for (int64_t i = 0; i < width; ++i) EXPECT_EQ(got_dx.at(size(i)), 0) << "a row without a target";
+    for (size_t i = size(vocab * width); i < size(entries * width); ++i) EXPECT_EQ(got_dweight.at(i), 0) << "padding";
     // The loss alone.
     Array alone(DType::kF32, size(rows));
     twice({&alone}, [&](const std::vector<OnDevice>& to) {
@@ -184,6 +188,47 @@ TEST_F(TrainingAloneGpu, SquareSum) {
     const OnDevice x(with(Array(DType::kF32, 70000, 1), 66666, bad)), to(std::vector<double>(1));
     run(SquareSum{70000}, kGpu, {70000, x.as<float>(), to.as<double>()});
     EXPECT_FALSE(std::isfinite(to.numbers<double>(1)[0]));
+  }
+}
+
+TEST_F(TrainingAloneGpu, LossSums) {
+  for (const int64_t rows : {1, 31, 1500, 40003}) {
+    const Array loss(DType::kF32, size(rows), 1), largest(DType::kF32, size(rows), 2);
+    std::vector<int32_t> target(size(rows));
+    for (size_t r = 0; r < target.size(); ++r) target[r] = r % 5 == 3 ? -1 : static_cast<int32_t>(r % 100);
+    double expected[2] = {3, 0.25};
+    const LossSums p{rows};
+    run(p, kReference, {rows, target.data(), loss.as<float>(), largest.as<float>(), expected});
+    const OnDevice on_target(target), on_loss(loss), on_largest(largest);
+    Array sums(DType::kF32, 4);
+    const double begin[2] = {3, 0.25};
+    std::memcpy(sums.as<void>(), begin, sizeof begin);
+    twice({&sums}, [&](const std::vector<OnDevice>& to) {
+      run(p, kGpu, {rows, on_target.as<int32_t>(), on_loss.as<float>(), on_largest.as<float>(), to[0].as<double>()});
+    });
+    double got[2];
+    std::memcpy(got, sums.as<void>(), sizeof got);
+    EXPECT_TRUE(std::abs(got[0] - expected[0]) <= 1e-12 * static_cast<double>(rows)) << rows;
+    EXPECT_EQ(got[1], expected[1]) << rows;
+  }
+  const OnDevice target(std::vector<int32_t>{1, -1, 2}), loss(std::vector<float>{1, 2, 3}), bad(std::vector<float>{1, 2, NAN}),
+      hidden(std::vector<float>{1, NAN, 4}), sums(std::vector<double>{0, 0});
+  const auto add = [&](const OnDevice& largest) {
+    run(LossSums{3}, kGpu, {3, target.as<int32_t>(), loss.as<float>(), largest.as<float>(), sums.as<double>()});
+    return sums.numbers<double>(2);
+  };
+  EXPECT_EQ(add(hidden), (std::vector<double>{4, 4}));
+  EXPECT_TRUE(std::isnan(add(bad)[1]));
+  EXPECT_TRUE(std::isnan(add(hidden)[1])) << "NaN stays";
+  EXPECT_EQ(sums.numbers<double>(1)[0], 12);
+}
+
+TEST_F(TrainingAloneGpu, SumsThatAreMadeNone) {
+  const OnDevice x(Array(DType::kF32, 5000, 1)), to(std::vector<double>(1));
+  for (const double other : {1.0, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    const OnDevice finite(std::vector<double>{other});
+    run(SquareSum{5000}, kGpu, {5000, x.as<float>(), to.as<double>(), finite.as<double>()});
+    EXPECT_EQ(std::isfinite(to.numbers<double>(1)[0]), std::isfinite(other));
   }
 }
 

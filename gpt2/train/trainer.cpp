@@ -74,8 +74,7 @@ void Trainer::agree_on_targets(LogLine& line) {
 }
 
 // A rank whose batch is padding has nothing to compute, but in the last pass, with which gradients are summed.
-std::vector<Trainer::Pass> Trainer::run_passes(double scale) {
-  std::vector<double> mine = {0};
+void Trainer::run_passes(double scale) {
   for (size_t i = 0; i < used_; ++i) {
     const int64_t number = static_cast<int64_t>(i) * ranks() + rank();
     GradientExchange* exchange = group_ && i + 1 == used_ ? &group_->gradients() : nullptr;
@@ -83,19 +82,29 @@ std::vector<Trainer::Pass> Trainer::run_passes(double scale) {
       group_->control().check();
       group_->control().doing(warm_ ? Doing::kStep : Doing::kPreparing, state_.step + 1);
     }
-    if (number >= batches_ && !exchange) continue;
-    const LossSum sum = network_.accumulate(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
-    if (number < batches_) mine.insert(mine.end(), {sum.loss, sum.logit_scale});
+    if (number < batches_ || exchange) network_.pass(held_[i].batch, scale, state_.draws + static_cast<uint64_t>(number), exchange);
   }
-  mine[0] = asked_to_stop_ && asked_to_stop_() ? 1 : 0;
-  std::vector<Pass> passes(static_cast<size_t>(batches_));
-  const std::vector<std::vector<double>> all = group_ ? group_->all(mine) : std::vector<std::vector<double>>{mine};
-  stops_ = false;
+}
+
+// The losses of all ranks. Gradients are the same numbers on all of them; whether they are good must be, too.
+void Trainer::add_losses_of_ranks(UpdateResult& update) {
+  stops_ = asked_to_stop_ && asked_to_stop_();
+  if (!group_) return;
+  const auto all = group_->all({stops_ ? 1.0 : 0.0, update.losses.loss, update.losses.logit_scale, update.gradient_norm, update.finite ? 1.0 : 0.0});
+  LossSum sum;
+  size_t other = 0;  // a rank whose gradients are not those of rank 0
   for (size_t r = 0; r < all.size(); ++r) {
-    stops_ = stops_ || all[r].at(0) != 0;
-    for (size_t i = 0, at = r; at < passes.size(); ++i, at += all.size()) passes[at] = {all[r].at(1 + 2 * i), all[r].at(2 + 2 * i)};
+    if (all[r].size() != 5) throw Error("rank " + std::to_string(r) + " is at another place of the step than rank 0");
+    stops_ = stops_ || all[r][0] != 0;
+    sum.loss += all[r][1];
+    if (!(all[r][2] <= sum.logit_scale)) sum.logit_scale = all[r][2];  // NaN stays
+    if (all[r][4] != all[0][4] || (all[r][4] != 0 && all[r][3] != all[0][3])) other = r;
   }
-  return passes;
+  if (other > 0 && (std::isfinite(sum.loss) || options_.dtype == DType::kF16))  // a loss that is no number has words of its own
+    throw Error("the gradients of rank " + std::to_string(other) + " have the norm " + std::to_string(all[other][3]) + ", those of rank 0 " +
+                std::to_string(all[0][3]) + ": what was summed over processes is not the same on all");
+  sum.targets = update.losses.targets;
+  update.losses = sum;
 }
 
 void Trainer::stop(const std::string& what, const std::string& tensor) const {
@@ -113,27 +122,27 @@ LogLine Trainer::step() {
   line.loss_scale = scaler_.scale();
   network_.zero_gradients();
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
-  LossSum sum;
-  for (const Pass& pass : run_passes(scale)) {
-    sum.loss += pass.loss;
-    if (!(pass.logit_scale <= sum.logit_scale)) sum.logit_scale = pass.logit_scale;  // NaN stays
-  }
-  line.logit_scale = sum.logit_scale;
-  line.loss = sum.loss / static_cast<double>(line.targets);
-  const bool fp16 = options_.dtype == DType::kF16;
-  if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
-    const std::string weight = first_bad(network_, Flat::kMaster), gradient = weight.empty() ? first_bad(network_, Flat::kGradient) : "";
-    stop("the loss is not a number", !weight.empty() ? "'" + weight + "'" : gradient.empty() ? "" : "the gradient of '" + gradient + "'");
-  }
+  run_passes(scale);
   AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
              options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
-  const UpdateResult update = line.targets > 0 ? network_.update(adam) : UpdateResult{};
+  UpdateResult update;
+  if (line.targets > 0)
+    update = network_.update(adam);
+  else
+    update.losses = network_.losses();
+  add_losses_of_ranks(update);
+  line.logit_scale = update.losses.logit_scale;
+  line.loss = update.losses.loss / static_cast<double>(line.targets);
   line.gradient_norm = update.gradient_norm;
+  const std::string gradient = update.first_bad.empty() ? "" : "the gradient of '" + update.first_bad + "'";
+  const bool fp16 = options_.dtype == DType::kF16;
+  if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
+    const std::string weight = first_bad(network_, Flat::kMaster);
+    stop("the loss is not a number", weight.empty() ? gradient : "'" + weight + "'");
+  }
   if (!update.finite) {
-    if (!fp16) stop("a gradient is not finite", "the gradient of '" + update.first_bad + "'");
-    if (!scaler_.overflow())
-      stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate",
-           "the gradient of '" + update.first_bad + "'");
+    if (!fp16) stop("a gradient is not finite", gradient);
+    if (!scaler_.overflow()) stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate", gradient);
     line.skipped = true;
   } else if (line.targets > 0) {
     ++state_.updates;

@@ -46,15 +46,12 @@ class Trainer {
     Batch batch;
     void hold(const Batch& from);
   };
-  // What a pass over a batch gives.
-  struct Pass {
-    double loss = 0, logit_scale = 0;
-  };
   int64_t rank() const { return group_ ? group_->rank() : 0; }
   int64_t ranks() const { return group_ ? group_->ranks() : 1; }
   void read_batches();
   void agree_on_targets(LogLine& line);
-  std::vector<Pass> run_passes(double scale);
+  void run_passes(double scale);
+  void add_losses_of_ranks(UpdateResult& update);
   [[noreturn]] void stop(const std::string& what, const std::string& tensor) const;
 
   Network& network_;

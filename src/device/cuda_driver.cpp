@@ -67,6 +67,8 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.memGetInfo, "cuMemGetInfo_v2");
   bind(d.memAlloc, "cuMemAlloc_v2");
   bind(d.memFree, "cuMemFree_v2");
+  bind(d.memHostAlloc, "cuMemHostAlloc");
+  bind(d.memFreeHost, "cuMemFreeHost");
   bind(d.memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
   bind(d.memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
   bind(d.memcpyDtoDAsync, "cuMemcpyDtoDAsync_v2");

@@ -175,6 +175,8 @@ struct CudaDriver {
   CUresult (*memGetInfo)(size_t* free, size_t* total) = nullptr;
   CUresult (*memAlloc)(CUdeviceptr* pointer, size_t bytes) = nullptr;
   CUresult (*memFree)(CUdeviceptr pointer) = nullptr;
+  CUresult (*memHostAlloc)(void** pointer, size_t bytes, unsigned flags) = nullptr;
+  CUresult (*memFreeHost)(void* pointer) = nullptr;
   CUresult (*memcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;
   CUresult (*memcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) = nullptr;

@@ -42,8 +42,9 @@ struct NormGradientParams {
   const float* x;
   const void* weight;
   const float* dy;
-  float* dx;     // added to
-  float* parts;  // (CTAs, 2, width): dweight, dbias
+  float* dx;      // added to
+  void* rounded;  // null, or: dx in the dtype of the weight
+  float* parts;   // (CTAs, 2, width): dweight, dbias
   int rows;
   float epsilon;
 };
@@ -81,7 +82,15 @@ struct LogitGradientParams {
   float *loss, *largest;  // largest null: not wanted
   double scale;
   const double* scale_at;  // null, or: takes the place of `scale`
-  int rows, vocab, gradient;
+  int rows, vocab, padded, gradient;  // columns from vocab to `padded` have the gradient 0
+};
+
+// Added to sums[0], the largest to sums[1]; of rows with a target.
+struct LossSumsParams {
+  const int* target;
+  const float *loss, *largest;
+  double* sums;
+  int rows;
 };
 
 struct SquareSumParams {
@@ -92,6 +101,7 @@ struct SquareSumParams {
 };
 struct JoinSquaresParams {
   const double* parts;
+  const double* finite;  // null, or: not finite makes the sum NaN
   double* sum;
   int n_parts;
 };

@@ -75,6 +75,7 @@ struct LayerNormGradient {
     const void* weight = nullptr;
     const float* dy = nullptr;
     float *dx = nullptr, *dweight = nullptr, *dbias = nullptr;
+    void* rounded = nullptr;  // the new dx once more, in the dtype; null: not wanted
   };
 };
 
@@ -121,6 +122,9 @@ struct Dropout {
 struct CrossEntropyGradient {
   int64_t rows = 0, width = 0, vocab = 0;
   DType dtype = DType::kF32;  // of x and weight
+  // Rows that weight and dweight have: those from `vocab` on are 0, and stay so. Products of a GPU are several times as fast where it is a multiple
+  // of 64. 0: as many as vocab.
+  int64_t padded = 0;
   struct Buffers {
     int64_t rows = 0;
     const void *x = nullptr, *weight = nullptr;  // (vocab, width), not packed
@@ -134,6 +138,18 @@ struct CrossEntropyGradient {
   };
 };
 
+// What a step is told of the losses of its rows: their sum is added to sums[0], the largest of `largest` becomes sums[1] where that is less. Of rows
+// that have a target; NaN stays.
+struct LossSums {
+  int64_t rows = 0;
+  struct Buffers {
+    int64_t rows = 0;
+    const int32_t* target = nullptr;
+    const float *loss = nullptr, *largest = nullptr;
+    double* sums = nullptr;
+  };
+};
+
 // *sum = sum of x^2 over all, in float64; not finite if an element is not.
 struct SquareSum {
   int64_t rows = 0;  // numbers
@@ -141,6 +157,7 @@ struct SquareSum {
     int64_t rows = 0;
     const float* x = nullptr;
     double* sum = nullptr;
+    const double* finite = nullptr;  // a number that, where it is not finite, makes the sum NaN; null: none
   };
 };
 
@@ -178,6 +195,7 @@ struct AdamWStep {
   call(Rotary);                      \
   call(Dropout);                     \
   call(CrossEntropyGradient);        \
+  call(LossSums);                    \
   call(SquareSum);                   \
   call(AdamWStep)
 

@@ -76,6 +76,7 @@ struct State {
   std::map<std::string, Kernel> kernels;
   Context contexts[kMaxDevices];
   std::map<uintptr_t, Allocation> memory;
+  std::set<void*> host_memory;
   std::set<Stream*> streams;
   std::set<Event*> events;
   std::set<Graph*> graphs;
@@ -224,6 +225,7 @@ STUB_EXPORT int64_t stub_alive(const char* what) {
   const std::string name = what;
   int64_t total = 0;
   if (name == "allocations") return static_cast<int64_t>(s.memory.size());
+  if (name == "host allocations") return static_cast<int64_t>(s.host_memory.size());
   if (name == "streams") return static_cast<int64_t>(s.streams.size());
   if (name == "events") return static_cast<int64_t>(s.events.size());
   if (name == "graphs") return static_cast<int64_t>(s.graphs.size());
@@ -377,6 +379,23 @@ STUB_EXPORT Result cuMemFree_v2(unsigned long long pointer) {
   if (capturing(s)) return kCaptureUnsupported;
   if (s.memory.erase(pointer) == 0) return kInvalidValue;
   std::free(at(pointer));
+  return 0;
+}
+
+STUB_EXPORT Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+  ENTER(Needs::kContext);
+  if (bytes == 0) return kInvalidValue;
+  if (capturing(s)) return kCaptureUnsupported;
+  *pointer = std::malloc(bytes);
+  if (!*pointer) return kOutOfMemory;
+  s.host_memory.insert(*pointer);
+  return 0;
+}
+STUB_EXPORT Result cuMemFreeHost(void* pointer) {
+  ENTER(Needs::kContext);
+  if (capturing(s)) return kCaptureUnsupported;
+  if (s.host_memory.erase(pointer) == 0) return kInvalidValue;
+  std::free(pointer);
   return 0;
 }
 

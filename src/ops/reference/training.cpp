@@ -74,6 +74,7 @@ void layer_norm_gradient(const LayerNormGradient& p, const LayerNormGradient::Bu
     for (size_t i = 0; i < width; ++i) {
       float& dx = b.dx[r * p.width + static_cast<int64_t>(i)];
       dx = static_cast<float>(dx + (dnormal[i] - dmean - normal[i] * dot) / deviation);
+      if (b.rounded) write(b.rounded, p.dtype, r * p.width + static_cast<int64_t>(i), dx);
     }
   }
   for (size_t i = 0; i < width; ++i) b.dweight[i] = static_cast<float>(dweight[i]), b.dbias[i] = static_cast<float>(dbias[i]);
@@ -150,9 +151,12 @@ void cross_entropy_gradient(const CrossEntropyGradient& p, const CrossEntropyGra
   for (size_t i = 0; i < dweight.size(); ++i) b.dweight[i] = static_cast<float>(dweight[i]);
 }
 
+void loss_sums(const LossSums&, const LossSums::Buffers& b) { add_losses(b); }
+
 void square_sum(const SquareSum&, const SquareSum::Buffers& b) {
   *b.sum = 0;
   for (int64_t i = 0; i < b.rows; ++i) *b.sum += static_cast<double>(b.x[i]) * b.x[i];
+  if (b.finite && !std::isfinite(*b.finite)) *b.sum = NAN;
 }
 
 void adamw_step(const AdamWStep& p, const AdamWStep::Buffers& given) {
@@ -182,6 +186,7 @@ FATTN_OPS_COMPUTED(EmbeddingGradient, embedding_gradient)
 FATTN_OPS_COMPUTED(Rotary, rotary)
 FATTN_OPS_COMPUTED(Dropout, dropout)
 FATTN_OPS_COMPUTED(CrossEntropyGradient, cross_entropy_gradient)
+FATTN_OPS_COMPUTED(LossSums, loss_sums)
 FATTN_OPS_COMPUTED(SquareSum, square_sum)
 FATTN_OPS_COMPUTED(AdamWStep, adamw_step)
 #undef FATTN_OPS_COMPUTED
