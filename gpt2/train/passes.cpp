@@ -84,7 +84,7 @@ void Passes::normalise(const float* x, const PairAt& at) const {
 
 // From dnormed; added to dx.
 void Passes::normalise_back(const float* x, const PairAt& at) const {
-  run(plans_.dnorm, {plans_.rows(), x, weight(at.weight), places_.dnormed, places_.dx, gradient(at.weight), gradient(at.bias)});
+  run(plans_.dnorm, {plans_.rows(), x, weight(at.weight), places_.dnormed, places_.dx, gradient(at.weight), gradient(at.bias), places_.dx_rounded});
 }
 
 void Passes::add_linear(const LinearPlans& linear, const void* x, const PairAt& at, const float* before, float* to, const Call& call, DropPlace place,
@@ -165,7 +165,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   if (plans_.options.checkpoint_activations && i + 1 < plans_.config.n_layer) forward_layer(i, call);
 
   // MLP: x[i + 1] = middle + drop(activated(LayerNorm(middle) W + b) W' + b').
-  const float* dy = p.dx;
+  const void *residual = plans_.rounds() ? static_cast<const void*>(p.dx_rounded) : p.dx, *dy = residual;
   if (call.drops) drop(DropPlace::kMlp, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   run(plans_.mlp_proj.dx, {rows, dy, weight(at.mlp_proj.weight), nullptr, nullptr, p.dinner});
   run(plans_.dactivate, {rows, k.inner, p.dinner, p.dinner, p.activated});
@@ -176,7 +176,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   normalise_back(k.middle, at.ln_2);
 
   // Attention: middle = x[i] + drop(attention(LayerNorm(x[i]) W + b) W' + b').
-  dy = p.dx;
+  dy = residual;
   if (call.drops) drop(DropPlace::kAttention, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   run(plans_.attn_proj.dx, {rows, dy, weight(at.attn_proj.weight), nullptr, nullptr, p.dout});
   linear_gradients(plans_.attn_proj, k.o, dy, at.attn_proj);
