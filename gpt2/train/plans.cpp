@@ -36,6 +36,7 @@ LinearPlans linear(int64_t rows, int64_t in, int64_t out, DType dtype, DType y, 
 NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compute& compute)
     : config(c),
       options(checked(c, o)),
+      on_gpu(compute.gpu.has_value()),
       layout(c),
       square_sum({layout.size()}, device_of(compute)),
       loss_sums({o.sequences * o.seqlen}, device_of(compute)),
@@ -47,12 +48,12 @@ NetworkPlans::NetworkPlans(const Config& c, const NetworkOptions& o, const Compu
   embedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0, dtype}, device};
   norm = {{n, width, c.layer_norm_epsilon, dtype}, device};
   qkv = linear(n, width, c.qkv_width(), dtype, dtype, dtype, f32, device);
-  attn_proj = linear(n, width, width, dtype, f32, f32, dtype, device);
+  attn_proj = linear(n, width, width, dtype, f32, rounds() ? dtype : f32, dtype, device);
   fc = linear(n, width, c.n_inner, dtype, dtype, dtype, f32, device);
-  mlp_proj = linear(n, c.n_inner, width, dtype, f32, f32, dtype, device);
+  mlp_proj = linear(n, c.n_inner, width, dtype, f32, rounds() ? dtype : f32, dtype, device);
   activate = {{n, c.n_inner, dtype, activation_of(c)}, device};
   dactivate = {{n, c.n_inner, dtype, activation_of(c)}, device};
-  loss = {{n, width, c.vocab_size, dtype}, device};
+  loss = {{n, width, c.vocab_size, dtype, c.padded_vocab()}, device};
   dnorm = {{n, width, c.layer_norm_epsilon, dtype}, device};
   dembedding = {{n, width, c.vocab_size, learned ? c.n_positions : 0}, device};
   step = {{layout.size(), dtype}, device};
@@ -136,6 +137,7 @@ std::vector<TrainingMemory> NetworkPlans::place(std::byte* memory, Places& p) co
   take(p.dout, c.n_embd, size);
   take(p.dx, c.n_embd, f32);
   take(p.dnormed, c.n_embd, f32);
+  if (rounds()) take(p.dx_rounded, c.n_embd, size);
   for (float** numbers : {&p.loss, &p.largest}) take(*numbers, 1, f32);
   put(p.inputs, place_inputs(nullptr, p.in));
   if (memory) place_inputs(p.inputs, p.in);
