@@ -151,14 +151,18 @@ std::vector<TrainingMemory> Network::memory(const Config& config, const NetworkO
 
 void Network::zero_gradients() { state_->space.zero(state_->places.gradients, state_->plans.state_bytes()); }
 
-void Network::pass(const Batch& batch, double scale, uint64_t draw) {
+void Network::pass(const Batch& batch, double scale, uint64_t draw, GradientExchange* exchange) {
   const Passes passes = state_->passes();
   const Passes::Call call = state_->take(batch, state_->plans.options.dropout > 0, draw, scale);
-  state_->run(call.documents ? State::kPassOfDocuments : State::kPass, [&] {
+  const auto work = [&] {
     passes.forward(call);
     passes.loss(state_->places.results->passes, true);
-    passes.backward(call);
-  });
+    passes.backward(call, exchange);
+  };
+  if (exchange)  // the host has a part in it
+    work();
+  else
+    state_->run(call.documents ? State::kPassOfDocuments : State::kPass, work);
   state_->targets += call.targets;
 }
 

@@ -34,7 +34,9 @@ ParameterLayout::ParameterLayout(const Config& config) {
     const std::string h = "h." + std::to_string(i) + ".";
     layers_.push_back(
         {pair(h + "ln_1"), pair(h + "attn.c_attn"), pair(h + "attn.c_proj"), pair(h + "ln_2"), pair(h + "mlp.c_fc"), pair(h + "mlp.c_proj")});
+    matrices_.push_back(layers_.back().qkv.weight);
   }
+  matrices_.push_back(config.tied_head ? decaying_ : head_);
   last_norm_ = pair("ln_f");
 }
 

@@ -136,15 +136,24 @@ void Passes::loss(double* sums, bool gradient_too) const {
   run(plans_.loss_sums, {plans_.rows(), p.in.targets, p.loss, p.largest, sums});
 }
 
-void Passes::backward(const Call& call) const {
+void Passes::backward(const Call& call, GradientExchange* exchange) const {
   const ParameterLayout& at = plans_.layout;
   const NetworkPlans::Places& p = places_;
   const int64_t rows = plans_.rows();
   space_.zero(p.dx, static_cast<size_t>(rows * plans_.config.n_embd) * sizeof(float));
   normalise_back(p.x.back(), at.last_norm());
-  for (int64_t i = plans_.config.n_layer; i-- > 0;) backward_layer(i, call);
+  const auto ready = [&](int64_t begin, int64_t end) {
+    if (exchange) exchange->ready(places_.gradients, begin, end, space_.stream());
+  };
+  for (int64_t i = plans_.config.n_layer; i-- > 0;) {
+    backward_layer(i, call);
+    ready(at.matrices_begin(i), at.matrices_begin(i + 1));
+  }
   if (call.drops) drop(DropPlace::kEmbedding, 0, p.dx, nullptr, p.dx);
   run(plans_.dembedding, {rows, p.in.ids, p.in.positions, p.dx, gradient(at.tokens()), gradient(at.positions())});
+  ready(at.matrices_begin(plans_.config.n_layer), at.size());
+  ready(0, at.matrices_begin(0));
+  if (exchange) exchange->finish(space_.stream());
 }
 
 void Passes::backward_layer(int64_t i, const Call& call) const {

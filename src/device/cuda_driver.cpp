@@ -78,6 +78,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
   bind(d.streamCreate, "cuStreamCreate");
   bind(d.streamDestroy, "cuStreamDestroy_v2");
   bind(d.streamSynchronize, "cuStreamSynchronize");
+  bind(d.streamWaitEvent, "cuStreamWaitEvent");
   bind.optional(d.streamIsCapturing, "cuStreamIsCapturing");
   bind.optional(d.streamBeginCapture, "cuStreamBeginCapture_v2");
   bind.optional(d.streamEndCapture, "cuStreamEndCapture");
@@ -88,6 +89,7 @@ void bind_all(Binder& bind, CudaDriver& d) {
 
   bind(d.eventCreate, "cuEventCreate");
   bind(d.eventRecord, "cuEventRecord");
+  bind(d.eventQuery, "cuEventQuery");
   bind(d.eventSynchronize, "cuEventSynchronize");
   bind(d.eventElapsedTime, "cuEventElapsedTime");
   bind(d.eventDestroy, "cuEventDestroy_v2");

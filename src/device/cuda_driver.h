@@ -186,6 +186,7 @@ struct CudaDriver {
   CUresult (*streamCreate)(CUstream* stream, unsigned flags) = nullptr;
   CUresult (*streamDestroy)(CUstream stream) = nullptr;
   CUresult (*streamSynchronize)(CUstream stream) = nullptr;
+  CUresult (*streamWaitEvent)(CUstream stream, CUevent event, unsigned flags) = nullptr;
   OptionalFunction<CUresult(CUstream stream, int* status)> streamIsCapturing;
   OptionalFunction<CUresult(CUstream stream, CUstreamCaptureMode mode)> streamBeginCapture;
   OptionalFunction<CUresult(CUstream stream, CUgraph* graph)> streamEndCapture;
@@ -196,6 +197,7 @@ struct CudaDriver {
 
   CUresult (*eventCreate)(CUevent* event, unsigned flags) = nullptr;
   CUresult (*eventRecord)(CUevent event, CUstream stream) = nullptr;
+  CUresult (*eventQuery)(CUevent event) = nullptr;  // kCudaNotReady: not yet
   CUresult (*eventSynchronize)(CUevent event) = nullptr;
   CUresult (*eventElapsedTime)(float* milliseconds, CUevent start, CUevent end) = nullptr;
   CUresult (*eventDestroy)(CUevent event) = nullptr;

@@ -438,6 +438,10 @@ STUB_EXPORT Result cuStreamSynchronize(void* stream) {
   const Stream* found = stream_of(s, stream);
   return !found ? kInvalidHandle : found->capturing ? kCaptureUnsupported : 0;
 }
+STUB_EXPORT Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
+  ENTER(Needs::kContext);
+  return s.events.count(event) && stream_of(s, stream) ? 0 : kInvalidHandle;
+}
 #ifndef STUB_OLD
 STUB_EXPORT Result cuStreamBeginCapture_v2(void* stream, int) {
   ENTER(Needs::kContext);
@@ -494,6 +498,10 @@ STUB_EXPORT Result cuEventRecord(Event* event, void* stream) {
   event->recorded = true;
   event->at = std::chrono::steady_clock::now();
   return 0;
+}
+STUB_EXPORT Result cuEventQuery(Event* event) {
+  ENTER(Needs::kContext);
+  return s.events.count(event) ? 0 : kInvalidHandle;
 }
 STUB_EXPORT Result cuEventSynchronize(Event* event) {
   ENTER(Needs::kContext);
