@@ -151,6 +151,7 @@ TEST(Gpt2GroupSmall, ExchangesBringEverythingToAll) {
   constexpr int kRanks = 4;
   std::vector<std::string> said(kRanks);
   std::vector<std::thread> threads;
+  threads.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
       said[static_cast<size_t>(rank)] = error_of([&] {

@@ -34,7 +34,7 @@ template <class Body>
 std::vector<std::string> in_processes(int ranks, const Body& body) {
   int channel[2];  // of NCCL's id
   if (pipe(channel) != 0) throw std::runtime_error("no pipe");
-  const auto answers = test::in_children(ranks, [&](int rank) -> std::string {
+  auto answers = test::in_children(ranks, [&](int rank) -> std::string {
     try {
       std::vector<std::byte> id(ops::ProcessSum::kIdBytes);
       if (rank == 0) id = ops::ProcessSum::new_id();
@@ -122,7 +122,7 @@ TEST(ProcessSumGpu, WrongUseIsNamed) {
   if (gpus() < 1) GTEST_SKIP() << "there is no GPU";
   const std::string said = test::in_child({}, [] {
     try {
-      ops::ProcessSum(device_of(0), {std::vector<std::byte>(5), 0, 1, [] {}});
+      const ops::ProcessSum sum(device_of(0), {std::vector<std::byte>(5), 0, 1, [] {}});
       return std::string("taken");
     } catch (const Error& e) {
       return std::string(e.what());

@@ -106,7 +106,7 @@ void NcclCommunicator::wait(CUevent event) {
 // An orderly end waits for what is under way; where something has failed that would be for ever.
 void NcclCommunicator::end() noexcept {
   if (!communicator_) return;
-  const ncclComm communicator = std::exchange(communicator_, nullptr);
+  ncclComm communicator = std::exchange(communicator_, nullptr);
   try {
     alive_();
   } catch (...) {
