@@ -14,11 +14,13 @@
 #include "cli/status_file.h"
 #include "cli/stop_request.h"
 #include "cli/training_flags.h"
+#include "cli/training_precision.h"
 #include "cli/training_report.h"
 #include "cli/training_setup.h"
 #include "cli/usage_error.h"
 #include "fattn/device.hpp"
 #include "gpt2/train/event_file.h"
+#include "gpt2/train/tracker.h"
 #include "gpt2/train/trainer.h"
 #include "gpt2/train/work.h"
 #include "measure/memory.h"
@@ -61,6 +63,8 @@ class TrainingRun {
         status_(flags.status.empty() ? setup.folder->file("status.json") : flags.status, "gpt2 train",
                 setup.run.options.schedule.steps - trainer_.state().step, 0) {
     if (setup.from) restore_arrays(*setup.from, arrays_, [this](gpt2::Flat which, const float* numbers) { network_.restore(which, numbers); });
+    if (!flags.track.empty())
+      trainer_.track(&tracker_.emplace(flags.track, trainer_.state().step, setup.run.options.dtype, setup.run.config.layer_norm_epsilon));
     if (!flags.tensorboard.empty()) events_.emplace(flags.tensorboard, trainer_.state().step);
     result_.from = trainer_.state().step;
     if (setup.from) result_.checkpoint = setup.from->path;
@@ -74,6 +78,7 @@ class TrainingRun {
       steps(resident);
       draw();
     } catch (const gpt2::NotANumber& e) {
+      say_track();
       throw gpt2::NotANumber(e.what() + last_good());
     } catch (const std::runtime_error& e) {
       throw gpt2::Error(fmt::format("training stopped after step {}: {}{}", trainer_.state().step, e.what(), last_good()));
@@ -84,6 +89,10 @@ class TrainingRun {
 
   const TrainingResult& result() const { return result_; }
   const std::vector<LogLine>& lines() const { return log_.lines(); }
+  void say_track() const {
+    if (tracker_) say_precision(out_, *tracker_, flags_.track);
+  }
+  const gpt2::PrecisionTracker* tracker() const { return tracker_ ? &*tracker_ : nullptr; }
 
  private:
   std::string last_good() const {
@@ -160,12 +169,14 @@ class TrainingRun {
   gpt2::TrainingLog log_;
   StatusFile status_;
   std::optional<gpt2::EventFile> events_;
+  std::optional<gpt2::PrecisionTracker> tracker_;
   TrainingResult result_;
 };
 
 int train(const TrainingFlags& flags) {
   require_writable(flags.json);
-  if (!flags.figure.empty()) require_writable(flags.figure);
+  for (const std::string& file : {flags.figure, flags.track})
+    if (!file.empty()) require_writable(file);
   TrainingSetup setup = set_up_training(flags);
   Output out(flags.output, flags.json);
   const StopRequest stop;  // before plans are made, which open OpenBLAS, whose threads take signals otherwise
@@ -183,8 +194,9 @@ int train(const TrainingFlags& flags) {
   try {
     TrainingRun run(flags, setup, network, out, stop);
     run.run(resident);
+    run.say_track();
     say_end(out, setup, memory, run.result(), run.lines());
-    if (!flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines()), flags.json);
+    if (!flags.json.empty()) write_json(training_record(setup, memory, run.result(), run.lines(), run.tracker()), flags.json);
   } catch (const gpt2::NotANumber& e) {
     print_error(printable(e.what()));
     return kExitCheckFailed;

@@ -41,12 +41,15 @@ struct Network::State {
       convert(flat(Flat::kMaster), DType::kF32, weights.at(0), plans.options.dtype, static_cast<size_t>(plans.layout.size()));
   }
   Passes passes() {
-    return {plans, places, plans.weight_bytes() > 0 ? weights.at(0) : master.at(0), flat(Flat::kGradient), attention_workspace.at(0)};
+    Passes passes(plans, places, plans.weight_bytes() > 0 ? weights.at(0) : master.at(0), flat(Flat::kGradient), attention_workspace.at(0));
+    passes.watch(watcher);
+    return passes;
   }
 
   const NetworkPlans plans;
   Block master, gradients, first_moments, second_moments, arena, attention_workspace, weights;
   NetworkPlans::Places places;
+  PassWatcher* watcher = nullptr;
 };
 
 Network::Network(const Config& config, const Weights& weights, const NetworkOptions& options, const Compute& compute)
@@ -79,6 +82,8 @@ LossSum Network::evaluate(const Batch& batch) {
   passes.forward(passes.take(batch, false, 0));
   return passes.loss(1, false);
 }
+
+void Network::watch(PassWatcher* watcher) { state_->watcher = watcher; }
 
 UpdateResult Network::update(const AdamW& adam) {
   if (adam.step < 1) throw Error("step " + std::to_string(adam.step) + " of the optimizer; allowed: 1 and above");
@@ -117,6 +122,7 @@ UpdateResult Network::update(const AdamW& adam) {
 
 const std::vector<Parameter>& Network::parameters() const { return state_->plans.layout.parameters(); }
 int64_t Network::flat_size() const { return state_->plans.layout.size(); }
+int64_t Network::vocab_size() const { return state_->plans.config.vocab_size; }
 const float* Network::flat(Flat which) { return state_->flat(which); }
 void Network::restore(Flat which, const float* numbers) {
   std::memcpy(state_->flat(which), numbers, state_->plans.state_bytes());

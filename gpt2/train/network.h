@@ -11,6 +11,7 @@
 #include "gpt2/config.h"
 #include "gpt2/data/batch.h"
 #include "gpt2/model/model.h"
+#include "gpt2/train/watcher.h"
 #include "gpt2/weights/weights.h"
 
 namespace fattn::gpt2 {
@@ -75,10 +76,13 @@ class Network {
   LossSum accumulate(const Batch& batch, double scale, uint64_t draw);
   // Forward pass alone, without dropout.
   LossSum evaluate(const Batch& batch);
+  // Is shown what passes compute from now on, tensor by tensor, until it is null; it must outlive that.
+  void watch(PassWatcher* watcher);
   UpdateResult update(const AdamW& adam);
 
   const std::vector<Parameter>& parameters() const;
   int64_t flat_size() const;
+  int64_t vocab_size() const;
   // In memory of the host, up to date; from a GPU a copy, valid until the next call.
   const float* flat(Flat which);
   // Replaces a whole array; of kMaster also the weights that products read.

@@ -85,7 +85,11 @@ void Passes::forward(const Call& call) const {
   plans_.embedding.execute({plans_.rows(), places_.ids, places_.positions, weight(at.tokens()), learned ? weight(at.positions()) : nullptr, x},
                            places_.workspace);
   if (call.drops) drop(call, DropPlace::kEmbedding, 0, x, nullptr, x);
-  for (int64_t i = 0; i < plans_.config.n_layer; ++i) forward_layer(i, call);
+  show("embedding", SeenTensor::Kind::kResidual, DType::kF32, plans_.config.n_embd, x);
+  for (int64_t i = 0; i < plans_.config.n_layer; ++i) {
+    forward_layer(i, call);
+    show_layer(i);
+  }
 }
 
 void Passes::forward_layer(int64_t i, const Call& call) const {
@@ -110,8 +114,10 @@ LossSum Passes::loss(double scale, bool gradient_too) const {
   const int64_t rows = plans_.rows();
   normalise(p.x.back(), plans_.layout.last_norm());
   const int64_t head = plans_.layout.head();
+  show("ln_f.out", SeenTensor::Kind::kActivation, plans_.options.dtype, plans_.config.n_embd, p.normed);
   plans_.loss.execute({rows, p.normed, weight(head), p.targets, p.loss, p.largest, scale, gradient_too ? p.dnormed : nullptr, gradient(head)},
                       p.workspace);
+  show("loss", SeenTensor::Kind::kActivation, DType::kF32, 1, p.loss);
   LossSum sum;
   for (int64_t r = 0; r < rows; ++r) {
     if (p.targets[r] < 0) continue;
@@ -148,6 +154,7 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   plans_.mlp_proj.dx.execute({rows, dy, weight(at.mlp_proj.weight), nullptr, nullptr, p.dinner}, p.workspace);
   plans_.dactivate.execute({rows, k.inner, p.dinner, p.dinner, p.activated}, p.workspace);
   linear_gradients(plans_.mlp_proj, p.activated, dy, at.mlp_proj);
+  show_gradient(i, ".mlp.inner", plans_.options.dtype, plans_.config.n_inner, p.dinner);
   normalise(k.middle, at.ln_2);
   linear_gradients(plans_.fc, p.normed, p.dinner, at.fc);
   plans_.fc.dx.execute({rows, p.dinner, weight(at.fc.weight), nullptr, nullptr, p.dnormed}, p.workspace);
@@ -158,13 +165,16 @@ void Passes::backward_layer(int64_t i, const Call& call) const {
   if (call.drops) drop(call, DropPlace::kAttention, i, p.dx, nullptr, p.dnormed), dy = p.dnormed;
   plans_.attn_proj.dx.execute({rows, dy, weight(at.attn_proj.weight), nullptr, nullptr, p.dout}, p.workspace);
   linear_gradients(plans_.attn_proj, k.o, dy, at.attn_proj);
+  show_gradient(i, ".attn.out", plans_.options.dtype, plans_.config.n_embd, p.dout);
   plans_.attention.backward(attention(i, call), p.dout, p.dqkv);
+  show_gradient(i, ".attn.qkv", plans_.options.dtype, plans_.config.qkv_width(), p.dqkv);
   if (plans_.config.positions == Positions::kRotary) plans_.turn_back.execute({rows, p.dqkv, p.positions}, p.workspace);
   const float* x = p.x[static_cast<size_t>(i)];
   normalise(x, at.ln_1);
   linear_gradients(plans_.qkv, p.normed, p.dqkv, at.qkv);
   plans_.qkv.dx.execute({rows, p.dqkv, weight(at.qkv.weight), nullptr, nullptr, p.dnormed}, p.workspace);
   normalise_back(x, at.ln_1);
+  show_gradient(i, ".in", DType::kF32, plans_.config.n_embd, p.dx);
 }
 
 }  // namespace fattn::gpt2

@@ -6,6 +6,7 @@
 
 #include "gpt2/data/batch.h"
 #include "gpt2/train/plans.h"
+#include "gpt2/train/watcher.h"
 
 namespace fattn::gpt2 {
 
@@ -14,6 +15,9 @@ class Passes {
   // `weights` as products read them, `gradients` in fp32, both laid out as the plans say.
   Passes(const NetworkPlans& plans, const NetworkPlans::Places& places, const std::byte* weights, float* gradients, std::byte* attention_workspace)
       : plans_(plans), places_(places), weights_(weights), gradients_(gradients), attention_workspace_(attention_workspace) {}
+
+  // Is shown what the passes compute from now on, tensor by tensor; null: nobody.
+  void watch(PassWatcher* watcher) { watcher_ = watcher; }
 
   struct Call {
     bool documents = false, drops = false;
@@ -45,12 +49,17 @@ class Passes {
   void drop(const Call& call, DropPlace place, int64_t i, const float* x, const float* add, float* to) const;
   TrainingAttention::Call attention(int64_t i, const Call& call) const;
   uint64_t first_stream(const Call& call) const;
+  // To the watcher, if there is one (watcher.cpp).
+  void show(const std::string& name, SeenTensor::Kind kind, DType dtype, int64_t width, const void* data) const;
+  void show_layer(int64_t i) const;
+  void show_gradient(int64_t i, const char* of, DType dtype, int64_t width, const void* data) const;
 
   const NetworkPlans& plans_;
   const NetworkPlans::Places& places_;
   const std::byte* weights_;
   float* gradients_;
   std::byte* attention_workspace_;
+  PassWatcher* watcher_ = nullptr;
 };
 
 }  // namespace fattn::gpt2

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "gpt2/train/precision.h"
+
 namespace fattn::gpt2 {
 namespace {
 
@@ -26,7 +28,8 @@ Trainer::Trainer(Network& network, Loader& loader, const TrainOptions& options, 
       loader_(loader),
       options_(options),
       state_(state),
-      scaler_(state.step > 0 ? LossScaler(options.dtype == DType::kF16, state.scaler) : LossScaler(options.dtype == DType::kF16)) {
+      scaler_(state.step > 0 ? LossScaler(Precision(options.dtype).scales_loss(), state.scaler)
+                             : LossScaler(Precision(options.dtype).scales_loss())) {
   state_.scaler = scaler_.state();
   state_.position = loader.position();
 }
@@ -56,6 +59,15 @@ void Trainer::stop(const std::string& what, const std::string& tensor) const {
                    (tensor.empty() ? "" : "; the first tensor that is not finite is " + tensor));
 }
 
+std::string Trainer::first_bad_tensor(double scale) {
+  FirstBad first;
+  network_.watch(&first);
+  uint64_t draw = state_.draws;
+  for (size_t i = 0; i < used_ && first.name().empty(); ++i) network_.accumulate(held_[i].batch, scale, draw++);
+  network_.watch(nullptr);
+  return first.name();
+}
+
 LogLine Trainer::step() {
   const auto begin = std::chrono::steady_clock::now();
   read_batches();
@@ -71,27 +83,38 @@ LogLine Trainer::step() {
   const double scale = scaler_.scale() / static_cast<double>(std::max<int64_t>(line.targets, 1));
   LossSum sum;
   uint64_t draw = state_.draws;
+  if (tracker_) {
+    tracker_->begin(line.step, scaler_.scale());
+    network_.watch(tracker_);
+  }
   for (size_t i = 0; i < used_; ++i) {
     const LossSum part = network_.accumulate(held_[i].batch, scale, draw++);
     sum.loss += part.loss;
     if (!(part.logit_scale <= sum.logit_scale)) sum.logit_scale = part.logit_scale;  // NaN stays
   }
+  if (tracker_) {
+    network_.watch(nullptr);
+    tracker_->see_logits(sum.logit_scale, line.targets, network_.vocab_size());
+    tracker_->see_gradients(network_);
+    tracker_->end();
+  }
   line.logit_scale = sum.logit_scale;
   line.loss = sum.loss / static_cast<double>(line.targets);
   const bool fp16 = options_.dtype == DType::kF16;
   if (line.targets > 0 && !std::isfinite(line.loss) && !fp16) {
-    const std::string weight = first_bad(network_, Flat::kMaster), gradient = weight.empty() ? first_bad(network_, Flat::kGradient) : "";
-    stop("the loss is not a number", !weight.empty() ? "'" + weight + "'" : gradient.empty() ? "" : "the gradient of '" + gradient + "'");
+    const std::string weight = first_bad(network_, Flat::kMaster);
+    stop("the loss is not a number", weight.empty() ? first_bad_tensor(scale) : "the weight '" + weight + "'");
   }
   AdamW adam{line.learning_rate,    options_.beta1,     options_.beta2,      options_.epsilon,
              options_.weight_decay, state_.updates + 1, 1 / scaler_.scale(), options_.clip};
   const UpdateResult update = line.targets > 0 ? network_.update(adam) : UpdateResult{};
   line.gradient_norm = update.gradient_norm;
   if (!update.finite) {
-    if (!fp16) stop("a gradient is not finite", "the gradient of '" + update.first_bad + "'");
-    if (!scaler_.overflow())
-      stop("gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate",
-           "the gradient of '" + update.first_bad + "'");
+    if (!scaler_.overflow()) {
+      const std::string tensor = first_bad_tensor(scale);
+      stop(fp16 ? "gradients overflow fp16 even without a loss scale; train in bf16 or with a smaller learning rate" : "a gradient is not finite",
+           tensor.empty() ? "the gradient of '" + update.first_bad + "'" : tensor);
+    }
     line.skipped = true;
   } else if (line.targets > 0) {
     ++state_.updates;

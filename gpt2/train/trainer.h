@@ -11,6 +11,7 @@
 #include "gpt2/train/network.h"
 #include "gpt2/train/options.h"
 #include "gpt2/train/state.h"
+#include "gpt2/train/tracker.h"
 
 namespace fattn::gpt2 {
 
@@ -30,6 +31,8 @@ class Trainer {
 
   // The loss is the mean over the targets of all batches of the step. Throws NotANumber, before anything of the weights has changed.
   LogLine step();
+  // Is shown every tensor of the steps from now on; it must outlive the trainer.
+  void track(PrecisionTracker* tracker) { tracker_ = tracker; }
   const TrainState& state() const { return state_; }
 
  private:
@@ -41,6 +44,8 @@ class Trainer {
   };
   void read_batches();
   [[noreturn]] void stop(const std::string& what, const std::string& tensor) const;
+  // Computes the step's batches again and names the first tensor with a number that is none; empty: there is none.
+  std::string first_bad_tensor(double scale);
 
   Network& network_;
   Loader& loader_;
@@ -49,6 +54,7 @@ class Trainer {
   LossScaler scaler_;
   std::vector<Held> held_;  // `used_` of them are the step's
   size_t used_ = 0;
+  PrecisionTracker* tracker_ = nullptr;
 };
 
 // The mean loss over the targets of at most `batches` batches from the beginning of files; 0: of all.
